@@ -1,0 +1,34 @@
+# make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
+# make test   lint-free tests: offline, CPU, minutes
+# Both create .venv when it is missing or older than the files that describe it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint types check clean
+
+demo: $(STAMP)
+	$(BIN)/python -m scripts.demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+check: lint types test
+
+# pip's own settings (index, wheel folders) are honoured: who has a CPU build of the pinned torch gets it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,25 @@
+"""Models: one contract, many token mixers. Imports nothing else of this project."""
+
+from arch.config import ModelConfig
+from arch.directory import LoadedModel, load_model, save_model, write_directory
+from arch.errors import ModelError
+from arch.generate import generate
+from arch.mixers import MIXERS, TokenMixer
+from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
+
+__all__ = [
+    "MIXERS",
+    "Block",
+    "LanguageModel",
+    "LoadedModel",
+    "ModelConfig",
+    "ModelError",
+    "State",
+    "TokenMixer",
+    "count_parameters",
+    "embedding_scale",
+    "generate",
+    "load_model",
+    "save_model",
+    "write_directory",
+]

@@ -1,0 +1,85 @@
+"""Text from a model, one token at a time, on the remembered prefix."""
+
+import torch
+from torch import Tensor
+
+from arch.errors import ModelError
+from arch.model import LanguageModel
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    tokens: Tensor,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continues each row of `tokens`, `(B, T)` to `(B, T + new)`.
+
+    Ends after max_new_tokens, at the model's context, or when every row has said `stop`, whichever
+    is first; a row that stopped is filled with `stop`.
+
+    Args:
+        model: any language model.
+        tokens: the prompts, all of one length.
+        max_new_tokens: the most tokens to add.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: only the k likeliest tokens may be drawn.
+        top_p: only the smallest set of likeliest tokens with this probability may be drawn
+            (nucleus sampling, Holtzman et al., 1904.09751).
+        stop: a token that ends a row.
+        generator: the source of chance.
+
+    Raises:
+        ModelError: no prompt, a prompt longer than the context, or settings out of range.
+    """
+    _check(tokens, temperature, top_k, top_p)
+    room = min(max_new_tokens, model.config.context - tokens.shape[1])
+    hidden, state = model.prefix(model.embed(tokens))
+    done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    for count in range(room):
+        logits = model.logits(hidden[:, -1:])[:, 0]
+        new = _draw(logits.float(), temperature, top_k, top_p, generator)
+        if stop is not None:
+            new = torch.where(done, stop, new)
+            done |= new == stop
+        tokens = torch.cat([tokens, new[:, None]], dim=1)
+        if done.all() or count == room - 1:
+            break
+        hidden, state = model.prefix(model.embed(new[:, None]), state)
+    return tokens
+
+
+def _draw(
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    logits, order = (logits / temperature).sort(dim=-1, descending=True)
+    if top_k is not None:
+        logits[:, top_k:] = -torch.inf
+    probabilities = logits.softmax(dim=-1)
+    if top_p is not None:
+        before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    drawn = torch.multinomial(probabilities, 1, generator=generator)
+    return order.gather(1, drawn)[:, 0]
+
+
+def _check(tokens: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if tokens.shape[1] == 0:
+        raise ModelError("the prompt is empty; give at least one token")
+    if temperature < 0:
+        raise ModelError(f"temperature is {temperature}; it must be 0 or above")
+    if top_k is not None and top_k < 1:
+        raise ModelError(f"top_k is {top_k}; it must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ModelError(f"top_p is {top_p}; it must be above 0 and at most 1")

@@ -1,0 +1,184 @@
+"""Block and LanguageModel: the whole model, with its parts in the open."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from arch.channel import build_channel_mixer
+from arch.config import ModelConfig
+from arch.errors import ModelError
+from arch.init import initialise
+from arch.mixers import TokenMixer, build_mixer
+
+
+class State(NamedTuple):
+    """What `prefix` remembers: one state a block, and how many positions they hold."""
+
+    blocks: tuple[Any, ...]
+    length: int
+
+
+class Block(nn.Module):
+    """x + token_mixer(norm_token(x)), then x + channel_mixer(norm_channel(x)).
+
+    The four parts are all there is, so that an eval can recompose them: without a residual, without
+    a norm, the mixer alone.
+    """
+
+    def __init__(
+        self,
+        norm_token: nn.Module,
+        token_mixer: TokenMixer,
+        norm_channel: nn.Module,
+        channel_mixer: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.norm_token = norm_token
+        self.token_mixer = token_mixer
+        self.norm_channel = norm_channel
+        self.channel_mixer = channel_mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self._channel(x + self.token_mixer(self.norm_token(x)))
+
+    def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """As `TokenMixer.prefix`, for the whole block."""
+        y, state = self.token_mixer.prefix(self.norm_token(x), state)
+        return self._channel(x + y), state
+
+    def step(self, x: Tensor, state: Any) -> Tensor:
+        """As `TokenMixer.step`, for the whole block."""
+        return self._channel(x + self.token_mixer.step(self.norm_token(x), state))
+
+    def _channel(self, x: Tensor) -> Tensor:
+        return x + self.channel_mixer(self.norm_channel(x))
+
+
+class LanguageModel(nn.Module):
+    """Embedding, blocks, norm, head.
+
+    Layers are counted as sites of evidence: 0 is the embedding, l is the output of block l.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D = config.d_model
+        self.embedding = nn.Embedding(config.vocab_size, D)
+        self.blocks = nn.ModuleList(
+            Block(
+                _norm(config),
+                build_mixer(config.mixers[i % len(config.mixers)], D, config.context),
+                _norm(config),
+                build_channel_mixer(config.channel_mixer, D, config.hidden_width),
+            )
+            for i in range(config.n_layers)
+        )
+        self.norm = _norm(config) if config.final_norm else nn.Identity()
+        self.head = nn.Linear(D, config.vocab_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+        initialise(self, config)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`(B, T)` token ids to `(B, T, D)`."""
+        return self.embedding(tokens)
+
+    def hidden(self, embeddings: Tensor, layer: int) -> Tensor:
+        """The stream after block `layer`, `(B, T, D) -> (B, T, D)`; layer 0 is the input itself.
+
+        Raises:
+            ModelError: T above the context, or a layer that does not exist.
+        """
+        self._check(embeddings.shape[1], layer)
+        x = embeddings
+        for block in self._run(layer):
+            x = block(x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The last block's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
+        return self.head(self.norm(hidden))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids `(B, T)` to next-token logits `(B, T, V)`."""
+        return self.logits(self.hidden(self.embed(tokens), len(self.blocks)))
+
+    def prefix(
+        self, embeddings: Tensor, state: State | None = None, layer: int | None = None
+    ) -> tuple[Tensor, State]:
+        """Consumes T more positions: the stream after block `layer`, and the state with them in it.
+
+        Args:
+            embeddings: `(P, T, D)`.
+            state: what earlier positions left, or None at the start.
+            layer: how many blocks to run, all when not given; a state fixes it.
+
+        Raises:
+            ModelError: past the context, or a layer that does not exist.
+        """
+        start, layer = self._resume(state, layer)
+        self._check(start + embeddings.shape[1], layer)
+        x, after = embeddings, []
+        for i, block in enumerate(self._run(layer)):
+            x, remembered = block.prefix(x, state.blocks[i] if state else None)
+            after.append(remembered)
+        return x, State(tuple(after), start + embeddings.shape[1])
+
+    def step(
+        self, embeddings: Tensor, state: State | None = None, layer: int | None = None
+    ) -> Tensor:
+        """Looks at S further positions of N candidates, `(N, S, D)`, remembering nothing.
+
+        The state's batch P divides N; the candidates of one prefix stand together. With no state
+        the candidates are whole sequences.
+
+        Raises:
+            ModelError: past the context, or a layer that does not exist.
+        """
+        start, layer = self._resume(state, layer)
+        if state is None:
+            return self.hidden(embeddings, layer)
+        self._check(start + embeddings.shape[1], layer)
+        x = embeddings
+        for block, remembered in zip(self._run(layer), state.blocks, strict=True):
+            x = block.step(x, remembered)
+        return x
+
+    def _run(self, layer: int) -> Iterator[Block]:
+        for i in range(layer):
+            yield self.blocks[i]  # pyright: ignore[reportReturnType]
+
+    def _resume(self, state: State | None, layer: int | None) -> tuple[int, int]:
+        if state is not None:
+            return state.length, len(state.blocks)
+        return 0, len(self.blocks) if layer is None else layer
+
+    def _check(self, length: int, layer: int) -> None:
+        if length > self.config.context:
+            raise ModelError(
+                f"{length} positions are longer than the model's context of {self.config.context}"
+            )
+        if not 0 <= layer <= len(self.blocks):
+            raise ModelError(
+                f"layer {layer} does not exist; allowed: 0 (the embedding) to {len(self.blocks)}"
+            )
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable numbers, a tied head counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
+    return kind(config.d_model, eps=config.norm_eps)
+
+
+@torch.no_grad()
+def embedding_scale(model: LanguageModel) -> float:
+    """Standard deviation of the embedding's entries: the model's own unit of length."""
+    return float(model.embedding.weight.float().std())
