@@ -1,5 +1,15 @@
-"""The one exception that a user of models is meant to read."""
+"""The one exception that a user of models is meant to read, and its commonest cause."""
 
 
 class ModelError(ValueError):
     """A model, its configuration or its directory is not as it should be; one line says how."""
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuses what is not a whole number of at least 1.
+
+    Raises:
+        ModelError: naming `name` and the value.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{name} is {value!r}; it must be a whole number of at least 1")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from arch.config import ModelConfig
-from arch.mixers import Triangle
+from arch.mixers import Diagonals, Triangle
 
 EMBEDDING_STD = {"default": 0.02, "reference": 1.0}
 
@@ -20,29 +20,38 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     | embedding | N(0, 0.02), or embedding_std | N(0, 1), or embedding_std |
     | linear weight | N(0, 0.02) | U(+-1/sqrt(fan in)) |
     | linear weight into the residual stream | N(0, 0.02 / sqrt(2 n_layers)) | U(+-1/sqrt(fan in)) |
-    | triangle weight, lower part | U(+-1/sqrt(context)) | U(+-1/sqrt(context)) |
-    | triangle bias | 0 | U(+-1/sqrt(context)) |
     | linear bias | 0 | U(+-1/sqrt(fan in)) |
-    | norm scale, shift | 1, 0 | 1, 0 |
+    | triangle, lower part; diagonals | U(+-1/sqrt(fan in)) | U(+-1/sqrt(fan in)) |
+    | triangle bias | 0 | U(+-1/sqrt(fan in)) |
+    | triangle, upper part | 0 | 0 |
+    | anything else: norm scale, shift | as its module made it: 1, 0 | the same |
+
+    The fan-in of a linear layer is its input width, that of a triangle its context, times the
+    number of triangles where a stack is summed. A tied head is the embedding.
     """
     default = config.init == "default"
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=config.embedding_std or EMBEDDING_STD[config.init])
-        elif isinstance(module, Triangle):
-            bound = module.weight.shape[-1] ** -0.5
-            nn.init.uniform_(module.weight, -bound, bound).tril_()
-            if module.bias is not None:
-                nn.init.uniform_(module.bias, -bound, bound) if not default else module.bias.zero_()
+        elif isinstance(module, Triangle | Diagonals):
+            bound = module.fan_in**-0.5
+            nn.init.uniform_(module.weight, -bound, bound)
+            if isinstance(module, Triangle):
+                module.weight.tril_()
+            _start_bias(module.bias, 0.0 if default else bound)
         elif isinstance(module, nn.Linear):
-            if config.tied and module.weight is model.embedding.weight:
+            if config.tied and name == "head":
                 continue
-            bound = module.weight.shape[1] ** -0.5
+            bound = module.in_features**-0.5
             if default:
                 into_stream = name.endswith(("o_proj", "down"))
                 std = 0.02 / math.sqrt(2 * config.n_layers) if into_stream else 0.02
                 nn.init.normal_(module.weight, std=std)
             else:
                 nn.init.uniform_(module.weight, -bound, bound)
-            if module.bias is not None:
-                module.bias.zero_() if default else nn.init.uniform_(module.bias, -bound, bound)
+            _start_bias(module.bias, 0.0 if default else bound)
+
+
+def _start_bias(bias: nn.Parameter | None, bound: float) -> None:
+    if bias is not None:
+        nn.init.uniform_(bias, -bound, bound)

@@ -2,17 +2,33 @@
 
 from arch.mixers.attention import Attention
 from arch.mixers.base import TokenMixer
+from arch.mixers.expanded import Expanded
 from arch.mixers.flat import Flat
+from arch.mixers.headed import Headed
+from arch.mixers.identity import Identity
+from arch.mixers.kernel import Kernel
+from arch.mixers.parallel import Parallel
+from arch.mixers.rectangular import Rectangular
 from arch.mixers.side_by_side import SideBySide
-from arch.mixers.triangle import Triangle
+from arch.mixers.softmax import Softmax
+from arch.mixers.toeplitz import Toeplitz
+from arch.mixers.triangle import Diagonals, Triangle
 from arch.pattern import parse
 
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
+    "expanded": Expanded,
     "flat": Flat,
+    "headed": Headed,
+    "identity": Identity,
+    "kernel": Kernel,
+    "parallel": Parallel,
+    "rectangular": Rectangular,
+    "softmax": Softmax,
+    "toeplitz": Toeplitz,
 }
 
-__all__ = ["MIXERS", "TokenMixer", "Triangle", "build_mixer"]
+__all__ = ["MIXERS", "Diagonals", "TokenMixer", "Triangle", "build_mixer"]
 
 
 def build_mixer(entry: str, d_model: int, context: int) -> TokenMixer:

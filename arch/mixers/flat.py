@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from arch.cost import Cost
 from arch.history import History
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle
@@ -12,18 +13,17 @@ class Flat(TokenMixer):
 
     def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.mix = Triangle(context, bias)
+        self.d_model = d_model
+        self.mix = Triangle(context, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         return self.mix(x)
 
-    def prefix(self, x: Tensor, state: History | None = None) -> tuple[Tensor, History]:
-        """The state is the inputs so far."""
-        if state is None:
-            return self.mix(x), History(x)
-        return self.mix.step(x, state.values), state.append(x)
-
     def step(self, x: Tensor, state: History) -> Tensor:
         """One row of W per position."""
         return self.mix.step(x, state.values)
+
+    def cost(self, length: int) -> Cost:
+        """One triangular product."""
+        return self.mix.cost(length, self.d_model)

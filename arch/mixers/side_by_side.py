@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from arch.cost import Cost
 from arch.mixers.base import TokenMixer
 
 
@@ -25,8 +26,12 @@ class SideBySide(TokenMixer):
         """The state is the tuple of the mixers' states."""
         states = state or (None,) * len(self.mixers)
         pairs = [m.prefix(x, s) for m, s in zip(self.mixers, states, strict=True)]  # pyright: ignore
-        return sum(y for y, _ in pairs), tuple(s for _, s in pairs)
+        return sum(y for y, _ in pairs), tuple(s for _, s in pairs)  # pyright: ignore
 
     def step(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
         """Sum of the mixers' steps."""
         return sum(m.step(x, s) for m, s in zip(self.mixers, state, strict=True))  # pyright: ignore
+
+    def cost(self, length: int) -> Cost:
+        """Sum of the mixers' costs."""
+        return sum((m.cost(length) for m in self.mixers), Cost())  # pyright: ignore

@@ -1,8 +1,11 @@
-"""The learnt lower triangle that every masked convolution is made of."""
+"""The learnt triangles that every masked convolution is made of, and their rows one at a time."""
+
+import math
 
 import torch
 from torch import Tensor, nn
 
+from arch.cost import Cost
 from arch.kernels import masked_convolution
 
 
@@ -12,27 +15,92 @@ class Triangle(nn.Module):
     Weights above the diagonal never influence anything: no value, no gradient, zero in saved files.
 
     Args:
-        context: the largest T.
+        rows: positions of the output.
+        columns: positions of the input; as many as rows when not given.
         bias: whether each output position has a scalar added to all its features.
+        stack: leading dimensions, for several triangles of one size.
+        summed: whether the outputs of the stack are summed: they then share one bias, and the
+            fan-in of an output is that of the whole stack.
     """
 
-    def __init__(self, context: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        rows: int,
+        columns: int | None = None,
+        *,
+        bias: bool = True,
+        stack: tuple[int, ...] = (),
+        summed: bool = False,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(context, context))
-        self.bias = nn.Parameter(torch.empty(context)) if bias else None
+        columns = columns or rows
+        self.fan_in = columns * (math.prod(stack) if summed else 1)
+        self.weight = nn.Parameter(torch.empty(*stack, rows, columns))
+        shape = (rows,) if summed else (*stack, rows)
+        self.bias = nn.Parameter(torch.empty(shape)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
-        T = x.shape[1]
-        bias = None if self.bias is None else self.bias[:T]
-        return masked_convolution(x, self.weight[:T, :T], bias)
+        """`(B, T, D) -> (B, T, D)`; a stack is one triangle for each group of features."""
+        return masked_convolution(x, *self.rows(0, x.shape[1]))
 
     def step(self, x: Tensor, past: Tensor) -> Tensor:
-        """Rows t ... t+S of the product: x `(N, S, D)` after past `(P, t, D)`, P dividing N."""
-        (N, S, D), (P, t) = x.shape, past.shape[:2]
-        rows = self.weight[t : t + S]
-        own = masked_convolution(x, rows[:, t : t + S]) if S > 1 else x * rows[0, t]
-        shared = rows[:, :t] @ past
-        if self.bias is not None:
-            shared = shared + self.bias[t : t + S, None]
-        return (own.view(P, N // P, S, D) + shared[:, None]).view(N, S, D)
+        """As `masked_rows`, after past `(P, t, D)`."""
+        return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Weights `(..., count, start + count)` and biases `(..., count)` of `count` positions."""
+        end = start + count
+        bias = None if self.bias is None else self.bias[..., start:end]
+        return self.weight[..., start:end, :end], bias
+
+    def cost(self, length: int, d_model: int) -> Cost:
+        """Of the whole stack, each triangle acting on `d_model` features."""
+        *stack, rows, columns = self.weight.shape
+        corner = min(rows, columns)
+        above = corner * (corner - 1) // 2 + corner * max(0, columns - rows)
+        biases = 0 if self.bias is None else math.prod(self.bias.shape)
+        return Cost(
+            parameters=math.prod(stack) * rows * columns + biases,
+            masked=math.prod(stack) * above,
+            flops=math.prod(stack) * (length + 1) * d_model,
+        )
+
+
+class Diagonals(nn.Module):
+    """A triangle with one weight for each lag: W[i,j] = weight[i-j]."""
+
+    def __init__(self, context: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.fan_in = context
+        self.weight = nn.Parameter(torch.empty(context))
+        self.bias = nn.Parameter(torch.empty(context)) if bias else None
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """As `Triangle.rows`; what stands above the diagonal is never read."""
+        end = start + count
+        positions = torch.arange(end, device=self.weight.device)
+        lag = (positions[start:, None] - positions).clamp(min=0)
+        return self.weight[lag], None if self.bias is None else self.bias[start:end]
+
+    def cost(self, length: int, d_model: int) -> Cost:
+        """As `Triangle.cost`, but nothing is stored above the diagonal."""
+        context = len(self.weight)
+        biases = 0 if self.bias is None else context
+        return Cost(parameters=context + biases, flops=(length + 1) * d_model)
+
+
+def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows t ... t+S of a masked convolution, for N candidates that share P prefixes.
+
+    Args:
+        x: the candidates, `(N, S, D)`, P dividing N.
+        past: what came before, `(P, t, D)`.
+        weight: `(S, t + S)`, or `(H, S, t + S)` with one for each group of D/H features.
+        bias: `(S,)` or `(H, S)`.
+    """
+    (N, S, D), (P, t) = x.shape, past.shape[:2]
+    own = masked_convolution(x, weight[..., t:], bias)
+    heads = weight.reshape(-1, S, t + S)[..., :t]
+    groups = past.unflatten(-1, (len(heads), -1))
+    shared = torch.einsum("hst,pthd->pshd", heads, groups).reshape(P, 1, S, D)
+    return (own.view(P, N // P, S, D) + shared).view(N, S, D)
