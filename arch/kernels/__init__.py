@@ -1,23 +1,32 @@
-"""Masked convolutions: one lower-triangular matrix over positions, shared by all features.
+"""Masked convolutions: one lower-triangular matrix over positions, shared by the features.
 
-Y[b, i, :] = sum_{j <= i} W[i, j] X[b, j, :] + bias[i] (+ residual[b, i, :])
-
-Four members of one family, each with its gradients:
-
-    masked_convolution(x, weight, bias, residual)              tril(W) x + b
-    parallel_convolution(x, weight, bias, residual, activation=)  sum_p act(tril(W_p) x + b_p)
+    masked_convolution(x, weight, bias, residual)       tril(W) x + b + residual
+    parallel_convolution(x, weight, bias, residual)     sum_p act(tril(W_p) x_p + b_p) + residual
     expanded_convolution(x, expand, expand_bias, contract, bias, residual)
-                                              sum_r tril(V_r) gelu(tril(U_r) x + c_r) + b
-    toeplitz_convolution(x, taps, bias, residual)              W[i, j] = taps[i - j]
+                                                        sum_r tril(V_r) gelu(tril(U_r) x + c_r) + b
+    toeplitz_convolution(x, taps, bias, residual)       the first, with W[i, j] = taps[i - j]
 
-Entries above the diagonal never reach a result, whatever they hold, and their gradient is zero.
-With heads, weight is (H, T, T) and bias (H, T): the features stand in H contiguous groups of D/H
-and group h is mixed by weight[h]. A slice `weight[:T, :T]` of a longer stored matrix is welcome.
+x is (B, T, D) and tril(W) x means y[b, i, :] = sum_{j <= i} W[i, j] x[b, j, :]. With heads, a
+weight is (H, T, T) and a bias (H, T): the features stand in H contiguous groups of D/H, and group h
+is mixed by weight[h].
+
+What lies above the diagonal is never read into a result, NaN included, and its gradient is zero.
+Slices `weight[:T, :T]` of a longer matrix are taken as they are. The products are computed in x's
+dtype, or autocast's, and accumulated in float32; weights and biases may be kept in another dtype
+and get their gradients in it; a float32 residual stays float32, and then so does the result. For
+float32 on CUDA, `torch.backends.cuda.matmul.fp32_precision` decides about TF32. Results are the
+same bits on every run. Gradients of gradients are not defined.
+
+Nothing outside this package knows which implementation runs: see `arch.kernels.backend`.
 """
 
-import torch
+from typing import Literal
+
 from torch import Tensor
-from torch.nn import functional
+
+from arch.kernels.arguments import expect, gradients_wanted, matrices, offsets, product_dtype
+from arch.kernels.expanded import expanded
+from arch.kernels.triangular import triangular
 
 __all__ = [
     "expanded_convolution",
@@ -30,16 +39,37 @@ __all__ = [
 def masked_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """Return tril(weight) x + bias + residual.
+    """Return tril(weight) x + bias + residual, a (B, T, D).
 
     Args:
         x: (B, T, D).
-        weight: (T, T), or (H, T, T) with one matrix for each group of D/H features.
-        bias: (T,) or (H, T).
-        residual: (B, T, D), added to the result.
+        weight: (T, T), or (H, T, T) for H groups of D/H features.
+        bias: (T,), or (H, T) where weight has heads.
+        residual: (B, T, D).
+
+    Raises:
+        ValueError: a shape does not fit.
     """
-    y = _mix(x, weight, bias)
-    return y if residual is None else y + residual
+    triangle = matrices("weight", weight, x, (), 2)
+    return _mix(x, triangle, offsets("bias", bias, weight.shape[:-1], triangle.shape[1]), residual)
+
+
+def toeplitz_convolution(
+    x: Tensor, taps: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Return masked_convolution of weight[i, j] = taps[i - j], without making that matrix.
+
+    Args:
+        x: (B, T, D).
+        taps: (T,), or (H, T) for H groups of D/H features; taps[0] weighs the position itself.
+        bias: (T,), or (H, T) where taps has heads.
+        residual: (B, T, D).
+
+    Raises:
+        ValueError: a shape does not fit.
+    """
+    triangle = matrices("taps", taps, x, (), 1)
+    return _mix(x, triangle, offsets("bias", bias, taps.shape, triangle.shape[1]), residual)
 
 
 def parallel_convolution(
@@ -48,27 +78,32 @@ def parallel_convolution(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
-    activation: str = "none",
+    activation: Literal["none", "gelu"] = "none",
 ) -> Tensor:
-    """Return sum_p act(tril(weight[p]) x[p] + bias[p]) + residual.
+    """Return sum_p act(tril(weight[p]) x_p + bias[p]) + residual, a (B, T, D).
+
+    Without an activation and with one x for all, this is a single product of the summed weights.
 
     Args:
-        x: (B, T, D), read by every branch, or (P, B, T, D), one input for each branch.
+        x: (B, T, D), or (P, B, T, D) with an input for each branch.
         weight: (P, T, T) or (P, H, T, T).
-        bias: (P, T) or (P, H, T).
-        residual: (B, T, D), added to the result.
-        activation: "none" or "gelu".
+        bias: (P, T), or (P, H, T) where weight has heads.
+        residual: (B, T, D).
+        activation: "none", or "gelu" for the exact GELU.
+
+    Raises:
+        ValueError: a shape does not fit, or the activation is another.
     """
     if activation not in ("none", "gelu"):
         raise ValueError(f"activation={activation!r}: expected 'none' or 'gelu'")
-    branches = len(weight)
-    inputs = x if x.dim() == 4 else x.expand(branches, *x.shape)
-    biases = [None] * branches if bias is None else bias
-    sides = [_mix(a, w, b) for a, w, b in zip(inputs, weight, biases, strict=True)]
-    if activation == "gelu":
-        sides = [functional.gelu(side) for side in sides]
-    y = torch.stack(sides).sum(0)
-    return y if residual is None else y + residual
+    if x.dim() == 4:
+        expect("x", x, (len(weight), *x.shape[1:]))
+    triangle = matrices("weight", weight, x, weight.shape[:1], 2)
+    offset = offsets("bias", bias, weight.shape[:-1], triangle.shape[1])
+    if activation == "none":
+        offset = None if offset is None else offset.sum(0, keepdim=True)
+        triangle = triangle if x.dim() == 4 else triangle.sum(0, keepdim=True)
+    return _mix(x, triangle, offset, residual, gelu=activation == "gelu")
 
 
 def expanded_convolution(
@@ -84,48 +119,29 @@ def expanded_convolution(
     Args:
         x: (B, T, D).
         expand: (R, T, T) or (R, H, T, T).
-        expand_bias: (R, T) or (R, H, T).
-        contract: the shape of expand.
-        bias: (T,) or (H, T).
-        residual: (B, T, D), added to the result.
+        expand_bias: (R, T), or (R, H, T) where expand has heads.
+        contract: of the shape of expand.
+        bias: (T,), or (H, T) where expand has heads.
+        residual: (B, T, D).
+
+    Raises:
+        ValueError: a shape does not fit.
     """
-    biases = [None] * len(expand) if expand_bias is None else expand_bias
-    hidden = [functional.gelu(_mix(x, u, c)) for u, c in zip(expand, biases, strict=True)]
-    y = torch.stack([_mix(h, v, None) for h, v in zip(hidden, contract, strict=True)]).sum(0)
-    y = y if bias is None else y + _per_feature(bias, x.shape[-1])
-    return y if residual is None else y + residual
+    up = matrices("expand", expand, x, expand.shape[:1], 2)
+    expect("contract", contract, expand.shape)
+    expect("residual", residual, x.shape)
+    up_offset = offsets("expand_bias", expand_bias, expand.shape[:-1], up.shape[1])
+    offset = offsets("bias", bias, expand.shape[1:-1], up.shape[1])
+    keep = gradients_wanted(x, expand, expand_bias, contract)
+    x = x.to(product_dtype(x))[None]
+    return expanded(x, up, up_offset, contract.view(up.shape), offset, residual, keep)[0][0]
 
 
-def toeplitz_convolution(
-    x: Tensor, taps: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+def _mix(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *, gelu: bool = False
 ) -> Tensor:
-    """Return y[:, i] = sum_{j <= i} taps[i - j] x[:, j] + bias[i] + residual[:, i].
-
-    Args:
-        x: (B, T, D).
-        taps: (T,) or (H, T); taps[0] weighs the position itself.
-        bias: (T,) or (H, T).
-        residual: (B, T, D), added to the result.
-    """
-    length = x.shape[1]
-    positions = torch.arange(length, device=x.device)
-    lag = (positions[:, None] - positions).clamp(min=0)
-    return masked_convolution(x, taps[..., lag], bias, residual)
-
-
-def _mix(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    lower = weight.new_zeros(()).where(_above(weight), weight)
-    heads = 1 if weight.dim() == 2 else len(weight)
-    groups = x.unflatten(-1, (heads, -1))
-    y = torch.einsum("hij,bjhd->bihd", lower.reshape(heads, *weight.shape[-2:]), groups).flatten(2)
-    return y if bias is None else y + _per_feature(bias, x.shape[-1])
-
-
-def _above(weight: Tensor) -> Tensor:
-    rows = torch.arange(weight.shape[-1], device=weight.device)
-    return rows > rows[:, None]
-
-
-def _per_feature(bias: Tensor, features: int) -> Tensor:
-    rows = bias.reshape(-1, bias.shape[-1]).T
-    return rows.repeat_interleave(features // rows.shape[1], 1)
+    expect("residual", residual, x.shape[-3:])
+    keep = gelu and gradients_wanted(x, weight, bias)
+    x = x.to(product_dtype(x))
+    inputs = x if x.dim() == 4 else x[None]
+    return triangular(inputs, weight, bias, residual, True, gelu, keep)[0][0]
