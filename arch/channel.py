@@ -1,8 +1,12 @@
 """Channel mixers: the per-position feed-forward part of a block."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from arch.cost import Cost, linear_cost
+from arch.errors import ModelError
 from arch.pattern import parse
 
 
@@ -18,6 +22,10 @@ class GELU(nn.Module):
         """`(..., D) -> (..., D)`."""
         return self.down(F.gelu(self.up(x)))
 
+    def cost(self) -> Cost:
+        """Two matrices."""
+        return linear_cost(self.up, self.down)
+
 
 class SwiGLU(nn.Module):
     """W2 (silu(W1 x) * W3 x) (Shazeer, 2002.05202)."""
@@ -32,15 +40,27 @@ class SwiGLU(nn.Module):
         """`(..., D) -> (..., D)`."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
+    def cost(self) -> Cost:
+        """Three matrices."""
+        return linear_cost(self.gate, self.up, self.down)
+
 
 CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}
 
 
-def build_channel_mixer(entry: str, d_model: int, d_ff: int) -> nn.Module:
-    """Builds `gelu`, `swiglu(bias=true)`, ...; several joined by `+` are not a thing here.
+def parse_channel_mixer(entry: str) -> tuple[type[nn.Module], dict[str, Any]]:
+    """Reads `gelu`, `swiglu(bias=true)`, ... as a class and its arguments.
 
     Raises:
-        ModelError: unknown name or argument.
+        ModelError: unknown name or argument, or more than one.
     """
-    ((cls, arguments),) = parse(entry, CHANNEL_MIXERS, "channel_mixer")
+    terms = parse(entry, CHANNEL_MIXERS, "channel_mixer")
+    if len(terms) > 1:
+        raise ModelError(f"channel_mixer {entry!r} joins {len(terms)}; a block has one")
+    return terms[0]
+
+
+def build_channel_mixer(entry: str, d_model: int, d_ff: int) -> nn.Module:
+    """Builds what `parse_channel_mixer` reads."""
+    cls, arguments = parse_channel_mixer(entry)
     return cls(d_model, d_ff, **arguments)

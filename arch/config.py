@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arch.errors import ModelError
+from arch.channel import parse_channel_mixer
+from arch.errors import ModelError, check_count
+from arch.mixers import MIXERS
+from arch.pattern import parse
 
 
 @dataclass(frozen=True)
@@ -43,19 +47,23 @@ class ModelConfig:
         """Checks every field; `mixers` may come as a list."""
         if isinstance(self.mixers, str):
             object.__setattr__(self, "mixers", (self.mixers,))
+        if not isinstance(self.mixers, list | tuple) or not self.mixers:
+            raise ModelError(f"mixers is {self.mixers!r}; give a list, for example [flat]")
         object.__setattr__(self, "mixers", tuple(self.mixers))
         for name in ("vocab_size", "context", "d_model", "n_layers"):
-            _positive(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if self.d_ff is not None:
-            _positive("d_ff", self.d_ff)
-        if not self.mixers:
-            raise ModelError("mixers is empty; give at least one, for example flat")
-        if self.norm not in ("layernorm", "rmsnorm"):
-            raise ModelError(f"norm is {self.norm!r}; allowed: layernorm, rmsnorm")
-        if self.init not in ("default", "reference"):
-            raise ModelError(f"init is {self.init!r}; allowed: default, reference")
-        if self.embedding_std is not None and not self.embedding_std > 0:
-            raise ModelError(f"embedding_std is {self.embedding_std!r}; it must be above 0")
+            check_count("d_ff", self.d_ff)
+        for entry in self.mixers:
+            parse(_text("mixers", entry), MIXERS, "mixer")
+        parse_channel_mixer(_text("channel_mixer", self.channel_mixer))
+        _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
+        _one_of("init", self.init, ("default", "reference"))
+        _one_of("final_norm", self.final_norm, (True, False))
+        _one_of("tied", self.tied, (True, False))
+        _above("norm_eps", self.norm_eps)
+        if self.embedding_std is not None:
+            _above("embedding_std", self.embedding_std)
 
     @property
     def hidden_width(self) -> int:
@@ -87,6 +95,17 @@ class ModelConfig:
         return cls(**fields)
 
 
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{name} is {value!r}; it must be a whole number of at least 1")
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ModelError(f"{name} holds {value!r}; write a name, for example flat or gelu")
+    return value
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if type(value) is not type(allowed[0]) or value not in allowed:
+        raise ModelError(f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}")
+
+
+def _above(name: str, value: object) -> None:
+    if type(value) not in (int, float) or not 0 < value < math.inf:  # pyright: ignore
+        raise ModelError(f"{name} is {value!r}; it must be a number above 0")

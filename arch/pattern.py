@@ -2,16 +2,20 @@
 
 The notation is Python's own expression syntax, so the parser is Python's own: a name, a call with
 constant keyword arguments, or several of them joined by `+`. Bare words are strings
-(`activation=gelu`). The legal arguments of a name are the keyword-only parameters of its class.
+(`activation=gelu`). The legal arguments of a name are the keyword-only parameters of its class, the
+legal values those of the parameter's annotation.
 """
 
 import ast
 import difflib
 import inspect
+import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from arch.errors import ModelError
+
+_WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
 
 
 def parse(entry: str, registry: Mapping[str, type], what: str) -> list[tuple[type, dict[str, Any]]]:
@@ -23,7 +27,8 @@ def parse(entry: str, registry: Mapping[str, type], what: str) -> list[tuple[typ
         what: how to call the kind of thing in an error, for example "mixer".
 
     Raises:
-        ModelError: not an expression of this form, an unknown name, or an unknown argument.
+        ModelError: not an expression of this form, an unknown name, an unknown argument, or a value
+            of another type than the argument's.
     """
     try:
         tree = ast.parse(entry.strip(), mode="eval").body
@@ -52,11 +57,7 @@ def _term(
             f"allowed: {', '.join(sorted(registry))}"
         )
     found = registry[name.id]
-    allowed = [
-        p.name
-        for p in inspect.signature(found).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    allowed = _parameters(found)
     arguments = {}
     for keyword in keywords:
         if keyword.arg not in allowed:
@@ -64,17 +65,56 @@ def _term(
                 f"{what} {entry!r}: {name.id} has no argument {keyword.arg!r}; "
                 f"allowed: {', '.join(allowed) or 'none'}"
             )
-        arguments[keyword.arg] = _value(keyword.value, entry, what)
+        kinds = _kinds(allowed[keyword.arg])
+        value = _value(keyword.value, kinds, entry, what)
+        if not any(_fits(value, kind) for kind in kinds):
+            raise ModelError(
+                f"{what} {entry!r}: {keyword.arg} is {value!r}; "
+                f"allowed: {' or '.join(_described(kind) for kind in kinds)}"
+            )
+        arguments[keyword.arg] = value
     return found, arguments
 
 
-def _value(node: ast.expr, entry: str, what: str) -> Any:
-    if isinstance(node, ast.Name):  # a bare word, or true/false as YAML and JSON write them
-        return {"true": True, "false": False, "none": None}.get(node.id.lower(), node.id)
+def _parameters(found: type) -> dict[str, Any]:
+    """The keyword-only parameters of a class, and their annotations."""
+    hints = get_type_hints(found.__init__)
+    return {
+        p.name: hints.get(p.name, Any)
+        for p in inspect.signature(found).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """What a union allows, one by one: types, None's type, and the words of a Literal."""
+    if get_origin(annotation) in (Union, types.UnionType, Literal):
+        return tuple(kind for part in get_args(annotation) for kind in _kinds(part))
+    return (annotation,)
+
+
+def _value(node: ast.expr, kinds: tuple[Any, ...], entry: str, what: str) -> Any:
+    if isinstance(node, ast.Name):
+        return node.id if node.id in kinds else _WORDS.get(node.id.lower(), node.id)
     try:
         return ast.literal_eval(node)
     except ValueError:
         raise _unreadable(entry, what) from None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, str):
+        return value == kind
+    if kind is float:
+        return type(value) in (int, float)
+    return kind is Any or type(value) is kind
+
+
+def _described(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    named = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
+    return named.get(kind, str(kind))
 
 
 def _unreadable(entry: str, what: str) -> ModelError:
