@@ -1,8 +1,9 @@
 """Models: one contract, many token mixers. Imports nothing else of this project."""
 
 from arch.config import ModelConfig
-from arch.directory import LoadedModel, load_model, save_model, write_directory
+from arch.directory import LoadedModel, load_model, save_model
 from arch.errors import ModelError
+from arch.files import write_directory
 from arch.generate import generate
 from arch.mixers import MIXERS, TokenMixer
 from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale

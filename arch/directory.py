@@ -1,18 +1,12 @@
 """The model directory: the one exchange format between training and evaluation.
 
 `model.safetensors, config.json, tokenizer.json, meta.json`. A directory is whole or it is not
-there: it is written to a temporary sibling, flushed to the disk, and renamed.
+there.
 """
 
-import ctypes
-import errno
 import hashlib
 import json
-import os
 import platform
-import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +18,7 @@ from torch import Tensor
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
+from arch.files import read_json, read_text, write_directory
 from arch.mixers import Triangle
 from arch.model import LanguageModel
 
@@ -54,10 +49,15 @@ def save_model(
         meta: provenance (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
 
     Raises:
+        ModelError: something else is there, or the model is another project's.
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a
             directory that was there stays as it was.
     """
     directory = Path(directory)
+    if type(model.config) is not ModelConfig:
+        raise ModelError(
+            f"{directory}: a wrapped {model.config.mixers[0]} model cannot be saved here"
+        )
     full_meta = {
         "schema": SCHEMA,
         "name": directory.name,
@@ -91,10 +91,10 @@ def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Loa
     if missing:
         raise ModelError(f"{directory} is not a model directory: it has no {', '.join(missing)}")
     config = ModelConfig.from_json(
-        (directory / "config.json").read_text(), str(directory / "config.json")
+        read_text(directory / "config.json"), str(directory / "config.json")
     )
-    meta = _read_json(directory / "meta.json")
-    tokenizer_json = (directory / "tokenizer.json").read_text(encoding="utf-8")
+    meta = read_json(directory / "meta.json")
+    tokenizer_json = read_text(directory / "tokenizer.json")
     _check_tokenizer(directory, tokenizer_json, config, meta)
     try:
         weights = load_file(directory / "model.safetensors")
@@ -104,29 +104,6 @@ def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Loa
         model = LanguageModel(config)
     _load_weights(model, weights, directory)
     return LoadedModel(model.to(device).eval(), config, tokenizer_json, meta, directory)
-
-
-def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
-    """Makes `directory` by `write(temporary sibling)`, a flush to the disk, and one rename.
-
-    A process killed at any moment leaves the old directory or the new one, whole.
-    """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(
-        tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent)
-    )
-    try:
-        write(temporary)
-        temporary.chmod(0o777 & ~_umask())
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
-        if directory.exists():
-            _exchange(temporary, directory)
-        else:
-            os.rename(temporary, directory)
-        _flush(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # the failed attempt, or what was replaced
 
 
 def _weights(model: LanguageModel) -> dict[str, Tensor]:
@@ -143,7 +120,7 @@ def _weights(model: LanguageModel) -> dict[str, Tensor]:
 
 def _load_weights(model: LanguageModel, weights: dict[str, Tensor], directory: Path) -> None:
     if model.config.tied and "embedding.weight" in weights:
-        weights["head.weight"] = weights["embedding.weight"]
+        weights = {**weights, "head.weight": weights["embedding.weight"]}
     expected = model.state_dict()
     wrong = [f"no {name}" for name in sorted(expected.keys() - weights.keys())]
     wrong += [f"unknown {name}" for name in sorted(weights.keys() - expected.keys())]
@@ -157,7 +134,9 @@ def _load_weights(model: LanguageModel, weights: dict[str, Tensor], directory: P
         raise ModelError(
             f"{directory}: the weights do not fit config.json: {'; '.join(wrong[:3])}{more}"
         )
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)  # in the precision that they were saved in
+    if model.config.tied:
+        model.head.weight = model.embedding.weight
     for module in model.modules():
         if isinstance(module, Triangle):
             with torch.no_grad():
@@ -186,41 +165,5 @@ def _check_tokenizer(
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-
-
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Swaps two directories: in one system call where there is one, else by two renames."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is not None:
-        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        if renameat2(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
-            return
-        if (code := ctypes.get_errno()) not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), str(old))
-    aside = old.with_name(f".{old.name}.old")
-    os.rename(old, aside)
-    os.rename(new, old)
-    os.rename(aside, new)

@@ -23,8 +23,8 @@ class State(NamedTuple):
 class Block(nn.Module):
     """x + token_mixer(norm_token(x)), then x + channel_mixer(norm_channel(x)).
 
-    The four parts are all there is, so that an eval can recompose them: without a residual, without
-    a norm, the mixer alone.
+    The four parts and `combine` are all there is, so that an eval can recompose them: without a
+    residual, without a norm, the mixer alone.
     """
 
     def __init__(
@@ -42,18 +42,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self._channel(x + self.token_mixer(self.norm_token(x)))
+        return self.combine(x, self.token_mixer(self.norm_token(x)))
 
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """As `TokenMixer.prefix`, for the whole block."""
-        y, state = self.token_mixer.prefix(self.norm_token(x), state)
-        return self._channel(x + y), state
+        mixed, state = self.token_mixer.prefix(self.norm_token(x), state)
+        return self.combine(x, mixed), state
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """As `TokenMixer.step`, for the whole block."""
-        return self._channel(x + self.token_mixer.step(self.norm_token(x), state))
+        return self.combine(x, self.token_mixer.step(self.norm_token(x), state))
 
-    def _channel(self, x: Tensor) -> Tensor:
+    def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The block's output from its input and its token mixer's output, all `(B, T, D)`."""
+        x = x + mixed
         return x + self.channel_mixer(self.norm_channel(x))
 
 
@@ -84,8 +86,16 @@ class LanguageModel(nn.Module):
         initialise(self, config)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """`(B, T)` token ids to `(B, T, D)`."""
+        """`(B, T)` token ids to `(B, T, D)`: a row of the embedding for each, and nothing else."""
         return self.embedding(tokens)
+
+    def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:
+        """What the first block reads, for embeddings at positions start ... start + T.
+
+        The embeddings themselves: position enters in the token mixers. A wrapped model with a
+        learnt embedding of positions adds it here.
+        """
+        return embeddings
 
     def hidden(self, embeddings: Tensor, layer: int) -> Tensor:
         """The stream after block `layer`, `(B, T, D) -> (B, T, D)`; layer 0 is the input itself.
@@ -93,8 +103,7 @@ class LanguageModel(nn.Module):
         Raises:
             ModelError: T above the context, or a layer that does not exist.
         """
-        self._check(embeddings.shape[1], layer)
-        x = embeddings
+        x = self._enter(embeddings, 0, layer)
         for block in self._run(layer):
             x = block(x)
         return x
@@ -121,8 +130,7 @@ class LanguageModel(nn.Module):
             ModelError: past the context, or a layer that does not exist.
         """
         start, layer = self._resume(state, layer)
-        self._check(start + embeddings.shape[1], layer)
-        x, after = embeddings, []
+        x, after = self._enter(embeddings, start, layer), []
         for i, block in enumerate(self._run(layer)):
             x, remembered = block.prefix(x, state.blocks[i] if state else None)
             after.append(remembered)
@@ -142,8 +150,7 @@ class LanguageModel(nn.Module):
         start, layer = self._resume(state, layer)
         if state is None:
             return self.hidden(embeddings, layer)
-        self._check(start + embeddings.shape[1], layer)
-        x = embeddings
+        x = self._enter(embeddings, start, layer)
         for block, remembered in zip(self._run(layer), state.blocks, strict=True):
             x = block.step(x, remembered)
         return x
@@ -157,15 +164,17 @@ class LanguageModel(nn.Module):
             return state.length, len(state.blocks)
         return 0, len(self.blocks) if layer is None else layer
 
-    def _check(self, length: int, layer: int) -> None:
-        if length > self.config.context:
+    def _enter(self, embeddings: Tensor, start: int, layer: int) -> Tensor:
+        end = start + embeddings.shape[1]
+        if end > self.config.context:
             raise ModelError(
-                f"{length} positions are longer than the model's context of {self.config.context}"
+                f"{end} positions are longer than the model's context of {self.config.context}"
             )
         if not 0 <= layer <= len(self.blocks):
             raise ModelError(
                 f"layer {layer} does not exist; allowed: 0 (the embedding) to {len(self.blocks)}"
             )
+        return embeddings if layer == 0 else self.with_positions(embeddings, start)
 
 
 def count_parameters(model: nn.Module) -> int:
