@@ -1,0 +1,1 @@
+"""Questions asked of model directories; every answer is rows of evidence."""

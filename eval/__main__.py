@@ -1,0 +1,50 @@
+"""python -m eval loss | generate | invert | report: questions asked of model directories."""
+
+import argparse
+import sys
+
+import torch
+
+from arch import ModelError
+from eval.commands import generate, invert, loss, report
+from eval.errors import RequestError
+from tokenizer import CorpusError
+
+EXAMPLES = """\
+examples:
+  python -m eval loss runs/*/models/* --corpus data/tinystories
+  python -m eval generate runs/flat/models/step-000800 --prompt "Once upon a time"
+  python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
+  python -m eval report results/flat --out flat.html
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; 0 when it answered, 2 when it could not."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval",
+        description="Questions asked of model directories.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (loss, generate, invert, report):
+        name = command.__name__.rsplit(".", 1)[-1]
+        assert command.__doc__
+        sub = commands.add_parser(
+            name, help=command.__doc__.splitlines()[0], description=command.__doc__
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    options = parser.parse_args(arguments)
+    try:
+        with torch.no_grad():
+            options.run(options)
+    except (ModelError, CorpusError, RequestError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Flags that several commands share, and what they mean."""
+
+import argparse
+
+import torch
+
+from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.errors import RequestError
+
+
+def add_models(parser: argparse.ArgumentParser, several: bool = True) -> None:
+    """The model directories asked about, and where to run them."""
+    parser.add_argument(
+        "models", nargs="+" if several else 1, metavar="DIR", help="a model directory"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+
+
+def add_corpus(parser: argparse.ArgumentParser) -> None:
+    """Where validation stories come from."""
+    parser.add_argument(
+        "--corpus",
+        default="toy",
+        metavar="SOURCE",
+        help="validation stories: toy (the embedded generator, default), a .txt, .jsonl or "
+        ".parquet file, a directory with valid.*, or hub:NAME",
+    )
+
+
+def open_models(options: argparse.Namespace) -> list[Checkpoint]:
+    """Loads every model directory before anything is computed."""
+    device = _device(options.device)
+    return [open_checkpoint(path, device) for path in options.models]
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    return _at_least(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0, for argparse."""
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
+    return torch.device(name)

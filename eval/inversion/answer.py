@@ -1,0 +1,29 @@
+"""What a solver says of one prompt."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass
+class Answer:
+    """A solver's tokens for one prompt, and how sure it can be of each.
+
+    Attributes:
+        tokens: the tokens found, `(T,)`.
+        scores: how well each token of the vocabulary fits each position, `(T, V)`, higher is better.
+        runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
+            do not try all tokens.
+        collisions: positions at which several tokens lie within the floor, with those tokens.
+        criterion: for the seed's protocol, whether its own test of convergence passed.
+        evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
+        seconds: time taken, a batch's time shared evenly.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    runner_up: Tensor | None = None
+    collisions: dict[int, list[int]] = field(default_factory=dict)
+    criterion: bool | None = None
+    evaluations: int = 0
+    seconds: float = 0.0

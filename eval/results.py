@@ -1,0 +1,104 @@
+"""Rows of evidence: an append-only JSONL file in a results directory, resumable by key.
+
+One row is one checkpoint x site x slice x method x prompt x seed. A row is on the disk before the
+next one is computed; a torn last line (a crash in the middle of a write) is cut off at the next use.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from eval.errors import RequestError
+
+SCHEMA = 1
+ROWS = "rows.jsonl"
+
+Row = dict[str, Any]
+
+
+def row_key(*parts: object) -> str:
+    """A short stable name of what a row answers; equal questions have equal keys."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Results:
+    """A results directory open for appending.
+
+    Args:
+        directory: made when missing, and written to once before anything is computed.
+
+    Raises:
+        RequestError: it is a file, or cannot be written.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / ROWS
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab"):
+                pass
+        except OSError as error:
+            raise RequestError(
+                f"--out {directory}: cannot be written ({error.strerror}); give another directory"
+            ) from None
+        _cut_torn_line(self.path)
+        self.keys = {row["key"] for row in read_rows([self.directory])} if self._any() else set()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Adds rows and flushes them to the disk; rows whose key is there already are left out."""
+        new = [row for row in rows if row["key"] not in self.keys]
+        lines = "".join(json.dumps({"schema": SCHEMA, **row}) + "\n" for row in new)
+        start = self.path.stat().st_size
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            os.truncate(self.path, start)  # a full disk leaves no half line
+            raise
+        self.keys.update(row["key"] for row in new)
+
+    def _any(self) -> bool:
+        return self.path.stat().st_size > 0
+
+
+def read_rows(places: Iterable[str | Path]) -> list[Row]:
+    """Reads the rows of results directories or of JSONL files.
+
+    Raises:
+        RequestError: nothing there, a line that is not a row, or a schema of another version.
+    """
+    rows: list[Row] = []
+    for place in map(Path, places):
+        path = place / ROWS if place.is_dir() else place
+        if not path.is_file():
+            raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            rows.append(_parse(line, path, number))
+    return rows
+
+
+def _parse(line: str, path: Path, number: int) -> Row:
+    try:
+        row = json.loads(line)
+        schema = row["schema"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise RequestError(f"{path}, line {number}: not a row of results") from None
+    if schema != SCHEMA:
+        raise RequestError(
+            f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; run the eval anew"
+        )
+    return row
+
+
+def _cut_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
