@@ -1,7 +1,8 @@
 """Rows of evidence: an append-only JSONL file in a results directory, resumable by key.
 
 One row is one checkpoint x site x slice x method x prompt x seed. A row is on the disk before the
-next one is computed; a torn last line (a crash in the middle of a write) is cut off at the next use.
+next one is computed; a torn last line (a crash in the middle of a write) is cut off at the next
+use.
 """
 
 import hashlib
@@ -92,7 +93,8 @@ def _parse(line: str, path: Path, number: int) -> Row:
         raise RequestError(f"{path}, line {number}: not a row of results") from None
     if schema != SCHEMA:
         raise RequestError(
-            f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; run the eval anew"
+            f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
+            "run the eval anew"
         )
     return row
 

@@ -4,11 +4,11 @@ The first k tokens are hidden, and with them unknown a sweep of the visible ones
 So the two are found in turns: (a) sweep the visible positions under the present guess of the hidden
 tokens (each token dominates its own position, so most are right even then); (b) try the whole
 vocabulary at each hidden position, with the others held, and then every reordering of the hidden
-tokens. A guess whose outputs lie at the floor is proved; one that does not improve is given up for a
-new random start.
+tokens. A guess whose outputs lie at the floor is proved; one that does not improve is given up for
+a new random start.
 
-Both turns work on a window of the first few visible positions. Once that is at the floor, the hidden
-tokens are known and one plain sweep finds the rest.
+Both turns work on a window of the first few visible positions. Once that is at the floor, the
+hidden tokens are known and one plain sweep finds the rest.
 """
 
 import itertools
@@ -99,9 +99,8 @@ class _Search:
             self.distances[j] = distances
             nearest, distance = int(distances.argmin()), float(distances.min())
             held = held + 1 if nearest == hidden[0, j] else 1
-            hidden = torch.cat(
-                [hidden[:, :j], hidden.new_tensor([[nearest]]), hidden[:, j + 1 :]], 1
-            )
+            hidden = hidden.clone()
+            hidden[0, j] = nearest
             if self._at_floor(hidden, visible):
                 break
             if j == self.k - 1:
@@ -138,7 +137,7 @@ class _Search:
         return hidden, distance
 
     def _distance(self, outputs: Tensor) -> Tensor:
-        """Distance over the window, each position in units of its own length, `(N, S, D) -> (N,)`."""
+        """Distance over the window, each position in its own length, `(N, S, D) -> (N,)`."""
         apart = torch.linalg.vector_norm(outputs - self.window, dim=-1)
         return (apart / self.window.norm(dim=-1)).norm(dim=-1)
 
@@ -173,7 +172,7 @@ def _orders(k: int) -> list[tuple[int, ...]]:
     for i, j in itertools.combinations(start, 2):
         swapped = start.copy()
         swapped[i], swapped[j] = j, i
-        moved_right = start[:i] + start[i + 1 : j + 1] + [i] + start[j + 1 :]
-        moved_left = start[:i] + [j] + start[i:j] + start[j + 1 :]
+        moved_right = [*start[:i], *start[i + 1 : j + 1], i, *start[j + 1 :]]
+        moved_left = [*start[:i], j, *start[i:j], *start[j + 1 :]]
         orders += [tuple(swapped), tuple(moved_right), tuple(moved_left)]
     return orders

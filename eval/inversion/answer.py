@@ -11,7 +11,8 @@ class Answer:
 
     Attributes:
         tokens: the tokens found, `(T,)`.
-        scores: how well each token of the vocabulary fits each position, `(T, V)`, higher is better.
+        scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
+            better.
         runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
             do not try all tokens.
         collisions: positions at which several tokens lie within the floor, with those tokens.

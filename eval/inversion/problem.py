@@ -81,8 +81,8 @@ def measure_floor(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
     """How far the same tokens' outputs lie apart when computed in other ways, `(P, T)`.
 
     The ways are those that the solvers use: another batch size, another order of the batch, and
-    position by position on a remembered prefix, among many candidates. At least one unit of rounding
-    of the output's own length.
+    position by position on a remembered prefix, among many candidates. At least one unit of
+    rounding of the output's own length.
     """
     P, T = tokens.shape
     shuffled = circuit.of_tokens(tokens.flip(0).repeat(3, 1))[:P].flip(0)

@@ -1,8 +1,8 @@
 """The exhaustive causal sweep: exact recovery of every token whose own position is shown.
 
-A causal model's output at position t depends on the tokens up to t only. With those before t found,
-all V tokens are tried at t on the shared prefix and the nearest one is kept. If it lies at the floor
-it is proved. The candidates of all prompts go through the model together.
+A causal model's output at position t depends on the tokens up to t only. With those before t
+found, all V tokens are tried at t on the shared prefix and the nearest one is kept. If it lies at
+the floor it is proved. The candidates of all prompts go through the model together.
 """
 
 import time
