@@ -1,6 +1,8 @@
 """Models: one contract, many token mixers. Imports nothing else of this project."""
 
 from arch.config import ModelConfig
+from arch.cost import Cost
+from arch.describe import Description, describe
 from arch.directory import LoadedModel, load_model, save_model
 from arch.errors import ModelError
 from arch.files import write_directory
@@ -11,6 +13,8 @@ from arch.model import Block, LanguageModel, State, count_parameters, embedding_
 __all__ = [
     "MIXERS",
     "Block",
+    "Cost",
+    "Description",
     "LanguageModel",
     "LoadedModel",
     "ModelConfig",
@@ -18,6 +22,7 @@ __all__ = [
     "State",
     "TokenMixer",
     "count_parameters",
+    "describe",
     "embedding_scale",
     "generate",
     "load_model",
