@@ -1,0 +1,110 @@
+"""The command line of `fit`: LightningCLI's parser over this project's own sections.
+
+The classes are fixed: nothing in a recipe names a class, and every flag has its section's prefix.
+"""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import yaml
+from jsonargparse import set_parsing_settings
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from arch import ModelConfig
+from train.errors import RunError
+from train.run import Recipe, Run
+from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+
+SECTIONS = {
+    "model": ModelConfig,
+    "batch": BatchSettings,
+    "optimizer": OptimizerSettings,
+    "schedule": ScheduleSettings,
+}
+TRAINER = (
+    "accelerator",
+    "strategy",
+    "devices",
+    "num_nodes",
+    "max_steps",
+    "max_time",
+    "deterministic",
+    "benchmark",
+    "detect_anomaly",
+    "profiler",
+)
+"""Lightning's own settings that a recipe may change; the others follow from its sections."""
+
+
+class Parser(LightningArgumentParser):
+    """Reports what it cannot parse in one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> None:  # pyright: ignore
+        """Raises instead of printing the usage."""
+        raise RunError(" ".join(message.split()))
+
+
+class TrainingCLI(LightningCLI):
+    """`fit`, and nothing else."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.signal: int | None = None
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        super().__init__(
+            args=arguments,
+            parser_class=Parser,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """`fit` alone; what it passes to the trainer is not for the command line."""
+        return {"fit": set(inspect.signature(Trainer.fit).parameters) - {"self"}}
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The flags without a prefix."""
+        parser.add_class_arguments(RunSettings, None, as_group=True)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """One group of flags per section."""
+        for name, section in SECTIONS.items():
+            parser.add_class_arguments(section, name)
+        others: set[str | int] = set(inspect.signature(Trainer.__init__).parameters) - {
+            "self",
+            *TRAINER,
+        }
+        parser.add_class_arguments(
+            Trainer, "trainer", fail_untyped=False, instantiate=False, skip=others
+        )
+        parser.set_defaults({"trainer.max_steps": 1000, "trainer.devices": 1})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses what it is given; Lightning's own would warn that it is not sys.argv."""
+        self.config = parser.parse_args(args)  # pyright: ignore[reportArgumentType]
+
+    def _set_seed(self) -> None:
+        """The run seeds itself, just before it draws the weights."""
+
+    def instantiate_classes(self) -> None:
+        """Builds the run; it is checked, and nothing is written yet."""
+        self.config_init = self.parser.instantiate_classes(self.config)
+        values = self.config_init["fit"]
+        settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
+        recipe = Recipe(
+            run=RunSettings(**settings),
+            trainer=values["trainer"].as_dict(),
+            **{name: values[name] for name in SECTIONS},
+        )
+        plain = self._parser("fit").dump(self.config["fit"], skip_none=False)
+        config: dict[str, Any] = yaml.safe_load(plain)
+        self.run = Run(recipe, config)
+        self.trainer, self.model = self.run.trainer, self.run.module
+        self.datamodule = self.run.datamodule
+
+    def fit(self, **_: Any) -> None:
+        """Runs it."""
+        self.signal = self.run.fit()

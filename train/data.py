@@ -1,0 +1,101 @@
+"""The data module: batches of windows, and the one number that resumes them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from tokenizer import PackedData
+from train.errors import RunError
+from train.settings import BatchSettings
+from train.windows import IGNORE, Batch, Windows
+
+
+class PackedDataModule(LightningDataModule):
+    """Feeds a model from memory-mapped tokens.
+
+    The order of samples depends on the seed alone, not on the number of devices or of accumulated
+    parts, so `samples_seen` is all there is to resume.
+
+    Args:
+        data: the packed data.
+        context: the model's context.
+        batch: how many windows make a step.
+        seed: of the order.
+        validate_tokens: how much of the validation split to use; all of it when not given.
+
+    Raises:
+        RunError: the training split is smaller than one batch, or the context above its rows.
+    """
+
+    def __init__(
+        self,
+        data: PackedData,
+        context: int,
+        batch: BatchSettings,
+        seed: int,
+        validate_tokens: int | None,
+    ) -> None:
+        super().__init__()
+        self.train_windows = Windows(data, "train", context, seed)
+        self.valid_windows = Windows(data, "valid", context)
+        self.batch, self.context = batch, context
+        self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
+        self.samples_seen = 0
+        self.tokens_seen = 0
+        if self.train_windows.count < batch.size:
+            raise RunError(
+                f"--data {data.path}: its training split makes {self.train_windows.count} windows "
+                f"of {context} tokens, fewer than one batch of {batch.size}; pack more stories, or "
+                "lower --batch.size or --model.context"
+            )
+
+    def train_dataloader(self) -> "TrainBatches":
+        """An endless stream of this device's share of the batches."""
+        assert self.trainer is not None
+        devices, rank = self.trainer.world_size, self.trainer.global_rank
+        micro, _ = self.batch.split(devices)
+        return TrainBatches(self.train_windows, self.samples_seen, micro, rank, devices)
+
+    def val_dataloader(self) -> Iterator[Batch]:
+        """This device's share of the validation split."""
+        assert self.trainer is not None
+        devices, rank = self.trainer.world_size, self.trainer.global_rank
+        micro, _ = self.batch.split(devices)
+        for i, batch in enumerate(self.valid_windows.in_order(micro, self.validate_windows)):
+            if i % devices == rank:
+                yield batch
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Counts what is about to be trained on, before it leaves the host."""
+        assert self.trainer is not None
+        inputs, targets = batch
+        self.samples_seen += len(inputs) * self.trainer.world_size
+        self.tokens_seen += int((targets != IGNORE).sum()) * self.trainer.world_size
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the order stands, and for the record how many targets that was."""
+        return {"samples_seen": self.samples_seen, "tokens_seen": self.tokens_seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where `state_dict` stood."""
+        self.samples_seen = state_dict["samples_seen"]
+        self.tokens_seen = state_dict["tokens_seen"]
+
+
+class TrainBatches:
+    """Endless batches of `micro` windows; those of all devices together are consecutive samples."""
+
+    def __init__(
+        self, windows: Windows, first: int, micro: int, rank: int = 0, devices: int = 1
+    ) -> None:
+        self._windows, self._first = windows, first
+        self._micro, self._rank, self._devices = micro, rank, devices
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From `first` on."""
+        first = self._first + self._rank * self._micro
+        while True:
+            yield self._windows.batch(first, self._micro)
+            first += self._devices * self._micro

@@ -1,0 +1,183 @@
+"""A run, from its settings to its last model directory."""
+
+import json
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer, seed_everything
+
+from arch import LanguageModel, ModelConfig, count_parameters
+from tokenizer import PackedData
+from train.checkpoints import AtomicCheckpointIO, check_identity, read_checkpoint
+from train.data import PackedDataModule
+from train.errors import RunError
+from train.module import LanguageModule
+from train.progress import Progress
+from train.rundir import RunDirectory
+from train.saving import Saving, StopOnSignal
+from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+from train.tracking import Records
+
+
+@dataclass
+class Recipe:
+    """All that describes a run, in the sections of a YAML recipe."""
+
+    run: RunSettings
+    model: ModelConfig
+    batch: BatchSettings
+    optimizer: OptimizerSettings
+    schedule: ScheduleSettings
+    trainer: dict[str, Any]
+
+
+class Run:
+    """A run that is checked and built, with nothing written yet.
+
+    Args:
+        recipe: the settings.
+        config: the same as plain values, for config.yaml and W&B.
+
+    Raises:
+        RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
+    """
+
+    def __init__(self, recipe: Recipe, config: dict[str, Any]) -> None:
+        settings, self.total = recipe.run, recipe.trainer["max_steps"]
+        self.recipe, self._config = recipe, config
+        if self.total < 1:
+            raise RunError(f"--trainer.max_steps is {self.total}; it must be at least 1")
+        data = PackedData(_given("data", settings.data))
+        _check_vocabulary(recipe.model, data)
+        self.directory = RunDirectory(Path(_given("run", settings.run)))
+        self.main = rank_zero_only.rank == 0
+        # Other devices' processes start when the first has made the directory: not a clash.
+        resume = settings.resume if self.main or settings.resume != "never" else "auto"
+        identity = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
+        self.checkpoint = self.directory.resume_from(resume)
+        self.done = _steps_done(self.checkpoint, identity)
+        seed_everything(settings.seed, verbose=False)
+        self.module = LanguageModule(
+            LanguageModel(recipe.model), recipe.optimizer, recipe.schedule, self.total
+        )
+        self.datamodule = PackedDataModule(
+            data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
+        )
+        self.records = Records(self.directory.path, settings, config)
+        self.progress = Progress(
+            self.directory, self.records, settings.log_every, data.bytes_per_token("train")
+        )
+        self.stop = StopOnSignal()
+        saving = Saving(self.directory, settings, data, identity, self.progress)
+        self.trainer = _trainer(recipe, self.directory, [self.stop, self.progress, saving])
+        _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
+
+    def fit(self) -> int | None:
+        """Trains to the last step.
+
+        Returns:
+            The signal that ended the run early, if one did.
+
+        Raises:
+            RunError: the directory cannot be written, the disk is full, or the loss is no number.
+        """
+        if self.done >= self.total:
+            print(
+                f"{self.directory.path} is complete: {self.done} of {self.total} steps; "
+                "raise --trainer.max_steps to go on"
+            )
+            return None
+        if self.main:
+            self.directory.prepare(yaml.safe_dump(self._config, sort_keys=False))
+            self.records.start(self.done)
+        if self.recipe.run.compile and self.trainer.strategy.root_device.type != "cpu":
+            self.module.model.compile()
+        self.progress.say(self._describe())
+        try:
+            self.trainer.fit(
+                self.module,
+                datamodule=self.datamodule,
+                ckpt_path=self.checkpoint,
+                weights_only=True,
+            )
+        except BaseException:
+            self.records.close(failed=True)
+            raise
+        self.records.close()
+        if self.stop.received is not None:
+            step = self.trainer.global_step
+            self.progress.say(f"stopped at step {step} and saved; go on with --resume auto")
+        return self.stop.received
+
+    def _describe(self) -> str:
+        batch, trainer = self.recipe.batch.size, self.trainer
+        epochs = self.total * batch / self.datamodule.train_windows.count
+        return (
+            f"{self.directory.path}: {count_parameters(self.module.model):,} parameters on "
+            f"{trainer.world_size} {trainer.strategy.root_device.type}, {trainer.precision}; "
+            f"{self.total:,} steps of {batch} x {self.recipe.model.context} tokens, "
+            f"{epochs:.2f} epochs"
+            + (f"; from step {self.done} of {self.checkpoint}" if self.checkpoint else "")
+        )
+
+
+def _trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    # Lightning's own use of torch, which nobody can mend here.
+    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+    precision = recipe.run.precision
+    if precision == "auto":
+        precision = _best_precision(recipe.trainer["accelerator"])
+    return Trainer(
+        **recipe.trainer,
+        precision=precision,
+        max_epochs=-1,
+        gradient_clip_val=recipe.optimizer.clip or None,
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=directory.path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,  # `Saving` validates, at steps of its own choice
+    )
+
+
+def _best_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
+    gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def _given(flag: str, value: str | None) -> str:
+    if value is None:
+        what = {
+            "data": "a directory of packed data, from python -m tokenizer pack",
+            "run": "a directory for the run, for example runs/first",
+        }[flag]
+        raise RunError(f"--{flag} is missing; give {what}")
+    return value
+
+
+def _check_vocabulary(model: ModelConfig, data: PackedData) -> None:
+    size = data.meta["vocab_size"]
+    if size != model.vocab_size:
+        raise RunError(
+            f"--data {data.path}: packed with a vocabulary of {size}, --model.vocab_size is "
+            f"{model.vocab_size}; make them equal"
+        )
+
+
+def _steps_done(checkpoint: Path | None, identity: dict[str, Any]) -> int:
+    if checkpoint is None:
+        return 0
+    content = read_checkpoint(checkpoint)
+    check_identity(checkpoint, content["remnant"], identity)
+    return content["global_step"]

@@ -1,0 +1,135 @@
+"""Every setting of a run besides the model's own; the docstrings are what `--help` shows."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from train.errors import RunError
+
+
+@dataclass
+class RunSettings:
+    """What to train on, where to, and how often to look; these flags have no prefix."""
+
+    data: str | None = None
+    """Directory of packed data, as written by `python -m tokenizer pack`."""
+    run: str | None = None
+    """Directory of the run: config, checkpoints, model directories, metrics."""
+    resume: str = "never"
+    """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
+    seed: int = 0
+    """Seed of the initial weights and of the order of the data."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "auto"
+    """auto is bf16-mixed on a GPU that has it, else 32-true."""
+    compile: bool = False
+    """Whether the model is compiled in place; ignored on a CPU."""
+    save_steps: list[int] = field(default_factory=list)
+    """Steps after which a model directory is written, besides step 0 and the last one."""
+    save_every: int | None = None
+    """A model directory every so many steps, besides those."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints, which are for resuming only."""
+    keep_checkpoints: int = 2
+    """How many checkpoints are kept, at least 2."""
+    validate_every: int = 500
+    """Steps between validations; every saved model is validated too."""
+    validate_tokens: int | None = None
+    """How much of the validation split is used, in tokens; all of it when not given."""
+    log_every: int = 10
+    """Steps between lines of progress."""
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    """Weights & Biases: offline writes into the run directory and needs no account."""
+    wandb_project: str = "remnant"
+    """Project that the run belongs to in Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        """Checks every count."""
+        for name in ("checkpoint_every", "validate_every", "log_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("save_every", "validate_tokens"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        _at_least("keep_checkpoints", self.keep_checkpoints, 2)
+        if any(step < 0 for step in self.save_steps):
+            raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
+
+
+@dataclass
+class BatchSettings:
+    """How many windows of `model.context` tokens make one step."""
+
+    size: int = 32
+    """Windows per optimiser step, over all devices and accumulated parts."""
+    micro: int | None = None
+    """Windows per device at once; fewer than its share of size means gradient accumulation."""
+
+    def __post_init__(self) -> None:
+        """Checks both counts."""
+        _at_least("batch.size", self.size, 1)
+        if self.micro is not None:
+            _at_least("batch.micro", self.micro, 1)
+
+    def split(self, devices: int) -> tuple[int, int]:
+        """Windows per device at once, and how many such parts make a step.
+
+        Raises:
+            RunError: the size does not divide.
+        """
+        micro = self.micro or self.size // devices
+        parts, rest = divmod(self.size, micro * devices) if micro else (0, 1)
+        if rest:
+            raise RunError(
+                f"--batch.size {self.size} is not a multiple of {micro or 1} windows on each of "
+                f"{devices} devices; change --batch.size or --batch.micro"
+            )
+        return micro, parts
+
+
+@dataclass
+class OptimizerSettings:
+    """AdamW (Loshchilov and Hutter, 1711.05101)."""
+
+    lr: float = 1e-3
+    """Highest learning rate, reached after the warm-up."""
+    beta1: float = 0.9
+    """Decay of the gradient's running mean."""
+    beta2: float = 0.95
+    """Decay of the gradient's running square."""
+    eps: float = 1e-8
+    """Added to the root of the running square."""
+    weight_decay: float = 0.1
+    """Decoupled decay of the linear layers' matrices; nothing else decays."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        if not self.lr > 0:
+            raise RunError(f"--optimizer.lr is {self.lr}; it must be above 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RunError(
+                    f"--optimizer.{name} is {getattr(self, name)}; allowed: from 0 to below 1"
+                )
+
+
+@dataclass
+class ScheduleSettings:
+    """The learning rate over `trainer.max_steps` steps."""
+
+    warmup_steps: int = 100
+    """Steps over which the rate rises from 0."""
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    """Shape of the fall after the warm-up."""
+    floor: float = 0.1
+    """Where the fall ends, as a fraction of the highest rate."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        if not 0 <= self.floor <= 1:
+            raise RunError(f"--schedule.floor is {self.floor}; allowed: 0 to 1")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise RunError(f"--{name} is {value}; it must be at least {least}")

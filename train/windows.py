@@ -1,0 +1,106 @@
+"""Which tokens make a batch: a pure function of (seed, epoch, index).
+
+Both layouts of packed data are one long line of tokens, cut into windows of `width` at
+`start = number * stride + offset`. In the packed layout windows overlap by the one token that is a
+target in one and an input in the next, and every epoch shifts them by another offset; in the rows
+layout a window is the part of a row that the model can see.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenizer import PAD, PackedData
+from train.errors import RunError
+
+IGNORE = -100
+"""Target of a position that is out of the loss."""
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs and targets, both `(B, T)` int64."""
+
+
+class Windows:
+    """The windows of one split.
+
+    Args:
+        data: the packed data.
+        split: train or valid.
+        context: the most positions that the model can see.
+        seed: with the epoch, decides the order and the offset.
+
+    Raises:
+        RunError: the context is above the length of the rows.
+    """
+
+    def __init__(self, data: PackedData, split: str, context: int, seed: int = 0) -> None:
+        tokens = data.tokens(split)
+        self._seed = seed
+        self._tokens = tokens.reshape(-1)
+        self._pad = None
+        if data.meta["layout"] == "rows":
+            rows, length = tokens.shape
+            if context > length:
+                raise RunError(
+                    f"--model.context {context} is above the {length} tokens of the rows in "
+                    f"{data.path}; lower it, or pack longer rows"
+                )
+            self._pad = _pad_id(data)
+            self.count, self.stride, self.width = rows, length, min(context + 1, length)
+            self._offset = length - self.width if data.meta["pad_side"] == "left" else 0
+        else:
+            # One window less than fits, so that every epoch has as many at any offset.
+            self.count = max(0, len(tokens) - context) // context
+            self.stride, self.width, self._offset = context, context + 1, None
+        self._epoch: tuple[int, np.ndarray] | None = None
+
+    def batch(self, first: int, size: int) -> Batch:
+        """Training samples `first` to `first + size`, counted from the start of training."""
+        epochs, numbers = np.divmod(np.arange(first, first + size), self.count)
+        starts = np.concatenate(
+            [self._starts(int(epoch))[numbers[epochs == epoch]] for epoch in np.unique(epochs)]
+        )
+        return self._cut(starts)
+
+    def in_order(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Batches that hold every token as a target once, in the order of the file.
+
+        Args:
+            size: windows per batch.
+            limit: stop after this many windows.
+        """
+        last = len(self._tokens) - (self.width if self._offset is not None else 2)
+        starts = np.arange(self._offset or 0, last + 1, self.stride)[:limit]
+        whole = starts[starts + self.width <= len(self._tokens)]
+        for i in range(0, len(whole), size):
+            yield self._cut(whole[i : i + size])
+        for start in starts[len(whole) :]:
+            yield self._pair(self._tokens[None, start:])
+
+    def _starts(self, epoch: int) -> np.ndarray:
+        if self._epoch is None or self._epoch[0] != epoch:
+            random = np.random.default_rng((self._seed, epoch))
+            offset = random.integers(self.stride) if self._offset is None else self._offset
+            self._epoch = epoch, random.permutation(self.count) * self.stride + offset
+        return self._epoch[1]
+
+    def _cut(self, starts: np.ndarray) -> Batch:
+        return self._pair(self._tokens[starts[:, None] + np.arange(self.width)])
+
+    def _pair(self, windows: np.ndarray) -> Batch:
+        tokens = torch.from_numpy(windows.astype(np.int64))
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        if self._pad is not None:
+            targets = targets.masked_fill(targets == self._pad, IGNORE)
+        return inputs, targets
+
+
+def _pad_id(data: PackedData) -> int:
+    from tokenizer import load_tokenizer
+
+    pad = load_tokenizer(data.path).token_to_id(PAD)
+    if pad is None:
+        raise RunError(f"{data.path / 'tokenizer.json'} has no {PAD}; pack the data again")
+    return pad
