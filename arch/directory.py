@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from safetensors.torch import save
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
-from arch.mixers import Triangle
 from arch.model import LanguageModel
+from arch.weights import build_model, read_weights, weights_of
 
 SCHEMA = 1
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "meta.json")
@@ -68,7 +66,7 @@ def save_model(
 
     def write(temporary: Path) -> None:
         # Bytes through Python's own file: safetensors' writer would hide a full disk from callers.
-        (temporary / "model.safetensors").write_bytes(save(_weights(model)))
+        (temporary / "model.safetensors").write_bytes(save(weights_of(model)))
         (temporary / "config.json").write_text(model.config.to_json() + "\n")
         (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         (temporary / "meta.json").write_text(json.dumps(full_meta, indent=2) + "\n")
@@ -94,74 +92,43 @@ def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Loa
         read_text(directory / "config.json"), str(directory / "config.json")
     )
     meta = read_json(directory / "meta.json")
-    tokenizer_json = read_text(directory / "tokenizer.json")
-    _check_tokenizer(directory, tokenizer_json, config, meta)
-    try:
-        weights = load_file(directory / "model.safetensors")
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{directory / 'model.safetensors'} cannot be read: {error}") from None
-    with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten: draw for nobody
-        model = LanguageModel(config)
-    _load_weights(model, weights, directory)
-    return LoadedModel(model.to(device).eval(), config, tokenizer_json, meta, directory)
-
-
-def _weights(model: LanguageModel) -> dict[str, Tensor]:
-    weights = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if not (model.config.tied and name == "head.weight")
-    }
-    for name, module in model.named_modules():
-        if isinstance(module, Triangle):
-            weights[f"{name}.weight"] = weights[f"{name}.weight"].tril()
-    return weights
-
-
-def _load_weights(model: LanguageModel, weights: dict[str, Tensor], directory: Path) -> None:
-    if model.config.tied and "embedding.weight" in weights:
-        weights = {**weights, "head.weight": weights["embedding.weight"]}
-    expected = model.state_dict()
-    wrong = [f"no {name}" for name in sorted(expected.keys() - weights.keys())]
-    wrong += [f"unknown {name}" for name in sorted(weights.keys() - expected.keys())]
-    wrong += [
-        f"{name} is {tuple(weights[name].shape)}, the configuration says {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in weights and weights[name].shape != tensor.shape
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    if meta.get("schema") != SCHEMA:
         raise ModelError(
-            f"{directory}: the weights do not fit config.json: {'; '.join(wrong[:3])}{more}"
+            f"{directory / 'meta.json'} has schema {meta.get('schema')!r}; allowed: {SCHEMA}"
         )
-    model.load_state_dict(weights, assign=True)  # in the precision that they were saved in
-    if model.config.tied:
-        model.head.weight = model.embedding.weight
-    for module in model.modules():
-        if isinstance(module, Triangle):
-            with torch.no_grad():
-                module.weight.tril_()
+    tokenizer_json = read_text(directory / "tokenizer.json")
+    check_vocabulary(directory / "tokenizer.json", tokenizer_json, config.vocab_size)
+    _check_hash(directory / "tokenizer.json", tokenizer_json, meta)
+    weights = read_weights(directory / "model.safetensors")
+    model = build_model(config, weights, str(directory))
+    return LoadedModel(model.to(device), config, tokenizer_json, meta, directory)
 
 
-def _check_tokenizer(
-    directory: Path, tokenizer_json: str, config: ModelConfig, meta: dict[str, Any]
-) -> None:
+def check_vocabulary(path: Path, tokenizer_json: str, vocab_size: int) -> None:
+    """Whether a `tokenizer.json` has one entry for each row of the embedding.
+
+    Raises:
+        ModelError: it has not, or is no tokenizer.
+    """
     try:
         tokenizer = json.loads(tokenizer_json)
         added = {entry["content"] for entry in tokenizer["added_tokens"]}
         size = len(added | set(tokenizer["model"]["vocab"]))
     except (json.JSONDecodeError, KeyError, TypeError):
-        raise ModelError(f"{directory / 'tokenizer.json'} is not a tokenizer file") from None
-    if size != config.vocab_size:
+        raise ModelError(f"{path} is not a tokenizer file") from None
+    if size != vocab_size:
         raise ModelError(
-            f"{directory}: tokenizer.json has {size} entries, the model has {config.vocab_size}; "
+            f"{path} has {size} entries, the model has {vocab_size}; "
             "use the tokenizer that the model was trained with"
         )
+
+
+def _check_hash(path: Path, tokenizer_json: str, meta: dict[str, Any]) -> None:
     found, recorded = _sha256(tokenizer_json), meta.get("tokenizer_sha256")
     if found != recorded:
         raise ModelError(
-            f"{directory}: tokenizer.json has hash {found[:12]}, meta.json says "
-            f"{str(recorded)[:12]}; use the tokenizer that the model was trained with"
+            f"{path} has hash {found[:12]}, meta.json says {str(recorded)[:12]}; "
+            "use the tokenizer that the model was trained with"
         )
 
 

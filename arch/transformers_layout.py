@@ -1,0 +1,220 @@
+"""Llama-style models to and from the directory layout of transformers' `save_pretrained`.
+
+`config.json, model.safetensors, tokenizer.json, tokenizer_config.json`: what
+`AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` read. Nothing here needs
+transformers itself: our attention keeps its conventions, so only names differ.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from arch.channel import SwiGLU
+from arch.config import ModelConfig
+from arch.directory import LoadedModel, check_vocabulary
+from arch.errors import ModelError
+from arch.files import read_json, read_text, write_directory
+from arch.mixers.attention import Attention
+from arch.model import LanguageModel
+from arch.weights import build_model, read_weights, weights_of
+
+SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
+
+_NAMES = {  # ours and theirs, # for the block's number
+    "embedding": "model.embed_tokens",
+    "blocks.#.norm_token": "model.layers.#.input_layernorm",
+    "blocks.#.token_mixer.q_proj": "model.layers.#.self_attn.q_proj",
+    "blocks.#.token_mixer.k_proj": "model.layers.#.self_attn.k_proj",
+    "blocks.#.token_mixer.v_proj": "model.layers.#.self_attn.v_proj",
+    "blocks.#.token_mixer.o_proj": "model.layers.#.self_attn.o_proj",
+    "blocks.#.norm_channel": "model.layers.#.post_attention_layernorm",
+    "blocks.#.channel_mixer.gate": "model.layers.#.mlp.gate_proj",
+    "blocks.#.channel_mixer.up": "model.layers.#.mlp.up_proj",
+    "blocks.#.channel_mixer.down": "model.layers.#.mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+
+def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_json: str) -> Path:
+    """Writes a Llama-style model as transformers would; atomic.
+
+    Args:
+        directory: where; its parents are made, a model directory that is there is replaced.
+        model: attention of one form in every block, swiglu, rmsnorm, a final norm.
+        tokenizer_json: the text of the tokenizer's `tokenizer.json`.
+
+    Raises:
+        ModelError: the model is not Llama-style, or something else is there.
+        OSError: the disk is full or the place cannot be written; all is as it was.
+    """
+    directory = Path(directory)
+    added = {entry["content"]: entry["id"] for entry in json.loads(tokenizer_json)["added_tokens"]}
+    special = {role: token for role, token in SPECIAL.items() if token in added}
+    config = {
+        **_llama_config(model),
+        "bos_token_id": None,
+        **{f"{role}_id": added.get(token) for role, token in SPECIAL.items()},
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.config.context,
+        **special,
+    }
+    weights = {_renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
+
+    def write(temporary: Path) -> None:
+        (temporary / "model.safetensors").write_bytes(save(weights, {"format": "pt"}))
+        (temporary / "config.json").write_text(_json(config))
+        (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+        (temporary / "tokenizer_config.json").write_text(_json(tokenizer_config))
+
+    write_directory(directory, write)
+    return directory
+
+
+def import_transformers(directory: str | Path) -> LoadedModel:
+    """Reads a Llama in the layout of transformers; `save_model` makes it a model directory.
+
+    Raises:
+        ModelError: not such a directory, not a Llama, a Llama with what ours has not (scaled
+            rotation, another activation or head width), or a tokenizer of another size.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ModelError(f"{directory}: no such model directory")
+    if missing := [f for f in ("config.json", "tokenizer.json") if not (directory / f).is_file()]:
+        raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
+    config = _our_config(read_json(directory / "config.json"), directory)
+    tokenizer_json = read_text(directory / "tokenizer.json")
+    check_vocabulary(directory / "tokenizer.json", tokenizer_json, config.vocab_size)
+    ours = {theirs: name for name, theirs in _NAMES.items()}
+    weights = {
+        _renamed(name, ours): tensor
+        for name, tensor in _read_shards(directory).items()
+        if not name.endswith("rotary_emb.inv_freq")  # old files hold what can be computed
+    }
+    model = build_model(config, weights, str(directory))
+    meta = {"name": directory.name, "source": "transformers"}
+    return LoadedModel(model, config, tokenizer_json, meta, directory)
+
+
+def _llama_config(model: LanguageModel) -> dict[str, Any]:
+    """Our model's configuration in their words."""
+    config = model.config
+    blocks: list[Any] = list(model.blocks)
+    attention, channel = blocks[0].token_mixer, blocks[0].channel_mixer
+    checks = {
+        f"mixers={list(config.mixers)}": len({_form(block.token_mixer) for block in blocks}) == 1
+        and isinstance(attention, Attention),
+        f"channel_mixer={config.channel_mixer}": isinstance(channel, SwiGLU),
+        f"norm={config.norm}": config.norm == "rmsnorm",
+        f"final_norm={config.final_norm}": config.final_norm,
+    }
+    if wrong := [setting for setting, fits in checks.items() if not fits]:
+        raise ModelError(
+            f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
+            "allowed: one form of attention, swiglu, rmsnorm, a final norm"
+        )
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.hidden_width,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_width,
+        "max_position_embeddings": config.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention.rope_base},
+        "rope_theta": attention.rope_base,  # where transformers before 5 looks for it
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": attention.q_proj.bias is not None,
+        "mlp_bias": channel.up.bias is not None,
+        "tie_word_embeddings": config.tied,
+        "dtype": str(model.head.weight.dtype).removeprefix("torch."),
+    }
+
+
+def _form(mixer: Any) -> tuple[object, ...]:
+    """What every attention of a Llama has in common."""
+    if not isinstance(mixer, Attention):
+        return (type(mixer),)
+    return mixer.heads, mixer.kv_heads, mixer.rope_base, mixer.q_proj.bias is None
+
+
+def _our_config(theirs: dict[str, Any], directory: Path) -> ModelConfig:
+    """Their configuration in our words; names and defaults are those of their LlamaConfig."""
+    path = directory / "config.json"
+    if theirs.get("model_type") != "llama":
+        raise ModelError(
+            f"{path}: model_type is {theirs.get('model_type')!r}; allowed for an import: 'llama'; "
+            "other families can be wrapped: arch.load_pretrained"
+        )
+    if missing := [key for key in _REQUIRED if key not in theirs]:
+        raise ModelError(f"{path} lacks {', '.join(missing)}")
+    width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
+    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    for name, found, allowed in (
+        ("hidden_act", theirs.get("hidden_act", "silu"), "silu"),
+        ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
+        ("head_dim", theirs.get("head_dim") or width // heads, width // heads),
+    ):
+        if found != allowed:
+            raise ModelError(
+                f"{path}: {name} is {found!r}; allowed for an import: {allowed!r}; "
+                "any Llama can be wrapped: arch.load_pretrained"
+            )
+    attention = {
+        "heads": heads,
+        "kv_heads": theirs.get("num_key_value_heads") or heads,
+        "rope_base": float(rope.get("rope_theta", theirs.get("rope_theta", 10000.0))),
+        "bias": theirs.get("attention_bias", False),
+    }
+    return ModelConfig(
+        vocab_size=theirs["vocab_size"],
+        context=theirs["max_position_embeddings"],
+        d_model=width,
+        n_layers=theirs["num_hidden_layers"],
+        mixers=(f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})",),
+        channel_mixer=f"swiglu(bias={theirs.get('mlp_bias', False)})",
+        d_ff=theirs["intermediate_size"],
+        norm="rmsnorm",
+        norm_eps=theirs.get("rms_norm_eps", 1e-6),
+        tied=theirs.get("tie_word_embeddings", False),
+    )
+
+
+def _read_shards(directory: Path) -> dict[str, Tensor]:
+    """All tensors, from one file or from several that an index lists."""
+    index = directory / "model.safetensors.index.json"
+    files = {"model.safetensors"}
+    if index.is_file():
+        files = set(read_json(index)["weight_map"].values())
+    return {k: v for file in sorted(files) for k, v in read_weights(directory / file).items()}
+
+
+def _renamed(name: str, names: dict[str, str]) -> str:
+    """A tensor's name in the other layout; one that has none there keeps its own."""
+    number = re.search(r"\d+", name)
+    module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
+    found = f"{names.get(module, module)}.{parameter}"
+    return found.replace("#", number[0]) if number else found
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
