@@ -1,0 +1,135 @@
+"""What the panels show: recovery by layer and by training step, and margins above the floor."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from eval.report.evidence import BEFORE, Score, Task, deepest, group
+from eval.report.measure import measure
+from eval.report.svg import Bar, Line, Point, bars, curves
+from eval.report.tables import Record, layer_records, questions
+from eval.report.wording import (
+    COLUMNS,
+    column_order,
+    method,
+    number,
+    percent,
+    prompt_order,
+    prompt_set,
+    task_label,
+)
+
+PALETTE = 6  # colours in the style sheet, c0 to c5
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A drawing under its heading."""
+
+    model: str
+    title: str
+    svg: Markup
+
+
+def colour(column: str, columns: Iterable[str]) -> int:
+    """A method's number in the palette; known methods always have the same."""
+    known = [*COLUMNS, *(c for c in columns if c not in COLUMNS)]
+    return known.index(column) % PALETTE
+
+
+def recovery_by_layer(placed: list[Score]) -> list[Panel]:
+    """Top-1 against layer: one panel per model and question, one line per method and phase."""
+    records = layer_records(placed)
+    columns = column_order({r["column"] for r in records})
+    panels = []
+    for model, title, cells in _panels(records):
+        lines = []
+        for (phase, column), own in group(cells, lambda r: (r["phase"], r["column"])).items():
+            points = [_point(r["layer"], r, f"layer {r['layer']}, {phase} training") for r in own]
+            lines.append(_line(column, columns, phase == BEFORE, points))
+        panels.append(Panel(model, title, curves(lines, "layer", f"{model}: {title}")))
+    return panels
+
+
+def recovery_by_step(placed: list[Score]) -> list[Panel]:
+    """Top-1 against training step at the deepest site, for models with more than two steps."""
+    records = []
+    for own in group(placed, lambda s: s.model).values():
+        if len({s.step for s in own}) <= 2:
+            continue
+        for asked in group(own, lambda s: s.prompts).values():
+            for task in questions(asked):
+                here = deepest([s for s in asked if s.task == task])
+                for cell in group(here, lambda s: (s.column, s.step)).values():
+                    s = cell[0]
+                    place = {"model": s.model, "task": task, "prompts": s.prompts, "part": s.part}
+                    records.append(place | {"column": s.column, "step": s.step} | measure(cell))
+    columns = column_order({r["column"] for r in records})
+    panels = []
+    for model, title, cells in _panels(records):
+        lines = []
+        for column, own in group(cells, lambda r: r["column"]).items():
+            points = [_point(r["step"], r, f"step {r['step']:,}") for r in own]
+            lines.append(_line(column, columns, False, points))
+        panels.append(Panel(model, title, curves(lines, "training step", f"{model}: {title}")))
+    return panels
+
+
+def margins(placed: list[Score]) -> list[Panel]:
+    """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
+    records = [r for r in layer_records(placed) if r["column"] == "exact" and r["bits"] is not None]
+    if not records:
+        return []
+    low = math.floor(math.log10(min(r["floor"] for r in records)))
+    high = math.ceil(math.log10(max(max(r["margin"], r["floor"]) for r in records)))
+    powers = (low, max(high, low + 1))
+    panels = []
+    for model, title, cells in _panels(records):
+        drawn = [_margin(r) for r in cells]
+        svg = bars(drawn, powers, COLUMNS.index("exact"), f"{model}: {title}")
+        panels.append(Panel(model, title, svg))
+    return panels
+
+
+def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
+    """Records by panel, in the order of reading: `(model, title, records)`."""
+    models = list(group(records, lambda r: r["model"]))
+    several = len({r["prompts"] for r in records}) > 1
+    panels = group(records, lambda r: (r["model"], r["prompts"], r["part"], r["task"]))
+
+    def place(key: tuple[str, str, str, Task]) -> tuple:
+        model, prompts, part, task = key
+        return (models.index(model), prompt_order(prompts), part, task)
+
+    found = []
+    for key in sorted(panels, key=place):
+        model, prompts, part, task = key
+        title = task_label(task) + (f", {prompt_set(prompts)}" if several else "")
+        found.append((model, title if part == "block" else f"{title}, {part}", panels[key]))
+    return found
+
+
+def _line(column: str, columns: list[str], hollow: bool, points: list[Point]) -> Line:
+    return Line(method(column).short, colour(column, columns), hollow, sorted(points))
+
+
+def _point(x: float, record: Record, where: str) -> Point:
+    title = (
+        f"{method(record['column']).name}, {where}: {percent(record['top1'])} % "
+        f"(95 % interval {percent(record['low'])} to {percent(record['high'])}), "
+        f"{record['count']} prompts"
+    )
+    return Point(x, record["top1"], record["low"], record["high"], title)
+
+
+def _margin(record: Record) -> Bar:
+    title = (
+        f"layer {record['layer']}, {record['phase']} training: "
+        f"nearest wrong answer {number(record['margin'])}, floor {number(record['floor'])}, "
+        f"{record['bits']:.1f} bits apart, {record['count']} prompts"
+    )
+    high = max(record["margin"], record["floor"])
+    hollow = record["phase"] == BEFORE
+    return Bar(record["layer"], record["floor"], high, f"{record['bits']:.0f}", hollow, title)

@@ -1,0 +1,78 @@
+"""What the page says in words: its opening sentences and its opening example."""
+
+from markupsafe import Markup
+
+from eval.report.evidence import AFTER, BEFORE, Score
+from eval.report.strips import Prompt, Sheet
+from eval.report.tables import Record, pivot
+from eval.report.wording import column_order, method, percent, prompt_set, site_label
+
+
+def sentences(records: list[Record], placed: list[Score]) -> list[Markup]:
+    """One per model and prompt set on its hardest question, and one on the self tokens."""
+    several = len({r["prompts"] for r in records}) > 1
+    hardest: dict[tuple, Record] = {}
+    for line in pivot(records):
+        key = (line["model"], line["prompts"])
+        if key not in hardest or hardest[key]["task"] < line["task"]:
+            hardest[key] = line
+    return [_sentence(line, several) for line in hardest.values()] + _on_self_tokens(placed)
+
+
+def example(prompts: list[Prompt]) -> Sheet | None:
+    """The sheet that opens the page: a solved one, with hidden tokens, on which methods differ."""
+    sheets = [s for p in prompts for s in p.sheets if len(s.spans) == 1 and any(s.hidden)]
+
+    def merit(sheet: Sheet) -> tuple[bool, int, int]:
+        right = [s.correct for s in sheet.strips if s.phase == AFTER] or [0]
+        return (max(right) == len(sheet.truth), sum(sheet.hidden), max(right) - min(right))
+
+    return max(sheets, key=merit, default=None)
+
+
+def _sentence(line: Record, several: bool) -> Markup:
+    k = line["task"].hidden
+    asked = "the hidden token" if k == 1 else f"the {k} hidden tokens"
+    if not line["task"].nonself:
+        asked = "the shown tokens"
+    model = line["model"] + " model"
+    if several:
+        model += f" ({prompt_set(line['prompts'])})"
+    text = Markup()
+    for phase, state in ((AFTER, "trained"), (BEFORE, "untrained")):
+        cells = {column: r for (when, column), r in line["cells"].items() if when == phase}
+        shares = [
+            (method(c), Markup("<b>{}\u00a0%</b>").format(percent(cells[c]["top1"])))
+            for c in column_order(set(cells))
+        ]
+        if not shares:
+            continue
+        if text:
+            named = [Markup("{} {}").format(m.short, share) for m, share in shares]
+            text += Markup(" Before training: {}.").format(_enumerate(named))
+            continue
+        first, *rest = shares
+        named = [Markup("{} recovers {} of {}").format(first[0].name, first[1], asked)]
+        named += [Markup("{} {}").format(m.short, share) for m, share in rest]
+        start = Markup("At layer {} of the {} {}, {}.")
+        text += start.format(
+            site_label(line["layer"], line["part"]), state, model, _enumerate(named)
+        )
+    return text
+
+
+def _on_self_tokens(placed: list[Score]) -> list[Markup]:
+    """Whether exact search found every shown token, at every site and checkpoint."""
+    asked = [s for s in placed if not s.task.nonself and s.column == "exact"]
+    if not asked:
+        return []
+    tokens, missed = sum(s.count for s in asked), sum(s.count - s.hits for s in asked)
+    found = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
+    text = "Of {:,} shown tokens, counted at every layer and checkpoint, exact search {}{}."
+    return [Markup(text).format(tokens, "" if missed else "recovers ", found)]
+
+
+def _enumerate(parts: list[Markup]) -> Markup:
+    """`a, b and c`."""
+    *most, last = parts
+    return Markup(", ").join(most) + (Markup(" and ") if most else Markup()) + last

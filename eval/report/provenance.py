@@ -1,0 +1,80 @@
+"""Where the numbers come from: checkpoints, methods, totals; and tokens that collide."""
+
+import json
+from typing import Any
+
+from eval.report.evidence import Row, Score, group, hidden_positions
+from eval.report.wording import column_order, prompt_set, site_label, visible
+
+
+def collisions(placed: list[Score]) -> list[dict[str, Any]]:
+    """Positions at which an exact search could not tell several tokens apart."""
+    found = []
+    for score in {s.row["key"]: s for s in placed}.values():
+        row = score.row
+        hidden = hidden_positions(row)
+        for collision in row["collisions"]:
+            found.append(
+                {
+                    "model": score.model,
+                    "step": score.step,
+                    "site": site_label(score.layer, score.part),
+                    "slice": row["slice"],
+                    "prompt": f"{prompt_set(row['prompts'])} {row['prompt'] + 1}",
+                    "position": collision["position"] + 1,
+                    "hidden": collision["position"] in hidden,
+                    "tokens": [visible(token) for token in collision["tokens"]],
+                }
+            )
+    return found
+
+
+def checkpoints(placed: list[Score]) -> list[dict[str, Any]]:
+    """Every checkpoint asked about, once, with the largest floor measured on it."""
+    found = []
+    for model, own in group(placed, lambda s: s.model).items():
+        groups = group(own, lambda s: (s.step, s.row["checkpoint"]["path"]))
+        for _, cell in sorted(groups.items(), key=lambda item: item[0]):
+            floors = [s.row["floor"] for s in cell if s.row["floor"] is not None]
+            place = {"label": model, "floor": max(floors, default=None)}
+            found.append(cell[0].row["checkpoint"] | place)
+    return found
+
+
+def methods(placed: list[Score]) -> list[dict[str, Any]]:
+    """Every method used, with its settings and what it cost."""
+    groups = group(_rows(placed), lambda row: row["method"])
+    found = []
+    for name in column_order(set(groups)):
+        own = groups[name]
+        settings = [", ".join(_setting(*item) for item in row["settings"].items()) for row in own]
+        found.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(own))
+    return found
+
+
+def totals(placed: list[Score]) -> dict[str, Any]:
+    """Counts over all rows."""
+    rows = _rows(placed)
+    return {
+        "prompts": len({(row["prompts"], tuple(row["truth"])) for row in rows}),
+        "models": len({s.model for s in placed}),
+        "lengths": sorted({row["length"] for row in rows}),
+        "seeds": len({row["seed"] for row in rows}),
+        "exact": len({s.row["key"] for s in placed if s.column == "exact"}),
+    } | _cost(rows)
+
+
+def _rows(placed: list[Score]) -> list[Row]:
+    return list({s.row["key"]: s.row for s in placed}.values())
+
+
+def _cost(rows: list[Row]) -> dict[str, Any]:
+    return {
+        "rows": len(rows),
+        "evaluations": sum(row["evaluations"] for row in rows),
+        "seconds": sum(row["seconds"] for row in rows),
+    }
+
+
+def _setting(name: str, value: object) -> str:
+    return f"{name} {value if isinstance(value, str) else json.dumps(value)}"

@@ -1,0 +1,560 @@
+"""The page and the tables, on made-up rows."""
+
+import os
+import random
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+
+from eval.errors import RequestError
+from eval.report import render_page, summary_table, terminal_table, write_page
+from eval.report.evidence import headline, scores
+from eval.report.measure import bits, wilson
+from eval.report.svg import _spread
+from eval.report.wording import duration, number, percent, visible
+
+STORY = (
+    "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
+    ' _a _red _boat . \n One _day _she _saw _a _small _bird _who _was _sad . _" Why _are _you ? "'
+)
+WORDS = [word.replace("_", " ").replace("\\n", "\n") for word in STORY.split(" ")]
+SOLVED = {  # share of (self, hidden) tokens found, by model, training and method
+    ("flat", False, "seed_gd"): (0.97, 0.0),
+    ("flat", True, "seed_gd"): (0.93, 0.0),
+    ("flat", False, "adam"): (1.0, 0.3),
+    ("flat", True, "adam"): (0.98, 0.1),
+    ("llama", False, "seed_gd"): (0.17, 0.0),
+    ("llama", True, "seed_gd"): (0.3, 0.0),
+    ("llama", False, "adam"): (1.0, 0.2),
+    ("llama", True, "adam"): (0.8, 0.05),
+}
+SETTINGS = {
+    "seed_gd": {"steps": 500, "rate": 0.02},
+    "adam": {"steps": 300, "rate": 0.2},
+    "sweep": {},
+    "alternating": {"starts": 8, "rounds": 6},
+}
+
+
+def make_row(
+    model="llama", step=300, layer=4, hidden=3, method="seed_gd", prompt=0, seed=0, length=16,
+    prompts="story", share=None, **changes,
+):  # fmt: skip
+    """One row, with tokens wrong at random so that `share` of (self, hidden) are right."""
+    trained = step > 0
+    exact = method in ("sweep", "alternating")
+    share = share or ((1.0, 1.0) if exact else SOLVED[model, trained, method])
+    rng = random.Random(f"{model} {step} {layer} {hidden} {method} {prompt} {seed} {prompts}")
+    start = 3 * prompt
+    truth = [(start + i) % len(WORDS) if prompts != "random" else rng.randrange(len(WORDS))
+             for i in range(length)]  # fmt: skip
+    rank = [0 if rng.random() < share[i < hidden] else rng.randint(1, 4000) for i in range(length)]
+    found = [t if r == 0 else (t + 1 + rng.randrange(len(WORDS) - 1)) % len(WORDS)
+             for t, r in zip(truth, rank, strict=True)]  # fmt: skip
+
+    def part(ranks):
+        return {
+            "count": len(ranks),
+            "top1": sum(r == 0 for r in ranks) / len(ranks),
+            "top5": sum(r < 5 for r in ranks) / len(ranks),
+            "median_rank": float(sorted(ranks)[len(ranks) // 2]),
+        } if ranks else None  # fmt: skip
+
+    floor = 2e-6 * (1 + layer) * rng.uniform(0.6, 1.4)
+    row = {
+        "schema": 1,
+        "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
+        "checkpoint": {
+            "name": model, "path": f"runs/{model}/models/step-{step:06d}", "step": step,
+            "trained": trained, "mixers": ["flat" if model == "flat" else "attention(heads=4)"],
+            "d_model": 128, "n_layers": 4, "context": 64, "parameters": 1_234_567,
+            "val_loss": 3.1 if trained else 8.4, "weights_sha256": f"{model}{step}" * 8,
+        },
+        "site": {"layer": layer, "part": "block"},
+        "slice": f"[:, {hidden}:, :]",
+        "length": length, "observed": length - hidden, "hidden": hidden,
+        "method": method, "settings": SETTINGS[method],
+        "prompts": prompts, "prompt": prompt, "seed": seed,
+        "text": "".join(WORDS[t] for t in truth),
+        "truth": truth, "found": found,
+        "truth_text": [WORDS[t] for t in truth], "found_text": [WORDS[t] for t in found],
+        "rank": rank, "self": part(rank[hidden:]), "nonself": part(rank[:hidden]),
+        "exact": found == truth, "residual": floor / 3 if exact else rng.uniform(1, 5),
+        "floor": floor,
+        "margin": (9.7 if model == "flat" else 0.4) * (1 + layer / 2) * rng.uniform(1, 3)
+        * (1.4 if trained else 1) if exact else None,
+        "criterion": rng.random() < 0.7 if method == "seed_gd" else None,
+        "verdict": ["recovered" if r == 0 else "not found" for r in rank],
+        "collisions": [],
+        "evaluations": 4096 * length if exact else 3 * 500 * length,
+        "seconds": 1.25 if exact else 0.5,
+    }  # fmt: skip
+    return row | changes
+
+
+def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8,
+              prompts=("story",)):  # fmt: skip
+    """Everything the demo asks."""
+    return [
+        make_row(model, step, layer, k, method, prompt, prompts=kind)
+        for model in models
+        for step in steps
+        for layer in layers
+        for k in hidden
+        for method in ("seed_gd", "adam", "alternating" if k else "sweep")
+        for kind in prompts
+        for prompt in range(count)
+    ]
+
+
+class Page(HTMLParser):
+    """Checks that every tag is closed, and collects cells, text and tags by class."""
+
+    VOID = ("meta", "br", "link", "img", "input", "hr")
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tables, self.cells, self.classes, self.text = [], [], None, Counter(), []
+        self.attributes = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        for name in (dict(attrs).get("class") or "").split():
+            self.classes[tag, name] += 1
+        if tag in self.VOID:
+            return
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.cells = True
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag == "path", tag
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+        if tag in ("td", "th"):
+            self.cells = None
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.cells:
+            self.tables[-1][-1][-1] += data.strip("\n")
+
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
+
+    def table(self, heading):
+        return next(t for t in self.tables if t[0][0] == heading)
+
+
+ROWS = make_rows()
+HTML = render_page(ROWS)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return Page(HTML)
+
+
+def expected_share(rows, kind, k, **place):
+    """Counted from the ranks alone."""
+    ranks = [
+        r
+        for row in rows
+        if row["hidden"] == k
+        and place.items() <= {
+            "model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"],
+            "layer": row["site"]["layer"], "method": row["method"], "prompts": row["prompts"],
+        }.items()
+        for r in (row["rank"][k:] if kind == "self" else row["rank"][:k])
+    ]  # fmt: skip
+    return sum(r == 0 for r in ranks) / len(ranks)
+
+
+QUESTIONS = [("self", 0), ("nonself", 1), ("nonself", 3)]
+
+
+def expected_lines(rows, layer):
+    """Per model and question, the six shares of the summary."""
+    return [
+        [
+            expected_share(rows, kind, k, model=model, step=step, layer=layer, method=method)
+            for step in (0, 300)
+            for method in ("seed_gd", "adam", "alternating" if k else "sweep")
+        ]
+        for model in ("flat", "llama")
+        for kind, k in QUESTIONS
+    ]
+
+
+def test_summary_records_are_counted_from_ranks():
+    records = {
+        (r["model"], r["task"].nonself, r["task"].hidden, r["step"], r["column"]): r
+        for r in summary_table(ROWS)
+    }
+    assert len(records) == 2 * 3 * 2 * 3
+    for (model, nonself, k, step, column), record in records.items():
+        method = ("alternating" if k else "sweep") if column == "exact" else column
+        kind = "nonself" if nonself else "self"
+        place = {"model": model, "step": step, "layer": 4, "method": method}
+        assert record["top1"] == pytest.approx(expected_share(ROWS, kind, k, **place))
+        assert record["count"] == 8
+        assert record["tokens"] == 8 * (k if nonself else 16)
+        assert record["low"] <= record["top1"] <= record["high"]
+        assert record["phase"] == ("after" if step else "before")
+
+
+def test_page_summary_shows_those_numbers(page):
+    lines = [row for row in page.table("model")[2:] if row]
+    shares = [[c for c in row if re.fullmatch(r"[<>]?\d+", c)][-7:-1] for row in lines]
+    expected = [[percent(s) for s in line] for line in expected_lines(ROWS, layer=4)]
+    assert shares == expected
+    assert [row[-1] for row in lines] == ["8"] * 6
+
+
+def test_page_shows_every_layer(page):
+    second = [t for t in page.tables if t[0][0] == "model"][1]
+    lines = [row for row in second[2:] if row]
+    shares = [[c for c in row if re.fullmatch(r"[<>]?\d+", c)][-7:-1] for row in lines]
+    by_layer = [expected_lines(ROWS, layer) for layer in (1, 2, 4)]
+    expected = [[percent(s) for s in by_layer[i][line]] for line in range(6) for i in range(3)]
+    assert shares == expected
+
+
+def test_terminal_table_has_the_same_numbers():
+    text = terminal_table(ROWS)
+    lines = [line.split() for line in text.splitlines() if re.search(r"\d\s*$", line)]
+    assert [line[-7:] for line in lines] == [
+        [percent(s) for s in line] + ["8"] for line in expected_lines(ROWS, layer=4)
+    ]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "hidden tokens" in text
+    assert "gradient" in text
+
+
+def test_terminal_table_survives_brackets_in_names():
+    assert "[b]flat" in terminal_table([_named(make_row("flat"), "[b]flat")])
+
+
+def test_page_is_well_formed_small_and_needs_nothing_else(page):
+    assert len(HTML.encode()) < 1_000_000
+    assert "http" not in HTML
+    assert "url(" not in HTML
+    assert "@import" not in HTML
+    assert not {"src", "href"} & {name for name, _ in page.attributes}
+    assert "prefers-color-scheme: dark" in HTML
+    assert page.words.startswith("What is left of a prompt inside a language model")
+
+
+def test_opening_sentences_are_computed(page):
+    shares = {
+        (model, step, method): percent(
+            expected_share(ROWS, "nonself", 3, model=model, step=step, layer=4, method=method)
+        )
+        for model in ("flat", "llama")
+        for step in (0, 300)
+        for method in ("seed_gd", "adam", "alternating")
+    }
+    for model in ("flat", "llama"):
+        gradient, adam, exact = (shares[model, 300, m] for m in ("seed_gd", "adam", "alternating"))
+        assert (
+            f"At layer 4 of the trained {model} model, gradient descent (the seed's protocol) "
+            f"recovers {gradient} % of the 3 hidden tokens, Adam {adam} % and exact search "
+            f"{exact} %. Before training: gradient descent {shares[model, 0, 'seed_gd']} %"
+        ) in page.words
+    tokens = sum(r["self"]["count"] for r in ROWS if r["method"] in ("sweep", "alternating"))
+    assert f"Of {tokens:,} shown tokens" in page.words
+    assert "exact search recovers every one." in page.words
+
+
+def test_missed_self_tokens_are_told():
+    rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
+    rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
+    assert "exact search misses 2." in Page(render_page(rows)).words
+
+
+def test_title_can_be_given():
+    assert "<title>Mine &amp; yours</title>" in render_page([make_row()], title="Mine & yours")
+
+
+def test_everything_from_rows_is_escaped():
+    evil = "<script>alert('x')</script>\"><b onmouseover=x>"
+    row = make_row(method="alternating", prompts=evil, slice=evil, settings={evil: evil})
+    row = _named(row, evil)
+    row["checkpoint"] |= {"path": evil, "mixers": [evil], "weights_sha256": evil}
+    row["truth_text"] = [evil] * 16
+    row["found_text"] = [evil] * 16
+    row["text"] = evil
+    row["collisions"] = [{"position": 0, "tokens": [evil, evil]}]
+    row["site"] = {"layer": 4, "part": evil}
+    html = render_page([row, row | {"key": "other", "method": evil}], title=evil)
+    page = Page(html)
+    assert html.count("<script>") == 1  # our own
+    assert "<script>alert" not in html
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+def test_no_rows_is_one_clear_line():
+    for function in (render_page, summary_table, terminal_table):
+        with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+            function([])
+
+
+def test_rows_without_scores_are_one_clear_line():
+    rows = [make_row(self=None, nonself=None)]
+    with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
+        render_page(rows)
+
+
+PARTIAL = {
+    "one row": [make_row()],
+    "untrained only": make_rows(steps=(0,), count=1),
+    "trained only": make_rows(steps=(300,), count=1),
+    "sweep only": [make_row(method="sweep", hidden=0, prompt=p) for p in range(2)],
+    "gradient only, one hidden": [make_row(hidden=1, method="seed_gd")],
+    "no margin": [make_row(method="alternating", margin=None)],
+    "no floor": [make_row(method="alternating", floor=0.0)],
+    "margin under the floor": [make_row(method="alternating", margin=0.0)],
+    "not a number": [make_row(residual=float("nan"))],
+    "a method of tomorrow": [make_row(method="adam"), make_row() | {"method": "beam", "key": "b"}],
+    "both exact methods": [make_row(method="alternating"), make_row(method="sweep")],
+    "another part": [make_row(site={"layer": 2, "part": "mixer"})],
+    "last position only": [make_row(slice="[:, -1, :]", hidden=15)],
+    "a channel slice": [make_row(slice="[:, :, :8]", hidden=0)],
+    "prompt sets": make_rows(models=("flat",), count=2, prompts=("random", "story", "mine")),
+    "long prompt": [make_row(length=200)],
+    "several seeds": [make_row(seed=seed) for seed in range(3)],
+    "all hidden": [make_row(hidden=16, length=16)],
+    "four steps": make_rows(steps=(0, 10, 100, 300), layers=(4,), count=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", PARTIAL.values(), ids=PARTIAL)
+def test_partial_input_gives_a_whole_page(rows):
+    page = Page(render_page(rows))
+    assert "Token by token" in page.words
+    assert terminal_table(rows)
+
+
+def test_steps_between_are_a_curve_and_not_the_after(page):
+    rows = PARTIAL["four steps"]
+    assert {r["step"] for r in summary_table(rows)} == {0, 300}
+    words = Page(render_page(rows)).words
+    assert "During training" in words
+    assert "During training" not in page.words
+    html = render_page(rows)
+    share = expected_share(rows, "nonself", 3, model="llama", step=100, layer=4, method="adam")
+    assert f"Adam at the model&#39;s scale, step 100: {percent(share)} %" in html
+
+
+def test_untrained_is_before_whatever_its_step():
+    row = make_row(step=7)
+    row["checkpoint"]["trained"] = False
+    assert {r["phase"] for r in summary_table([row])} == {"before"}
+
+
+def test_the_exact_method_made_for_a_question_stands_for_it():
+    rows = [make_row(method="alternating"), make_row(method="sweep", share=(1.0, 0.0))]
+    cells = {r["task"].nonself: r for r in summary_table(rows) if r["column"] == "exact"}
+    assert cells[True]["top1"] == 1
+    assert {s.method for s in headline(scores(rows)) if s.task.nonself} == {"alternating"}
+    assert {s.method for s in headline(scores(rows)) if not s.task.nonself} == {"sweep"}
+
+
+def test_self_tokens_of_the_summary_are_those_with_most_shown():
+    tasks = {r["task"] for r in summary_table(make_rows(count=1, hidden=(1, 3)))}
+    assert {(t.nonself, t.hidden) for t in tasks} == {(False, 1), (True, 1), (True, 3)}
+
+
+def test_summary_takes_the_deepest_layer_of_each_model():
+    rows = [make_row("flat", layer=2), make_row("flat", layer=8), make_row("llama", layer=4)]
+    assert {(r["model"], r["layer"]) for r in summary_table(rows)} == {("flat", 8), ("llama", 4)}
+
+
+def test_equal_keys_count_once_and_the_last_wins():
+    first = make_row(share=(0.0, 0.0))
+    again = make_row(share=(1.0, 1.0))
+    assert {r["top1"] for r in summary_table([first, again])} == {1.0}
+    assert {r["tokens"] for r in summary_table([first, again])} == {13, 3}
+
+
+def test_two_models_of_one_name_are_told_apart():
+    one, two = make_row(), make_row()
+    two["key"] = "two"
+    two["checkpoint"] |= {"path": "other/models/step-000300", "weights_sha256": "ff"}
+    assert {r["model"] for r in summary_table([one, two])} == {
+        "llama (runs/llama/models)",
+        "llama (other/models)",
+    }
+    two["checkpoint"]["weights_sha256"] = one["checkpoint"]["weights_sha256"]
+    assert {r["model"] for r in summary_table([one, two])} == {"llama"}
+
+
+def strip_rows(html):
+    """The strips of the page's first block, after the example."""
+    page = Page(html)
+    return [t for t in page.tables if t[0][0] == "the prompt"]
+
+
+def test_strips_line_up_with_the_prompt():
+    row = make_row(method="seed_gd", length=5, hidden=2)
+    row |= {
+        "truth": [1, 2, 3, 4, 5],
+        "found": [1, 9, 3, 8, 5],
+        "truth_text": ["Once", " upon", "\n", "\x07", ""],
+        "found_text": ["Once", " cat", "\n", " dog", ""],
+        "verdict": ["recovered", "not found", "ambiguous", "not found", "recovered"],
+    }
+    html = render_page([row])
+    strips = strip_rows(html)[-1]
+    assert strips[0] == ["the prompt", "", "Once", "·upon", "⏎", "\\x07", "∅"]
+    assert strips[1] == ["gradient descent, after", "3/5", "Once", "·cat", "⏎", "·dog", "∅"]
+    line = html[html.rindex("gradient descent, <em>after</em>") :].split("</tr>")[0]
+    classes = re.findall(r"<td(?: class=\"([^\"]*)\")?>", line)
+    assert classes == ["score", "k", "w k", "a", "w", ""]
+
+
+def test_other_slices_hide_other_positions():
+    html = render_page([make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))])
+    line = html[html.rindex('<tr class="truth">') :].split("</tr>")[0]
+    assert re.findall(r"<td(?: class=\"([^\"]*)\")?>", line) == ["", "", "", "k", "k"]
+
+
+def test_strips_break_long_prompts_and_keep_every_token():
+    row = make_row(length=200, method="adam")
+    page = Page(render_page([row]))
+    lines = [r for t in page.tables for r in t if r and r[0] in ("the prompt", "… goes on")]
+    assert len(lines) > 1
+    assert [c for line in lines for c in line[2:]] == [visible(t) for t in row["truth_text"]]
+
+
+def test_prompts_that_do_not_fit_are_told():
+    rows = [make_row(length=256, prompt=p, method="adam") for p in range(80)]
+    html = render_page(rows)
+    drawn = html.count("4: 3 of 256 positions hidden")
+    assert 2 < drawn < 80
+    assert f"{80 - drawn} more prompts are not drawn" in html
+    assert len(html) < 1_000_000
+
+
+def test_collisions_are_listed_or_denied(page):
+    count = sum(r["method"] in ("sweep", "alternating") for r in ROWS)
+    assert f"None. In {count} exact searches" in page.words
+    row = make_row(method="alternating", prompt=4)
+    row["collisions"] = [{"position": 4, "tokens": ["a", " b"]}, {"position": 0, "tokens": ["\n"]}]
+    shown = Page(render_page([row]))
+    table = next(t for t in shown.tables if "tokens" in t[0])
+    assert [r for r in table[1:] if r] == [
+        ["llama", "300", "4", "[:, 3:, :]", "story 5", "5", "a ·b "],
+        ["llama", "300", "4", "[:, 3:, :]", "story 5", "1, hidden", "⏎ "],
+    ]
+
+
+def test_curves_and_margins_carry_their_numbers(page):
+    share = expected_share(ROWS, "nonself", 1, model="llama", step=0, layer=2, method="adam")
+    assert f"Adam at the model&#39;s scale, layer 2, before training: {percent(share)} %" in HTML
+    own = [
+        r
+        for r in ROWS
+        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"])
+        == ("flat", 300, 4, 3)
+        and r["margin"]
+    ]
+    margin, floor = min(r["margin"] for r in own), max(r["floor"] for r in own)
+    worst = f"nearest wrong answer {number(margin)}, floor {number(floor)}, "
+    assert (
+        f"layer 4, after training: {worst}{bits(margin, floor):.1f} bits apart, 8 prompts" in HTML
+    )
+    assert page.classes["path", "dashed"] > 0
+
+
+def test_provenance_names_checkpoints_settings_and_cost(page):
+    assert "runs/llama/models/step-000300" in page.words
+    assert "steps 500, rate 0.02" in page.words
+    assert f"{sum(r['evaluations'] for r in ROWS):,} tokens evaluated" in page.words
+    assert "1,234,567" in page.words
+
+
+def test_write_page_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "page.html"
+    write_page(path, "<p>one</p>")
+    assert path.read_text() == "<p>one</p>"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(path, "<p>two</p>")
+    assert path.read_text() == "<p>one</p>"
+    assert os.listdir(path.parent) == ["page.html"]
+
+
+def test_write_page_takes_any_text(tmp_path):
+    write_page(tmp_path / "page.html", render_page([make_row(text="\ud800 lone")]))
+    assert (tmp_path / "page.html").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [
+        (0.8, 10, 0.4901624715, 0.9433178485),  # scipy's binomtest(...).proportion_ci("wilson")
+        (0.0, 10, 0.0, 0.2775327998),
+        (1.0, 10, 0.7224672001, 1.0),
+        (3 / 7, 7, 0.1582198552, 0.7495416354),
+    ],
+)
+def test_wilson_interval(share, n, low, high):
+    assert wilson(share, n) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_interval_counts_prompts_not_tokens():
+    record = next(r for r in summary_table(ROWS) if r["column"] == "exact" and r["top1"] == 1)
+    assert (record["low"], record["high"]) == pytest.approx(wilson(1.0, 8))
+
+
+def test_bits_are_none_without_a_floor_and_never_negative():
+    assert bits(8.0, 1.0) == 3
+    assert bits(0.5, 1.0) == 0
+    assert bits(None, 1.0) is None
+    assert bits(1.0, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0"), (0.001, "<1"), (0.005, "<1"), (0.42, "42"), (0.996, ">99"), (1, "100")],
+)
+def test_percent_reads_0_or_100_only_where_it_is_so(share, text):
+    assert percent(share) == text
+
+
+def test_words_for_numbers():
+    assert [number(v) for v in (None, float("nan"), 0, 0.5, 57344.0, 1e-6)] == [
+        "–", "–", "0", "0.5", "57,344", "1.0e-06",
+    ]  # fmt: skip
+    assert [duration(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]
+
+
+def test_names_of_lines_do_not_cover_each_other():
+    placed = _spread([50.0, 50.0, 52.0, 10.0])
+    assert placed[3] == 10
+    gaps = [b - a for a, b in zip(sorted(placed), sorted(placed)[1:], strict=False)]
+    assert min(gaps) >= 12
+
+
+def _named(row, name):
+    return row | {"checkpoint": row["checkpoint"] | {"name": name}}
