@@ -1,0 +1,23 @@
+"""Stories in, packed token files out.
+
+python -m tokenizer train | pack | inspect | sample
+"""
+
+from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash, train_tokenizer
+from tokenizer.corpus import Corpus, open_corpus
+from tokenizer.data import PackedData
+from tokenizer.errors import CorpusError
+from tokenizer.pack import pack
+
+__all__ = [
+    "END_OF_TEXT",
+    "PAD",
+    "Corpus",
+    "CorpusError",
+    "PackedData",
+    "load_tokenizer",
+    "open_corpus",
+    "pack",
+    "tokenizer_hash",
+    "train_tokenizer",
+]

@@ -1,0 +1,127 @@
+"""Byte-level BPE: every text becomes token ids and comes back byte for byte.
+
+    python -m tokenizer train toy --out tokenizer.json
+
+The entries are, in this order: end-of-text (id 0), padding (id 1), the 256 bytes, the merges. The
+same corpus always gives the same file. Text given to `encode` may spell the two special tokens; it
+then gets their ids, and `decode(ids, skip_special_tokens=False)` still returns the text. A story
+that is packed never does: there the spelling is encoded as ordinary characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tokenizer.errors import CorpusError
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+SPECIAL = (END_OF_TEXT, PAD)
+VOCAB_SIZE = 4096
+SMALLEST = len(SPECIAL) + 256
+LARGEST = 2**16  # what a uint16 can name
+BATCH = 1024  # stories encoded at a time
+
+
+def train_tokenizer(stories: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+    """Learn a byte-level BPE of exactly `vocab_size` entries, most frequent pair first.
+
+    Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (bytes, and the split into words).
+
+    Raises:
+        CorpusError: `vocab_size` is out of range, or the stories hold too few distinct words.
+    """
+    if not SMALLEST <= vocab_size <= LARGEST:
+        raise CorpusError(
+            f"--vocab-size {vocab_size}: must be {SMALLEST} (the bytes and the special tokens)"
+            f" to {LARGEST} (uint16)"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(stories, trainer)
+    learnt = tokenizer.get_vocab_size()
+    if learnt != vocab_size:
+        raise CorpusError(
+            f"--vocab-size {vocab_size}: these stories are enough for {learnt} entries only;"
+            " give more stories or ask for fewer entries"
+        )
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Load a `tokenizer.json`, or the one inside a directory (packed data, or a model).
+
+    Raises:
+        CorpusError: There is no such file, or it is not a tokenizer.
+    """
+    path = Path(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CorpusError(
+            f"{file}: no such file; make one with: python -m tokenizer train SOURCE --out {file}"
+        )
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise CorpusError(f"{file}: not a tokenizer file ({error})") from error
+
+
+def encode_stories(tokenizer: Tokenizer, stories: Iterable[str]) -> Iterator[list[list[int]]]:
+    """Yield the ids of the stories, batch by batch, in their order; all cores work on a batch."""
+    tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    waiting = iter(stories)
+    while batch := list(islice(waiting, BATCH)):
+        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        yield [encoding.ids for encoding in encodings]
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 (hex) of the tokenizer's compact JSON: equal exactly for equal ones."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return the bytes that each id stands for, in the order of ids; none for special tokens.
+
+    Raises:
+        CorpusError: The tokenizer is not byte-level, so its tokens are not strings of bytes.
+    """
+    byte_of = _byte_of_symbol()
+    special = tokenizer.get_added_tokens_decoder()
+    vocabulary = tokenizer.get_vocab()
+    table = [b""] * (max(vocabulary.values()) + 1)
+    for symbols, index in vocabulary.items():
+        if index in special:
+            continue
+        try:
+            table[index] = bytes(byte_of[symbol] for symbol in symbols)
+        except KeyError as error:
+            raise CorpusError(
+                f"entry {symbols!r} is not made of bytes; train a byte-level tokenizer with:"
+                " python -m tokenizer train SOURCE --out tokenizer.json"
+            ) from error
+    return table
+
+
+def _byte_of_symbol() -> dict[str, int]:
+    """GPT-2's names for bytes: a printable byte is its own character, the rest follow U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + rank): byte for rank, byte in enumerate(others)
+    }

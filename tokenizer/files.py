@@ -1,0 +1,106 @@
+"""Files and directories that are whole or not there.
+
+Both are written under a temporary name beside their place, forced to disk, then renamed. They are
+entered before the work starts, so that a place that cannot be written is found out at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tokenizer.errors import CorpusError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; when the block ends without an error, it becomes `path`.
+
+    Raises:
+        CorpusError: The place cannot be written, or its disk is full.
+    """
+    if path.is_dir():
+        raise CorpusError(f"--out {path}: is a directory; give the name of a file")
+    with _no_place(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+    temporary = Path(name)
+    try:
+        with _no_space(path):
+            yield temporary
+            temporary.chmod(0o644)
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_directory(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary directory; when the block ends without an error, it becomes `path`.
+
+    Args:
+        path: Where the directory goes.
+        replace: Whether a directory that is there gives way, once the new one is complete.
+
+    Raises:
+        CorpusError: The place cannot be written, or its disk is full.
+    """
+    with _no_place(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary, old = Path(name), Path(name).with_suffix(".old")
+    try:
+        with _no_space(path):
+            yield temporary
+            temporary.chmod(0o755)
+            for file in temporary.iterdir():
+                _sync(file)
+            _sync(temporary)
+            if replace and path.exists():
+                path.rename(old)
+            temporary.rename(path)
+            _sync(path.parent)
+    finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _no_place(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise CorpusError(
+            f"--out {path}: cannot be written ({reason}); choose a place that can"
+        ) from error
+
+
+@contextmanager
+def _no_space(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise CorpusError(
+            f"--out {path}: the disk is full, nothing was written; free space or choose another"
+        ) from error
