@@ -6,7 +6,6 @@ transformers itself: our attention keeps its conventions, so only names differ.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.mixers.attention import Attention
 from arch.model import LanguageModel
-from arch.weights import build_model, read_weights, weights_of
+from arch.weights import build_model, read_weights, renamed, weights_of
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
-_NAMES = {  # ours and theirs, # for the block's number
+_NAMES = {  # ours and theirs, see renamed
     "embedding": "model.embed_tokens",
     "blocks.#.norm_token": "model.layers.#.input_layernorm",
     "blocks.#.token_mixer.q_proj": "model.layers.#.self_attn.q_proj",
@@ -73,7 +72,7 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
         "model_max_length": model.config.context,
         **special,
     }
-    weights = {_renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
+    weights = {renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
 
     def write(temporary: Path) -> None:
         (temporary / "model.safetensors").write_bytes(save(weights, {"format": "pt"}))
@@ -102,7 +101,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     check_vocabulary(directory / "tokenizer.json", tokenizer_json, config.vocab_size)
     ours = {theirs: name for name, theirs in _NAMES.items()}
     weights = {
-        _renamed(name, ours): tensor
+        renamed(name, ours): tensor
         for name, tensor in _read_shards(directory).items()
         if not name.endswith("rotary_emb.inv_freq")  # old files hold what can be computed
     }
@@ -206,14 +205,6 @@ def _read_shards(directory: Path) -> dict[str, Tensor]:
     if index.is_file():
         files = set(read_json(index)["weight_map"].values())
     return {k: v for file in sorted(files) for k, v in read_weights(directory / file).items()}
-
-
-def _renamed(name: str, names: dict[str, str]) -> str:
-    """A tensor's name in the other layout; one that has none there keeps its own."""
-    number = re.search(r"\d+", name)
-    module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
-    found = f"{names.get(module, module)}.{parameter}"
-    return found.replace("#", number[0]) if number else found
 
 
 def _json(content: dict[str, Any]) -> str:

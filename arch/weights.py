@@ -1,5 +1,6 @@
 """Weights in and out of a model: triangles zero above the diagonal, a tied head held once."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -20,10 +21,7 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
         for name, tensor in model.state_dict().items()
         if not (model.config.tied and name == "head.weight")
     }
-    for name, module in model.named_modules():
-        if isinstance(module, Triangle):
-            weights[f"{name}.weight"] = weights[f"{name}.weight"].tril()
-    return weights
+    return {**weights, **_lower(model, weights)}
 
 
 def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) -> LanguageModel:
@@ -31,7 +29,8 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
 
     Args:
         config: what to build.
-        weights: as `weights_of` gives them; what is above a diagonal is dropped.
+        weights: as `weights_of` gives them; what is above a diagonal is dropped, the rest becomes
+            the model's own without a copy.
         source: where they come from, for errors.
 
     Raises:
@@ -54,13 +53,9 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
         raise ModelError(
             f"{source}: the weights do not fit the configuration: {'; '.join(wrong[:3])}{more}"
         )
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict({**weights, **_lower(model, weights)}, assign=True)
     if config.tied:
         model.head.weight = model.embedding.weight
-    for module in model.modules():
-        if isinstance(module, Triangle):
-            with torch.no_grad():
-                module.weight.tril_()
     return model.eval()
 
 
@@ -74,3 +69,21 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+def renamed(name: str, names: dict[str, str]) -> str:
+    """A tensor's name in another layout; one that has none there keeps its own.
+
+    Args:
+        name: for example `blocks.3.norm_token.weight`.
+        names: from module to module, `#` for the first number: `blocks.#.norm_token` to ...
+    """
+    number = re.search(r"\d+", name)
+    module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
+    found = f"{names.get(module, module)}.{parameter}"
+    return found.replace("#", number[0]) if number else found
+
+
+def _lower(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = [f"{n}.weight" for n, module in model.named_modules() if isinstance(module, Triangle)]
+    return {name: weights[name].tril() for name in names}
