@@ -9,6 +9,9 @@ from arch.files import write_directory
 from arch.generate import generate
 from arch.mixers import MIXERS, TokenMixer
 from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
+from arch.pretrained import load_pretrained
+from arch.reference import import_reference
+from arch.transformers_layout import export_transformers, import_transformers
 
 __all__ = [
     "MIXERS",
@@ -24,8 +27,12 @@ __all__ = [
     "count_parameters",
     "describe",
     "embedding_scale",
+    "export_transformers",
     "generate",
+    "import_reference",
+    "import_transformers",
     "load_model",
+    "load_pretrained",
     "save_model",
     "write_directory",
 ]

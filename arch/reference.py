@@ -73,7 +73,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
         mixers.append(mixer)
         contexts.append(context)
         weights |= {f"blocks.{i}.token_mixer.{name}": t for name, t in tensors.items()}
-    weights |= {renamed(name): t for name, t in state.items() if ".conv." not in name}
+    weights |= {renamed(name, _NAMES): t for name, t in state.items() if ".conv." not in name}
     up = weights.get("blocks.0.channel_mixer.up.weight")
     vocab_size, d_model = state["wte.weight"].shape
     config = ModelConfig(
