@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from arch.cost import Cost
 from arch.errors import check_count
 from arch.history import History
-from arch.kernels import masked_convolution, parallel_convolution
+from arch.kernels import parallel_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle, masked_rows
 
@@ -39,8 +39,6 @@ class Parallel(TokenMixer):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         weight, bias = self.mix.rows(0, x.shape[1])
-        if self.activation == "none":
-            return masked_convolution(x, *_summed(weight, bias))
         return parallel_convolution(x, weight, bias, activation=self.activation)
 
     def step(self, x: Tensor, state: History) -> Tensor:
@@ -48,7 +46,7 @@ class Parallel(TokenMixer):
         past = state.values
         weight, bias = self.mix.rows(past.shape[1], x.shape[1])
         if self.activation == "none":
-            return masked_rows(x, past, *_summed(weight, bias))
+            return masked_rows(x, past, weight.sum(0), None if bias is None else bias.sum(0))
         biases = [None] * len(weight) if bias is None else bias
         y = x.new_zeros(())
         for w, b in zip(weight, biases, strict=True):
@@ -60,7 +58,3 @@ class Parallel(TokenMixer):
         cost = self.mix.cost(length, self.d_model)
         products = 1 if self.activation == "none" else len(self.mix.weight)
         return Cost(cost.parameters, cost.masked, cost.flops // len(self.mix.weight) * products)
-
-
-def _summed(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return weight.sum(0), None if bias is None else bias.sum(0)

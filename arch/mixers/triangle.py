@@ -99,8 +99,14 @@ def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = N
         bias: `(S,)` or `(H, S)`.
     """
     (N, S, D), (P, t) = x.shape, past.shape[:2]
-    own = masked_convolution(x, weight[..., t:], bias)
-    heads = weight.reshape(-1, S, t + S)[..., :t]
-    groups = past.unflatten(-1, (len(heads), -1))
-    shared = torch.einsum("hst,pthd->pshd", heads, groups).reshape(P, 1, S, D)
-    return (own.view(P, N // P, S, D) + shared).view(N, S, D)
+    heads = weight.reshape(-1, S, t + S)
+    H, width = len(heads), D // len(heads)
+    if S > 1:
+        own = masked_convolution(x, weight[..., t:])
+    else:  # a number for each head: no product at all
+        own = x.unflatten(-1, (H, width)) * heads[:, :, t]
+    shared = heads[..., :t] @ past.unflatten(-1, (H, width)).transpose(1, 2)
+    if bias is not None:
+        shared = shared + bias.reshape(H, S, 1)
+    shared = shared.transpose(1, 2).reshape(P, 1, S, D)
+    return (own.reshape(P, N // P, S, D) + shared).view(N, S, D)
