@@ -79,7 +79,8 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _pack(options: argparse.Namespace) -> None:
-    if options.workers:
+    if options.workers is not None:
+        _at_least_one("--workers", options.workers)
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
     progress = Progress()
     data = pack(
@@ -109,8 +110,14 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _sample(options: argparse.Namespace) -> None:
+    _at_least_one("--count", options.count)
     for story in toy_stories(options.count, options.seed):
         print(f"{story}\n{END_OF_TEXT}")
+
+
+def _at_least_one(flag: str, value: int) -> None:
+    if value < 1:
+        raise CorpusError(f"{flag} {value}: must be 1 or more")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -125,9 +125,9 @@ class _Teller:
 
 
 def _polish(text: str) -> str:
-    """Close up paragraphs, and write `an` where it belongs."""
+    """Write `an` where it belongs, and begin a line where somebody else begins to speak."""
     text = re.sub(r"\b([Aa]) (?=honest|hour|(?!one|uni|use)[aeiou])", r"\1n ", text)
-    return text.replace(" \n ", "\n")
+    return text.replace(" \n ", "\n").replace('" "', '"\n"')
 
 
 def _plural(word: str) -> str:

@@ -177,7 +177,7 @@ magic = lamp, stone, ring, feather, shell, flute, key, mirror, wand, spoon, butt
 - Then {he} heard that {neighbor} was very ill. "I wish that {neighbor} gets well," said {hero}.
 - Then {he} saw a {animal} with a hurt leg {hideout}. "I wish that it can run again," said {hero}.
 
-- "That was your best wish," said the {magic}. It gave a last {shiny} light, and then it was only a
+- "That was your best wish," said the {magic}. It gave a last soft light, and then it was only a
   {magic}.
 - And so it happened. The {magic} did not glow anymore, but {hero} felt warm all over.
 
@@ -246,7 +246,7 @@ big_one = bear, wolf, lion, tiger, dragon, giant, troll, moose, gorilla, bull
 
 - They threw snowballs, they made snow angels, and they slid down the hill, until their noses were
   red.
-- All {time} they {played} around him.
+- They danced around him and sang all the winter songs they knew.
 
 /
 - But the next {time}, the sun was warm. Drip, drip, drip. The snowman became smaller and smaller.
@@ -273,7 +273,7 @@ big_one = bear, wolf, lion, tiger, dragon, giant, troll, moose, gorilla, bull
 
 - {hero} built a sandcastle with {number} towers. {He} put [shells|pebbles|bottle caps|bits of
   glass|seaweed] on the walls and a feather on top.
-- {He} dug and patted all {time}, until there was a castle with a gate, a bridge, and a {tall}
+- {He} dug and patted all {time}, until there was a castle with a gate, a bridge, and a pointed
   tower.
 
 - "A king lives in it," said {hero}, "and a {bug}, who is his best friend."
@@ -334,7 +334,7 @@ big_one = bear, wolf, lion, tiger, dragon, giant, troll, moose, gorilla, bull
 - "Take these," said {hero}, and put the coins into {his2} hand.
 
 - The {boy2} {smiled}. "Thank you! My name is {friend_name}. I will never forget this."
-- "Why are you so {good}?" asked the {boy2}. "Because today you need it more," said {hero}.
+- "Why are you so kind?" asked the {boy2}. "Because today you need it more," said {hero}.
 
 /
 - {hero} went home without the {toy}, but {his} heart was light. {Elder} {hugged} {him}. "You bought
@@ -371,7 +371,7 @@ plant = sunflower, pumpkin, bean, tomato, rose, apple tree, melon, carrot, tulip
   {shouted} {hero}.
 - One {time}, {he} saw something green, no bigger than a {bug}. {hero} danced around it for joy.
 
-- It grew up to {his} {body}. It grew up to {his} {body}. In [June|July|August] it was taller than
+- It grew up to {his} knees. It grew up to {his} chin. In [June|July|August] it was taller than
   {hero}!
 - First came two leaves, then four, then too many to count. A {color} butterfly came to visit.
 
@@ -583,7 +583,7 @@ pail = bucket, bowl, jar, pot, pan, basin, pitcher, kettle, bathtub, barrel
 - After that, {hero} liked to watch storms through the window. {Bedtime}
 
 == the runaway balloon
-balloon = balloon, big balloon, round balloon, heart balloon, star balloon
+balloon = balloon, heart balloon, star balloon, animal balloon, fish balloon
 - At the fair, {elder} bought {hero} a {color} {balloon}. "Hold the string tight," {he3} said.
 - There was a fair {in_place}, with music, rides, and {treat}s. {hero} won a {color} {balloon}!
 

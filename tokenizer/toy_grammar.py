@@ -129,5 +129,5 @@ def _line(text: str) -> Line:
         elif plain:
             parts.append(plain)
         else:
-            parts.append(Choice(tuple(map(_line, choice.split("|")))))
+            parts.append(Choice(tuple(_line(one.strip()) for one in choice.split("|"))))
     return tuple(parts)

@@ -40,7 +40,7 @@ PARTS = """
   with {feature}. {His} name was {hero}. {About}
 - {hero} was a {trait} {boy}. {He} had {feature}, and {he} was very proud of {himself}.
 - Once upon a time, a {boy} named {hero} lived with {his} {family} in a {home}. {About}
-- Long ago, in a [deep|green|quiet|faraway] [forest|valley|jungle|meadow], there was a {trait} {boy}
+- Long ago, in a [green|quiet|faraway] [forest|valley|jungle|meadow], there was a {trait} {boy}
   named {hero}. {About}
 
 - This is the story of {hero}, a {boy} with {feature}. {About}
@@ -114,7 +114,7 @@ PARTS = """
 
 == supper
 - then they went home and had {meal} and {fruits}.
-- for supper there was {meal} and a {yummy} {treat2} for everyone.
+- for supper they had {meal}, and after that there was a {yummy} {treat2} for everyone.
 - back home, {elder} made {meal}, and it tasted better than ever.
 - in the evening they sat at the table and had {meal} and {vegetables}.
 
@@ -406,8 +406,8 @@ visitor = owl, mouse, squirrel, hedgehog, kitten, raccoon, bat, frog, mole, fox,
 
 == the broken thing
 vase = vase, cup, plate, window, lamp, bowl, clock, teapot, mirror, picture frame, pot, jug
-- One {time}, {hero} played with {his} {toy} in the {room}. "Do not play there," {elder} had said.
-  But {hero} forgot.
+- One {time}, {hero} played with {his} {toy} in the {room}, right next to the best {vase} of the
+  family. "Do not play there," {elder} had said. But {hero} forgot.
 - {Elder} had a {nice} {color} {vase}. "Please be careful with it," {he3} always said. One {time},
   {hero} [ran|jumped|danced] around the table.
 
@@ -452,7 +452,7 @@ hot = soup, stew, porridge, broth, pudding, chicken soup, tomato soup, oatmeal, 
   {whispered}.
 
 /
-- {hero} was {sad} for {friend}. "What can I do to make {him2} happy?" {he} asked {elder}.
+- {hero} felt sorry for {friend}. "What can I do to make {him2} happy?" {he} asked {elder}.
 - {hero} {walked} home and {thought}. "How can I help {him2} feel better?"
 
 - "Let us make some {hot}," said {elder}. They cut {vegetables} and {vegetables2} and put them into
@@ -485,7 +485,7 @@ hot = soup, stew, porridge, broth, pudding, chicken soup, tomato soup, oatmeal, 
   baby," {he} said.
 
 /
-- {He} took {his} {toy} and hid {spot}. "Nobody will miss me," {he} said.
+- {He} took {his} {toy} and hid {nook}. "Nobody will miss me," {he} said.
 - {He} packed a {treat} and a {wear} into a {bag}. "I will move {to_place}," {he} said.
 
 - {Elder} found {him} there. "You were just as small," {he3} said {softly}. "I held you all night,
@@ -628,7 +628,7 @@ wrap = coat, scarf, sweater, raincoat, jacket
   as dry as [sand|flour|paper].
 
 - "I cannot do it," {he} {whispered}. {He} felt so {scared}.
-- {He} wanted to run away and hide {spot}.
+- {He} wanted to run away and hide {nook}.
 
 - {Friend} was standing beside {him}. "Look only at me," {friend} {whispered}. "Pretend we are
   {in_place}."
@@ -652,7 +652,8 @@ wrap = coat, scarf, sweater, raincoat, jacket
 
 == spilled paint
 - {hero} loved to paint. One {time}, {he} painted a {color} {beast} for {elder}.
-- One {day}, {hero} sat {in_place} and painted a picture of a {tree} tree and a {color} sky.
+- One {day}, {hero} sat [on the porch|in the kitchen|by the window|in the shed] and painted a
+  picture of a {tree} tree and a {color} sky.
 
 - It was almost ready. Then {his} {pet} jumped on the table, and the {color2} paint fell over.
   Splash!
@@ -718,7 +719,8 @@ wrap = coat, scarf, sweater, raincoat, jacket
 == the doctor (child)
 buddy = teddy bear, doll, stuffed bunny, stuffed elephant, rag doll, puppet, plush dog, toy monkey,
   stuffed penguin, woolly lamb
-- {hero} had a sore {body}, so {elder} said, "We have to see the doctor." {hero} did not want to go.
+- {hero} had a sore {body}, so {elder} said, "We have to see the doctor. You may bring your
+  {buddy}." {hero} did not want to go.
 - One {day}, {hero} had to go to the doctor. {He} held {his} {buddy} very tight.
 
 - "I do not like doctors," {he} said. "They have long needles!" {He} was {scared}.

@@ -43,7 +43,7 @@ pony, stable, a silky mane
 donkey, old stable, enormous gray ears
 elephant, grove of tall trees, a long bendy trunk
 monkey, treehouse, clever little hands
-lion, rocky den, a golden coat
+lion, den between the rocks, a golden coat
 panda, bamboo hut, black circles around the eyes
 koala, gum tree, a big black nose
 dragon, cave in the mountain, shiny green scales
@@ -72,6 +72,7 @@ Mrs. White, Mrs. Rose, Mrs. Baker, Mrs. Potter, Mrs. Lopez, Mrs. Kim, Mrs. Fishe
 """
 
 KEPT = {
+    "body": "knee, elbow, hand, toe, finger, arm, foot, nose, ankle, chin, thumb",
     "color": """
         red, blue, green, yellow, orange, purple, pink, white, black, brown, gray, golden, silver
         """,
@@ -177,19 +178,19 @@ FRESH = {
     "tall": "tall, high, towering, mighty",
     "old": "old, ancient, rusty, dusty, forgotten, crooked, worn",
     "nice": """
-        nice, lovely, pretty, beautiful, wonderful, special, fine, perfect, amazing, fancy,
-        charming, splendid, delightful
+        nice, lovely, pretty, beautiful, wonderful, special, fine, perfect, amazing, charming,
+        splendid, delightful
         """,
     "shiny": "shiny, bright, sparkling, glittering, gleaming, glowing, twinkling, polished",
     "yummy": """
-        yummy, tasty, sweet, warm, delicious, fresh, juicy, crunchy, creamy, sticky, crispy, spicy,
-        soft
+        yummy, tasty, sweet, warm, delicious, fresh, juicy, crunchy, creamy, sticky, crispy,
+        buttery, soft
         """,
     "strange": "strange, odd, funny, mysterious, curious, weird, unusual, peculiar",
     "happy": """
         happy, glad, joyful, cheerful, excited, delighted, pleased, merry, thrilled, overjoyed
         """,
-    "sad": "sad, upset, unhappy, lonely, gloomy, miserable, disappointed, heartbroken",
+    "sad": "sad, sad, upset, unhappy, miserable, disappointed, heartbroken, downhearted",
     "scared": "scared, afraid, frightened, nervous, worried, terrified, anxious",
     "angry": "angry, mad, cross, grumpy, furious, annoyed",
     "tired": "tired, sleepy, weary, worn out, exhausted, drowsy",
@@ -240,7 +241,7 @@ FRESH = {
         the kitchen, chase butterflies, skip stones, tell jokes, count ants, catch falling leaves,
         swing, ask questions, explore, race the wind, play the drum, whistle, make paper boats,
         cook, play soccer, play basketball, sew, fish in the pond, solve puzzles, look for bugs,
-        roll down hills, water the plants, hunt for treasure, make up stories, wear funny hats,
+        roll down hills, water the plants, hunt for treasure, make up stories, wear fancy hats,
         listen to music, help in the garden, invent games, gather pine cones, blow bubbles, swim, do
         tricks, study maps, take photos, play chess, feed the pigeons, stack blocks, ride the
         swings, knit, cut out paper stars, whisper to animals, do somersaults, write letters, polish
@@ -328,7 +329,6 @@ FRESH = {
         paper, string, glue, tape, scissors, cardboard, buttons, sticks, leaves, ribbons, cotton,
         feathers, paint, cloth, wire, beads, bottle caps, yarn, wood, nails
         """,
-    "body": "knee, elbow, hand, toe, finger, arm, foot, nose, ankle, chin, thumb",
     "nearby": """
         near a forest, by the sea, next to a bakery, at the end of a long road, on a green hill,
         beside a railway, by a lake, near a big park, across from the school, under tall trees, near
@@ -356,6 +356,10 @@ FRESH = {
         the {flowers}, rake the leaves, carry the groceries, dust the shelves, make the bed, peel
         the potatoes, mop the kitchen, collect the eggs, stir the pot, sort the socks, pull the
         weeds, polish the spoons, wipe the windows, brush the dog, pick the {vegetables}
+        """,
+    "nook": """
+        under the bed, behind the couch, in the closet, behind the curtain, in the attic,
+        under the table, beneath the stairs
         """,
     "room": "bedroom, kitchen, hall, living room, attic, playroom, bathroom, basement, pantry",
     "sound_animal": "made a funny sound, jumped up and down, would not come away",
