@@ -276,15 +276,16 @@ def test_opening_sentences_are_computed(page):
             f"recovers {gradient} % of the 3 hidden tokens, Adam {adam} % and exact search "
             f"{exact} %. Before training: gradient descent {shares[model, 0, 'seed_gd']} %"
         ) in page.words
-    tokens = sum(r["self"]["count"] for r in ROWS if r["method"] in ("sweep", "alternating"))
-    assert f"Of {tokens:,} shown tokens" in page.words
-    assert "exact search recovers every one." in page.words
+    tokens = sum(r["self"]["count"] for r in ROWS if r["method"] == "sweep")
+    assert (
+        f"With every position shown, exact search recovers every one of {tokens:,} tokens"
+    ) in page.words
 
 
 def test_missed_self_tokens_are_told():
     rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
     rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
-    assert "exact search misses 2." in Page(render_page(rows)).words
+    assert "exact search misses 2 of 48 tokens" in Page(render_page(rows)).words
 
 
 def test_title_can_be_given():
@@ -383,6 +384,11 @@ def test_self_tokens_of_the_summary_are_those_with_most_shown():
 def test_summary_takes_the_deepest_layer_of_each_model():
     rows = [make_row("flat", layer=2), make_row("flat", layer=8), make_row("llama", layer=4)]
     assert {(r["model"], r["layer"]) for r in summary_table(rows)} == {("flat", 8), ("llama", 4)}
+
+
+def test_summary_takes_a_layer_with_both_before_and_after_over_a_deeper_one_without():
+    rows = [make_row(step=0, layer=2), make_row(step=300, layer=2), make_row(step=0, layer=4)]
+    assert {(r["layer"], r["phase"]) for r in summary_table(rows)} == {(2, "before"), (2, "after")}
 
 
 def test_equal_keys_count_once_and_the_last_wins():
@@ -525,6 +531,14 @@ def test_wilson_interval(share, n, low, high):
 def test_interval_counts_prompts_not_tokens():
     record = next(r for r in summary_table(ROWS) if r["column"] == "exact" and r["top1"] == 1)
     assert (record["low"], record["high"]) == pytest.approx(wilson(1.0, 8))
+
+
+def test_margin_of_a_search_that_did_not_arrive_is_left_out():
+    arrived = make_row(method="alternating", margin=8.0)
+    lost = make_row(method="alternating", prompt=1, margin=0.5, verdict=["not found"] * 16)
+    collided = make_row(method="alternating", prompt=2, margin=2.0, verdict=["ambiguous"] * 16)
+    assert {r["margin"] for r in summary_table([arrived, lost])} == {8.0}
+    assert {r["margin"] for r in summary_table([arrived, collided])} == {2.0}
 
 
 def test_bits_are_none_without_a_floor_and_never_negative():

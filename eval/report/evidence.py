@@ -126,10 +126,14 @@ def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 def deepest(placed: list[Score]) -> list[Score]:
-    """The scores at the deepest site: block outputs where there are any."""
-    blocks = [s for s in placed if s.part == "block"] or placed
-    site = max((s.layer, s.part) for s in blocks)
-    return [s for s in blocks if (s.layer, s.part) == site]
+    """The scores at the deepest site at which most phases were asked, blocks before other parts."""
+    sites = group(placed, lambda s: (s.part, s.layer))
+
+    def merit(site: tuple[str, int]) -> tuple[bool, int, int, str]:
+        part, layer = site
+        return (part == "block", len({s.phase for s in sites[site]}), layer, part)
+
+    return sites[max(sites, key=merit)]
 
 
 def hidden_positions(row: Row) -> set[int]:

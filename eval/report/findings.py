@@ -37,7 +37,7 @@ def _sentence(line: Record, several: bool) -> Markup:
         asked = "the shown tokens"
     model = line["model"] + " model"
     if several:
-        model += f" ({prompt_set(line['prompts'])})"
+        model += f" (prompts: {prompt_set(line['prompts'])})"
     text = Markup()
     for phase, state in ((AFTER, "trained"), (BEFORE, "untrained")):
         cells = {column: r for (when, column), r in line["cells"].items() if when == phase}
@@ -62,14 +62,17 @@ def _sentence(line: Record, several: bool) -> Markup:
 
 
 def _on_self_tokens(placed: list[Score]) -> list[Markup]:
-    """Whether exact search found every shown token, at every site and checkpoint."""
+    """Whether exact search found every self token where the most is shown, everywhere asked."""
     asked = [s for s in placed if not s.task.nonself and s.column == "exact"]
     if not asked:
         return []
+    task = min(s.task for s in asked)
+    asked = [s for s in asked if s.task == task]
     tokens, missed = sum(s.count for s in asked), sum(s.count - s.hits for s in asked)
     found = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
-    text = "Of {:,} shown tokens, counted at every layer and checkpoint, exact search {}{}."
-    return [Markup(text).format(tokens, "" if missed else "recovers ", found)]
+    shown = f"the first {task.hidden} hidden" if task.hidden else "every position shown"
+    text = "With {}, exact search {}{} of {:,} tokens, counted at every layer and checkpoint."
+    return [Markup(text).format(shown, "" if missed else "recovers ", found, tokens)]
 
 
 def _enumerate(parts: list[Markup]) -> Markup:

@@ -12,15 +12,17 @@ def measure(placed: list[Score]) -> dict[str, Any]:
 
     Shares pool tokens. Their 95 % interval is Wilson's with the number of distinct prompts for its
     sample size, since the tokens of one prompt do not fail independently: rather too wide than too
-    narrow. The margin is the smallest and the floor the largest of all the rows, so that `bits` is
-    the worst case.
+    narrow. The margin is the smallest and the floor the largest of all rows, so that `bits` is the
+    worst case; a search that did not arrive knows nothing of the answer's surroundings, so its
+    margin is left out.
     """
     rows = [s.row for s in placed]
     tokens = sum(s.count for s in placed)
     top1 = sum(s.hits for s in placed) / tokens
     prompts = len({(s.prompts, tuple(s.row["truth"])) for s in placed})
     low, high = wilson(top1, prompts)
-    margins = [row["margin"] for row in rows if row["margin"] is not None]
+    arrived = [row for row in rows if "not found" not in row["verdict"]]
+    margins = [row["margin"] for row in arrived if row["margin"] is not None]
     floors = [row["floor"] for row in rows if row["floor"] is not None]
     margin, floor = min(margins, default=None), max(floors, default=None)
     criteria = [row["criterion"] for row in rows if row["criterion"] is not None]

@@ -24,7 +24,6 @@ from eval.report.wording import (
     method,
     percent,
     prompt_order,
-    prompt_set,
     site_label,
     task_label,
 )
@@ -129,7 +128,7 @@ def terminal_table(rows: list[Row], width: int = 100) -> str:
     for line in pivot(records):
         if model not in (None, line["model"]):
             table.add_section()
-        asked = task_label(line["task"]) + (f", {prompt_set(line['prompts'])}" if several else "")
+        asked = task_label(line["task"]) + (f", {line['prompts']}" if several else "")
         cells = [line["cells"].get((when, c)) for when in (BEFORE, AFTER) for c in columns]
         table.add_row(
             line["model"] if line["model"] != model else "",
