@@ -1,0 +1,75 @@
+"""What the tests of models share: the family of mixers, small models, small tokenizers."""
+
+import json
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+
+from arch import LanguageModel, ModelConfig, TokenMixer
+from arch.mixers import build_mixer
+
+# Every mixer by the settings that change its code. A new mixer is one more line here.
+MIXERS = (
+    "flat",
+    "flat(bias=false)",
+    "expanded(factor=1)",
+    "expanded(factor=3, bias=false)",
+    "rectangular(factor=2)",
+    "rectangular(factor=1, bias=false)",
+    "parallel(branches=3)",
+    "parallel(branches=2, activation=gelu)",
+    "parallel(branches=2, activation=gelu, bias=false)",
+    "headed(heads=1, projection_bias=true)",
+    "headed(heads=4, bias=false)",
+    "kernel(size=4)",
+    "kernel(size=3, bias=false)",
+    "toeplitz",
+    "toeplitz(bias=false)",
+    "softmax",
+    "attention(heads=1, bias=true)",
+    "attention(heads=4, kv_heads=2)",
+    "identity",
+    "attention(heads=2)+flat",
+)
+
+
+def random_mixer(entry: str, d_model: int, context: int, dtype=torch.float64) -> TokenMixer:
+    """A mixer with every number drawn, those above diagonals too."""
+    return scramble(build_mixer(entry, d_model, context).to(dtype))
+
+
+def scramble(module):
+    """Draws every parameter, so that no start hides a mistake."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            nn.init.uniform_(parameter, -1, 1)
+    return module
+
+
+def small_model(*mixers: str, **settings) -> LanguageModel:
+    """A model of 11 tokens, 12 positions and 8 features, its weights of order one."""
+    sizes = {"vocab_size": 11, "context": 12, "d_model": 8, "n_layers": 2, "d_ff": 16}
+    torch.manual_seed(0)
+    config = ModelConfig(**{**sizes, "mixers": mixers or ("flat",), **settings})
+    return LanguageModel(config).eval()
+
+
+def random_tokens(model: LanguageModel, batch: int = 2, length: int | None = None) -> Tensor:
+    length = model.config.context if length is None else length
+    return torch.randint(model.config.vocab_size, (batch, length))
+
+
+def tokenizer_json(size: int = 11) -> str:
+    """The least that a model directory takes for a tokenizer."""
+    return json.dumps({"added_tokens": [], "model": {"vocab": {str(i): i for i in range(size)}}})
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A real tokenizer of the 256 bytes and the two special tokens."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|pad|>"])
+    return tokenizer
