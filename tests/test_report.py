@@ -488,6 +488,14 @@ def test_curves_and_margins_carry_their_numbers(page):
     assert page.classes["path", "dashed"] > 0
 
 
+def test_before_is_dashed_and_hollow_and_after_is_neither():
+    trained = Page(render_page(PARTIAL["trained only"])).classes
+    untrained = Page(render_page(PARTIAL["untrained only"])).classes
+    assert (trained["path", "dashed"], trained["path", "hollow"]) == (1, 1)  # those of the key
+    assert untrained["path", "filled"] == 1
+    assert untrained["path", "dashed"] > 1
+
+
 def test_provenance_names_checkpoints_settings_and_cost(page):
     assert "runs/llama/models/step-000300" in page.words
     assert "steps 500, rate 0.02" in page.words
