@@ -1,12 +1,13 @@
 """What the tests of models share: the family of mixers, small models, small tokenizers."""
 
 import json
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
-from arch import LanguageModel, ModelConfig, TokenMixer
+from arch import LanguageModel, ModelConfig
 from arch.mixers import build_mixer
 
 # Every mixer by the settings that change its code. A new mixer is one more line here.
@@ -34,8 +35,8 @@ MIXERS = (
 )
 
 
-def random_mixer(entry: str, d_model: int, context: int, dtype=torch.float64) -> TokenMixer:
-    """A mixer with every number drawn, those above diagonals too."""
+def random_mixer(entry: str, d_model: int, context: int, dtype=torch.float64) -> Any:
+    """A TokenMixer with every number drawn, those above diagonals too."""
     return scramble(build_mixer(entry, d_model, context).to(dtype))
 
 
@@ -47,11 +48,11 @@ def scramble(module):
     return module
 
 
-def small_model(*mixers: str, **settings) -> LanguageModel:
-    """A model of 11 tokens, 12 positions and 8 features, its weights of order one."""
+def small_model(*mixers: str, **settings: Any) -> Any:
+    """A LanguageModel of 11 tokens, 12 positions and 8 features, its weights of order one."""
     sizes = {"vocab_size": 11, "context": 12, "d_model": 8, "n_layers": 2, "d_ff": 16}
     torch.manual_seed(0)
-    config = ModelConfig(**{**sizes, "mixers": mixers or ("flat",), **settings})
+    config = ModelConfig(**{**sizes, "mixers": mixers or ("flat",), **settings})  # pyright: ignore
     return LanguageModel(config).eval()
 
 

@@ -1,5 +1,7 @@
 """Causal self-attention with rotary positions and grouped keys, as in Llama."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -53,10 +55,9 @@ class Attention(CausalAttention):
         self.k_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.v_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.o_proj = nn.Linear(d_model, d_model, bias=bias)
-        frequency = rope_base ** -(torch.arange(0, self.head_width, 2).float() / self.head_width)
-        angle = torch.arange(context).float()[:, None] * frequency.repeat(2)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        cos, sin = _rotation(context, self.head_width, rope_base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each `(B, T, heads, width)`."""
@@ -77,8 +78,24 @@ class Attention(CausalAttention):
         projections = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         return projections + Cost(flops=2 * self.heads * self.head_width * (length + 1))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Attention":
+        """Keeps the angles in float32 when the rest is cast: bfloat16 blurs the far positions."""
+        super()._apply(fn, recurse)
+        if self.cos.dtype != torch.float32:
+            device, context = self.cos.device, len(self.cos)
+            cos, sin = _rotation(context, self.head_width, self.rope_base)
+            self.cos, self.sin = cos.to(device), sin.to(device)
+        return self
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns each pair (i, i + width/2) of x `(..., width)` by its angle, halves in `cos`, `sin`."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+
+
+def _rotation(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angle of each feature at each position, `(context, width)`."""
+    frequency = base ** -(torch.arange(0, width, 2).float() / width)
+    angle = torch.arange(context).float()[:, None] * frequency.repeat(2)
+    return angle.cos(), angle.sin()

@@ -1,0 +1,137 @@
+"""How every tensor starts, pinned by its statistics."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from arch import LanguageModel, ModelConfig
+
+V, L, D, FF, N = 400, 96, 64, 160, 3
+MIXERS = {
+    "flat": {"mix": L},
+    "expanded(factor=2)": {"expand": L, "contract": 2 * L},
+    "rectangular(factor=2)": {"expand": L, "contract": 2 * L},
+    "parallel(branches=3)": {"mix": L},
+    "headed(heads=4)": {"mix": L},
+    "kernel(size=4)": {"mix": 4 * L},
+    "toeplitz": {"mix": L},
+    "softmax": {"mix": L},
+}  # fan-in of each triangle
+
+
+def build(mixer: str, **settings: Any) -> Any:
+    torch.manual_seed(3)
+    sizes = {"vocab_size": V, "context": L, "d_model": D, "n_layers": N, "d_ff": FF}
+    return LanguageModel(ModelConfig(**{**sizes, "mixers": (mixer,), **settings}))  # pyright: ignore
+
+
+def assert_normal(tensor, std):
+    spread = 5 / math.sqrt(2 * tensor.numel())  # of the sample's deviation, as a fraction
+    assert tensor.std().item() == pytest.approx(std, rel=spread)
+    assert abs(tensor.mean().item()) < 5 * std / math.sqrt(tensor.numel())
+    assert tensor.abs().max() > 2 * std
+
+
+def assert_uniform(tensor, bound):
+    assert tensor.abs().max() <= bound
+    assert tensor.abs().max() > bound * (1 - 10 / tensor.numel())
+    assert abs(tensor.mean().item()) < 5 * bound / math.sqrt(3 * tensor.numel())
+    spread = 5 / math.sqrt(tensor.numel())
+    assert tensor.std().item() == pytest.approx(bound / math.sqrt(3), rel=spread)
+
+
+def assert_constant(tensor, value):
+    assert torch.equal(tensor, torch.full_like(tensor, value))
+
+
+def lower(weight):
+    """The entries that act; those above the diagonal must be zero."""
+    if weight.dim() == 1:
+        return weight
+    assert weight.triu(1).count_nonzero() == 0
+    below = torch.ones_like(weight, dtype=torch.bool).tril()
+    return weight[below]
+
+
+def assert_norms(model):
+    for norm in (model.norm, model.blocks[1].norm_token, model.blocks[1].norm_channel):
+        assert_constant(norm.weight, 1.0)
+        assert_constant(norm.bias, 0.0)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("init", ["default", "reference"])
+def test_triangles(mixer, init):
+    part = build(mixer, init=init).blocks[1].token_mixer
+    for name, fan_in in MIXERS[mixer].items():
+        triangle = part.get_submodule(name)
+        assert_uniform(lower(triangle.weight), fan_in**-0.5)
+        if init == "default":
+            assert_constant(triangle.bias, 0.0)
+        else:
+            assert triangle.bias.abs().max() <= fan_in**-0.5
+            assert triangle.bias.std() > 0.4 * fan_in**-0.5
+
+
+def test_default_linear_layers_are_small_and_smaller_into_the_stream():
+    model = build("attention(heads=4, bias=true)", norm="layernorm")
+    block = model.blocks[1]
+    assert_norms(model)
+    assert_normal(model.embedding.weight, 0.02)
+    assert_normal(model.head.weight, 0.02)
+    into_the_stream = 0.02 / math.sqrt(2 * N)
+    for layer, std in (
+        (block.token_mixer.q_proj, 0.02),
+        (block.token_mixer.k_proj, 0.02),
+        (block.token_mixer.v_proj, 0.02),
+        (block.token_mixer.o_proj, into_the_stream),
+        (block.channel_mixer.up, 0.02),
+        (block.channel_mixer.down, into_the_stream),
+    ):
+        assert_normal(layer.weight, std)
+        assert_constant(layer.bias, 0.0)
+    headed = build("headed(heads=4)").blocks[0].token_mixer
+    assert_normal(headed.in_proj.weight, 0.02)
+    assert_normal(headed.o_proj.weight, into_the_stream)
+    swiglu = build("flat", channel_mixer="swiglu").blocks[0].channel_mixer
+    assert_normal(swiglu.gate.weight, 0.02)
+    assert_normal(swiglu.down.weight, into_the_stream)
+
+
+def test_reference_is_what_pytorch_does_by_itself():
+    model = build("attention(heads=4, bias=true)", init="reference")
+    assert_norms(model)
+    assert_normal(model.embedding.weight, 1.0)
+    assert_uniform(model.head.weight, D**-0.5)
+    block = model.blocks[1]
+    for layer, fan_in in (
+        (block.token_mixer.q_proj, D),
+        (block.token_mixer.o_proj, D),
+        (block.channel_mixer.up, D),
+        (block.channel_mixer.down, FF),
+    ):
+        assert_uniform(layer.weight, fan_in**-0.5)
+        assert_uniform(layer.bias, fan_in**-0.5)
+    theirs = torch.nn.Conv1d(L, L, 4)  # where the fan-in of a summed stack comes from
+    assert_uniform(theirs.weight, MIXERS["kernel(size=4)"]["mix"] ** -0.5)
+
+
+@pytest.mark.parametrize("init", ["default", "reference"])
+def test_the_embeddings_deviation_is_a_setting(init):
+    assert_normal(build("flat", init=init, embedding_std=0.3).embedding.weight, 0.3)
+
+
+def test_a_tied_head_is_the_embedding_and_starts_as_it():
+    model = build("flat", tied=True, embedding_std=0.5)
+    assert model.head.weight is model.embedding.weight
+    assert_normal(model.embedding.weight, 0.5)
+    names = [name for name, _ in model.named_parameters()]
+    assert "head.weight" not in names
+
+
+def test_the_same_seed_gives_the_same_start():
+    for mixer in MIXERS:
+        one, other = build(mixer).state_dict(), build(mixer).state_dict()
+        assert all(torch.equal(one[name], other[name]) for name in one)
