@@ -25,7 +25,7 @@ from tokenizer import (
 from tokenizer.pack import Layout
 
 SOURCE = "toy:60"
-CONTEXT = 128
+CONTEXT = 300  # some stories of SOURCE are shorter, some longer
 STORIES = ["Zoë said:\n\n“Hi 🙂”", f"A story that says {PAD}.", "The end."]
 
 
@@ -129,6 +129,7 @@ def test_rows_are_what_transformers_makes_of_the_stories(
 
     counts = data.meta["splits"]["train"]
     real = np.asarray(expected["attention_mask"], bool)
+    assert 0 < (~real).any(1).sum() < len(stories)
     assert counts["rows"] == counts["stories"] == len(stories)
     assert counts["tokens"] == real.sum()
     assert 0 < counts["cut"] == (~(tokens == 0).any(1)).sum() <= len(stories)
@@ -200,6 +201,24 @@ def test_a_full_disk_leaves_nothing_behind(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CorpusError, match=r"--out .*: the disk is full, nothing was written; free"):
         pack("toy:6", tokenizer, out, force=force)
+    assert contents(data) == before
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_a_failed_replacement_puts_the_old_directory_back(
+    data: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    before = contents(data)
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        pack("toy:6", tokenizer, data, force=True)
     assert contents(data) == before
     assert [path.name for path in data.parent.iterdir()] == ["data"]
 

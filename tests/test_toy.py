@@ -9,7 +9,8 @@ from itertools import islice
 
 import pytest
 
-from tokenizer.toy import story, toy_stories
+from tokenizer.splits import held_out
+from tokenizer.toy import HELD_OUT, story, toy_stories
 from tokenizer.toy_grammar import Choice, Line, Name, library
 
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
@@ -67,6 +68,15 @@ def test_no_valid_story_is_ever_in_train(stories: list[str]):
     valid = set(toy_stories(200, 0, "valid")) | set(toy_stories(200, 5, "valid"))
     assert len(valid) == 400
     assert not valid & set(stories)
+    # Not by luck: which side a text is on depends on the text alone.
+    assert all(held_out(text, HELD_OUT) for text in valid)
+    assert not any(held_out(text, HELD_OUT) for text in stories)
+
+
+def test_a_friend_is_introduced_once(stories: list[str]):
+    introduced = [len(re.findall(r"\b(?:his|her) friend [A-Z]", text, re.I)) for text in stories]
+    assert set(introduced) == {0, 1}
+    assert sum(introduced) > len(stories) / 2
 
 
 def test_the_stories_have_many_words_and_many_beginnings(stories: list[str]):
