@@ -37,7 +37,7 @@ def generate(
     Raises:
         ModelError: no prompt, a prompt longer than the context, or settings out of range.
     """
-    _check(tokens, temperature, top_k, top_p)
+    _check(tokens, max_new_tokens, temperature, top_k, top_p)
     room = min(max_new_tokens, model.config.context - tokens.shape[1])
     hidden, state = model.prefix(model.embed(tokens))
     done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
@@ -74,9 +74,13 @@ def _draw(
     return order.gather(1, drawn)[:, 0]
 
 
-def _check(tokens: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> None:
+def _check(
+    tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
     if tokens.shape[1] == 0:
         raise ModelError("the prompt is empty; give at least one token")
+    if new < 0:
+        raise ModelError(f"max_new_tokens is {new}; it must be 0 or above")
     if temperature < 0:
         raise ModelError(f"temperature is {temperature}; it must be 0 or above")
     if top_k is not None and top_k < 1:
