@@ -78,7 +78,7 @@ def test_any_text_comes_back(text: str):
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     # Written in bytes, independent of the library's decoder.
     pieces = token_bytes(tokenizer)
-    read = [pieces[token] or tokenizer.id_to_token(token).encode() for token in ids]
+    read = [pieces[token] or str(tokenizer.id_to_token(token)).encode() for token in ids]
     assert b"".join(read) == text.encode()
 
 
