@@ -134,7 +134,8 @@ def expanded_convolution(
     offset = offsets("bias", bias, expand.shape[1:-1], up.shape[1])
     keep = gradients_wanted(x, expand, expand_bias, contract)
     x = x.to(product_dtype(x))[None]
-    return expanded(x, up, up_offset, contract.view(up.shape), offset, residual, keep)[0][0]
+    y, _, _ = expanded(x, up, up_offset, contract.view(up.shape), offset, residual, keep)
+    return y.squeeze(0)
 
 
 def _mix(
@@ -144,4 +145,5 @@ def _mix(
     keep = gelu and gradients_wanted(x, weight, bias)
     x = x.to(product_dtype(x))
     inputs = x if x.dim() == 4 else x[None]
-    return triangular(inputs, weight, bias, residual, True, gelu, keep)[0][0]
+    y, _ = triangular(inputs, weight, bias, residual, True, gelu, keep)
+    return y.squeeze(0)

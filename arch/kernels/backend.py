@@ -17,7 +17,7 @@ from arch.kernels import blockwise, layout
 _TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def backend(x: Tensor) -> ModuleType:
+def choose(x: Tensor) -> ModuleType:
     """Return the module whose `product`, `transposed` and `outer` suit x's device and dtype."""
     if x.is_cuda and x.dtype in _TRITON_DTYPES and _triton_runs_on(x.device.index):
         from arch.kernels import launch
@@ -38,13 +38,13 @@ def input_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return tril(W)^T g, if needed, and the sums of g over batch and features, if asked for."""
     if needed:
-        return backend(g).transposed(g, weight, z, like=like, join=join, sums=sums)
+        return choose(g).transposed(g, weight, z, like=like, join=join, sums=sums)
     return layout.nothing(g), blockwise.position_sums(g, weight) if sums else layout.nothing(g)
 
 
 def weight_gradient(g: Tensor, x: Tensor, weight: Tensor, *, needed: bool) -> Tensor:
     """Return the gradient of weight, given the one at the product's output, if needed."""
-    return backend(g).outer(g, x, weight) if needed else layout.nothing(weight)
+    return choose(g).outer(g, x, weight) if needed else layout.nothing(weight)
 
 
 @cache

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from arch.kernels import layout
-from arch.kernels.toeplitz import diagonal_sums, strip, window
+from arch.kernels.toeplitz import diagonal_sums, strip
 
 # Measured on one x86 core in float32: 64 rows beat 128 by up to 10 % for T <= 512 and tie above.
 BLOCK = 64
@@ -40,16 +40,15 @@ def product(
         gelu: act is the exact GELU instead of the identity.
         keep: return z (R, B, T, D), the argument of act, instead of an empty tensor.
     """
-    branches, heads, length = weight.shape[:3]
+    branches, heads = weight.shape[:2]
     y = layout.output(x, 1 if join else branches, residual)
     z = layout.output(x, branches) if keep else layout.nothing(x)
     x = layout.rows(x)
     for r, h in pairs(range(branches), range(heads)):
-        triangle = _Triangle(weight[r, h], x.dtype)
         features = _group(h, heads, x)
-        for rows in _blocks(length):
+        for rows, triangle in _row_blocks(weight[r, h], x.dtype):
             here = (..., rows, features)
-            block = _shared(triangle.rows(rows), x[r % len(x), :, : rows.stop, features])
+            block = _shared(triangle, x[r % len(x), :, : rows.stop, features])
             if bias is not None and r < len(bias):
                 block += bias[r, h, rows, None]
             if keep:
@@ -78,15 +77,14 @@ def transposed(
         join: sum over the branches: the result is (1, B, T, D) instead of (R, B, T, D).
         sums: also return g summed over batch and features, (S, H, T), instead of an empty tensor.
     """
-    branches, heads, length = weight.shape[:3]
+    branches, heads = weight.shape[:2]
     y = layout.output(like, 1 if join else branches)
     g = layout.rows(g)
     for r, h in pairs(range(branches), range(heads)):
-        triangle = _Triangle(weight[r, h], g.dtype)
         features = _group(h, heads, g)
-        for rows in _blocks(length):
+        for rows, triangle in _column_blocks(weight[r, h], g.dtype):
             here = (..., rows, features)
-            block = _shared(triangle.columns(rows).T, g[r % len(g), :, rows.start :, features])
+            block = _shared(triangle.T, g[r % len(g), :, rows.start :, features])
             if z is not None:
                 block = torch.ops.aten.gelu_backward(block, z[r][here])
             if join and r > 0:
@@ -124,26 +122,27 @@ def position_sums(g: Tensor, weight: Tensor) -> Tensor:
     return groups.sum((1, 4), dtype=layout.accumulator(g.dtype)).transpose(1, 2).contiguous()
 
 
-class _Triangle:
-    """Blocks of tril(W), cut one at a time from the matrix or from its Toeplitz taps."""
+def _row_blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of rows and these rows of tril(W), or of its taps' matrix, to the diagonal."""
+    length = len(weight)
+    sliding = strip(weight.to(dtype), BLOCK, length, BLOCK) if weight.dim() == 1 else None
+    for rows in _blocks(length):
+        if sliding is None:
+            yield rows, weight[rows, : rows.stop].to(dtype).tril(rows.start)
+        else:
+            first = length - rows.start
+            yield rows, sliding[: rows.stop - rows.start, first : first + rows.stop]
 
-    def __init__(self, weight: Tensor, dtype: torch.dtype):
-        self.weight, self.dtype = weight, dtype
-        self.strip = strip(weight.to(dtype), BLOCK) if weight.dim() == 1 else None
 
-    def rows(self, rows: slice) -> Tensor:
-        """Return rows of tril(W) up to the diagonal."""
-        if self.strip is None:
-            return self.weight[rows, : rows.stop].to(self.dtype).tril(rows.start)
-        return window(self.strip, rows)
-
-    def columns(self, columns: slice) -> Tensor:
-        """Return columns of tril(W) from the diagonal down."""
-        if self.strip is None:
-            return self.weight[columns.start :, columns].to(self.dtype).tril()
-        # A Toeplitz matrix is its own mirror image about the other diagonal.
-        mirrored = self.strip.flip(0, 1).T
-        return mirrored[: len(self.weight) - columns.start, : columns.stop - columns.start]
+def _column_blocks(weight: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of columns and these columns of tril(W) from the diagonal down."""
+    length = len(weight)
+    corner = strip(weight.to(dtype), length, 0, BLOCK) if weight.dim() == 1 else None
+    for columns in _blocks(length):
+        if corner is None:
+            yield columns, weight[columns.start :, columns].to(dtype).tril()
+        else:
+            yield columns, corner[: length - columns.start, : columns.stop - columns.start]
 
 
 def _blocks(length: int) -> Iterator[slice]:

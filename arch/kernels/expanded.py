@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch.kernels import layout
-from arch.kernels.backend import backend, input_gradient, weight_gradient
+from arch.kernels import backend, layout
 
 
 @torch.library.custom_op("remnant::expanded", mutates_args=())
@@ -24,7 +23,7 @@ def expanded(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y and, to keep for the backward, h_r = gelu(z_r) and z_r = tril(U_r) x + c_r."""
-    product = backend(x).product
+    product = backend.choose(x).product
     h, z = product(x, expand, expand_bias, None, join=False, gelu=True, keep=keep)
     y, _ = product(h, contract, bias, residual, join=True, gelu=False, keep=False)
     return y, h if keep else layout.nothing(x), z
@@ -50,12 +49,14 @@ def expanded_backward(
     need_x, need_expand, need_expand_bias, need_contract, need_bias = needs
     dy = dy.to(x.dtype)
     inner = need_x or need_expand or need_expand_bias
-    dz, dbias = input_gradient(dy, contract, z, like=x, join=False, needed=inner, sums=need_bias)
-    dx, dexpand_bias = input_gradient(
+    dz, dbias = backend.input_gradient(
+        dy, contract, z, like=x, join=False, needed=inner, sums=need_bias
+    )
+    dx, dexpand_bias = backend.input_gradient(
         dz, expand, None, like=x, join=True, needed=need_x, sums=need_expand_bias
     )
-    dexpand = weight_gradient(dz, x, expand, needed=need_expand)
-    dcontract = weight_gradient(dy, h, contract, needed=need_contract)
+    dexpand = backend.weight_gradient(dz, x, expand, needed=need_expand)
+    dcontract = backend.weight_gradient(dy, h, contract, needed=need_contract)
     return dx, dexpand, dexpand_bias, dcontract, dbias
 
 
@@ -97,7 +98,7 @@ def _backward(ctx: Any, dy: Tensor | None, *_: None) -> tuple[Tensor | None, ...
         None if dexpand_bias is None else dexpand_bias.to(expand_bias_dtype),
         dcontract,
         None if dbias is None else dbias.to(bias_dtype),
-        dy[0].to(residual_dtype) if need_residual else None,
+        dy.squeeze(0).to(residual_dtype) if need_residual else None,
         None,
     )
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch.kernels import layout
-from arch.kernels.backend import backend, input_gradient, weight_gradient
+from arch.kernels import backend, layout
 
 
 @torch.library.custom_op("remnant::triangular", mutates_args=())
@@ -26,7 +25,7 @@ def triangular(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return y and, to keep for the backward, the argument of act: see `blockwise.product`."""
-    return backend(x).product(x, weight, bias, residual, join=join, gelu=gelu, keep=keep)
+    return backend.choose(x).product(x, weight, bias, residual, join=join, gelu=gelu, keep=keep)
 
 
 @triangular.register_fake
@@ -44,10 +43,10 @@ def triangular_backward(
     dz = dy.to(x.dtype)
     if z is not None:
         dz = torch.ops.aten.gelu_backward(dz.expand_as(z), z)
-    dx, dbias = input_gradient(
+    dx, dbias = backend.input_gradient(
         dz, weight, None, like=x, join=len(x) == 1, needed=need_x, sums=need_bias
     )
-    return dx, weight_gradient(dz, x, weight, needed=need_weight), dbias
+    return dx, backend.weight_gradient(dz, x, weight, needed=need_weight), dbias
 
 
 @triangular_backward.register_fake
@@ -80,7 +79,7 @@ def _backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]
         dx if need_x else None,
         dweight if need_weight else None,
         dbias.to(bias_dtype) if need_bias else None,
-        dy[0].to(residual_dtype) if need_residual else None,
+        dy.squeeze(0).to(residual_dtype) if need_residual else None,
         *(None, None, None),
     )
 

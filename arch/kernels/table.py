@@ -1,0 +1,104 @@
+"""Tile sizes of the Triton kernels, by kernel, architecture, dtype, length and features.
+
+A static table, so that the same shapes give the same bits in every process: nothing is tuned while
+a program runs. `tuned.py` holds what was measured, and `scripts/tune_kernels.py` writes it. Where
+it has no entry the rule below holds. It follows from the roofline of an H100-class device and from
+what compiles without spilling registers, and was not timed.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from arch.kernels.tuned import TUNED
+
+KERNELS = (
+    "product",
+    "product_gelu",
+    "parallel",  # branches through GELU and summed: two accumulators
+    "transposed",
+    "transposed_gelu",
+    "outer",
+)
+
+# Compute capabilities whose multiprocessors share at least 160 KB of memory among their threads.
+_LARGE = ("sm_80", "sm_90", "sm_100", "sm_103")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes at a time.
+
+    Attributes:
+        rows: positions.
+        columns: features; for "outer", positions too, as many as rows.
+        depth: the length of one step of the sum; divides rows.
+        warps: of the program.
+        stages: steps of the sum in flight.
+        programs: for "outer", how many to aim for in splitting the batch.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    programs: int = 0
+
+
+def key(
+    kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int
+) -> tuple[str, str, str, int, int]:
+    """Return the name of an entry: T and the features of a head count as the next power of two."""
+    name = str(dtype).removeprefix("torch.")
+    return kernel, architecture, name, _power_of_two(length), _power_of_two(width)
+
+
+def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int) -> Tile:
+    """Return the tile that was measured to be best, or else the rule's.
+
+    Args:
+        kernel: one of KERNELS.
+        architecture: such as "sm_90".
+        dtype: of the products.
+        length: T.
+        width: the features of a head.
+    """
+    entry = key(kernel, architecture, dtype, length, width)
+    return Tile(*TUNED[entry]) if entry in TUNED else rule(*entry)
+
+
+def rule(kernel: str, architecture: str, dtype: str, length: int, width: int) -> Tile:
+    """Return the tile for an entry that was not measured."""
+    if dtype == "float32":
+        return _fit(length, width, kernel, Tile(64, 64, 32, 8, 3, _programs(architecture)))
+    if kernel == "outer":
+        side = 128 if architecture in _LARGE and length > 256 else 64
+        chosen = Tile(side, side, 64, side // 16, 3, _programs(architecture))
+    elif architecture not in _LARGE:
+        chosen = Tile(64, 64, 32, 4, 3)
+    elif kernel in ("product", "transposed"):
+        wide = architecture == "sm_90" and length >= 1024
+        chosen = Tile(128, 256 if wide else 128, 64, 8, 3)
+    else:
+        chosen = Tile(64, 128, 64, 8, 3)
+    return _fit(length, width, kernel, chosen)
+
+
+def _fit(length: int, width: int, kernel: str, wanted: Tile) -> Tile:
+    """Return the tile cut down to a short sequence or few features, 16 being the least there is."""
+    rows = min(wanted.rows, max(length, 16))
+    room = max(width, 16)
+    if kernel == "outer":
+        return replace(wanted, rows=rows, columns=rows, depth=min(wanted.depth, room))
+    return replace(
+        wanted, rows=rows, columns=min(wanted.columns, room), depth=min(wanted.depth, rows)
+    )
+
+
+def _programs(architecture: str) -> int:
+    return 108 if architecture == "sm_80" else 132
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
