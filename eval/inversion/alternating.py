@@ -23,6 +23,7 @@ from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.sweep import BATCH, collisions, sweep_from
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
+PASSES = 10  # over the hidden positions before a turn ends; few are ever needed
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
@@ -94,7 +95,7 @@ class _Search:
     def _search_hidden(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
         """(b) Coordinates and orders of the hidden tokens, until nothing improves."""
         distance, held = torch.inf, 0  # held: coordinates in a row that stayed as they were
-        for j in itertools.cycle(range(self.k)):
+        for j in list(range(self.k)) * PASSES:
             distances = self._try_at(j, hidden, visible)
             self.distances[j] = distances
             nearest, distance = int(distances.argmin()), float(distances.min())
@@ -105,7 +106,7 @@ class _Search:
                 break
             if j == self.k - 1:
                 better, distance = self._reorder(hidden, visible, distance)
-                held = held if better is hidden else 0
+                held = held if better.equal(hidden) else 0
                 hidden = better
             if held >= self.k:
                 break
@@ -125,16 +126,14 @@ class _Search:
 
     def _reorder(self, hidden: Tensor, visible: Tensor, distance: float) -> tuple[Tensor, float]:
         """The best reordering of the hidden tokens, if it is better than the present one."""
-        if self.k == 1:
-            return hidden, distance
         orders = torch.tensor(_orders(self.k), device=hidden.device)
         tried = torch.cat([hidden[0][orders], visible.expand(len(orders), -1)], dim=1)
         distances = self._distance(self.circuit.of_tokens(tried)[:, self.k :])
         self.evaluations += tried.numel()
-        nearest = int(distances.argmin())
-        if float(distances[nearest]) < distance:
-            return tried[nearest : nearest + 1, : self.k], float(distances[nearest])
-        return hidden, distance
+        nearest = int(distances.argmin())  # the present order stands first, and wins a tie
+        if nearest == 0:
+            return hidden, distance
+        return tried[nearest : nearest + 1, : self.k], float(distances[nearest])
 
     def _distance(self, outputs: Tensor) -> Tensor:
         """Distance over the window, each position in its own length, `(N, S, D) -> (N,)`."""
@@ -164,11 +163,11 @@ class _Search:
 
 
 def _orders(k: int) -> list[tuple[int, ...]]:
-    """All permutations of a few, or all swaps and rotations of many."""
+    """The order as it is, then all permutations of a few, or all swaps and rotations of many."""
     if k <= ALL_ORDERS:
         return list(itertools.permutations(range(k)))
     start = list(range(k))
-    orders = []
+    orders = [tuple(start)]
     for i, j in itertools.combinations(start, 2):
         swapped = start.copy()
         swapped[i], swapped[j] = j, i

@@ -1,0 +1,1 @@
+"""One-off entry points: demo, benchmarks, GPU check."""

@@ -1,0 +1,80 @@
+"""The whole project in minutes on a CPU: stories in, a page of evidence out.
+
+    make demo                    (or: python -m scripts.demo --out demo)
+
+Makes stories, trains a tokenizer, packs the stories, trains a flat masked mixer and a Llama-style
+transformer, and asks which input tokens can be recovered from their layers before and after
+training. Each step is the command that a user would type; finished steps are not done again.
+"""
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STORIES = 8000
+STEPS = 240
+MODELS = {
+    "flat": [],
+    "llama": [
+        "--model.mixers=[attention]",
+        "--model.channel_mixer=swiglu",
+        "--model.norm=rmsnorm",
+        "--model.d_ff=344",  # three matrices of this width weigh what two of 512 do
+    ],
+}
+
+
+def main() -> int:
+    """Runs the steps; the exit code of the first that fails."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="where everything goes")
+    parser.add_argument("--force", action="store_true", help="begin anew")
+    options = parser.parse_args()
+    out: Path = options.out
+    if options.force:
+        shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    try:
+        _steps(out)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    print(f"\n{time.perf_counter() - started:.0f} s in all\npage: {(out / 'page.html').resolve()}")
+    return 0
+
+
+def _steps(out: Path) -> None:
+    corpus, data, results = f"toy:{STORIES}", out / "data", out / "results"
+    if not data.exists():
+        _run("tokenizer", "train", corpus, "--out", out / "tokenizer.json")
+        _run("tokenizer", "pack", corpus, "--tokenizer", out / "tokenizer.json", "--out", data)
+    checkpoints = []
+    for name, settings in MODELS.items():
+        run = out / name
+        last = run / "models" / f"step-{STEPS:06d}"
+        if not last.exists():
+            steps = f"--trainer.max_steps={STEPS}"
+            fit = ["train", "fit", "--config=demo", f"--data={data}", f"--run={run}"]
+            _run(*fit, steps, "--resume=auto", *settings)
+        checkpoints += [run / "models" / "step-000000", last]
+    _run("eval", "loss", *checkpoints, "--corpus", "toy", "--stories", 100)
+    # Every layer for what is exact and quick; the first and the last one for hidden tokens.
+    prompts = ["--count", 4, "--length", 12, "--out", results]
+    _run("eval", "invert", *checkpoints, *prompts, "--slices", "[:, 0:, :]")
+    hidden = ["--slices", "[:, 1:, :]", "[:, 3:, :]", "--layers", 1, 4]
+    _run("eval", "invert", *checkpoints, *prompts, *hidden)
+    _run("eval", "report", results, "--out", out / "page.html")
+
+
+def _run(module: str, *arguments: object) -> None:
+    words = [module, *map(str, arguments)]
+    print(f"\n$ python -m {shlex.join(words)}", flush=True)
+    subprocess.run([sys.executable, "-m", *words], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What many tests stand on: a small tokenizer, small models, their directories."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from arch import LanguageModel, ModelConfig, save_model
+from tokenizer import open_corpus, train_tokenizer
+
+VOCAB = 400
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer() -> Tokenizer:
+    """A real byte-level BPE, of 400 entries."""
+    return train_tokenizer(open_corpus("toy:60", "train"), vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="session")
+def small_model() -> Callable[..., LanguageModel]:
+    """Makes untrained models that a test can afford: `small_model(mixers=("attention",))`."""
+
+    def make(**settings: object) -> LanguageModel:
+        chosen = {"context": 32, "d_model": 32, "n_layers": 2, "embedding_std": 1.0} | settings
+        torch.manual_seed(1)
+        config = ModelConfig(vocab_size=VOCAB, **chosen)  # pyright: ignore[reportArgumentType]
+        return LanguageModel(config).eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture
+def model_directory(
+    tmp_path: Path, small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
+) -> Callable[..., Path]:
+    """Saves a small model: `model_directory("flat", step=10)` gives its path."""
+
+    def make(name: str = "flat", step: int = 0, **settings: object) -> Path:
+        return save_model(
+            tmp_path / name / f"step-{step:06d}",
+            small_model(**settings),
+            small_tokenizer.to_str(),
+            {"name": name, "step": step},
+        )
+
+    return make

@@ -1,0 +1,240 @@
+"""The commands as a user types them: what they write, and what they say to wrong input."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arch import load_model
+from eval.__main__ import main
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.language import measure_loss
+from eval.results import Results, read_rows
+from tokenizer import load_tokenizer
+
+Directory = Callable[..., Path]
+QUICK = ["--count", "2", "--length", "6", "--gd-steps", "5", "--adam-steps", "5"]
+
+
+def invert(*words: object) -> int:
+    return main(["invert", *map(str, words), *QUICK])
+
+
+def test_invert_writes_rows_and_report_makes_a_page(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = model_directory("flat"), model_directory("flat", step=5)
+    out = tmp_path / "results"
+    assert invert(before, after, "--out", out, "--layers", 1, 2) == 0
+    assert "rows.jsonl" in capsys.readouterr().out
+    rows = read_rows([out])
+    # 2 checkpoints x 2 layers x 2 prompts x (seed_gd, adam on 3 slices; sweep on 1; alternating on 2)
+    assert len(rows) == 2 * 2 * 2 * (2 * 3 + 1 + 2)
+    assert len({row["key"] for row in rows}) == len(rows) // 2  # equal weights: the same question
+    exact = [row for row in rows if row["method"] in ("sweep", "alternating")]
+    assert all(row["exact"] and row["found"] == row["truth"] for row in exact)
+    assert all(row["residual"] <= 10 * row["floor"] < row["margin"] for row in exact)
+    for row in rows:
+        shown = row["length"] - row["hidden"]
+        assert row["observed"] == shown == row["self"]["count"]
+        assert (row["nonself"] or {"count": 0})["count"] == row["hidden"]
+        assert "".join(row["truth_text"]) == row["text"]
+        assert len(row["verdict"]) == len(row["rank"]) == row["length"] == 6
+    page = tmp_path / "page.html"
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    assert "<html" in page.read_text()
+
+
+def test_invert_again_computes_nothing_twice(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = model_directory(), tmp_path / "results"
+    wanted = ["--out", out, "--layers", 1, "--methods", "sweep", "adam"]
+    assert invert(model, *wanted) == 0
+    content = (out / "rows.jsonl").read_text()
+    (out / "rows.jsonl").write_text(content + '{"key": "torn')  # as a crash would leave it
+    assert invert(model, *wanted) == 0
+    assert (out / "rows.jsonl").read_text() == content
+    assert "every row is there already" in capsys.readouterr().err
+
+
+def test_any_text_can_be_recovered(model_directory: Directory, tmp_path: Path) -> None:
+    text = "Tom sat\ndown. 🦊"
+    out = tmp_path / "results"
+    words = ["--text", text, "--out", out, "--layers", 2, "--methods", "sweep"]
+    assert invert(model_directory(), *words) == 0
+    (row,) = read_rows([out])
+    assert row["text"] == text
+    assert row["exact"]
+    assert row["prompts"] == "text"
+
+
+def test_random_prompts_hold_no_special_tokens(model_directory: Directory, tmp_path: Path) -> None:
+    words = ["--prompts", "random", "--layers", 1, "--methods", "sweep", "--out", tmp_path / "out"]
+    assert invert(model_directory(), *words) == 0
+    assert min(token for row in read_rows([tmp_path / "out"]) for token in row["truth"]) >= 2
+
+
+def test_loss_is_the_mean_over_windows(model_directory: Directory, tmp_path: Path) -> None:
+    path = model_directory()
+    corpus = tmp_path / "valid.txt"
+    stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
+    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    loss = measure_loss(open_checkpoint(path), str(corpus))
+    tokenizer = load_tokenizer(path)
+    tokens = [i for story in stories for i in [*tokenizer.encode(story).ids, 0]]
+    model = load_model(path).model.double()
+    nats = 0.0
+    for start in range(0, len(tokens) - 1, 32):  # the context
+        window = torch.tensor([tokens[start : start + 33]])
+        logits = model(window[:, :-1])[0]
+        nats += float(F.cross_entropy(logits, window[0, 1:], reduction="sum").detach())
+    assert loss.tokens == len(tokens) - 1
+    assert loss.bytes == sum(len(story.encode()) for story in stories)
+    assert loss.nats_per_token == pytest.approx(nats / loss.tokens, rel=1e-5)
+    assert loss.bits_per_byte == pytest.approx(nats / loss.bytes / math.log(2), rel=1e-5)
+
+
+def test_loss_and_generate_print(
+    model_directory: Directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(model_directory())
+    assert main(["loss", path, "--stories", "3"]) == 0
+    assert "bits/byte" in capsys.readouterr().out
+    words = ["generate", path, "--prompt", "Tom", "--max-new-tokens", "5", "--seed", "3"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Tom")
+    assert main(words) == 0
+    assert capsys.readouterr().out == first
+
+
+def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:
+    content = json.loads((path / name).read_text())
+    change(content)
+    (path / name).write_text(json.dumps(content))
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_directories_that_are_not_models(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert invert(tmp_path / "nowhere", "--out", out) == 2
+    assert "nowhere: no such model directory" in complaint(capsys)
+    (tmp_path / "empty").mkdir()
+    assert invert(tmp_path / "empty", "--out", out) == 2
+    assert "not a model directory: it has no model.safetensors" in complaint(capsys)
+    path = model_directory()
+    corrupt(path, "meta.json", lambda meta: meta.update(tokenizer_sha256="0" * 64))
+    assert invert(path, "--out", out) == 2
+    assert "use the tokenizer that the model was trained with" in complaint(capsys)
+    path = model_directory("other")
+    corrupt(path, "config.json", lambda config: config.update(vocab_size=300))
+    assert invert(path, "--out", out) == 2
+    assert "tokenizer.json has 400 entries, the model has 300" in complaint(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "3"], "--layers 3: .* has layers 0 (the embedding) to 2"),
+        (["--slices", "[2:]"], "slice '[2:]' cannot be read; allowed:"),
+        (["--slices", "[:, 6:, :]"], "slice [:, 6:, :] shows nothing of a prompt of 6 tokens"),
+        (["--methods", "magic"], "--methods magic: there is no such method; use seed_gd, adam"),
+        (["--methods", "sweep", "--slices", "[:, 1:, :]"], "no method asked for fits"),
+        (["--text", "word " * 40], "tokens is longer than the context"),
+        (["--text", ""], "there is nothing to recover"),
+        (["--corpus", "nowhere.txt"], "nowhere.txt"),
+        (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
+    ],
+)
+def test_wrong_requests_get_one_line(
+    model_directory: Directory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "out"
+    assert invert(model_directory(), "--out", out, *words) == 2
+    line = complaint(capsys)
+    for part in message.split(" .* "):
+        assert part in line
+    assert not (out / "rows.jsonl").exists() or not (out / "rows.jsonl").read_text()
+
+
+def test_prompt_longer_than_the_context(
+    model_directory: Directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(model_directory()), "--prompt", "far " * 40]) == 2
+    assert "the model's context is 32; shorten it" in complaint(capsys)
+
+
+def test_output_that_cannot_be_written(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert invert(model_directory(), "--out", tmp_path / "file" / "out") == 2
+    assert "cannot be written" in complaint(capsys)
+
+
+def test_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "none"), "--out", str(page)]) == 2
+    assert "no results here" in complaint(capsys)
+    (tmp_path / "rows.jsonl").write_text("not json\n")
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    assert "line 1: not a row of results" in complaint(capsys)
+    (tmp_path / "rows.jsonl").write_text('{"schema": 99, "key": "a"}\n')
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    assert "schema 99, this version reads 1" in complaint(capsys)
+    assert not page.exists()
+
+
+def test_a_full_disk_leaves_no_half_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(tmp_path)
+    results.append([{"key": "a"}])
+    before = results.path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        results.append([{"key": "b"}])
+    assert results.path.read_bytes() == before
+    assert results.keys == {"a"}
+
+
+def test_rows_of_one_key_are_kept_once(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.append([{"key": "a", "value": 1}])
+    results.append([{"key": "a", "value": 2}, {"key": "b", "value": 3}])
+    assert [row["value"] for row in read_rows([tmp_path])] == [1, 3]
+    with pytest.raises(RequestError, match="no results here"):
+        read_rows([tmp_path / "other"])
+
+
+def test_evals_do_not_load_what_trains() -> None:
+    """Starting a question must not cost seconds of imports that only training needs."""
+    code = "import sys, eval.__main__; print({'lightning', 'wandb', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

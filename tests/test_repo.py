@@ -1,0 +1,69 @@
+"""The rules of the house, held by the code itself."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import arch
+import eval as evals
+import tokenizer
+import train
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {"arch", "tokenizer", "train", "eval", "scripts", "tests"}
+MAY_IMPORT = {
+    "arch": set(),
+    "tokenizer": set(),
+    "train": {"arch", "tokenizer"},
+    "eval": {"arch", "tokenizer"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    for path in files:
+        foreign = imports(path) & ROOMS - {room} - MAY_IMPORT[room]
+        assert not foreign, f"{path.relative_to(ROOT)} imports {', '.join(foreign)}"
+        if room == "eval":
+            assert not imports(path) & {"lightning", "pytorch_lightning"}, path
+
+
+@pytest.mark.parametrize("package", [arch, evals, tokenizer, train])
+def test_no_foreign_package_shadows_ours(package: object) -> None:
+    """PyPI has an `arch` and a `tokenizer` of its own."""
+    assert Path(str(package.__file__)).is_relative_to(ROOT)  # pyright: ignore
+
+
+def test_every_package_is_listed() -> None:
+    listed = set(re.findall(r'^    "([a-z.]+)",$', (ROOT / "pyproject.toml").read_text(), re.M))
+    present = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for room in MAY_IMPORT
+        for path in (ROOT / room).rglob("__init__.py")
+    }
+    assert present <= listed
+
+
+@pytest.mark.parametrize("room", ["tokenizer", "train", "eval"])
+def test_every_command_has_help(room: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", room, "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python -m " + room)
