@@ -96,6 +96,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _rotation(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angle of each feature at each position, `(context, width)`."""
-    frequency = base ** -(torch.arange(0, width, 2).float() / width)
+    frequency = 1 / base ** (torch.arange(0, width, 2).float() / width)
     angle = torch.arange(context).float()[:, None] * frequency.repeat(2)
     return angle.cos(), angle.sin()
