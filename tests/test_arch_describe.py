@@ -63,8 +63,8 @@ def test_parameters_are_those_that_the_mixer_has(entry):
     assert mixer.cost(L).parameters == count_parameters(mixer)
 
 
-# Not softmax, whose first row is 1 whatever its one weight; not identity, which has none.
-@pytest.mark.parametrize("entry", [e for e in MIXERS if e not in ("softmax", "identity")])
+# Not softmax, whose first row is 1 whatever its one weight; nor what has no triangle.
+@pytest.mark.parametrize("entry", [e for e in MIXERS if not e.startswith(("s", "a", "i"))])
 def test_masked_parameters_are_those_without_any_gradient(entry):
     mixer = random_mixer(entry, D, L)
     mixer(torch.randn(B, L, D, dtype=torch.float64)).square().sum().backward()
