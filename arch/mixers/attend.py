@@ -36,37 +36,23 @@ class CausalAttention(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self._whole(*self.project(x, 0))
+        return self._attend(*self.project(x, 0))
 
     def prefix(self, x: Tensor, state: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
         """The state is the key/value cache."""
         if state is None:
             q, k, v = self.project(x, 0)
-            return self._whole(q, k, v), KeyValue(History(k), History(v))
+            return self._attend(q, k, v), KeyValue(History(k), History(v))
         q, k, v = self.project(x, state.keys.length)
         after = KeyValue(state.keys.append(k), state.values.append(v))
-        return self._after(q, k, v, state), after
+        return self._attend(q, after.keys.values, after.values.values), after
 
     def step(self, x: Tensor, state: KeyValue) -> Tensor:
-        """Attends to the shared cache and to the candidate's own positions."""
-        return self._after(*self.project(x, state.keys.length), state)
-
-    def _whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            scale=self.scale,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
-        return self.merge(y.transpose(1, 2).flatten(2))
-
-    def _after(self, q: Tensor, k: Tensor, v: Tensor, state: KeyValue) -> Tensor:
-        """Attention of N x S new positions over P shared prefixes and over themselves.
+        """Attends to the shared cache and to the candidate's own positions.
 
         All candidates of a prefix meet its keys in one product; nothing is expanded to N.
         """
+        q, k, v = self.project(x, state.keys.length)
         (N, S), past_k, past_v = q.shape[:2], state.keys.values, state.values.values
         P, t, kv_heads, width = past_k.shape
         q = q.reshape(P, N // P, S, kv_heads, -1, width) * self.scale
@@ -81,3 +67,20 @@ class CausalAttention(TokenMixer):
         y = torch.einsum("pnhgst,pthd->pnshgd", weights[..., :t], past_v)
         y = y + torch.einsum("pnhgsz,pnzhd->pnshgd", weights[..., t:], v)
         return self.merge(y.reshape(N, S, -1))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The last S positions, queries `(B, S, ...)`, over all T, keys and values `(B, T, ...)`."""
+        S, T = q.shape[1], k.shape[1]
+        seen = None
+        if 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
+            seen = torch.ones(S, T, dtype=torch.bool, device=q.device).tril(T - S)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=seen,
+            is_causal=S == T,
+            scale=self.scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        return self.merge(y.transpose(1, 2).flatten(2))

@@ -1,0 +1,206 @@
+"""How long a new token takes: remembered prefix, full recomputation, transformers with its cache.
+
+    python -m scripts.bench_generate --save docs/benchmarks/generate-cpu.md
+
+All figures of a table come from one run in one process, the ways taken in turn; each is the median
+of several. A token's time is the difference between generating n + 1 tokens and one, divided by n:
+what the prompt takes is not in it. Greedy decoding, float32.
+"""
+
+import argparse
+import os
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel, ModelConfig, export_transformers, generate
+
+MIXERS = (
+    "flat",
+    "expanded(factor=2)",
+    "parallel(branches=2, activation=gelu)",
+    "headed(heads=4)",
+    "kernel(size=4)",
+    "toeplitz",
+    "softmax",
+    "attention(heads=4)",
+)
+Decode = Callable[[Tensor, int], Tensor]
+
+
+def main() -> None:
+    """Measures and prints the table, and saves it where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--d-model", type=int, default=256, help="width")
+    parser.add_argument("--layers", type=int, default=4, help="blocks")
+    parser.add_argument("--context", type=int, default=512, help="the longest text")
+    parser.add_argument("--batch", type=int, default=1, help="texts at once")
+    parser.add_argument("--new", type=int, default=16, help="tokens timed after each prompt")
+    parser.add_argument("--repeats", type=int, default=5, help="runs, of which the median counts")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--save", type=Path, help="write the page here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    page = measure(options)
+    print(page)
+    if options.save:
+        options.save.write_text(page, encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> str:
+    """The whole page, measured."""
+    lengths = (options.context // 8, options.context - options.new - 1)
+    rows = []
+    for mixer in MIXERS:
+        model = build(mixer, options)
+        ways: dict[str, Decode] = {
+            "remembered": lambda tokens, new, m=model: generate(m, tokens, new, temperature=0),
+            "recomputed": lambda tokens, new, m=model: recompute(m, tokens, new),
+        }
+        if mixer.startswith("attention"):
+            ways["transformers"] = theirs(model)
+        agree(ways, lengths[0], options)
+        rows.append((mixer, {at: time_ways(ways, at, options) for at in lengths}))
+        print(mixer, rows[-1][1], file=sys.stderr)
+    return render(rows, lengths, options)
+
+
+def build(mixer: str, options: argparse.Namespace) -> LanguageModel:
+    """A model that transformers could run too, where its mixer is attention."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        context=options.context,
+        d_model=options.d_model,
+        n_layers=options.layers,
+        mixers=(mixer,),
+        channel_mixer="swiglu",
+        norm="rmsnorm",
+        embedding_std=1.0,
+    )
+    return LanguageModel(config).eval()
+
+
+@torch.no_grad()
+def recompute(model: LanguageModel, tokens: Tensor, new: int) -> Tensor:
+    """Greedy decoding that remembers nothing; logits of the last position only."""
+    for _ in range(new):
+        hidden = model.hidden(model.embed(tokens), len(model.blocks))
+        likeliest = model.logits(hidden[:, -1:]).argmax(dim=-1)
+        tokens = torch.cat([tokens, likeliest], dim=1)
+    return tokens
+
+
+def theirs(model: LanguageModel) -> Decode:
+    """The same weights in transformers, generating with its cache."""
+    from transformers import LlamaForCausalLM
+
+    tokenizer = '{"added_tokens": [], "model": {"vocab": {}}}'
+    with tempfile.TemporaryDirectory() as directory:
+        path = export_transformers(Path(directory) / "model", model, tokenizer)
+        llama: Any = LlamaForCausalLM.from_pretrained(path).eval()
+    return lambda tokens, new: llama.generate(
+        tokens, max_new_tokens=new, do_sample=False, use_cache=True, eos_token_id=None
+    )
+
+
+def agree(ways: dict[str, Decode], length: int, options: argparse.Namespace) -> None:
+    """Warms every way up, and makes sure that all give one text."""
+    tokens = prompt(length, options)
+    texts = [way(tokens, options.new) for way in ways.values()]
+    if not all(torch.equal(text, texts[0]) for text in texts):
+        raise SystemExit("error: the ways of generating do not give the same text")
+
+
+def time_ways(
+    ways: dict[str, Decode], length: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Seconds per new token of each way, after a prompt of `length`."""
+    tokens, times = prompt(length, options), {name: [] for name in ways}
+    for _ in range(options.repeats):
+        for name, way in ways.items():
+            several = seconds(lambda way=way: way(tokens, options.new + 1))
+            one = seconds(lambda way=way: way(tokens, 1))
+            times[name].append((several - one) / options.new)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def prompt(length: int, options: argparse.Namespace) -> Tensor:
+    """Random tokens, `(batch, length)`."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(4096, (options.batch, length), generator=generator)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def render(
+    rows: list[tuple[str, dict[int, dict[str, float]]]],
+    lengths: tuple[int, int],
+    options: argparse.Namespace,
+) -> str:
+    """The page as Markdown."""
+    import transformers
+
+    short, long = lengths
+    lines = [
+        "# Generation on a CPU: the time of a new token",
+        "",
+        f"{processor()}, {options.threads} of {os.cpu_count()} cores; Python "
+        f"{platform.python_version()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}; float32, batch {options.batch}, V = 4096, "
+        f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
+        f"{options.context}.",
+        "",
+        f"    python -m scripts.bench_generate {shlex.join(sys.argv[1:])}".rstrip(),
+        "",
+        f"Milliseconds for a token, after {short} and after {long} tokens; median of "
+        f"{options.repeats}, all in one run. Ratio: recomputed by remembered, after {long}.",
+        "",
+        f"| mixer | remembered, {short} | {long} | recomputed, {short} | {long} | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mixer, times in rows:
+        cells = [1000 * times[at][way] for way in ("remembered", "recomputed") for at in lengths]
+        figures = " | ".join(f"{cell:.2f}" for cell in cells)
+        lines.append(f"| {mixer} | {figures} | {cells[3] / cells[1]:.1f} |")
+    for mixer, times in rows:
+        if "transformers" in times[long]:
+            them = [1000 * times[at]["transformers"] for at in lengths]
+            ours = [1000 * times[at]["remembered"] for at in lengths]
+            lines += [
+                "",
+                f"`{mixer}` with the same weights in transformers, `generate` with its cache: "
+                f"{them[0]:.2f} and {them[1]:.2f} ms, "
+                f"{them[0] / ours[0]:.1f} and {them[1] / ours[1]:.1f} times ours. "
+                "Both give the same text.",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """The processor's name, where the system tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()
