@@ -69,7 +69,7 @@ class CausalAttention(TokenMixer):
         return self.merge(y.reshape(N, S, -1))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The last S positions, queries `(B, S, ...)`, over all T, keys and values `(B, T, ...)`."""
+        """Queries of the last S positions over keys and values of all T, `(B, T, ...)`."""
         S, T = q.shape[1], k.shape[1]
         seen = None
         if 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
