@@ -20,8 +20,6 @@ same bits on every run. Gradients of gradients are not defined.
 Nothing outside this package knows which implementation runs: see `arch.kernels.backend`.
 """
 
-from typing import Literal
-
 from torch import Tensor
 
 from arch.kernels.arguments import expect, gradients_wanted, matrices, offsets, product_dtype
@@ -78,7 +76,7 @@ def parallel_convolution(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
-    activation: Literal["none", "gelu"] = "none",
+    activation: str = "none",
 ) -> Tensor:
     """Return sum_p act(tril(weight[p]) x_p + bias[p]) + residual, a (B, T, D).
 

@@ -42,7 +42,7 @@ def product(
     tile = _tile(kernel if gelu else "product", x, width)
     matrix = _matrix(weight, x.dtype, tile.rows, tile.rows)
     tiles = heads * _ceil(width, tile.columns) * _ceil(length, tile.rows)
-    _launch(
+    run(
         product_kernel,
         tiles * batch * len(y),
         *(x, matrix.start, bias, residual, y, z),
@@ -77,7 +77,7 @@ def transposed(
     partial = None
     if sums:
         partial = g.new_empty(len(g), batch, heads, across, length, dtype=torch.float32)
-    _launch(
+    run(
         transposed_kernel,
         heads * across * _ceil(length, tile.rows) * batch * len(y),
         *(g, matrix.start, z, y, partial),
@@ -105,7 +105,7 @@ def outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     together = _ceil(batch, max(1, min(batch, tile.programs // (lower * triangles))))
     splits = _ceil(batch, together)
     parts = x.new_empty(splits, triangles, lower, tile.rows, tile.rows, dtype=torch.float32)
-    _launch(
+    run(
         outer_kernel,
         lower * triangles * splits,
         *(g, x, parts),
@@ -119,7 +119,7 @@ def outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     taps = weight.dim() == 3
     dtype = torch.float32 if taps else weight.dtype
     gradient = weight.new_empty(branches, heads, length, length, dtype=dtype)
-    _launch(
+    run(
         add_parts_kernel,
         tile.rows**2 // _ENTRIES * blocks**2 * triangles,
         *(parts, gradient, length, lower, triangles, splits),
@@ -130,7 +130,14 @@ def outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     return diagonal_sums(gradient)[..., -length:].to(weight.dtype) if taps else gradient
 
 
-def _launch(kernel: Any, programs: int, first: Tensor, *others: Any, **constants: Any) -> None:
+def architecture(x: Tensor) -> str:
+    """Return what x's device is called in the table, such as "sm_90"."""
+    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
+    return f"sm_{major}{minor}"
+
+
+def run(kernel: Any, programs: int, first: Tensor, *others: Any, **constants: Any) -> None:
+    """Start a kernel on the first tensor's device."""
     with torch.cuda.device_of(first):
         kernel[(programs,)](first, *others, **constants)
 
@@ -171,8 +178,7 @@ def _strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def _tile(kernel: str, x: Tensor, width: int) -> table.Tile:
-    major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
-    return table.tile(kernel, f"sm_{major}{minor}", x.dtype, x.shape[2], width)
+    return table.tile(kernel, architecture(x), x.dtype, x.shape[2], width)
 
 
 def _constants(tile: table.Tile, dtype: torch.dtype) -> dict[str, Any]:

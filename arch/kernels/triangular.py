@@ -61,8 +61,8 @@ def _(dy, x, weight, z, needs):
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, weight, bias, residual, _, gelu, _ = inputs
-    ctx.save_for_backward(x, weight, output[1] if gelu else None)
+    x, weight, bias, residual, _, _, keep = inputs
+    ctx.save_for_backward(x, weight, output[1] if keep else None)
     ctx.dtypes = [None if t is None else t.dtype for t in (bias, residual)]
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)

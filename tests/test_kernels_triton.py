@@ -1,0 +1,192 @@
+"""The Triton kernels without a GPU: numbers by the interpreter, machine code by the compiler."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from arch.kernels import table
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+BATCH, FEATURES, BRANCHES = 2, 512, 2
+
+
+def _release(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version(package).split(".")[:2])
+
+
+@pytest.mark.skipif(
+    _release("triton") < (3, 7) and _release("numpy") >= (2, 4),
+    reason="the interpreter of Triton before 3.7 cannot loop with numpy 2.4",
+)
+def test_interpreted_kernels_are_as_near_to_float64_as_dense_products():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernel_interpreter"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Launch(NamedTuple):
+    """What the host side hands to a kernel."""
+
+    kernel: Any
+    arguments: tuple
+    constants: dict[str, Any]
+
+
+def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Calls of the host side, by the name of the table's entry each of them needs."""
+    from arch.kernels import launch
+
+    x, g, z = torch.empty(3, BRANCHES, BATCH, length, FEATURES, dtype=dtype)
+    w = torch.empty(BRANCHES, 1, length, length, dtype=dtype)
+    b, r = torch.empty(BRANCHES, 1, length), x[0]
+    join, spread = {"join": True}, {"join": False}
+    gelu, plain = {"gelu": True, "keep": True}, {"gelu": False, "keep": False}
+    return {
+        "product": lambda: launch.product(x[:1], w[:1], b[:1], r, **join, **plain),
+        "product branches": lambda: launch.product(x, w, b[:1], r, **join, **plain),
+        "product taps": lambda: launch.product(x[:1], w[:1, :, 0], b[:1], r, **join, **plain),
+        "product_gelu": lambda: launch.product(x[:1], w, b, None, **spread, **gelu),
+        "parallel": lambda: launch.product(x[:1], w, b, r, **join, **gelu),
+        "transposed": lambda: launch.transposed(g[:1], w[:1], None, like=x, sums=True, **join),
+        "transposed branches": lambda: launch.transposed(g, w, None, like=x, sums=True, **join),
+        "transposed_gelu": lambda: launch.transposed(g[:1], w, z, like=x, sums=True, **spread),
+        "outer": lambda: launch.outer(g[:1], x[:1], w[:1]),
+    }
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path) -> Callable[..., list[Launch]]:
+    """Records instead of launching: `launches("outer", 512, torch.bfloat16, "sm_90")`."""
+    from arch.kernels import launch
+
+    recorded: list[Launch] = []
+    monkeypatch.setattr(launch, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def record(call: str, length: int, dtype: torch.dtype, architecture: str) -> list[Launch]:
+        monkeypatch.setattr(launch, "architecture", lambda _: architecture)
+        _calls(length, dtype)[call]()
+        return recorded
+
+    return record
+
+
+class Code(NamedTuple):
+    """A kernel's machine code, as far as its speed can be read from it."""
+
+    ptx: str
+    spilled: int  # bytes a thread
+
+    def copies(self) -> set[int]:
+        """How many bytes the asynchronous copies to shared memory take at a time."""
+        pattern = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x(\w+)"
+        return {int(size, 16) for size in re.findall(pattern, self.ptx)}
+
+
+def compiled(launch: Launch, architecture: str) -> Code:
+    """Compile as the launch would on that architecture: same types, same divisible integers."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    pointers = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+    constants, signature, attributes = dict(launch.constants), {}, {}
+    given = ("num_warps", "num_stages")
+    options = {name: constants.pop(name) for name in given if name in constants}
+    for place, name in enumerate(launch.kernel.arg_names):
+        value = launch.arguments[place] if place < len(launch.arguments) else None
+        if value is None or (isinstance(value, int) and value == 1):
+            signature[name] = "constexpr"
+            constants.setdefault(name, value)
+            continue
+        pointer = isinstance(value, torch.Tensor)
+        signature[name] = pointers[value.dtype] if pointer else "i32"
+        if (value.data_ptr() if pointer else value) % 16 == 0:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    made = triton.compile(source, target=target, options=options)
+    return Code(made.asm["ptx"], _spilled(made.asm["cubin"]))
+
+
+def _spilled(cubin: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    file = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [str(tool), "--dump-resource-usage", str(file)]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", usage)
+    assert found, usage
+    return int(found[1])
+
+
+HALF = [
+    *((call, 512) for call in ("product", "product branches", "product taps", "product_gelu")),
+    *((call, 512) for call in ("parallel", "transposed", "transposed branches")),
+    *((call, 512) for call in ("transposed_gelu", "outer")),
+    *((call, length) for call in ("product", "transposed") for length in (200, 2048)),
+]
+
+
+@pytest.mark.parametrize(("call", "length"), HALF)
+def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
+    code = compiled(launches(call, length, torch.bfloat16, "sm_90")[0], "sm_90")
+    assert code.ptx.count("wgmma.mma_async") >= 4
+    assert (
+        "wgmma.wait_group.sync.aligned \t1" in code.ptx or "wait_group.sync.aligned 1" in code.ptx
+    )
+    _loads_sixteen_bytes_and_spills_nothing(code)
+
+
+@pytest.mark.parametrize("call", table.KERNELS)
+def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
+    code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")
+    assert code.ptx.count("mma.sync.aligned.m16n8k16") >= 16
+    assert "cp.async.wait_group" in code.ptx
+    _loads_sixteen_bytes_and_spills_nothing(code)
+
+
+def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
+    assert code.copies() == {16}
+    assert not re.search(r"ld\.global[.\w]*\.[bu]16", code.ptx)
+    assert code.spilled == 0
+
+
+@pytest.fixture
+def matmul_precision() -> Iterator[Any]:
+    """Torch's own setting, put back afterwards."""
+    yield torch.backends.cuda.matmul
+    torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("call", ["parallel", "outer"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches, matmul_precision):
+    matmul_precision.fp32_precision = precision
+    code = compiled(launches(call, 512, torch.float32, "sm_90")[0], "sm_90")
+    assert ("wgmma.mma_async" in code.ptx) == (precision == "tf32")
+    assert code.spilled == 0
+
+
+@pytest.mark.parametrize("call", ["product", "transposed", "outer"])
+def test_a_single_position_compiles(call, launches):
+    for launch in launches(call, 1, torch.float16, "sm_90"):
+        assert compiled(launch, "sm_90").spilled == 0
