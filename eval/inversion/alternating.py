@@ -4,8 +4,9 @@ The first k tokens are hidden, and with them unknown a sweep of the visible ones
 So the two are found in turns: (a) sweep the visible positions under the present guess of the hidden
 tokens (each token dominates its own position, so most are right even then); (b) try the whole
 vocabulary at each hidden position, with the others held, and then every reordering of the hidden
-tokens. A guess whose outputs lie at the floor is proved; one that does not improve is given up for
-a new random start.
+tokens; where that is stuck, try pairs of positions together. A guess whose outputs lie at the floor
+is proved; one that does not improve is given up for another start. Starts are what a short gradient
+descent proposes and random tokens, in turns.
 
 Both turns work on a window of the first few visible positions. Once that is at the floor, the
 hidden tokens are known and one plain sweep finds the rest.
@@ -13,16 +14,24 @@ hidden tokens are known and one plain sweep finds the rest.
 
 import itertools
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
+from eval.inversion.gradient import adam
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.sweep import BATCH, collisions, sweep_from
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
+SCREEN = 2  # visible positions on which all tokens are ranked before a few see the whole window
+SHORTLIST = 64  # how many those are
+PROPOSAL_STEPS = 150  # of the gradient descent that proposes the first start
+PAIRS = 128  # exchanges of two tokens that are tried, of the V x V that are ranked
 PASSES = 10  # over the hidden positions before a turn ends; few are ever needed
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
@@ -35,12 +44,13 @@ def alternating(
     Args:
         problem: k >= 1.
         generators: the source of each prompt's random starts.
-        starts: random starts before a prompt is given up; the nearest answer is returned then.
+        starts: starts before a prompt is given up; the nearest answer is returned then.
         rounds: turns of (a) and (b) per start.
     """
+    proposals = adam(problem, generators, steps=PROPOSAL_STEPS)
     return [
-        _Search(problem, p, generators[p], starts, rounds).answer()
-        for p in range(len(problem.target))
+        _Search(problem, p, proposal, generators[p], starts, rounds).answer()
+        for p, proposal in enumerate(proposals)
     ]
 
 
@@ -48,44 +58,59 @@ class _Search:
     """One prompt's search, counting what it costs."""
 
     def __init__(
-        self, problem: Problem, p: int, generator: torch.Generator, starts: int, rounds: int
+        self,
+        problem: Problem,
+        p: int,
+        proposal: Answer,
+        generator: torch.Generator,
+        starts: int,
+        rounds: int,
     ) -> None:
         assert problem.hidden
         self.circuit: Circuit = problem.circuit
         self.k = problem.hidden
         self.target, self.floor = problem.target[p : p + 1], problem.floor[p]
+        self.problem = replace(problem, target=self.target, floor=problem.floor[p : p + 1])
         self.window = self.target[:, :WINDOW]
         self.generator, self.starts, self.rounds = generator, starts, rounds
         self.vocabulary = self.circuit.vocabulary
-        self.distances: dict[int, Tensor] = {}  # of every token at each hidden position, last tried
-        self.evaluations = 0
+        self.proposal = proposal
+        self.evaluations = proposal.evaluations
 
     def answer(self) -> Answer:
         started = time.perf_counter()
-        best: tuple[float, Tensor] | None = None
-        for _ in range(self.starts):
-            distance, hidden, proved = self._descend()
-            if best is None or distance < best[0]:
-                best = distance, hidden
-            if proved:
+        ends = []
+        for start in range(self.starts):
+            ends.append(self._descend(self._start(start)))
+            if ends[-1].proved:
                 break
-        assert best is not None
-        return self._finish(best[1], started)
+        return self._finish(min(ends, key=lambda end: end.distance), started)
 
-    def _descend(self) -> tuple[float, Tensor, bool]:
-        """From one random start to where neither turn improves: distance, hidden tokens, proof."""
+    def _start(self, number: int) -> Tensor:
+        """Hidden tokens to start from: a descent's proposal and random ones, in turns."""
+        if number == 0:
+            return self.proposal.tokens[None, : self.k]
+        if number % 2 == 0:
+            (proposal,) = adam(self.problem, [self.generator], steps=2 * PROPOSAL_STEPS)
+            self.evaluations += proposal.evaluations
+            return proposal.tokens[None, : self.k]
         V = len(self.vocabulary)
-        hidden = torch.randint(V, (1, self.k), generator=self.generator).to(self.target.device)
+        return torch.randint(V, (1, self.k), generator=self.generator).to(self.target.device)
+
+    def _descend(self, hidden: Tensor) -> "_End":
+        """From a start to where neither turn improves."""
         distance = torch.inf
         for _ in range(self.rounds):
             visible = self._sweep(hidden, self.window)
             before = hidden
             hidden, distance = self._search_hidden(hidden, visible)
             if self._at_floor(hidden, visible):
-                return distance, hidden, True
+                return _End(hidden, 0.0, True)
             if hidden.equal(before):
-                break
-        return distance, hidden, False
+                hidden, distance = self._search_pairs(hidden, visible)
+                if hidden.equal(before):
+                    break
+        return _End(hidden, distance, False)
 
     def _sweep(self, hidden: Tensor, target: Tensor) -> Tensor:
         """(a) The visible tokens under a guess of the hidden ones, `(1, S)`."""
@@ -96,70 +121,121 @@ class _Search:
         """(b) Coordinates and orders of the hidden tokens, until nothing improves."""
         distance, held = torch.inf, 0  # held: coordinates in a row that stayed as they were
         for j in list(range(self.k)) * PASSES:
-            distances = self._try_at(j, hidden, visible)
-            self.distances[j] = distances
-            nearest, distance = int(distances.argmin()), float(distances.min())
-            held = held + 1 if nearest == hidden[0, j] else 1
-            hidden = hidden.clone()
-            hidden[0, j] = nearest
+            before = hidden
+            hidden, distance = self._search_at(j, hidden, visible)
+            held = held + 1 if hidden.equal(before) else 1
             if self._at_floor(hidden, visible):
                 break
             if j == self.k - 1:
-                better, distance = self._reorder(hidden, visible, distance)
-                held = held if better.equal(hidden) else 0
-                hidden = better
+                before = hidden
+                hidden, distance = self._reorder(hidden, visible)
+                held = held if hidden.equal(before) else 0
             if held >= self.k:
                 break
         return hidden, distance
 
+    def _search_at(self, j: int, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        """The best token at hidden position j, the others held.
+
+        All tokens are ranked on the first few visible positions, the best ones on the window.
+        """
+        screened = self._try_at(j, hidden, visible[:, :SCREEN])
+        best = torch.cat([screened.topk(SHORTLIST, largest=False).indices, hidden[0, j : j + 1]])
+        guesses = hidden.repeat(len(best), 1)
+        guesses[:, j] = best
+        return self._nearest(guesses, visible)
+
     def _try_at(self, j: int, hidden: Tensor, visible: Tensor) -> Tensor:
-        """Distance of the window for every token at hidden position j, the others held, `(V,)`."""
+        """Distance for every token at hidden position j, the others held, `(V,)`."""
+        return torch.cat([self._distance(o) for o in self._outputs_at(j, hidden, visible)])
+
+    def _outputs_at(self, j: int, hidden: Tensor, visible: Tensor) -> Iterator[Tensor]:
+        """The window's outputs for every token at hidden position j, in batches `(N, S, D)`."""
         state = self.circuit.prefix(hidden[:, :j]) if j else None
         rest = self.circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
-        distances = []
+        self.evaluations += len(self.vocabulary) * (1 + rest.shape[1])
         for candidates in self.vocabulary.split(max(1, BATCH // (1 + rest.shape[1]))):
             tail = rest.expand(len(candidates), -1, -1)
             outputs = self.circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
-            distances.append(self._distance(outputs[:, self.k - j :]))
-        self.evaluations += len(self.vocabulary) * (1 + rest.shape[1])
-        return torch.cat(distances)
+            yield outputs[:, self.k - j :]
 
-    def _reorder(self, hidden: Tensor, visible: Tensor, distance: float) -> tuple[Tensor, float]:
-        """The best reordering of the hidden tokens, if it is better than the present one."""
+    def _search_pairs(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        """The best exchange of two hidden tokens at once; the guess as it is if there is none.
+
+        The changes that two tokens make to the outputs nearly add up. So the distance of all V x V
+        pairs follows from V changes at each position, by one product; the nearest are then tried.
+        """
+        unit = self.window.norm(dim=-1, keepdim=True)
+        base = self.circuit.of_tokens(torch.cat([hidden, visible], dim=1))[:, self.k :]
+        missing = ((self.window - base) / unit).flatten()
+        changes = {
+            j: torch.cat(
+                [((o - base) / unit).flatten(1) for o in self._outputs_at(j, hidden, visible)]
+            )
+            for j in (range(self.k) if self.k > 1 else ())
+        }
+        tried = [hidden]
+        for i, j in itertools.combinations(changes, 2):
+            left = missing - changes[i]
+            apart = (
+                left.square().sum(1)[:, None] + changes[j].square().sum(1) - 2 * left @ changes[j].T
+            )
+            nearest = apart.flatten().topk(PAIRS, largest=False).indices
+            pairs = hidden.repeat(PAIRS, 1)
+            pairs[:, i], pairs[:, j] = nearest // len(changes[j]), nearest % len(changes[j])
+            tried.append(pairs)
+        return self._nearest(torch.cat(tried), visible)
+
+    def _reorder(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        """The best order of the hidden tokens; the present one stands first, and wins a tie."""
         orders = torch.tensor(_orders(self.k), device=hidden.device)
-        tried = torch.cat([hidden[0][orders], visible.expand(len(orders), -1)], dim=1)
-        distances = self._distance(self.circuit.of_tokens(tried)[:, self.k :])
+        return self._nearest(hidden[0][orders], visible)
+
+    def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
+        tried = torch.cat([guesses, visible.expand(len(guesses), -1)], dim=1)
         self.evaluations += tried.numel()
-        nearest = int(distances.argmin())  # the present order stands first, and wins a tie
-        if nearest == 0:
-            return hidden, distance
-        return tried[nearest : nearest + 1, : self.k], float(distances[nearest])
+        distances = self._distance(self.circuit.of_tokens(tried)[:, self.k :])
+        best = int(distances.argmin())
+        return guesses[best : best + 1], float(distances[best])
 
     def _distance(self, outputs: Tensor) -> Tensor:
-        """Distance over the window, each position in its own length, `(N, S, D) -> (N,)`."""
-        apart = torch.linalg.vector_norm(outputs - self.window, dim=-1)
-        return (apart / self.window.norm(dim=-1)).norm(dim=-1)
+        """Distance over the first S visible positions, each in its own length: `(N,)`."""
+        window = self.window[:, : outputs.shape[1]]
+        apart = torch.linalg.vector_norm(outputs - window, dim=-1)
+        return (apart / window.norm(dim=-1)).norm(dim=-1)
 
     def _at_floor(self, hidden: Tensor, visible: Tensor) -> bool:
         outputs = self.circuit.of_tokens(torch.cat([hidden, visible], dim=1))[:, self.k :]
         apart = torch.linalg.vector_norm(outputs - self.window, dim=-1)[0]
         return bool((apart <= ACCEPT * self.floor[: apart.shape[0]]).all())
 
-    def _finish(self, hidden: Tensor, started: float) -> Answer:
+    def _finish(self, end: "_End", started: float) -> Answer:
         """All visible tokens under the final hidden ones, and how each position stands out."""
         k, V = self.k, len(self.vocabulary)
-        swept = sweep_from(self.circuit, self.target, self.circuit.prefix(hidden))
+        swept = sweep_from(self.circuit, self.target, self.circuit.prefix(end.hidden))
         self.evaluations += self.target.shape[1] * V
-        tried = torch.stack([self.distances[j] for j in range(k)])
-        distances = torch.cat([tried, swept.all[0]])
+        if end.proved:  # nothing else comes as near: no other token need be ranked
+            scores = torch.nn.functional.one_hot(end.hidden[0], V).to(swept.all)
+        else:
+            window = swept.tokens[:, : self.window.shape[1]]
+            scores = -torch.stack([self._try_at(j, end.hidden, window) for j in range(k)])
         return Answer(
-            tokens=torch.cat([hidden, swept.tokens], dim=1)[0],
-            scores=-distances,
+            tokens=torch.cat([end.hidden, swept.tokens], dim=1)[0],
+            scores=torch.cat([scores, -swept.all[0]]),
             runner_up=swept.all[0].topk(2, dim=-1, largest=False).values[:, 1],
             collisions={k + t: c for t, c in collisions(swept.all[0], self.floor).items()},
             evaluations=self.evaluations,
             seconds=time.perf_counter() - started,
         )
+
+
+class _End(NamedTuple):
+    """Where a descent came to rest."""
+
+    hidden: Tensor
+    distance: float
+    proved: bool
 
 
 def _orders(k: int) -> list[tuple[int, ...]]:
