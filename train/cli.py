@@ -4,10 +4,11 @@ The classes are fixed: nothing in a recipe names a class, and every flag has its
 """
 
 import dataclasses
+import difflib
 import inspect
-from typing import Any
+import re
+from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -41,9 +42,9 @@ TRAINER = (
 class Parser(LightningArgumentParser):
     """Reports what it cannot parse in one line."""
 
-    def error(self, message: str, ex: Exception | None = None) -> None:  # pyright: ignore
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises instead of printing the usage."""
-        raise RunError(" ".join(message.split()))
+        raise RunError(_one_line(" ".join(message.split())))
 
 
 class TrainingCLI(LightningCLI):
@@ -73,12 +74,13 @@ class TrainingCLI(LightningCLI):
         """One group of flags per section."""
         for name, section in SECTIONS.items():
             parser.add_class_arguments(section, name)
-        others: set[str | int] = set(inspect.signature(Trainer.__init__).parameters) - {
-            "self",
-            *TRAINER,
-        }
+        others: set[str | int] = {*inspect.signature(Trainer.__init__).parameters}
         parser.add_class_arguments(
-            Trainer, "trainer", fail_untyped=False, instantiate=False, skip=others
+            Trainer,
+            "trainer",
+            fail_untyped=False,
+            instantiate=False,
+            skip=others - {"self", *TRAINER},
         )
         parser.set_defaults({"trainer.max_steps": 1000, "trainer.devices": 1})
 
@@ -91,20 +93,41 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds the run; it is checked, and nothing is written yet."""
-        self.config_init = self.parser.instantiate_classes(self.config)
-        values = self.config_init["fit"]
+        self.config_init = self.config
+        values = self.config["fit"]
         settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
         recipe = Recipe(
             run=RunSettings(**settings),
             trainer=values["trainer"].as_dict(),
-            **{name: values[name] for name in SECTIONS},
+            **{name: section(**values[name].as_dict()) for name, section in SECTIONS.items()},
         )
-        plain = self._parser("fit").dump(self.config["fit"], skip_none=False)
-        config: dict[str, Any] = yaml.safe_load(plain)
-        self.run = Run(recipe, config)
+        self.run = Run(recipe)
         self.trainer, self.model = self.run.trainer, self.run.module
         self.datamodule = self.run.datamodule
 
     def fit(self, **_: Any) -> None:
         """Runs it."""
         self.signal = self.run.fit()
+
+
+def _one_line(message: str) -> str:
+    """jsonargparse's message about a flag or a key of a recipe, in this project's words."""
+    if found := re.search(r"unrecognized arguments: -*([^\s=]+)|accept option '([^']+)'", message):
+        key = found[1] or found[2]
+        near = difflib.get_close_matches(key, _settings(), n=1)
+        guess = f"did you mean --{near[0]}? " if near else ""
+        return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
+    if found := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
+        key, kind, value = found.groups()
+        kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
+        examples = {"tuple": "a list such as [flat]", "list": "a list such as [100, 200]"}
+        return f"--{key} is {value}; expected: {examples.get(kind, kind)}"
+    return message
+
+
+def _settings() -> list[str]:
+    sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
+    return [
+        *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
+        *(f"trainer.{name}" for name in TRAINER),
+    ]

@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -61,10 +62,16 @@ class LanguageModule(LightningModule):
         }
 
 
+def ends_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether the optimiser has stepped on this batch, rather than taken it as a part of a step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross entropy of logits `(B, T, V)` against targets `(B, T)`, in fp32."""
+    """Cross entropy of logits `(B, T, V)` against targets `(B, T)`, in fp32 at least."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction=reduction
+        precise.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction
     )
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from train.errors import RunError
-from train.module import LanguageModule, bits_per_byte
+from train.module import LanguageModule, bits_per_byte, ends_step
 from train.rundir import RunDirectory
 from train.tracking import Records
 
@@ -34,12 +34,12 @@ class Progress(Callback):
         self._directory, self._records, self._every = directory, records, every
         self._bytes_per_token = bytes_per_token
         self._losses: list[Tensor] = []
-        self._step = self._first_step = self._tokens = 0
+        self._first_step = self._tokens = 0
         self._since = self._start = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
-        self._step = self._first_step = trainer.global_step
+        self._first_step = trainer.global_step
         self._tokens = _tokens_seen(trainer)
         self._since = self._start = time.perf_counter()
 
@@ -53,13 +53,13 @@ class Progress(Callback):
     ) -> None:
         """Reports when it is time to."""
         self._losses.append(outputs["loss"].detach())
+        if not ends_step(trainer, batch_idx):
+            return
         step = trainer.global_step
-        if step == self._step:
-            return  # a part of a step
-        self._step = step
         if step % self._every and step != trainer.max_steps and step - self._first_step > 1:
             return
-        loss = float(torch.stack(self._losses).mean())
+        # Lightning hands out each part's loss already divided by the number of parts.
+        loss = float(torch.stack(self._losses).mean()) * trainer.accumulate_grad_batches
         self._losses.clear()
         if loss != loss or loss == float("inf"):
             raise broken(self._directory, f"the loss is {loss} at step {step}")

@@ -1,5 +1,6 @@
 """A run, from its settings to its last model directory."""
 
+import dataclasses
 import json
 import logging
 import warnings
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 
@@ -36,40 +38,45 @@ class Recipe:
     schedule: ScheduleSettings
     trainer: dict[str, Any]
 
+    def plain(self) -> dict[str, Any]:
+        """As a YAML recipe holds it."""
+        sections = dataclasses.asdict(self)
+        return json.loads(json.dumps({**sections.pop("run"), **sections}, default=str))
+
 
 class Run:
     """A run that is checked and built, with nothing written yet.
 
     Args:
         recipe: the settings.
-        config: the same as plain values, for config.yaml and W&B.
 
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
 
-    def __init__(self, recipe: Recipe, config: dict[str, Any]) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         settings, self.total = recipe.run, recipe.trainer["max_steps"]
-        self.recipe, self._config = recipe, config
+        self.recipe = recipe
         if self.total < 1:
             raise RunError(f"--trainer.max_steps is {self.total}; it must be at least 1")
-        data = PackedData(_given("data", settings.data))
+        data_path, run_path = _given("data", settings.data), _given("run", settings.run)
+        data = PackedData(data_path)
         _check_vocabulary(recipe.model, data)
-        self.directory = RunDirectory(Path(_given("run", settings.run)))
+        self.directory = RunDirectory(Path(run_path))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
         resume = settings.resume if self.main or settings.resume != "never" else "auto"
         identity = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
         self.checkpoint = self.directory.resume_from(resume)
         self.done = _steps_done(self.checkpoint, identity)
+        self.datamodule = PackedDataModule(
+            data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
+        )
         seed_everything(settings.seed, verbose=False)
         self.module = LanguageModule(
             LanguageModel(recipe.model), recipe.optimizer, recipe.schedule, self.total
         )
-        self.datamodule = PackedDataModule(
-            data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
-        )
-        self.records = Records(self.directory.path, settings, config)
+        self.records = Records(self.directory.path, settings, recipe.plain())
         self.progress = Progress(
             self.directory, self.records, settings.log_every, data.bytes_per_token("train")
         )
@@ -94,18 +101,21 @@ class Run:
             )
             return None
         if self.main:
-            self.directory.prepare(yaml.safe_dump(self._config, sort_keys=False))
+            self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False))
             self.records.start(self.done)
         if self.recipe.run.compile and self.trainer.strategy.root_device.type != "cpu":
             self.module.model.compile()
         self.progress.say(self._describe())
         try:
-            self.trainer.fit(
-                self.module,
-                datamodule=self.datamodule,
-                ckpt_path=self.checkpoint,
-                weights_only=True,
-            )
+            with warnings.catch_warnings():
+                # Lightning's own use of torch, which nobody can mend here.
+                warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprec")
+                self.trainer.fit(
+                    self.module,
+                    datamodule=self.datamodule,
+                    ckpt_path=self.checkpoint,
+                    weights_only=True,
+                )
         except BaseException:
             self.records.close(failed=True)
             raise
@@ -129,26 +139,28 @@ class Run:
 
 def _trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    # Lightning's own use of torch, which nobody can mend here.
-    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     precision = recipe.run.precision
     if precision == "auto":
         precision = _best_precision(recipe.trainer["accelerator"])
-    return Trainer(
-        **recipe.trainer,
-        precision=precision,
-        max_epochs=-1,
-        gradient_clip_val=recipe.optimizer.clip or None,
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
-        default_root_dir=directory.path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        limit_val_batches=0,  # `Saving` validates, at steps of its own choice
-    )
+    try:
+        return Trainer(
+            **recipe.trainer,
+            precision=precision,
+            max_epochs=-1,
+            gradient_clip_val=recipe.optimizer.clip or None,
+            callbacks=callbacks,
+            plugins=[AtomicCheckpointIO()],
+            default_root_dir=directory.path,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            limit_val_batches=0,  # `Saving` validates, at steps of its own choice
+        )
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        # Lightning's check of its own flags: a device that is not there, an unknown strategy, ...
+        raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
 
 
 def _best_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:

@@ -16,7 +16,7 @@ from arch import save_model
 from tokenizer import PackedData
 from train.checkpoints import IDENTITY
 from train.errors import RunError
-from train.module import LanguageModule, bits_per_byte
+from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress, broken
 from train.rundir import RunDirectory
 from train.settings import RunSettings
@@ -49,12 +49,10 @@ class Saving(Callback):
             "data_source": data.meta.get("source"),
             "git_commit": git_commit(),
         }
-        self._step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the untrained model."""
-        self._step = trainer.global_step
-        if self._step == 0:
+        if trainer.global_step == 0:
             with self._progress.paused():
                 self._work(trainer, pl_module, model=True, checkpoint=False)
 
@@ -67,11 +65,10 @@ class Saving(Callback):
         batch_idx: int,
     ) -> None:
         """Does what is due after this step."""
-        step = trainer.global_step
-        if step == self._step:
-            return  # a part of a step
-        self._step = step
-        settings, last = self._settings, step == trainer.max_steps
+        if not ends_step(trainer, batch_idx):
+            return
+        step, settings = trainer.global_step, self._settings
+        last = step == trainer.max_steps
         model = last or step in settings.save_steps or _every(settings.save_every, step)
         checkpoint = last or trainer.should_stop or _every(settings.checkpoint_every, step)
         validate = not trainer.should_stop and _every(settings.validate_every, step)
@@ -165,6 +162,8 @@ class StopOnSignal(Callback):
         batch_idx: int,
     ) -> None:
         """Stops every device after the same step."""
+        if not ends_step(trainer, batch_idx):
+            return
         stop = self.received is not None
         if trainer.world_size > 1:
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)

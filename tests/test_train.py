@@ -1,0 +1,208 @@
+"""A run, from the command line to its files."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from arch import load_model
+from tests.train_cases import fit
+from tokenizer import PackedData, pack
+from tokenizer.pack import Layout
+from train.__main__ import main
+from train.recipes import recipes
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    small_tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that many tests look at and none changes."""
+    path = tmp_path_factory.mktemp("runs") / "first"
+    flags = "--save_steps [3] --checkpoint_every 2 --validate_every 4 --trainer.max_steps 30"
+    flags += " --validate_tokens 100000 --optimizer.lr 0.02 --log_every 5"
+    assert fit(data, path, *flags.split()) == 0
+    return path
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_directory_holds_what_it_says(run: Path):
+    models = sorted(path.name for path in (run / "models").iterdir())
+    assert models == ["step-000000", "step-000003", "step-000030"]
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["step-000028.ckpt", "step-000030.ckpt"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoints",
+        "config.yaml",
+        "metrics.jsonl",
+        "models",
+    ]
+
+
+def test_a_model_directory_says_where_it_comes_from(run: Path, data: Path):
+    meta = load_model(run / "models" / "step-000003").meta
+    assert meta["name"] == "first"
+    assert meta["step"] == 3
+    assert meta["tokens_seen"] == 3 * 4 * 16
+    assert meta["data_sha256"] == PackedData(data).hash
+    assert meta["data_source"] == "toy:40"
+    assert meta["git_commit"] is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", meta["git_commit"])
+
+
+def test_the_saved_loss_is_that_of_the_saved_model_on_the_whole_split(run: Path, data: Path):
+    loaded = load_model(run / "models" / "step-000030")
+    packed = PackedData(data)
+    line = torch.from_numpy(packed.tokens("valid").astype("int64"))
+    model, nats = loaded.model.double(), 0.0
+    for start in range(0, len(line) - 1, 16):
+        window = line[start : start + 17][None]
+        logits = model(window[:, :-1])
+        nats += F.cross_entropy(logits[0], window[0, 1:], reduction="sum").item()
+    counts = packed.meta["splits"]["valid"]
+    expected = nats / (len(line) - 1)
+    assert loaded.meta["val_loss"] == pytest.approx(expected, rel=1e-5)
+    bits = expected * counts["tokens"] / counts["bytes"] / math.log(2)
+    assert loaded.meta["val_bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert loaded.meta["val_tokens"] == len(line) - 1
+
+
+def test_training_lowers_the_loss(run: Path):
+    losses = [row["val_loss"] for row in rows(run) if "val_loss" in row]
+    assert losses[0] == pytest.approx(math.log(400), rel=0.1)
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_metrics_are_rows_by_step(run: Path):
+    found = [row for row in rows(run) if "loss" in row]
+    assert [row["step"] for row in found] == [1, 5, 10, 15, 20, 25, 30]
+    assert found[-1]["tokens"] == 30 * 4 * 16
+    assert all(row["tokens_per_second"] > 0 for row in found)
+    assert found[0]["lr"] == pytest.approx(0.02 / 3)
+
+
+def test_config_yaml_repeats_the_run_to_the_bit(run: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    assert main(["fit", "--config", str(run / "config.yaml"), "--run", str(again)]) == 0
+    weights = Path("models", "step-000030", "model.safetensors")
+    assert (again / weights).read_bytes() == (run / weights).read_bytes()
+
+
+def test_another_seed_is_another_model_and_another_order(data: Path, tmp_path: Path):
+    for name, seed in (("a", 1), ("b", 2)):
+        assert fit(data, tmp_path / name, "--seed", str(seed), "--trainer.max_steps", "1") == 0
+    first = Path("models", "step-000000", "model.safetensors")
+    assert (tmp_path / "a" / first).read_bytes() != (tmp_path / "b" / first).read_bytes()
+
+
+def test_checkpoints_hold_tensors_and_plain_values_only(run: Path):
+    for path in (run / "checkpoints").iterdir():
+        content = torch.load(path, weights_only=True)
+        assert content["remnant"]["model"]["d_model"] == 16
+
+
+def test_accumulated_parts_make_the_same_step(data: Path, tmp_path: Path):
+    double = ["--precision", "64-true"]  # Adam blows the rounding of tiny gradients up
+    assert fit(data, tmp_path / "whole", *double) == 0
+    assert fit(data, tmp_path / "parts", *double, "--batch.micro", "1") == 0
+    for a, b in zip(rows(tmp_path / "whole"), rows(tmp_path / "parts"), strict=True):
+        same = [key for key in a if key != "tokens_per_second"]
+        assert [b[key] for key in same] == pytest.approx([a[key] for key in same], rel=1e-6)
+    weights = [
+        load_file(tmp_path / name / "models" / "step-000006" / "model.safetensors")
+        for name in ("whole", "parts")
+    ]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-9, rtol=1e-6)
+
+
+def test_rows_count_their_tokens_without_pads(tokenizer_file: Path, data: Path, tmp_path: Path):
+    packed = pack("toy:40", tokenizer_file, tmp_path / "rows", Layout("rows", 400, "left"))
+    stories = packed.meta["splits"]["train"]["stories"]
+    flags = ["--model.context", "400", "--batch.size", str(stories), "--trainer.max_steps", "1"]
+    assert fit(tmp_path / "rows", tmp_path / "run", *flags) == 0
+    meta = load_model(tmp_path / "run" / "models" / "step-000001").meta
+    targets = packed.tokens("train")[:, 1:]
+    pad = load_model(tmp_path / "run" / "models" / "step-000001").tokenizer_json
+    pad_id = Tokenizer.from_str(pad).token_to_id("<|pad|>")
+    assert meta["tokens_seen"] == (targets != pad_id).sum()
+
+
+def test_a_terminal_shows_one_line_that_updates_itself(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert fit(data, tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\r\x1b[Kstep 3/6  loss") == 1
+    assert [line for line in shown.split("\n") if "\x1b[Kstep 0  valid loss" in line]
+
+
+def test_a_pipe_shows_a_line_every_so_many_steps(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(data, tmp_path / "run", "--log_every", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = [found[1] for line in lines if (found := re.match(r"step (\d)/6  loss", line))]
+    assert steps == ["1", "2", "4", "6"]
+    pattern = (
+        r"step 2/6  loss \d\.\d{3}  bits/byte \d\.\d{3}  lr \S+  [\d,]+ tokens/s  \d:\d\d left"
+    )
+    assert any(re.fullmatch(pattern, line) for line in lines)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_is_one_that_can_be_run(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", name, "--print_config"])
+    assert stopped.value.code == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert settings["trainer"]["max_steps"] > settings["schedule"]["warmup_steps"]
+    assert recipes()[name]
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]):
+    assert main(["recipes"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(recipes())
+
+
+def test_first_help_does_not_wait_for_lightning():
+    code = (
+        "import sys, train.__main__ as m; m.main(['--help']); sys.exit('lightning' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "python -m train fit --config" in shown.stdout
+
+
+def test_wandb_offline_stays_in_the_run_directory_and_keeps_its_id(data: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--wandb", "offline") == 0
+    name = (run / "wandb_id").read_text()
+    more = ["--wandb", "offline", "--resume", "auto", "--trainer.max_steps", "8"]
+    assert fit(data, run, *more) == 0
+    assert (run / "wandb_id").read_text() == name
+    assert len(list((run / "wandb").glob(f"offline-run-*-{name}"))) >= 1
+    assert len(list((run / "wandb").glob("offline-run-*"))) == len(
+        list((run / "wandb").glob(f"offline-run-*-{name}"))
+    )

@@ -1,0 +1,144 @@
+"""Bad input: one line that names it, exit code 2, nothing written."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.train_cases import fit
+from tokenizer import pack
+from tokenizer.pack import Layout
+from train.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    small_tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack("toy:4", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """The one line of an error."""
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--model.vocab_size 401", "packed with a vocabulary of 400, --model.vocab_size is 401"),
+        ("--batch.size 5000", "windows of 16 tokens, fewer than one batch of 5000; pack more"),
+        ("--model.context 100000", "windows of 100000 tokens, fewer than one batch"),
+        ("--batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
+        ("--trainer.max_steps 0", "--trainer.max_steps is 0; it must be at least 1"),
+        ("--resume nowhere.ckpt", "--resume nowhere.ckpt: no such checkpoint; allowed: auto"),
+        ("--model.mixers [flatt]", "there is no 'flatt', did you mean 'flat'?"),
+        ("--model.mixers flat", "--model.mixers is flat; expected: a list such as [flat]"),
+        ("--model.d_model 0", "d_model is 0"),
+        ("--model.norm batchnorm", "--model.norm is batchnorm; expected: 'layernorm', 'rmsnorm'"),
+        ("--model.d_modl 8", "there is no setting --model.d_modl; did you mean --model.d_model?"),
+        ("--optimiser.lr 1", "did you mean --optimizer.lr? python -m train fit --help"),
+        ("--optimizer.lr fast", "--optimizer.lr is fast; expected: float"),
+        ("--optimizer.lr 0", "--optimizer.lr is 0.0; it must be above 0"),
+        ("--optimizer.beta2 1", "--optimizer.beta2 is 1.0; allowed: from 0 to below 1"),
+        ("--schedule.floor 2", "--schedule.floor is 2.0; allowed: 0 to 1"),
+        ("--schedule.warmup_steps -1", "--schedule.warmup_steps is -1; it must be at least 0"),
+        ("--batch.size 0", "--batch.size is 0; it must be at least 1"),
+        ("--keep_checkpoints 1", "--keep_checkpoints is 1; it must be at least 2"),
+        ("--save_every 0", "--save_every is 0; it must be at least 1"),
+        ("--save_steps 200", "--save_steps is 200; expected: a list such as [100, 200]"),
+        ("--save_steps [-1]", "--save_steps is [-1]; steps are 0 or more"),
+        ("--wandb maybe", "--wandb is maybe; expected: 'offline', 'online', 'disabled'"),
+        ("--trainer.strategy none", "--trainer: You selected an invalid strategy name"),
+    ],
+)
+def test_a_bad_setting(
+    data: Path, tmp_path: Path, flags: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert message in refused(capsys, fit(data, tmp_path / "run", *flags.split()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_data_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    line = refused(capsys, fit(tmp_path / "none", tmp_path / "run"))
+    assert f"{tmp_path / 'none'}: no such directory of packed data; make one with:" in line
+
+
+def test_a_directory_that_is_not_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    line = refused(capsys, fit(tmp_path, tmp_path / "run"))
+    assert f"{tmp_path}: not a directory of packed data (no meta.json)" in line
+
+
+@pytest.mark.parametrize(("given", "missing"), [("data", "run"), ("run", "data")])
+def test_data_and_run_have_to_be_given(
+    data: Path, given: str, missing: str, capsys: pytest.CaptureFixture[str]
+):
+    code = main(["fit", "--config", "demo", f"--{given}", str(data)])
+    assert f"--{missing} is missing; give a directory" in refused(capsys, code)
+
+
+def test_a_context_above_the_rows(
+    tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rows = pack("toy:20", tokenizer_file, tmp_path / "rows", Layout("rows", 64)).path
+    line = refused(capsys, fit(rows, tmp_path / "run", "--model.context", "65"))
+    assert "--model.context 65 is above the 64 tokens of the rows in" in line
+
+
+def test_a_run_directory_that_cannot_be_written(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    line = refused(capsys, fit(data, tmp_path / "file" / "run"))
+    assert f"--run {tmp_path / 'file' / 'run'}: cannot be written (Not a directory)" in line
+    line = refused(capsys, fit(data, tmp_path / "file"))
+    assert f"--run {tmp_path / 'file'}: exists already" in line
+
+
+def test_a_file_that_is_not_a_checkpoint(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "some.ckpt").write_bytes(b"nothing")
+    line = refused(capsys, fit(data, tmp_path / "run", "--resume", tmp_path / "some.ckpt"))
+    assert "some.ckpt: cannot be read as a checkpoint" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such recipe or file; did you mean llama? recipes: "),
+        ("model:\n  d_modl: 3\n", "there is no setting --model.d_modl; did you mean --model.d_mod"),
+        ("optimizer:\n  lr: fast\n", "--optimizer.lr is fast; expected: float"),
+        ("model: [\n", "not YAML ("),
+        ("flat\n", "holds no settings"),
+        ("", "holds no settings"),
+    ],
+)
+def test_a_bad_recipe(
+    data: Path,
+    tmp_path: Path,
+    content: str | None,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+):
+    recipe = tmp_path / "lama.yaml"
+    if content is not None:
+        recipe.write_text(content)
+    code = fit(data, tmp_path / "run", "--config", recipe)
+    assert message in refused(capsys, code)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]):
+    assert "there is no command 'fitt'; allowed: fit, recipes" in refused(capsys, main(["fitt"]))

@@ -1,0 +1,246 @@
+"""Runs that are interrupted, go on, or must not."""
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from arch import load_model
+from tests.train_cases import fit
+from tokenizer import pack
+from train.checkpoints import write_file
+from train.module import LanguageModule
+from train.windows import Batch
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    small_tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack("toy:4", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+
+
+Act = Callable[[Tensor], Tensor]
+AtStep = Callable[[int, Act], None]
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> AtStep:
+    """Does something while a step is computed: `at_step(7, lambda loss: ...)`."""
+    original = LanguageModule.training_step
+
+    def patch(step: int, act: Act) -> None:
+        def training_step(self: LanguageModule, batch: Batch, batch_idx: int) -> Tensor:
+            loss = original(self, batch, batch_idx)
+            first = batch_idx % self.trainer.accumulate_grad_batches == 0
+            return act(loss) if first and self.trainer.global_step == step - 1 else loss
+
+        monkeypatch.setattr(LanguageModule, "training_step", training_step)
+
+    return patch
+
+
+def interrupt(number: int) -> Act:
+    def act(loss: Tensor) -> Tensor:
+        os.kill(os.getpid(), number)
+        return loss
+
+    return act
+
+
+def fail(loss: Tensor) -> Tensor:
+    raise ZeroDivisionError
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ("", signal.SIGTERM),
+        ("--batch.micro 2 --log_every 4", signal.SIGINT),
+        ("--trainer.max_steps 60 --resume never", signal.SIGTERM),  # over an epoch's edge
+    ],
+)
+def test_an_interrupted_run_goes_on_to_the_bit(
+    data: Path,
+    tmp_path: Path,
+    at_step: AtStep,
+    flags: str,
+    number: int,
+    capsys: pytest.CaptureFixture[str],
+):
+    chosen = ["--trainer.max_steps", "12", "--save_steps", "[5]", *flags.split()]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert fit(data, whole, *chosen) == 0
+    at_step(7, interrupt(number))
+    assert fit(data, parts, *chosen) == 128 + number
+    assert "stopped at step 7 and saved; go on with --resume auto" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    at_step(7, lambda loss: loss)
+    assert names(parts / "checkpoints") == ["step-000007.ckpt"]
+    assert fit(data, parts, *chosen, "--resume", "auto") == 0
+    assert names(parts / "models") == names(whole / "models")
+    for name in names(whole / "models"):
+        a, b = (run / "models" / name for run in (whole, parts))
+        assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+        assert {**load_model(a).meta, "name": ""} == {**load_model(b).meta, "name": ""}
+    if "log_every" not in flags:
+        assert metrics(parts) == metrics(whole)
+
+
+def test_a_killed_runs_later_figures_are_dropped_on_resume(
+    data: Path, tmp_path: Path, at_step: AtStep
+):
+    run = tmp_path / "run"
+    at_step(6, fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--checkpoint_every", "3")
+    assert metrics(run)[-1]["step"] == 5
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    at_step(6, lambda loss: loss)
+    assert fit(data, run, "--resume", "auto") == 0
+    assert [row["step"] for row in metrics(run)] == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_auto_starts_where_there_is_nothing_to_go_on_from(data: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--resume", "auto") == 0
+    assert load_model(run / "models" / "step-000006").meta["step"] == 6
+
+
+def test_a_complete_run_stays_as_it_is(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    assert fit(data, run) == 0
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert fit(data, run, "--resume", "auto") == 0
+    assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
+def test_a_longer_run_goes_on_from_a_complete_one(data: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert fit(data, run) == 0
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
+    assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
+
+
+def test_a_new_run_may_start_from_another_ones_checkpoint(data: Path, tmp_path: Path):
+    assert fit(data, tmp_path / "a") == 0
+    flags = ["--resume", tmp_path / "a" / "checkpoints" / "step-000006.ckpt"]
+    assert fit(data, tmp_path / "b", *flags, "--trainer.max_steps", "8") == 0
+    assert names(tmp_path / "b" / "models") == ["step-000008"]
+
+
+def test_resuming_another_model_or_other_data_is_refused_by_name(
+    data: Path, tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    assert fit(data, run) == 0
+    other = pack("toy:5", tokenizer_file, tmp_path / "other").path
+    flags = ["--model.n_layers", "1", "--model.norm", "rmsnorm", "--resume", "auto"]
+    assert fit(other, run, *flags) == 2
+    message = capsys.readouterr().err
+    assert "model.n_layers is 1, the checkpoint has 2" in message
+    assert "model.norm is rmsnorm, the checkpoint has layernorm" in message
+    assert "data_sha256 is " in message
+    assert "d_model" not in message
+
+
+def test_an_existing_run_is_not_overwritten(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(data, tmp_path / "run") == 0
+    assert fit(data, tmp_path / "run") == 2
+    assert "exists already; go on with --resume auto, or choose" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(
+    data: Path, tmp_path: Path, at_step: AtStep, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    at_step(5, lambda loss: loss * torch.nan)
+    assert fit(data, run, "--checkpoint_every", "2", "--log_every", "1") == 2
+    message = capsys.readouterr().err
+    assert re.search(r"the loss is nan at step 5; the last good checkpoint is \S+4\.ckpt;", message)
+    assert names(run / "checkpoints") == ["step-000002.ckpt", "step-000004.ckpt"]
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    data: Path, tmp_path: Path, at_step: AtStep, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    at_step(3, lambda loss: loss * torch.nan)
+    assert fit(data, run, "--checkpoint_every", "2", "--log_every", "100") == 2
+    assert "the weights are not finite after step 4; the last good" in capsys.readouterr().err
+    assert names(run / "checkpoints") == ["step-000002.ckpt"]
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """No file can grow above so many bytes: the nearest to a full disk that needs no root."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    assert fit(data, run, "--trainer.max_steps", "3") == 0
+    weights = (run / "models" / "step-000003" / "model.safetensors").stat().st_size
+    checkpoint = (run / "checkpoints" / "step-000003.ckpt").stat().st_size
+    more = ["--resume", "auto", "--trainer.max_steps", "6"]
+    for limit, expected in ((weights // 2, "step-000006: cannot"), (checkpoint // 2, "6.ckpt: ca")):
+        with disk_of(limit):
+            assert fit(data, run, *more) == 2
+        message = capsys.readouterr().err
+        assert f"{expected}" in message
+        assert "the last checkpoint is step-000003.ckpt; mend that" in message
+        assert not list(run.rglob("*.tmp"))
+        assert names(run / "checkpoints") == ["step-000003.ckpt"]
+    assert fit(data, run, *more) == 0
+    assert load_model(run / "models" / "step-000006").meta["step"] == 6
+
+
+def test_a_file_that_cannot_be_flushed_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_file(tmp_path / "file", b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(tmp_path / "file", b"new")
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"

@@ -1,0 +1,138 @@
+"""Which tokens make a batch, in both layouts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tokenizer import PAD, PackedData, pack
+from tokenizer.pack import Layout
+from train.errors import RunError
+from train.settings import BatchSettings
+from train.windows import IGNORE, Windows
+
+CONTEXT = 24
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    small_tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def packed(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedData:
+    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / "packed")
+
+
+@pytest.fixture(scope="module", params=["left", "right"])
+def rows(
+    request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> PackedData:
+    layout = Layout("rows", 400, request.param)
+    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / request.param, layout)
+
+
+def test_targets_are_the_tokens_after_the_inputs(packed: PackedData):
+    windows = Windows(packed, "train", CONTEXT)
+    inputs, targets = windows.batch(3, 5)
+    assert inputs.shape == targets.shape == (5, CONTEXT)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    line = packed.tokens("train").astype(np.int64)
+    found = [
+        i
+        for i in range(len(line) - CONTEXT)
+        if np.array_equal(line[i : i + CONTEXT], inputs[0].numpy())
+    ]
+    assert line[found[0] + CONTEXT] == targets[0, -1]
+
+
+def test_an_epoch_holds_every_window_once(packed: PackedData):
+    windows = Windows(packed, "train", CONTEXT, seed=3)
+    inputs, _ = windows.batch(0, windows.count)
+    distinct = {tuple(row) for row in inputs.tolist()}
+    assert len(distinct) > 0.95 * windows.count  # some stories share whole sentences
+    line = packed.tokens("train")
+    whole = [sorted(line[o : o + windows.count * CONTEXT].tolist()) for o in range(CONTEXT)]
+    assert sorted(inputs.flatten().tolist()) in whole
+
+
+def test_every_epoch_has_another_order_and_another_offset(packed: PackedData):
+    windows = Windows(packed, "train", CONTEXT)
+    epochs = [windows.batch(e * windows.count, windows.count)[0].tolist() for e in range(4)]
+    assert all(a != b for a in epochs for b in epochs if a is not b)
+    distinct = {tuple(row) for epoch in epochs for row in epoch}
+    assert len(distinct) > 2 * windows.count
+
+
+def test_order_depends_on_the_seed_and_the_index_alone(packed: PackedData):
+    windows = Windows(packed, "train", CONTEXT, seed=1)
+    first = windows.count - 3  # over an epoch's edge
+    whole = windows.batch(first, 7)
+    again = Windows(packed, "train", CONTEXT, seed=1)
+    parts = [again.batch(first + i, n) for i, n in ((0, 2), (2, 1), (3, 4))]
+    for side in (0, 1):
+        assert torch.equal(whole[side], torch.cat([part[side] for part in parts]))
+    other = Windows(packed, "train", CONTEXT, seed=2).batch(first, 7)
+    assert not torch.equal(whole[0], other[0])
+
+
+@pytest.mark.parametrize("context", [1, 7, 24, 1000])
+def test_in_order_predicts_every_token_but_the_first_once(packed: PackedData, context: int):
+    batches = list(Windows(packed, "valid", context).in_order(5))
+    targets = torch.cat([targets.flatten() for _, targets in batches])
+    assert targets.tolist() == packed.tokens("valid")[1:].tolist()
+    assert all(inputs.shape[1] <= context for inputs, _ in batches)
+
+
+def test_in_order_stops_after_so_many_windows(packed: PackedData):
+    batches = list(Windows(packed, "valid", CONTEXT).in_order(4, limit=6))
+    assert [len(inputs) for inputs, _ in batches] == [4, 2]
+
+
+def test_rows_keep_pads_out_of_the_loss(rows: PackedData, small_tokenizer: Tokenizer):
+    pad = small_tokenizer.token_to_id(PAD)
+    windows = Windows(rows, "valid", 400)
+    batches = list(windows.in_order(3))
+    inputs = torch.cat([inputs for inputs, _ in batches])
+    targets = torch.cat([targets for _, targets in batches])
+    tokens = torch.from_numpy(rows.tokens("valid").astype(np.int64))
+    assert torch.equal(inputs, tokens[:, :-1])
+    assert torch.equal(targets == IGNORE, tokens[:, 1:] == pad)
+    assert torch.equal(targets[targets != IGNORE], tokens[:, 1:][tokens[:, 1:] != pad])
+
+
+def test_a_shorter_context_sees_the_rows_end_without_pads(rows: PackedData):
+    inputs, targets = Windows(rows, "train", 20).batch(0, 8)
+    assert inputs.shape == targets.shape == (8, 20)
+    assert (targets != IGNORE).all()
+
+
+def test_a_row_is_drawn_once_an_epoch(rows: PackedData):
+    windows = Windows(rows, "train", 400)
+    inputs, _ = windows.batch(0, windows.count)
+    assert sorted(inputs.tolist()) == sorted(rows.tokens("train")[:, :-1].tolist())
+
+
+def test_a_context_above_the_rows_is_refused(rows: PackedData):
+    with pytest.raises(RunError, match=r"--model.context 401 is above the 400 tokens of the rows"):
+        Windows(rows, "train", 401)
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "devices", "expected"),
+    [(32, None, 1, (32, 1)), (32, 8, 1, (8, 4)), (32, None, 4, (8, 1)), (32, 4, 2, (4, 4))],
+)
+def test_a_step_is_split_over_devices_and_parts(
+    size: int, micro: int | None, devices: int, expected: tuple[int, int]
+):
+    assert BatchSettings(size, micro).split(devices) == expected
+
+
+@pytest.mark.parametrize(("size", "micro", "devices"), [(32, 5, 1), (2, None, 4), (12, 4, 2)])
+def test_a_step_that_does_not_divide_is_refused(size: int, micro: int | None, devices: int):
+    with pytest.raises(RunError, match=rf"--batch.size {size} is not a multiple of"):
+        BatchSettings(size, micro).split(devices)
