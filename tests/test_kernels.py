@@ -223,7 +223,9 @@ def test_no_dense_mask_and_nothing_of_batch_by_length_squared():
         blockwise.outer(g, x, w)
     assert forward.bytes()[0] == backward.bytes()[0] == x.nbytes
     # The gradient of W is the one thing of its size.
-    assert weight.bytes()[:2] == [w.nbytes, x.nbytes]
+    first, second, *_ = weight.bytes()
+    assert first == w.nbytes
+    assert second <= x.nbytes
 
 
 @devices

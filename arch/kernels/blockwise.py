@@ -46,21 +46,23 @@ def product(
     x = layout.rows(x)
     for r, h in pairs(range(branches), range(heads)):
         features = _group(h, heads, x)
+        summed = join and r > 0
+        in_place = not gelu and not summed and y.dtype == x.dtype
         for rows, triangle in _row_blocks(weight[r, h], x.dtype):
             here = (..., rows, features)
-            block = _shared(triangle, x[r % len(x), :, : rows.stop, features])
+            target = y[0 if join else r][here]
+            block = target if in_place else x.new_empty(target.shape)
+            _multiply(triangle, x[r % len(x), :, : rows.stop, features], out=block)
             if bias is not None and r < len(bias):
                 block += bias[r, h, rows, None]
             if keep:
                 z[r][here] = block
             if gelu:
                 block = functional.gelu(block)
-            if join and r > 0:
-                y[0][here] += block
-            elif residual is not None:
-                torch.add(block, residual[here], out=y[0][here])
-            else:
-                y[r][here] = block
+            if not in_place:
+                target.copy_(target + block if summed else block)
+            if residual is not None and r == 0:
+                target += residual[here]
     return y, z
 
 
@@ -84,13 +86,14 @@ def transposed(
         features = _group(h, heads, g)
         for rows, triangle in _column_blocks(weight[r, h], g.dtype):
             here = (..., rows, features)
-            block = _shared(triangle.T, g[r % len(g), :, rows.start :, features])
+            target = y[0 if join else r][here]
+            summed = join and r > 0
+            block = g.new_empty(target.shape) if summed else target
+            _multiply(triangle.T, g[r % len(g), :, rows.start :, features], out=block)
+            if summed:
+                target += block
             if z is not None:
-                block = torch.ops.aten.gelu_backward(block, z[r][here])
-            if join and r > 0:
-                y[0][here] += block
-            else:
-                y[r][here] = block
+                target.copy_(torch.ops.aten.gelu_backward(target, z[r][here]))
     return y, position_sums(g, weight) if sums else layout.nothing(g)
 
 
@@ -103,12 +106,15 @@ def outer(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         weight: (R, H, T, T) or (R, H, T); only its shape and dtype are read.
     """
     branches, heads, length = weight.shape[:3]
-    lefts, rights = _position_major(g, heads), _position_major(x, heads)
     gradient = layout.weight_gradient(weight).zero_()
     for r, h in pairs(range(branches), range(heads)):
-        left, right = lefts[r % len(g), h], rights[r % len(x), h]
+        left, right = (t[r % len(t), ..., _group(h, heads, t)] for t in (g, x))
+        if x.dtype.itemsize < 4:
+            # One product over batch and features together rounds once instead of for each sequence.
+            left, right = (t.transpose(0, 1).flatten(1)[None] for t in (left, right))
+        zero = left.new_zeros(1, 1)
         for rows in _blocks(length):
-            block = torch.mm(left[rows], right[: rows.stop].T)
+            block = torch.addbmm(zero, left[:, rows], right[:, : rows.stop].mT, beta=0)
             if weight.dim() == 4:
                 gradient[r, h, rows, : rows.stop] = block.tril_(rows.start)
             else:
@@ -155,10 +161,5 @@ def _group(head: int, heads: int, x: Tensor) -> slice:
     return slice(head * width, (head + 1) * width)
 
 
-def _shared(matrix: Tensor, batch: Tensor) -> Tensor:
-    return torch.bmm(matrix.expand(len(batch), -1, -1), batch)
-
-
-def _position_major(x: Tensor, heads: int) -> Tensor:
-    """Return (S, H, T, B * D/H): one matrix product then sums over batch and features together."""
-    return x.unflatten(-1, (heads, -1)).permute(0, 3, 2, 1, 4).flatten(3)
+def _multiply(matrix: Tensor, batch: Tensor, *, out: Tensor) -> None:
+    torch.baddbmm(out, matrix.expand(len(batch), -1, -1), batch, beta=0, out=out)
