@@ -38,7 +38,7 @@ def test_invert_writes_rows_and_report_makes_a_page(
     assert invert(before, after, "--out", out, "--layers", 1, 2) == 0
     assert "rows.jsonl" in capsys.readouterr().out
     rows = read_rows([out])
-    # 2 checkpoints x 2 layers x 2 prompts x (seed_gd, adam on 3 slices; sweep on 1; alternating on 2)
+    # checkpoints x layers x prompts x (seed_gd, adam: 3 slices; sweep: 1; alternating: 2)
     assert len(rows) == 2 * 2 * 2 * (2 * 3 + 1 + 2)
     assert len({row["key"] for row in rows}) == len(rows) // 2  # equal weights: the same question
     exact = [row for row in rows if row["method"] in ("sweep", "alternating")]
@@ -117,6 +117,18 @@ def test_loss_and_generate_print(
     assert first.startswith("Tom")
     assert main(words) == 0
     assert capsys.readouterr().out == first
+
+
+def test_describe_adds_up(
+    model_directory: Directory, small_model: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(model_directory(mixers=("attention(heads=2)", "flat")))
+    assert main(["describe", path, "--batch", "4"]) == 0
+    said = capsys.readouterr().out
+    model = small_model(mixers=("attention(heads=2)", "flat"))
+    assert f"{sum(p.numel() for p in model.parameters()):,}" in said
+    assert "attention(heads=2)" in said
+    assert "activations 0.0 B" not in said
 
 
 def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:

@@ -1,4 +1,4 @@
-"""The solvers on small models: exact search finds everything, descent equals its plain restatement."""
+"""The solvers on small models: exact search finds all, descent equals its plain restatement."""
 
 from collections.abc import Callable
 
