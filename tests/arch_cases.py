@@ -14,8 +14,8 @@ from arch.mixers import build_mixer
 MIXERS = (
     "flat",
     "flat(bias=false)",
-    "expanded(factor=1)",
-    "expanded(factor=3, bias=false)",
+    "expanded(factor=3)",
+    "expanded(factor=1, bias=false)",
     "rectangular(factor=2)",
     "rectangular(factor=1, bias=false)",
     "parallel(branches=3)",

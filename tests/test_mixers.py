@@ -64,11 +64,12 @@ def test_prefix_and_step_give_what_forward_gives(entry, dtype, cuts):
 def test_a_state_stays_as_it_is_when_others_go_on_from_it(entry):
     mixer, x = random_mixer(entry, D, L), draw(2, L, D)
     with torch.no_grad():
-        _, root = mixer.prefix(x[:, :2])
-        _, left = mixer.prefix(x[:, 2:3], root)
-        mixer.prefix(x[:, 2:4] + 1.0, root)  # a second continuation, longer than the first
-        torch.testing.assert_close(mixer.step(x[:, 3:], left), mixer(x)[:, 3:])
-        torch.testing.assert_close(mixer.step(x[:, 2:], root), mixer(x)[:, 2:])
+        _, start = mixer.prefix(x[:, :2])
+        _, root = mixer.prefix(x[:, 2:3], start)  # with room for more behind it
+        _, left = mixer.prefix(x[:, 3:4], root)
+        mixer.prefix(x[:, 3:5] + 1.0, root)  # another way on, and further
+        for state, length in ((start, 2), (root, 3), (left, 4)):
+            torch.testing.assert_close(mixer.step(x[:, length:], state), mixer(x)[:, length:])
 
 
 @pytest.mark.parametrize("entry", MIXERS)

@@ -23,7 +23,7 @@ class Expanded(TokenMixer):
 
     def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
         super().__init__()
-        check_count("expanded: factor", factor)
+        check_count(f"{type(self).__name__.lower()}: factor", factor)
         self.d_model = d_model
         self.expand = Triangle(context, bias=bias, stack=(factor,))
         self.contract = Triangle(context, bias=bias, stack=(factor,), summed=True)
