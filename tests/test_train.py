@@ -15,23 +15,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from arch import load_model
-from tests.train_cases import fit
-from tokenizer import PackedData, pack
+from tests.train_cases import fit, pack_toy
+from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
 from train.recipes import recipes
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 40).path
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +90,7 @@ def test_training_lowers_the_loss(run: Path):
 def test_metrics_are_rows_by_step(run: Path):
     found = [row for row in rows(run) if "loss" in row]
     assert [row["step"] for row in found] == [1, 5, 10, 15, 20, 25, 30]
-    assert found[-1]["tokens"] == 30 * 4 * 16
+    assert found[-1]["tokens_seen"] == 30 * 4 * 16
     assert all(row["tokens_per_second"] > 0 for row in found)
     assert found[0]["lr"] == pytest.approx(0.02 / 3)
 
@@ -137,16 +130,21 @@ def test_accumulated_parts_make_the_same_step(data: Path, tmp_path: Path):
         torch.testing.assert_close(weights[1][name], tensor, atol=1e-9, rtol=1e-6)
 
 
-def test_rows_count_their_tokens_without_pads(tokenizer_file: Path, data: Path, tmp_path: Path):
-    packed = pack("toy:40", tokenizer_file, tmp_path / "rows", Layout("rows", 400, "left"))
+def test_bfloat16_keeps_its_weights_in_fp32(data: Path, tmp_path: Path):
+    assert fit(data, tmp_path / "run", "--precision", "bf16-mixed") == 0
+    weights = load_file(tmp_path / "run" / "models" / "step-000006" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+def test_rows_count_their_tokens_without_pads(small_tokenizer: Tokenizer, tmp_path: Path):
+    packed = pack_toy(small_tokenizer, tmp_path / "rows", 20, Layout("rows", 400, "left"))
     stories = packed.meta["splits"]["train"]["stories"]
     flags = ["--model.context", "400", "--batch.size", str(stories), "--trainer.max_steps", "1"]
-    assert fit(tmp_path / "rows", tmp_path / "run", *flags) == 0
-    meta = load_model(tmp_path / "run" / "models" / "step-000001").meta
+    assert fit(packed.path, tmp_path / "run", *flags) == 0
     targets = packed.tokens("train")[:, 1:]
-    pad = load_model(tmp_path / "run" / "models" / "step-000001").tokenizer_json
-    pad_id = Tokenizer.from_str(pad).token_to_id("<|pad|>")
-    assert meta["tokens_seen"] == (targets != pad_id).sum()
+    expected = (targets != small_tokenizer.token_to_id(PAD)).sum()
+    meta = load_model(tmp_path / "run" / "models" / "step-000001").meta
+    assert meta["tokens_seen"] == expected < targets.size
 
 
 def test_a_terminal_shows_one_line_that_updates_itself(

@@ -3,24 +3,18 @@
 from pathlib import Path
 
 import pytest
+import wandb
+import wandb.errors
 from tokenizers import Tokenizer
 
-from tests.train_cases import fit
-from tokenizer import pack
+from tests.train_cases import fit, pack_toy
 from tokenizer.pack import Layout
 from train.__main__ import main
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack("toy:4", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4).path
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
@@ -88,9 +82,9 @@ def test_data_and_run_have_to_be_given(
 
 
 def test_a_context_above_the_rows(
-    tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    rows = pack("toy:20", tokenizer_file, tmp_path / "rows", Layout("rows", 64)).path
+    rows = pack_toy(small_tokenizer, tmp_path / "rows", 20, Layout("rows", 64)).path
     line = refused(capsys, fit(rows, tmp_path / "run", "--model.context", "65"))
     assert "--model.context 65 is above the 64 tokens of the rows in" in line
 
@@ -142,3 +136,15 @@ def test_a_bad_recipe(
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]):
     assert "there is no command 'fitt'; allowed: fit, recipes" in refused(capsys, main(["fitt"]))
+
+
+def test_wandb_online_without_an_account_leaves_a_place_to_start_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def unknown(**_: object) -> None:
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", unknown)
+    line = refused(capsys, fit(data, tmp_path / "run", "--wandb", "online"))
+    assert "--wandb online: No API key configured.; log in with `wandb login`, or use" in line
+    assert fit(data, tmp_path / "run") == 0

@@ -17,6 +17,11 @@ SCHEDULE = ScheduleSettings(warmup_steps=10, decay="linear", floor=0.2)
 MakeModel = Callable[..., LanguageModel]
 
 
+def gradient_norm(model: LanguageModel) -> torch.Tensor:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
 def test_the_rate_rises_in_equal_steps_to_the_highest_and_never_starts_at_zero():
     rates = [rate(step, 110, SCHEDULE) for step in range(11)]
     assert rates[0] == pytest.approx(1 / 11)
@@ -63,6 +68,20 @@ def test_weights_above_the_diagonal_stay_zero_in_training(small_model: MakeModel
         optimizer.step()
     weight = model.state_dict()["blocks.0.token_mixer.mix.weight"]
     assert torch.equal(weight, weight.tril())
+
+
+@pytest.mark.parametrize("clip", [0.5, 0.0])
+def test_gradients_are_clipped_to_a_norm_or_left_as_they_are(small_model: MakeModel, clip: float):
+    model = small_model().requires_grad_(True)
+    module = LanguageModule(model, OptimizerSettings(clip=clip), SCHEDULE, 10)
+    tokens = torch.randint(400, (4, 33))
+    (100 * module.training_step((tokens[:, :-1], tokens[:, 1:]), 0)).backward()
+    before = gradient_norm(model)
+    module.configure_gradient_clipping(None)
+    after = gradient_norm(model)
+    assert before > 10
+    assert module.gradient_norm == before
+    assert after.item() == pytest.approx(clip or before.item(), rel=1e-4)
 
 
 def test_the_loss_is_the_mean_over_targets_that_count():

@@ -16,23 +16,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import load_model
-from tests.train_cases import fit
-from tokenizer import pack
+from tests.train_cases import fit, pack_toy
 from train.checkpoints import write_file
 from train.module import LanguageModule
 from train.windows import Batch
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack("toy:4", tokenizer_file, tmp_path_factory.mktemp("data") / "toy").path
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4).path
 
 
 Act = Callable[[Tensor], Tensor]
@@ -158,11 +150,11 @@ def test_a_new_run_may_start_from_another_ones_checkpoint(data: Path, tmp_path: 
 
 
 def test_resuming_another_model_or_other_data_is_refused_by_name(
-    data: Path, tokenizer_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, small_tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run = tmp_path / "run"
     assert fit(data, run) == 0
-    other = pack("toy:5", tokenizer_file, tmp_path / "other").path
+    other = pack_toy(small_tokenizer, tmp_path / "other", 5).path
     flags = ["--model.n_layers", "1", "--model.norm", "rmsnorm", "--resume", "auto"]
     assert fit(other, run, *flags) == 2
     message = capsys.readouterr().err

@@ -1,14 +1,16 @@
 """Which tokens make a batch, in both layouts."""
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tokenizer import PAD, PackedData, pack
+from tests.train_cases import pack_toy
+from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
+from train.data import PackedDataModule, TrainBatches
 from train.errors import RunError
 from train.settings import BatchSettings
 from train.windows import IGNORE, Windows
@@ -17,23 +19,18 @@ CONTEXT = 24
 
 
 @pytest.fixture(scope="module")
-def tokenizer_file(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    small_tokenizer.save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def packed(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedData:
-    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / "packed")
+def packed(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> PackedData:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 40)
 
 
 @pytest.fixture(scope="module", params=["left", "right"])
 def rows(
-    request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    small_tokenizer: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> PackedData:
     layout = Layout("rows", 400, request.param)
-    return pack("toy:40", tokenizer_file, tmp_path_factory.mktemp("data") / request.param, layout)
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "rows", 40, layout)
 
 
 def test_targets_are_the_tokens_after_the_inputs(packed: PackedData):
@@ -136,3 +133,24 @@ def test_a_step_is_split_over_devices_and_parts(
 def test_a_step_that_does_not_divide_is_refused(size: int, micro: int | None, devices: int):
     with pytest.raises(RunError, match=rf"--batch.size {size} is not a multiple of"):
         BatchSettings(size, micro).split(devices)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_validation_is_shared_out_evenly_and_counts_each_token_once(
+    packed: PackedData, devices: int
+):
+    shares = []
+    for rank in range(devices):
+        module = PackedDataModule(packed, CONTEXT, BatchSettings(12, 2), 0, None)
+        module.trainer = SimpleNamespace(world_size=devices, global_rank=rank)  # pyright: ignore
+        shares.append([targets for _, targets in module.val_dataloader()])
+    assert len({len(share) for share in shares}) == 1
+    counted = torch.cat([targets[targets != IGNORE] for share in shares for targets in share])
+    assert sorted(counted.tolist()) == sorted(packed.tokens("valid")[1:].tolist())
+
+
+def test_all_devices_together_see_consecutive_samples(packed: PackedData):
+    windows = Windows(packed, "train", CONTEXT)
+    streams = [iter(TrainBatches(windows, 7, 2, rank, devices=3)) for rank in range(3)]
+    inputs = torch.cat([next(stream)[0] for _ in range(2) for stream in streams])
+    assert torch.equal(inputs, windows.batch(7, 12)[0])

@@ -55,6 +55,10 @@ class TrainingCLI(LightningCLI):
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         super().__init__(
             args=arguments,
+            parser_kwargs={
+                "prog": "python -m train",
+                "fit": {"description": "Trains a model on packed data, into a run directory."},
+            },
             parser_class=Parser,
             save_config_callback=None,
             auto_configure_optimizers=False,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 
 from tokenizer import PackedData
@@ -62,9 +63,15 @@ class PackedDataModule(LightningDataModule):
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
         micro, _ = self.batch.split(devices)
-        for i, batch in enumerate(self.valid_windows.in_order(micro, self.validate_windows)):
-            if i % devices == rank:
-                yield batch
+        group: list[Batch] = []
+        for batch in self.valid_windows.in_order(micro, self.validate_windows):
+            group.append(batch)
+            if len(group) == devices:
+                yield group[rank]
+                group = []
+        if group:  # as many batches for every device, or one would wait for the others for ever
+            inputs, targets = group[min(rank, len(group) - 1)]
+            yield inputs, targets if rank < len(group) else torch.full_like(targets, IGNORE)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""

@@ -36,6 +36,7 @@ class LanguageModule(LightningModule):
         self.model = model
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
+        self.gradient_norm = torch.zeros(())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token."""
@@ -47,6 +48,11 @@ class LanguageModule(LightningModule):
         inputs, targets = batch
         nats = cross_entropy(self.model(inputs), targets, "sum")
         return nats.double(), (targets != IGNORE).sum()
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
+        limit = self.optimizer_settings.clip or math.inf
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
 
     def learning_rate(self, step: int) -> float:
         """The rate of the optimiser's next step, after `step` of them."""

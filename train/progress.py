@@ -58,8 +58,9 @@ class Progress(Callback):
         step = trainer.global_step
         if step % self._every and step != trainer.max_steps and step - self._first_step > 1:
             return
+        mean = trainer.strategy.reduce(torch.stack(self._losses).mean(), reduce_op="mean")
         # Lightning hands out each part's loss already divided by the number of parts.
-        loss = float(torch.stack(self._losses).mean()) * trainer.accumulate_grad_batches
+        loss = float(mean) * trainer.accumulate_grad_batches
         self._losses.clear()
         if loss != loss or loss == float("inf"):
             raise broken(self._directory, f"the loss is {loss} at step {step}")
@@ -67,10 +68,11 @@ class Progress(Callback):
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         row = {
             "step": step,
-            "tokens": tokens,
+            "tokens_seen": tokens,
             "loss": loss,
             "bits_per_byte": bits_per_byte(loss, self._bytes_per_token),
             "lr": pl_module.learning_rate(step - 1),
+            "gradient_norm": float(pl_module.gradient_norm),
             "tokens_per_second": (tokens - self._tokens) / (now - self._since),
         }
         left = (trainer.max_steps - step) * (now - self._start) / (step - self._first_step)

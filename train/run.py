@@ -147,7 +147,6 @@ def _trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> T
             **recipe.trainer,
             precision=precision,
             max_epochs=-1,
-            gradient_clip_val=recipe.optimizer.clip or None,
             callbacks=callbacks,
             plugins=[AtomicCheckpointIO()],
             default_root_dir=directory.path,
@@ -165,7 +164,11 @@ def _trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> T
 
 def _best_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
     gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
+    return (
+        "bf16-mixed"
+        if gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        else "32-true"
+    )
 
 
 def _given(flag: str, value: str | None) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from train.checkpoints import step_of, write_file
 from train.errors import RunError
 
+FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id"}
+
 
 class RunDirectory:
     """The files of one run."""
@@ -33,7 +35,7 @@ class RunDirectory:
         """
         found = self.checkpoints()
         if resume == "never":
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or self._begun()):
                 raise RunError(
                     f"--run {self.path}: exists already; go on with --resume auto, or choose "
                     "another --run"
@@ -76,6 +78,10 @@ class RunDirectory:
     def model(self, step: int) -> Path:
         """Where the model directory of a step goes."""
         return self.path / "models" / f"step-{step:06d}"
+
+    def _begun(self) -> bool:
+        """Whether more is there than a start that failed leaves behind."""
+        return bool({p.name for p in self.path.iterdir()} - FAILED_START)
 
     def prune(self, keep: int) -> None:
         """Removes all but the last checkpoints; one that cannot be removed stays."""

@@ -18,7 +18,7 @@ class RunSettings:
     """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "64-true"] = "auto"
     """auto is bf16-mixed on a GPU that has it, else 32-true."""
     compile: bool = False
     """Whether the model is compiled in place; ignored on a CPU."""

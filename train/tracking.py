@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from train.checkpoints import write_file
+from train.errors import RunError
 from train.settings import RunSettings
 
 
@@ -37,9 +38,9 @@ class Records:
         """Opens the records; rows after `step` belong to what a resume undoes, and are dropped."""
         path = self._run / "metrics.jsonl"
         _drop_after(path, step)
-        self._file = path.open("a", encoding="utf-8")
         if self._settings.wandb != "disabled":
             self._wandb = _wandb_run(self._run, self._settings, self._config)
+        self._file = path.open("a", encoding="utf-8")
 
     def add(self, row: dict[str, Any]) -> None:
         """Appends a row; it has at least a `step`."""
@@ -79,14 +80,20 @@ def _wandb_run(run: Path, settings: RunSettings, config: dict[str, Any]) -> Any:
     if not id_file.is_file():
         write_file(id_file, uuid.uuid4().hex[:8].encode())
     online = settings.wandb == "online"
-    return wandb.init(
-        project=settings.wandb_project,
-        name=run.name,
-        id=id_file.read_text().strip(),
-        resume="allow" if online else None,
-        dir=run,
-        mode=settings.wandb,
-        config=config,
-        job_type="train",
-        settings=wandb.Settings(console="off", silent=True),
-    )
+    try:
+        return wandb.init(
+            project=settings.wandb_project,
+            name=run.name,
+            id=id_file.read_text().strip(),
+            resume="allow" if online else None,
+            dir=run,
+            mode=settings.wandb,
+            config=config,
+            job_type="train",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"--wandb {settings.wandb}: {reason}; log in with `wandb login`, or use --wandb offline"
+        ) from error
