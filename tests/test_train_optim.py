@@ -97,7 +97,7 @@ def test_validation_sums_nats_and_counts_targets(small_model: MakeModel):
     module = LanguageModule(small_model(), OptimizerSettings(), SCHEDULE, 10)
     inputs = torch.randint(400, (3, 8))
     targets = inputs.masked_fill(torch.rand(3, 8) < 0.5, IGNORE)
-    nats, count = module.validation_step((inputs, targets), 0)
+    nats, count = module.validation_step((inputs, targets), 0).unbind()
     assert count == (targets != IGNORE).sum()
     assert (nats / count).item() == pytest.approx(
         module.training_step((inputs, targets), 0).item(), rel=1e-5

@@ -30,7 +30,6 @@ TRAINER = (
     "devices",
     "num_nodes",
     "max_steps",
-    "max_time",
     "deterministic",
     "benchmark",
     "detect_anomaly",

@@ -43,11 +43,11 @@ class LanguageModule(LightningModule):
         inputs, targets = batch
         return cross_entropy(self.model(inputs), targets, "mean")
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Summed cross entropy in nats, and over how many targets."""
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Summed cross entropy in nats, and over how many targets: `(2,)`."""
         inputs, targets = batch
         nats = cross_entropy(self.model(inputs), targets, "sum")
-        return nats.double(), (targets != IGNORE).sum()
+        return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""

@@ -1,5 +1,6 @@
 """The line of progress: one that updates itself on a terminal, one every so often on a pipe."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ class Progress(Callback):
         # Lightning hands out each part's loss already divided by the number of parts.
         loss = float(mean) * trainer.accumulate_grad_batches
         self._losses.clear()
-        if loss != loss or loss == float("inf"):
+        if not math.isfinite(loss):
             raise broken(self._directory, f"the loss is {loss} at step {step}")
         assert isinstance(pl_module, LanguageModule)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)

@@ -178,12 +178,12 @@ class StopOnSignal(Callback):
 
 def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
     """Mean loss in nats over the validation split, and over how many tokens."""
-    sums = []
+    sums: list[Any] = []
     module.eval()
     with torch.no_grad():
         for i, batch in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
             on_device = tuple(tensor.to(module.device) for tensor in batch)
-            sums.append(torch.stack(trainer.strategy.validation_step(on_device, i)))  # pyright: ignore
+            sums.append(trainer.strategy.validation_step(on_device, i))
     module.train()
     total = torch.stack(sums).cpu().double().sum(0) if sums else torch.zeros(2).double()
     if trainer.world_size > 1:
