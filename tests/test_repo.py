@@ -12,6 +12,7 @@ import arch
 import eval as evals
 import tokenizer
 import train
+from scripts import layout
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"arch", "tokenizer", "train", "eval", "scripts", "tests"}
@@ -67,3 +68,8 @@ def test_every_command_has_help(room: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: python -m " + room)
+
+
+def test_readme_lists_every_file() -> None:
+    """`python -m scripts.layout` brings it up to date."""
+    assert layout.START + layout.listing() + layout.END in (ROOT / "README.md").read_text()

@@ -226,7 +226,7 @@ class _Search:
             runner_up=swept.all[0].topk(2, dim=-1, largest=False).values[:, 1],
             collisions={k + t: c for t, c in collisions(swept.all[0], self.floor).items()},
             evaluations=self.evaluations,
-            seconds=time.perf_counter() - started,
+            seconds=time.perf_counter() - started + self.proposal.seconds,
         )
 
 
