@@ -100,7 +100,7 @@ class Code(NamedTuple):
 
 
 def compiled(launch: Launch, architecture: str) -> Code:
-    """Compile as the launch would on that architecture: same types, same divisible integers."""
+    """Compile as the launch would on that architecture: the same types and known integers."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -109,15 +109,17 @@ def compiled(launch: Launch, architecture: str) -> Code:
     constants, signature, attributes = dict(launch.constants), {}, {}
     given = ("num_warps", "num_stages")
     options = {name: constants.pop(name) for name in given if name in constants}
-    for place, name in enumerate(launch.kernel.arg_names):
+    for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[place] if place < len(launch.arguments) else None
-        if value is None or (isinstance(value, int) and value == 1):
-            signature[name] = "constexpr"
-            constants.setdefault(name, value)
+        fixed = isinstance(value, int) and value == 1 and not parameter.do_not_specialize
+        if value is None or fixed:
+            signature[parameter.name] = "constexpr"
+            constants.setdefault(parameter.name, value)
             continue
         pointer = isinstance(value, torch.Tensor)
-        signature[name] = pointers[value.dtype] if pointer else "i32"
-        if (value.data_ptr() if pointer else value) % 16 == 0:
+        signature[parameter.name] = pointers[value.dtype] if pointer else "i32"
+        divisible = (value.data_ptr() if pointer else value) % 16 == 0
+        if divisible and not parameter.do_not_specialize:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)

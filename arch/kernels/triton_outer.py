@@ -27,7 +27,7 @@ def lower_block(index, blocks):
     return i, j
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "branches", "batches", "batches_per_part"])
 def outer_kernel(
     g,
     x,
@@ -89,7 +89,7 @@ def outer_kernel(
     tl.store(parts + place * BLOCK * BLOCK + local[:, None] * BLOCK + local[None, :], total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lower", "triangles", "splits"])
 def add_parts_kernel(
     parts,
     gradient,  # (R, H, T, T)

@@ -32,7 +32,7 @@ def multiply(a, b, total, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
     return tl.dot(a, b, total, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "batches"])
 def product_kernel(
     x,
     weight,  # zero or anything finite beyond length, up to whole tiles

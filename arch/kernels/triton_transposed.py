@@ -11,7 +11,7 @@ import triton.language as tl
 from arch.kernels.triton_product import gelu_slope, multiply
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "batches", "branches"])
 def transposed_kernel(
     g,
     weight,  # zero beyond length, up to whole tiles

@@ -1,0 +1,271 @@
+"""The masked convolution against the dense products that can stand in for it.
+
+    python -m scripts.bench_kernels --device cpu
+    python -m scripts.bench_kernels --device cuda
+
+Every form makes tril(W) x, and its gradients, from the same random operands. On a CPU: one thread,
+eager. On CUDA: eager and compiled, in CUDA graphs, over operands that rotate through more memory
+than the cache holds. Writes kernels-DEVICE.csv, .md and, if matplotlib is there, .png.
+"""
+
+import argparse
+import csv
+import runpy
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from arch.kernels import masked_convolution, table
+from scripts.kernel_report import OURS, Row, Task, page, plot
+from scripts.kernel_timing import Call, Peak, cpu_timer, graph_timer, in_turns, peak
+
+# Makes y from x, W and, where a task has them, a bias and a residual.
+Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+POSITION_MAJOR = ", position-major"  # what follows the name of a form that reads (T, B, D)
+
+DENSE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tril(W) @ x": lambda x, w: torch.tril(w) @ x,
+    "bmm": lambda x, w: torch.bmm(torch.tril(w).expand(len(x), -1, -1), x),
+    "einsum": lambda x, w: torch.einsum("ij,bjd->bid", torch.tril(w), x),
+    "Conv1d": lambda x, w: functional.conv1d(x, torch.tril(w)[..., None]),
+    "mm" + POSITION_MAJOR: lambda x, w: torch.mm(torch.tril(w), x.flatten(1)).view_as(x),
+}
+
+
+def main() -> int:
+    """Measure and write the tables; the exit code."""
+    options = _options()
+    cuda = options.device == "cuda"
+    if cuda and not torch.cuda.is_available():
+        print("error: --device cuda: there is no CUDA device here; use cpu", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    if not cuda:
+        torch.set_num_threads(1)
+    if options.tuned:
+        table.TUNED.update(runpy.run_path(str(options.tuned))["TUNED"])
+    limit = peak(DTYPES[options.dtype]) if cuda else None
+    rows: list[Row] = []
+    left_out: list[Task] = []
+    start = time.monotonic()
+    for task in _tasks(options):
+        spent = time.monotonic() - start
+        if spent > options.seconds:
+            left_out.append(task)
+            continue
+        print(f"{spent:4.0f} s  T={task.length} D={task.width} {task.kind()}", flush=True)
+        rows += measure(task, options.device, options.rounds, limit)
+        _write(rows, left_out, options, limit)
+    _write(rows, left_out, options, limit)
+    print(options.out.joinpath(f"kernels-{options.device}.md").read_text(encoding="utf-8"))
+    if cuda and not plot(rows, options.out / "kernels-cuda.png"):
+        print("no plot: matplotlib is not installed")
+    return 0
+
+
+def measure(task: Task, device: str, rounds: int, limit: Peak | None) -> list[Row]:
+    """Time all forms of a task in turns; ours is the first row."""
+    if limit:
+        torch.compiler.reset()
+    timers = {}
+    for form, mode, call, operands in calls(task, device):
+        try:
+            timers[form, mode] = graph_timer(call, operands) if limit else cpu_timer(call)
+        except RuntimeError as error:
+            print(f"       not timed: {form} {mode}: {str(error).splitlines()[0]}", flush=True)
+    readings = in_turns(timers, rounds)
+    # A CPU has other work to do, which only ever adds; a GPU's clock goes up and down.
+    typical = median if limit else min
+    flops, moved, least = _work(task, limit)
+    rows = []
+    for (form, mode), taken in readings.items():
+        seconds = typical(taken)
+        rows.append(
+            Row(
+                **asdict(task),
+                form=form,
+                mode=mode,
+                microseconds=seconds * 1e6,
+                ratio=seconds / typical(readings[OURS, "eager"]),
+                tflops=flops / seconds / 1e12,
+                tbs=moved / seconds / 1e12,
+                roofline=least / seconds if least else None,
+            )
+        )
+    return rows
+
+
+def calls(task: Task, device: str) -> Iterator[tuple[str, str, Call, int]]:
+    """Yield (form, mode, what to time, how many sets of operands it rotates through)."""
+    dtype, sizes = DTYPES[task.dtype], (task.batch, task.length, task.width)
+    own = torch.float32 if task.autocast else dtype
+    x = torch.randn(sizes, device=device, dtype=own)
+    sets = 1 if device == "cpu" else 2 + 200_000_000 // x.nbytes
+    w = torch.randn(task.length, task.length, device=device, dtype=own) / task.length**0.5
+    bias = torch.randn(task.length, device=device, dtype=own) if task.epilogue else None
+    inputs = [torch.randn_like(x) for _ in range(sets)]
+    residuals = [torch.randn_like(x) if task.epilogue else None for _ in range(sets)]
+    slopes = [torch.randn_like(x, dtype=dtype) for _ in range(sets)]
+
+    for name, mode, form in _forms(task, device):
+        order = (lambda t: t.transpose(0, 1)) if name.endswith(POSITION_MAJOR) else (lambda t: t)
+        shared = [w, bias]
+        operands = [
+            [_leaf(t) for t in (order(a), *shared, None if r is None else order(r))]
+            for a, r in zip(inputs, residuals, strict=True)
+        ]
+        gradients = [order(slope).contiguous() for slope in slopes]
+        call = _backward(form, operands, gradients) if task.backward else _forward(form, operands)
+        yield name, mode, call, sets
+
+
+def _forms(task: Task, device: str) -> Iterator[tuple[str, str, Form]]:
+    """Yield (name, mode, form), ours first."""
+    if task.autocast:
+        dtype = DTYPES[task.dtype]
+        yield OURS, "eager", _autocast(masked_convolution, device, dtype)
+        yield "reference", "eager", _autocast(_reference, device, dtype)
+        return
+    yield OURS, "eager", masked_convolution
+    if device == "cuda":
+        yield OURS + POSITION_MAJOR, "eager", _ours_position_major
+    for name, product in DENSE.items():
+        form = _with_epilogue(product, name.endswith(POSITION_MAJOR))
+        yield name, "eager", form
+        if device == "cuda":
+            yield name, "compiled", torch.compile(form, dynamic=False)
+
+
+def _ours_position_major(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+    added = None if r is None else r.transpose(0, 1)
+    return masked_convolution(x.transpose(0, 1), w, b, added).transpose(0, 1)
+
+
+def _with_epilogue(product: Callable[[Tensor, Tensor], Tensor], position_major: bool) -> Form:
+    def form(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+        y = product(x, w)
+        if b is None or r is None:
+            return y
+        return y + (b[:, None, None] if position_major else b[:, None]) + r
+
+    return form
+
+
+def _reference(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+    """What the reference trains with: a Conv1d whose weight is masked in place in every forward."""
+    w.data = torch.tril(w.data)
+    return functional.conv1d(x, w[..., None], b)
+
+
+def _autocast(form: Form, device: str, dtype: torch.dtype) -> Form:
+    def cast(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+        with torch.autocast(device, dtype, cache_enabled=False):
+            return form(x, w, b, r)
+
+    return cast
+
+
+def _forward(form: Form, operands: list[list]) -> Call:
+    def call(number: int) -> Tensor:
+        with torch.no_grad():
+            return form(*operands[number])
+
+    return call
+
+
+def _backward(form: Form, operands: list[list], slopes: list[Tensor]) -> Call:
+    def call(number: int) -> tuple[Tensor, ...]:
+        leaves = [t for t in operands[number] if t is not None]
+        return torch.autograd.grad(form(*operands[number]), leaves, slopes[number])
+
+    return call
+
+
+def _leaf(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().clone().contiguous().requires_grad_()
+
+
+def _work(task: Task, limit: Peak | None) -> tuple[int, int, float | None]:
+    """Return the operations, the bytes, and the least seconds the device could take.
+
+    A task is one product, or three of the same size: y, and the gradients of x and of W.
+    """
+    products = 3 if task.backward else 1
+    size = 4 if task.autocast else DTYPES[task.dtype].itemsize
+    flops = task.batch * task.width * task.length * (task.length + 1)
+    tensor = task.batch * task.width * task.length * size
+    bytes_ = 2 * tensor + task.length * (task.length + 1) // 2 * size
+    added = tensor if task.epilogue else 0
+    least = None
+    if limit:
+        least = max(flops / limit.flops, (bytes_ + added) / limit.bandwidth)
+        least += (products - 1) * max(flops / limit.flops, bytes_ / limit.bandwidth)
+    return products * flops, products * bytes_ + added, least
+
+
+def _tasks(options: argparse.Namespace) -> Iterator[Task]:
+    """Yield what to measure, the most important first."""
+
+    def tasks(dtype: str, width: int, **flags: bool) -> Iterator[Task]:
+        for length in options.lengths:
+            batch = max(1, options.tokens // length)
+            yield Task(dtype, length, width, batch, **flags)
+
+    for place, width in enumerate(options.widths):
+        for backward in (True, False):
+            yield from tasks(options.dtype, width, backward=backward)
+        if place == 0 and options.device == "cuda":
+            yield from tasks(options.dtype, width, backward=True, autocast=True)
+            for backward in (True, False):
+                yield from tasks(options.dtype, width, backward=backward, epilogue=True)
+
+
+def _write(
+    rows: list[Row], left_out: list[Task], options: argparse.Namespace, limit: Peak | None
+) -> None:
+    stem = options.out / f"kernels-{options.device}"
+    with open(stem.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    text = page(rows, left_out, options.command, limit)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--dtype", choices=DTYPES, help="cpu: float32, cuda: bfloat16")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="T")
+    parser.add_argument("--widths", type=int, nargs="+", metavar="D")
+    parser.add_argument("--tokens", type=int, help="B T; cpu: 8192, cuda: 65536")
+    parser.add_argument("--rounds", type=int, help="turns; cpu: 40, cuda: 15")
+    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
+    parser.add_argument("--tuned", type=Path, help="a tuned.py to use instead of the built-in one")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    options = parser.parse_args()
+    cuda = options.device == "cuda"
+    options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
+    options.lengths = options.lengths or (512, 1024, 256, 2048, 128)
+    options.widths = options.widths or ((512, 256, 1024) if cuda else (256,))
+    options.tokens = options.tokens or (65536 if cuda else 8192)
+    options.rounds = options.rounds or (15 if cuda else 40)
+    chosen = [a for a in sys.argv[1:] if a != "--out" and a != str(options.out)]
+    options.command = shlex.join(["python", "-m", "scripts.bench_kernels", *chosen])
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

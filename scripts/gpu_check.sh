@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can tell, in one call and under nine minutes.
+#
+#   scripts/gpu_check.sh [DIR] [PART...]      parts: tests tune kernels (all of them, in this order)
+#
+# Needs a CUDA device and Python with torch, triton, lightning, numpy and pytest; downloads nothing.
+# Writes to DIR (gpu-check): PART.log of each part, tuned.py, kernels-cuda.csv, .md and .png.
+# The exit status is the number of parts that failed.
+#
+# To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and DIR/kernels-cuda.* to
+# docs/benchmarks/kernels-gpu.*.
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+ALL=(tests tune kernels)
+
+# A part is a function, with the seconds that it may take. To add one, write it and name it in ALL.
+tests_seconds=200
+tests() {
+    local file failed=0 jobs=()
+    for file in tests/test_*.py; do
+        grep -q "mark.gpu" "$file" || continue
+        # The files side by side: most of their time is Triton compiling.
+        "$python" -m pytest -m gpu -W default --no-showlocals --durations=5 "$file" &
+        jobs+=($!)
+    done
+    for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+    return $failed
+}
+
+tune_seconds=140
+tune() {
+    "$python" -m scripts.tune_kernels --seconds 110 --out "$out/tuned.py"
+}
+
+kernels_seconds=190
+kernels() {
+    local tuned=()
+    [ -f "$out/tuned.py" ] && tuned=(--tuned "$out/tuned.py")
+    "$python" -m scripts.bench_kernels --device cuda --seconds 150 --out "$out" "${tuned[@]}"
+}
+
+run() {
+    local part=$1 seconds=${1}_seconds start=$SECONDS status
+    export out root python
+    export -f "${part?}"
+    timeout --kill-after=10 "${!seconds}" bash -c "$part" >"$out/$part.log" 2>&1
+    status=$?
+    [ $status -eq 124 ] && echo "stopped after ${!seconds} s" >>"$out/$part.log"
+    echo "== $part: exit status $status, $((SECONDS - start)) s"
+    tail -n 60 "$out/$part.log"
+    return $status
+}
+
+main() {
+    out=${1:-gpu-check}
+    shift || true
+    local parts=("${@:-${ALL[@]}}") part failed=0
+    for part in "${parts[@]}"; do
+        if ! declare -F "$part" >/dev/null || [[ " ${ALL[*]} " != *" $part "* ]]; then
+            echo "error: part '$part': expected one of: ${ALL[*]}" >&2
+            exit 2
+        fi
+    done
+    mkdir -p "$out" || exit 2
+    out=$(cd "$out" && pwd)
+    cd "$root" || exit 2
+    if ! "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+        echo "error: $python finds no CUDA device; set PYTHON to one that does" >&2
+        exit 2
+    fi
+    for part in "${parts[@]}"; do run "$part" || failed=$((failed + 1)); done
+    exit $failed
+}
+
+main "$@"

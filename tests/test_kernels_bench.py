@@ -1,0 +1,159 @@
+"""The kernels' benchmark, tuner and GPU check, as far as they go without a GPU."""
+
+import csv
+import itertools
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arch.kernels import table
+from scripts import bench_kernels, tune_kernels
+from scripts.kernel_report import OURS, Row, page
+from scripts.kernel_timing import Peak
+
+ROOT = Path(__file__).parents[1]
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    """Sets the command line; gives torch its threads back."""
+    threads = torch.get_num_threads()
+    yield lambda *words: monkeypatch.setattr(sys, "argv", ["command", *words])
+    torch.set_num_threads(threads)
+
+
+def test_benchmark_measures_every_form_on_a_cpu(arguments, tmp_path, capsys):
+    sizes = ("--lengths", "8", "16", "--widths", "4", "--tokens", "32", "--rounds", "2")
+    arguments("--device", "cpu", *sizes, "--out", str(tmp_path))
+    assert bench_kernels.main() == 0
+    with open(tmp_path / "kernels-cpu.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    forms = [OURS, *bench_kernels.DENSE]
+    assert [row["form"] for row in rows] == forms * 4
+    assert all(float(row["microseconds"]) > 0 for row in rows)
+    assert all(float(row["ratio"]) == 1 for row in rows if row["form"] == OURS)
+    text = (tmp_path / "kernels-cpu.md").read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+    assert str(tmp_path) not in text
+
+
+def test_benchmark_says_what_it_had_no_time_for(arguments, tmp_path):
+    arguments("--device", "cpu", "--lengths", "8", "--seconds", "-1", "--out", str(tmp_path))
+    assert bench_kernels.main() == 0
+    text = (tmp_path / "kernels-cpu.md").read_text(encoding="utf-8")
+    assert "- T=8, D=256: float32, forward + backward" in text
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_forms_agree(epilogue):
+    """What is timed computes the same thing, gradients included."""
+    task = bench_kernels.Task("float32", 40, 6, 3, backward=True, epilogue=epilogue)
+    torch.manual_seed(0)
+    found: dict[str, Any] = {n: call(0) for n, _, call, _ in bench_kernels.calls(task, "cpu")}
+    for name, gradients in found.items():
+        turned = name.endswith(bench_kernels.POSITION_MAJOR)
+        same = [g.transpose(0, 1) if turned and g.dim() == 3 else g for g in gradients]
+        torch.testing.assert_close(same, list(found[OURS]))
+
+
+def test_page_of_a_gpu_sets_what_was_found_beside_what_was_asked():
+    ours = Row(
+        *("bfloat16", 512, 512, 128, True),
+        form=OURS,
+        microseconds=100.0,
+        ratio=1.0,
+        tflops=1.0,
+        tbs=2.0,
+        roofline=0.8,
+    )
+    rows = [ours, *(replace(ours, form="bmm", ratio=ratio) for ratio in (1.625, 1.375))]
+    text = page(rows, [], "command", Peak(8e14, 4e12))
+    assert "| 512 | 1.4 | 1.25 | 1.38 | not measured |" in text
+    assert "| 1024 | 1.55 | 1.35 | not measured | not measured |" in text
+    assert "| 512 | 512 | 128 | 100.0 | 1 | 2 | 80% | 1.38 | 1.62 / 1.38 |" in text
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("main", "words", "line"),
+    [
+        (
+            bench_kernels.main,
+            ("--device", "cuda"),
+            "error: --device cuda: there is no CUDA device here; use cpu\n",
+        ),
+        (
+            tune_kernels.main,
+            (),
+            "error: there is no CUDA device here; run this where there is one\n",
+        ),
+    ],
+)
+def test_without_a_gpu(main, words, line, arguments, capsys):
+    arguments(*words)
+    assert main() == 2
+    assert capsys.readouterr().err == line
+
+
+def test_tuned_table_is_read_back_as_it_was_written(monkeypatch, tmp_path):
+    entry = table.key("outer", "sm_90", torch.bfloat16, 300, 512)
+    assert entry == ("outer", "sm_90", "bfloat16", 512, 512)
+    monkeypatch.setattr(table, "TUNED", {entry: (64, 64, 32, 4, 5, 264)})
+    (tmp_path / "tuned.py").write_text(tune_kernels.written(), encoding="utf-8")
+    assert runpy.run_path(str(tmp_path / "tuned.py"))["TUNED"] == table.TUNED
+    found = table.tile("outer", "sm_90", torch.bfloat16, 400, 384)
+    assert (found.rows, found.stages, found.programs) == (64, 5, 264)
+    assert table.tile("outer", "sm_80", torch.bfloat16, 400, 384) != found
+
+
+@pytest.mark.parametrize("kernel", table.KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_candidates_divide_as_the_kernels_need(kernel, dtype):
+    tiles = list(tune_kernels.candidates(kernel, dtype))
+    assert len(tiles) == len(set(tiles)) > 4
+    for tile in tiles:
+        assert tile.rows % tile.depth == 0
+        assert (kernel == "outer") == (tile.programs > 0)
+        assert kernel != "outer" or tile.rows == tile.columns
+
+
+@pytest.mark.parametrize("kernel", table.KERNELS)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
+def test_rule_divides_as_the_kernels_need(kernel, architecture):
+    for dtype, length, width in itertools.product(
+        (torch.float16, torch.float32), (1, 16, 100, 512, 8192), (1, 24, 512)
+    ):
+        tile = table.tile(kernel, architecture, dtype, length, width)
+        assert min(tile.rows, tile.columns, tile.depth) >= 16
+        assert tile.rows % tile.depth == 0 or kernel == "outer"
+        assert kernel != "outer" or (tile.rows == tile.columns and tile.programs > 0)
+
+
+def gpu_check(*words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = ["bash", "scripts/gpu_check.sh", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_gpu_check_names_a_part_it_does_not_know(tmp_path):
+    done = gpu_check(str(tmp_path / "out"), "kernel")
+    assert done.returncode == 2
+    assert done.stderr == "error: part 'kernel': expected one of: tests tune kernels\n"
+    assert not (tmp_path / "out").exists()
+
+
+@no_gpu
+def test_gpu_check_without_a_gpu(tmp_path):
+    done = gpu_check(str(tmp_path / "out"), "kernels")
+    assert done.returncode == 2
+    assert "finds no CUDA device; set PYTHON to one that does" in done.stderr
