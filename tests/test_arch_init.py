@@ -68,14 +68,11 @@ def test_triangles(mixer, init):
     for name, fan_in in MIXERS[mixer].items():
         triangle = part.get_submodule(name)
         assert_uniform(lower(triangle.weight), fan_in**-0.5)
-        if init == "default":
-            assert_constant(triangle.bias, 0.0)
-        else:
-            assert triangle.bias.abs().max() <= fan_in**-0.5
-            assert triangle.bias.std() > 0.4 * fan_in**-0.5
+        assert triangle.bias.abs().max() <= fan_in**-0.5
+        assert triangle.bias.std() > 0.4 * fan_in**-0.5
 
 
-def test_default_linear_layers_are_small_and_smaller_into_the_stream():
+def test_attention_alone_starts_small_and_smaller_into_the_stream():
     model = build("attention(heads=4, bias=true)", norm="layernorm")
     block = model.blocks[1]
     assert_norms(model)
@@ -92,23 +89,29 @@ def test_default_linear_layers_are_small_and_smaller_into_the_stream():
     ):
         assert_normal(layer.weight, std)
         assert_constant(layer.bias, 0.0)
-    headed = build("headed(heads=4)").blocks[0].token_mixer
-    assert_normal(headed.in_proj.weight, 0.02)
-    assert_normal(headed.o_proj.weight, into_the_stream)
-    swiglu = build("flat", channel_mixer="swiglu").blocks[0].channel_mixer
+    swiglu = build("attention", channel_mixer="swiglu").blocks[0].channel_mixer
     assert_normal(swiglu.gate.weight, 0.02)
     assert_normal(swiglu.down.weight, into_the_stream)
 
 
-def test_reference_is_what_pytorch_does_by_itself():
-    model = build("attention(heads=4, bias=true)", init="reference")
+@pytest.mark.parametrize(
+    ("mixer", "init"),
+    [
+        ("attention(heads=4, bias=true)", "reference"),
+        ("attention(heads=4, bias=true)+flat", "default"),
+    ],
+)
+def test_reference_is_what_pytorch_does_by_itself(mixer, init):
+    """By default too, for a model with a masked convolution."""
+    model = build(mixer, init=init)
     assert_norms(model)
     assert_normal(model.embedding.weight, 1.0)
     assert_uniform(model.head.weight, D**-0.5)
     block = model.blocks[1]
+    attention = block.token_mixer.mixers[0] if "+" in mixer else block.token_mixer
     for layer, fan_in in (
-        (block.token_mixer.q_proj, D),
-        (block.token_mixer.o_proj, D),
+        (attention.q_proj, D),
+        (attention.o_proj, D),
         (block.channel_mixer.up, D),
         (block.channel_mixer.down, FF),
     ):
@@ -129,6 +132,8 @@ def test_a_tied_head_is_the_embedding_and_starts_as_it():
     assert_normal(model.embedding.weight, 0.5)
     names = [name for name, _ in model.named_parameters()]
     assert "head.weight" not in names
+    assert_normal(build("flat", tied=True).embedding.weight, D**-0.5)
+    assert_normal(build("flat", tied=True, init="reference").embedding.weight, 1.0)
 
 
 def test_the_same_seed_gives_the_same_start():
