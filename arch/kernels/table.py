@@ -70,34 +70,27 @@ def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width:
 
 def rule(kernel: str, architecture: str, dtype: str, length: int, width: int) -> Tile:
     """Return the tile for an entry that was not measured."""
-    if dtype == "float32":
-        return _fit(length, width, kernel, Tile(64, 64, 32, 8, 3, _programs(architecture)))
+    # The least a tensor core takes is 16.
+    length, width = max(length, 16), max(width, 16)
+    large, single = architecture in _LARGE, dtype == "float32"
     if kernel == "outer":
-        side = 128 if architecture in _LARGE and length > 256 else 64
-        chosen = Tile(side, side, 64, side // 16, 3, _programs(architecture))
-    elif architecture not in _LARGE:
+        side = min(length, 128 if large and not single and length > 256 else 64)
+        depth = min(width, 32 if single else 64)
+        programs = 108 if architecture == "sm_80" else 132
+        return Tile(side, side, depth, max(4, side // 16), 3, programs)
+    if single:
+        chosen = Tile(64, 64, 32, 8, 3)
+    elif not large:
         chosen = Tile(64, 64, 32, 4, 3)
     elif kernel in ("product", "transposed"):
         wide = architecture == "sm_90" and length >= 1024
         chosen = Tile(128, 256 if wide else 128, 64, 8, 3)
     else:
         chosen = Tile(64, 128, 64, 8, 3)
-    return _fit(length, width, kernel, chosen)
-
-
-def _fit(length: int, width: int, kernel: str, wanted: Tile) -> Tile:
-    """Return the tile cut down to a short sequence or few features, 16 being the least there is."""
-    rows = min(wanted.rows, max(length, 16))
-    room = max(width, 16)
-    if kernel == "outer":
-        return replace(wanted, rows=rows, columns=rows, depth=min(wanted.depth, room))
+    rows = min(chosen.rows, length)
     return replace(
-        wanted, rows=rows, columns=min(wanted.columns, room), depth=min(wanted.depth, rows)
+        chosen, rows=rows, columns=min(chosen.columns, width), depth=min(chosen.depth, rows)
     )
-
-
-def _programs(architecture: str) -> int:
-    return 108 if architecture == "sm_80" else 132
 
 
 def _power_of_two(number: int) -> int:
