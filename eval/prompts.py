@@ -21,26 +21,23 @@ class Prompt:
 
 
 def story_prompts(corpus: str, tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
-    """The first `length` tokens of `count` different validation stories.
+    """The first `length` tokens of validation stories, `count` beginnings that all differ.
 
     Raises:
-        RequestError: too few stories of that length.
+        RequestError: too few of them.
         CorpusError: the corpus cannot be read.
     """
-    found: list[Prompt] = []
-    if count:
-        for story in open_corpus(corpus, "valid"):
-            tokens = tokenizer.encode(story, add_special_tokens=False).ids[:length]
-            if len(tokens) == length:
-                found.append(Prompt("story", len(found), tuple(tokens)))
-            if len(found) == count:
-                return found
-    if len(found) < count:
-        raise RequestError(
-            f"--count {count}: the corpus {corpus} has {len(found)} stories of at least {length} "
-            "tokens; ask for fewer or shorter prompts"
-        )
-    return found
+    found: dict[tuple[int, ...], Prompt] = {}
+    for story in open_corpus(corpus, "valid"):
+        tokens = tuple(tokenizer.encode(story, add_special_tokens=False).ids[:length])
+        if len(tokens) == length and tokens not in found:
+            found[tokens] = Prompt("story", len(found), tokens)
+        if len(found) == count:
+            return list(found.values())
+    raise RequestError(
+        f"--count {count}: the corpus {corpus} has {len(found)} different beginnings of {length} "
+        "tokens; ask for fewer, or for another length"
+    )
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[Prompt]:

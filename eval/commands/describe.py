@@ -29,8 +29,9 @@ def run(options: argparse.Namespace) -> None:
             _config(options.model), options.context, options.batch, options.precision
         )
     table = Table(box=None, header_style="bold")
-    for heading in ("part", "kind", "shapes"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("part", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("shapes", overflow="fold")
     for heading in ("parameters", "FLOPs/token"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, count, part in _alike(description.parts):

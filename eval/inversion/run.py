@@ -49,8 +49,9 @@ class Task:
 
     def key(self, prompt: Prompt) -> str:
         """The row's key: everything that its content depends on."""
+        about = self.checkpoint.provenance
         return row_key(
-            self.checkpoint.provenance["weights_sha256"],
+            *(about[field] for field in ("name", "step", "weights_sha256")),
             self.layer,
             str(self.slice),
             self.name,
