@@ -175,7 +175,7 @@ def test_directories_that_are_not_models(
         (["--text", "word " * 40], "tokens is longer than the context"),
         (["--text", ""], "there is nothing to recover"),
         (["--corpus", "nowhere.txt"], "nowhere.txt"),
-        (["--corpus", "toy:40", "--count", "9"], "has 2 different beginnings of 6 tokens"),
+        (["--corpus", "toy:40", "--count", "9"], "different beginnings of 6 tokens; ask for fewer"),
         (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
     ],
 )
