@@ -30,7 +30,7 @@ MODELS = {
 
 def main() -> int:
     """Runs the steps; the exit code of the first that fails."""
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Stories in, a page of evidence out.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="where everything goes")
     parser.add_argument("--force", action="store_true", help="begin anew")
     options = parser.parse_args()
@@ -43,15 +43,20 @@ def main() -> int:
         _steps(out)
     except subprocess.CalledProcessError as error:
         return error.returncode
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return 130
     print(f"\n{time.perf_counter() - started:.0f} s in all\npage: {(out / 'page.html').resolve()}")
     return 0
 
 
 def _steps(out: Path) -> None:
     corpus, data, results = f"toy:{STORIES}", out / "data", out / "results"
+    tokenizer = out / "tokenizer.json"
+    if not tokenizer.exists():
+        _run("tokenizer", "train", corpus, "--out", tokenizer)
     if not data.exists():
-        _run("tokenizer", "train", corpus, "--out", out / "tokenizer.json")
-        _run("tokenizer", "pack", corpus, "--tokenizer", out / "tokenizer.json", "--out", data)
+        _run("tokenizer", "pack", corpus, "--tokenizer", tokenizer, "--out", data)
     checkpoints = []
     for name, settings in MODELS.items():
         run = out / name
