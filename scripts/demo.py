@@ -67,11 +67,10 @@ def _steps(out: Path) -> None:
             _run(*fit, steps, "--resume=auto", *settings)
         checkpoints += [run / "models" / "step-000000", last]
     _run("eval", "loss", *checkpoints, "--corpus", "toy", "--stories", 100)
-    # Every layer for what is exact and quick; the first and the last one for hidden tokens.
-    prompts = ["--count", 4, "--length", 12, "--out", results]
-    _run("eval", "invert", *checkpoints, *prompts, "--slices", "[:, 0:, :]")
-    hidden = ["--slices", "[:, 1:, :]", "[:, 3:, :]", "--layers", 1, 4]
-    _run("eval", "invert", *checkpoints, *prompts, *hidden)
+    # The sweep is quick enough for every layer; the rest looks at the first and the last one.
+    prompts = ["--count", 3, "--length", 12, "--out", results]
+    _run("eval", "invert", *checkpoints, *prompts, "--methods", "sweep", "--slices", "[:, 0:, :]")
+    _run("eval", "invert", *checkpoints, *prompts, "--layers", 1, 4)
     _run("eval", "report", results, "--out", out / "page.html")
 
 
