@@ -79,7 +79,10 @@ def test_a_pattern_that_cannot_be_read_says_how_to_write_one(entry):
         ("expanded(factor=0)", "expanded: factor is 0; it must be a whole number of at least 1"),
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
-        ("rectangular(factor=0)", "rectangular: factor is 0; it must be a whole number of at least 1"),
+        (
+            "rectangular(factor=0)",
+            "rectangular: factor is 0; it must be a whole number of at least 1",
+        ),
     ],
 )
 def test_a_mixer_that_does_not_fit_the_model_says_so(entry, message):
