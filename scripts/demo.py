@@ -70,7 +70,7 @@ def _steps(out: Path) -> None:
     # The sweep is quick enough for every layer; the rest looks at the first and the last one.
     prompts = ["--count", 3, "--length", 12, "--out", results]
     _run("eval", "invert", *checkpoints, *prompts, "--methods", "sweep", "--slices", "[:, 0:, :]")
-    _run("eval", "invert", *checkpoints, *prompts, "--layers", 1, 4)
+    _run("eval", "invert", *checkpoints, *prompts, "--layers", 1, 3)
     _run("eval", "report", results, "--out", out / "page.html")
 
 

@@ -38,7 +38,7 @@ def test_invert_writes_rows_and_report_makes_a_page(
     assert invert(before, after, "--out", out, "--layers", 1, 2) == 0
     assert "rows.jsonl" in capsys.readouterr().out
     rows = read_rows([out])
-    # checkpoints x layers x prompts x (seed_gd, adam: 3 slices; sweep: 1; alternating: 2)
+    # checkpoints x layers x prompts x (descent, adam: 3 slices; sweep: 1; alternating: 2)
     assert len(rows) == 2 * 2 * 2 * (2 * 3 + 1 + 2)
     assert len({row["key"] for row in rows}) == len(rows)
     exact = [row for row in rows if row["method"] in ("sweep", "alternating")]
@@ -170,7 +170,7 @@ def test_directories_that_are_not_models(
         (["--layers", "3"], "--layers 3: .* has layers 0 (the embedding) to 2"),
         (["--slices", "[2:]"], "slice '[2:]' cannot be read; allowed:"),
         (["--slices", "[:, 6:, :]"], "slice [:, 6:, :] shows nothing of a prompt of 6 tokens"),
-        (["--methods", "magic"], "--methods magic: there is no such method; use seed_gd, adam"),
+        (["--methods", "magic"], "--methods magic: there is no such method; use descent, adam"),
         (["--methods", "sweep", "--slices", "[:, 1:, :]"], "no method asked for fits"),
         (["--text", "word " * 40], "tokens is longer than the context"),
         (["--text", ""], "there is nothing to recover"),

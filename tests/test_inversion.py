@@ -10,7 +10,7 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
-from eval.inversion.gradient import adam, seed_descent
+from eval.inversion.gradient import adam, descent
 from eval.inversion.metrics import ranks, tally, verdicts
 from eval.inversion.problem import ACCEPT, pose
 from eval.inversion.slices import Slice
@@ -86,11 +86,11 @@ def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make) -> N
     assert said[2] == "recovered"
 
 
-def test_seed_descent_is_the_sequential_protocol(small_model: Make) -> None:
+def test_descent_is_the_published_protocol(small_model: Make) -> None:
     """Against a plain restatement of the published loop, one prompt at a time."""
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(), 40, 0.02
-    answers = seed_descent(pose(Circuit(model, 2), truth, Slice(1)), truth, chance(3), steps, rate)
+    answers = descent(pose(Circuit(model, 2), truth, Slice(1)), truth, chance(3), steps, rate)
     for p, generator in enumerate(chance(3)):
         embeddings = model.embed(truth[p : p + 1])
         x = torch.randn(embeddings.shape[1:], generator=generator)[None]
@@ -117,13 +117,13 @@ def test_answers_do_not_depend_on_the_batch(small_model: Make) -> None:
     assert torch.allclose(whole[2].scores, alone[0].scores, atol=1e-4)
 
 
-def test_adam_recovers_visible_tokens_where_the_seed_protocol_is_lost(small_model: Make) -> None:
+def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model: Make) -> None:
     """Embeddings of 0.02, as Llama starts with: the protocol's start and rate are not its scale."""
     model = small_model(mixers=("attention",), norm="rmsnorm", embedding_std=0.02)
     truth = prompts()
     problem = pose(Circuit(model, 2), truth, Slice(0))
     own_scale = (found(adam(problem, chance(3))) == truth).float().mean()
-    protocol = (found(seed_descent(problem, truth, chance(3), steps=300)) == truth).float().mean()
+    protocol = (found(descent(problem, truth, chance(3), steps=300)) == truth).float().mean()
     assert own_scale == 1.0
     assert protocol < own_scale
 

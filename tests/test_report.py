@@ -21,17 +21,17 @@ STORY = (
 )
 WORDS = [word.replace("_", " ").replace("\\n", "\n") for word in STORY.split(" ")]
 SOLVED = {  # share of (self, hidden) tokens found, by model, training and method
-    ("flat", False, "seed_gd"): (0.97, 0.0),
-    ("flat", True, "seed_gd"): (0.93, 0.0),
+    ("flat", False, "descent"): (0.97, 0.0),
+    ("flat", True, "descent"): (0.93, 0.0),
     ("flat", False, "adam"): (1.0, 0.3),
     ("flat", True, "adam"): (0.98, 0.1),
-    ("llama", False, "seed_gd"): (0.17, 0.0),
-    ("llama", True, "seed_gd"): (0.3, 0.0),
+    ("llama", False, "descent"): (0.17, 0.0),
+    ("llama", True, "descent"): (0.3, 0.0),
     ("llama", False, "adam"): (1.0, 0.2),
     ("llama", True, "adam"): (0.8, 0.05),
 }
 SETTINGS = {
-    "seed_gd": {"steps": 500, "rate": 0.02},
+    "descent": {"steps": 500, "rate": 0.02},
     "adam": {"steps": 300, "rate": 0.2},
     "sweep": {},
     "alternating": {"starts": 8, "rounds": 6},
@@ -39,7 +39,7 @@ SETTINGS = {
 
 
 def make_row(
-    model="llama", step=300, layer=4, hidden=3, method="seed_gd", prompt=0, seed=0, length=16,
+    model="llama", step=300, layer=4, hidden=3, method="descent", prompt=0, seed=0, length=16,
     prompts="story", share=None, **changes,
 ):  # fmt: skip
     """One row, with tokens wrong at random so that `share` of (self, hidden) are right."""
@@ -85,7 +85,7 @@ def make_row(
         "floor": floor,
         "margin": (9.7 if model == "flat" else 0.4) * (1 + layer / 2) * rng.uniform(1, 3)
         * (1.4 if trained else 1) if exact else None,
-        "criterion": rng.random() < 0.7 if method == "seed_gd" else None,
+        "criterion": rng.random() < 0.7 if method == "descent" else None,
         "verdict": ["recovered" if r == 0 else "not found" for r in rank],
         "collisions": [],
         "evaluations": 4096 * length if exact else 3 * 500 * length,
@@ -103,7 +103,7 @@ def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden
         for step in steps
         for layer in layers
         for k in hidden
-        for method in ("seed_gd", "adam", "alternating" if k else "sweep")
+        for method in ("descent", "adam", "alternating" if k else "sweep")
         for kind in prompts
         for prompt in range(count)
     ]
@@ -194,7 +194,7 @@ def expected_lines(rows, layer):
         [
             expected_share(rows, kind, k, model=model, step=step, layer=layer, method=method)
             for step in (0, 300)
-            for method in ("seed_gd", "adam", "alternating" if k else "sweep")
+            for method in ("descent", "adam", "alternating" if k else "sweep")
         ]
         for model in ("flat", "llama")
         for kind, k in QUESTIONS
@@ -267,14 +267,14 @@ def test_opening_sentences_are_computed(page):
         )
         for model in ("flat", "llama")
         for step in (0, 300)
-        for method in ("seed_gd", "adam", "alternating")
+        for method in ("descent", "adam", "alternating")
     }
     for model in ("flat", "llama"):
-        gradient, adam, exact = (shares[model, 300, m] for m in ("seed_gd", "adam", "alternating"))
+        gradient, adam, exact = (shares[model, 300, m] for m in ("descent", "adam", "alternating"))
         assert (
-            f"At layer 4 of the trained {model} model, gradient descent (the seed's protocol) "
+            f"At layer 4 of the trained {model} model, gradient descent (the published protocol) "
             f"recovers {gradient} % of the 3 hidden tokens, Adam {adam} % and exact search "
-            f"{exact} %. Before training: gradient descent {shares[model, 0, 'seed_gd']} %"
+            f"{exact} %. Before training: gradient descent {shares[model, 0, 'descent']} %"
         ) in page.words
     tokens = sum(r["self"]["count"] for r in ROWS if r["method"] == "sweep")
     assert (
@@ -326,7 +326,7 @@ PARTIAL = {
     "untrained only": make_rows(steps=(0,), count=1),
     "trained only": make_rows(steps=(300,), count=1),
     "sweep only": [make_row(method="sweep", hidden=0, prompt=p) for p in range(2)],
-    "gradient only, one hidden": [make_row(hidden=1, method="seed_gd")],
+    "gradient only, one hidden": [make_row(hidden=1, method="descent")],
     "no margin": [make_row(method="alternating", margin=None)],
     "no floor": [make_row(method="alternating", floor=0.0)],
     "margin under the floor": [make_row(method="alternating", margin=0.0)],
@@ -417,7 +417,7 @@ def strip_rows(html):
 
 
 def test_strips_line_up_with_the_prompt():
-    row = make_row(method="seed_gd", length=5, hidden=2)
+    row = make_row(method="descent", length=5, hidden=2)
     row |= {
         "truth": [1, 2, 3, 4, 5],
         "found": [1, 9, 3, 8, 5],

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--methods",
         nargs="+",
         metavar="NAME",
-        help="seed_gd, adam, sweep, alternating; default: all that fit a slice",
+        help="descent, adam, sweep, alternating; default: all that fit a slice",
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--prompts", nargs="+", choices=SETS, metavar="SET", help="story, random")
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_corpus(prompts)  # pyright: ignore[reportArgumentType]
     chance = parser.add_argument_group("solvers")
     chance.add_argument("--seeds", nargs="+", type=natural, default=[0], metavar="N")
-    chance.add_argument("--gd-steps", type=positive, default=500, help="steps of seed_gd")
-    chance.add_argument("--gd-rate", type=float, default=0.02, help="first rate of seed_gd")
+    chance.add_argument("--gd-steps", type=positive, default=500, help="steps of descent")
+    chance.add_argument("--gd-rate", type=float, default=0.02, help="first rate of descent")
     chance.add_argument("--adam-steps", type=positive, default=300)
     chance.add_argument("--starts", type=positive, default=8, help="random starts of alternating")
 

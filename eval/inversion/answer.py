@@ -16,7 +16,7 @@ class Answer:
         runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
             do not try all tokens.
         collisions: positions at which several tokens lie within the floor, with those tokens.
-        criterion: for the seed's protocol, whether its own test of convergence passed.
+        criterion: for the published protocol, whether its own test of convergence passed.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken, a batch's time shared evenly.
     """

@@ -17,7 +17,7 @@ from eval.inversion.problem import Problem
 SHIFT = 0.05  # the reference's criterion compares with an input shifted by this much noise
 
 
-def seed_descent(
+def descent(
     problem: Problem,
     truth: Tensor,
     generators: list[torch.Generator],

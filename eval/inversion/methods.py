@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
-from eval.inversion.gradient import adam, seed_descent
+from eval.inversion.gradient import adam, descent
 from eval.inversion.problem import Problem
 from eval.inversion.sweep import sweep
 
@@ -22,7 +22,7 @@ class Method:
 
     Attributes:
         solve: answers a problem, given each prompt's source of chance; the truth is there for the
-            seed's criterion alone.
+            published criterion alone.
         settings: its keyword arguments, recorded in every row.
         random: whether another seed can give another answer.
         fits: whether it can work with k hidden leading tokens (None: another kind of slice).
@@ -43,14 +43,14 @@ def methods(steps: int, rate: float, adam_steps: int, starts: int) -> dict[str, 
     """All solvers with their settings.
 
     Args:
-        steps: of the seed's descent.
-        rate: first rate of the seed's descent.
+        steps: of descent.
+        rate: first rate of descent.
         adam_steps: of scale-matched Adam.
         starts: random starts of the alternating search.
     """
 
-    def run_seed(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
-        return seed_descent(problem, truth, chance, **settings)
+    def run_descent(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
+        return descent(problem, truth, chance, **settings)
 
     def run_adam(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
         return adam(problem, chance, **settings)
@@ -64,8 +64,8 @@ def methods(steps: int, rate: float, adam_steps: int, starts: int) -> dict[str, 
         return alternating(problem, chance, **settings)
 
     return {
-        "seed_gd": Method(
-            run_seed,
+        "descent": Method(
+            run_descent,
             {"steps": steps, "rate": rate},
             random=True,
             fits=lambda k: True,

@@ -17,8 +17,8 @@ class Method:
 
 
 METHODS = {
-    "seed_gd": Method(
-        "gradient descent (the seed's protocol)",
+    "descent": Method(
+        "gradient descent (the published protocol)",
         "gradient descent",
         "gradient",
         "Starts from random vectors in place of the tokens and walks downhill until their outputs "
@@ -49,7 +49,7 @@ METHODS = {
         "is given.",
     ),
 }
-COLUMNS = ("seed_gd", "adam", "exact")
+COLUMNS = ("descent", "adam", "exact")
 """The order of the methods; any others follow."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
