@@ -166,8 +166,8 @@ def render(
         "",
         f"    python -m scripts.bench_generate {shlex.join(sys.argv[1:])}".rstrip(),
         "",
-        f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the fastest of "
-        f"{options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
+        f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
+        f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
         "",
         f"| mixer | remembered, {short} | {long} | recomputed, {short} | {long} | ratio |",
         "|---|---|---|---|---|---|",
