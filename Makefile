@@ -1,5 +1,5 @@
 # make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
-# make test   lint-free tests: offline, CPU, minutes
+# make test   the tests: offline, on a CPU, minutes
 # Both create .venv when it is missing or older than the files that describe it.
 
 PYTHON ?= python3
@@ -12,8 +12,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/python -m scripts.demo $(ARGS)
 
+# One thread: the models are so small that a second one costs more than it brings.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
