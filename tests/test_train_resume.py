@@ -86,11 +86,14 @@ def test_an_interrupted_run_goes_on_to_the_bit(
 ):
     chosen = ["--trainer.max_steps", "12", "--save_steps", "[5]", *flags.split()]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    before = signal.getsignal(signal.SIGINT)
     assert fit(data, whole, *chosen) == 0
     at_step(7, interrupt(number))
     assert fit(data, parts, *chosen) == 128 + number
     assert "stopped at step 7 and saved; go on with --resume auto" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (
+        signal.getsignal(signal.SIGINT) is before
+    )  # ignored, where the tests run in the background
     at_step(7, lambda loss: loss)
     assert names(parts / "checkpoints") == ["step-000007.ckpt"]
     assert fit(data, parts, *chosen, "--resume", "auto") == 0
