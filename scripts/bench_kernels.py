@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.kernels import masked_convolution, table
+from arch.kernels import masked_convolution, normed_convolution, table
 from scripts.kernel_report import OURS, Row, Task, page, plot
 from scripts.kernel_timing import Call, Peak, cpu_timer, graph_timer, in_turns, peak
 
-# Makes y from x, W and, where a task has them, a bias and a residual.
-Form = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+# Makes y from x and W, and from a bias and a residual, or a bias and a norm's scale and shift.
+Form = Callable[..., Tensor]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 POSITION_MAJOR = ", position-major"  # what follows the name of a form that reads (T, B, D)
 
-DENSE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+DENSE: dict[str, Form] = {
     "tril(W) @ x": lambda x, w: torch.tril(w) @ x,
     "bmm": lambda x, w: torch.bmm(torch.tril(w).expand(len(x), -1, -1), x),
     "einsum": lambda x, w: torch.einsum("ij,bjd->bid", torch.tril(w), x),
@@ -111,18 +111,21 @@ def calls(task: Task, device: str) -> Iterator[tuple[str, str, Call, int]]:
     own = torch.float32 if task.autocast else dtype
     x = torch.randn(sizes, device=device, dtype=own)
     sets = 1 if device == "cpu" else 2 + 200_000_000 // x.nbytes
-    w = torch.randn(task.length, task.length, device=device, dtype=own) / task.length**0.5
-    bias = torch.randn(task.length, device=device, dtype=own) if task.epilogue else None
     inputs = [torch.randn_like(x) for _ in range(sets)]
-    residuals = [torch.randn_like(x) if task.epilogue else None for _ in range(sets)]
     slopes = [torch.randn_like(x, dtype=dtype) for _ in range(sets)]
+    w = torch.randn(task.length, task.length, device=device, dtype=own) / task.length**0.5
+    bias = torch.randn(task.length, device=device, dtype=own)
+    others = [[] for _ in inputs]
+    if task.epilogue:
+        others = [[bias, torch.randn_like(x)] for _ in inputs]
+    if task.norm:
+        others = [[bias, *torch.randn(2, task.width, device=device, dtype=own)] for _ in inputs]
 
     for name, mode, form in _forms(task, device):
         order = (lambda t: t.transpose(0, 1)) if name.endswith(POSITION_MAJOR) else (lambda t: t)
-        shared = [w, bias]
         operands = [
-            [_leaf(t) for t in (order(a), *shared, None if r is None else order(r))]
-            for a, r in zip(inputs, residuals, strict=True)
+            [_leaf(order(t) if t.dim() == 3 else t) for t in (a, w, *more)]
+            for a, more in zip(inputs, others, strict=True)
         ]
         gradients = [order(slope).contiguous() for slope in slopes]
         call = _backward(form, operands, gradients) if task.backward else _forward(form, operands)
@@ -136,46 +139,71 @@ def _forms(task: Task, device: str) -> Iterator[tuple[str, str, Form]]:
         yield OURS, "eager", _autocast(masked_convolution, device, dtype)
         yield "reference", "eager", _autocast(_reference, device, dtype)
         return
-    yield OURS, "eager", masked_convolution
-    if device == "cuda":
-        yield OURS + POSITION_MAJOR, "eager", _ours_position_major
+    forms: dict[str, Form] = {}
+    if task.norm:
+        yield OURS, "eager", _normed
+        forms["masked_convolution after LayerNorm"] = _unfused
+    else:
+        yield OURS, "eager", masked_convolution
+        if device == "cuda":
+            yield OURS + POSITION_MAJOR, "eager", _ours_position_major
     for name, product in DENSE.items():
-        form = _with_epilogue(product, name.endswith(POSITION_MAJOR))
+        around = _with_norm if task.norm else _with_epilogue
+        forms[name] = around(product, name.endswith(POSITION_MAJOR))
+    for name, form in forms.items():
         yield name, "eager", form
         if device == "cuda":
             yield name, "compiled", torch.compile(form, dynamic=False)
 
 
-def _ours_position_major(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
-    added = None if r is None else r.transpose(0, 1)
-    return masked_convolution(x.transpose(0, 1), w, b, added).transpose(0, 1)
+def _normed(x: Tensor, w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return normed_convolution(x, w, b, scale=scale, shift=shift)
 
 
-def _with_epilogue(product: Callable[[Tensor, Tensor], Tensor], position_major: bool) -> Form:
-    def form(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+def _unfused(x: Tensor, w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return masked_convolution(functional.layer_norm(x, x.shape[-1:], scale, shift), w, b, x)
+
+
+def _ours_position_major(x: Tensor, w: Tensor, *added: Tensor) -> Tensor:
+    bias, residual = added or (None, None)
+    residual = None if residual is None else residual.transpose(0, 1)
+    return masked_convolution(x.transpose(0, 1), w, bias, residual).transpose(0, 1)
+
+
+def _with_epilogue(product: Form, position_major: bool) -> Form:
+    def form(x: Tensor, w: Tensor, *added: Tensor) -> Tensor:
         y = product(x, w)
-        if b is None or r is None:
+        if not added:
             return y
-        return y + (b[:, None, None] if position_major else b[:, None]) + r
+        bias, residual = added
+        return y + (bias[:, None, None] if position_major else bias[:, None]) + residual
 
     return form
 
 
-def _reference(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+def _with_norm(product: Form, position_major: bool) -> Form:
+    def form(x: Tensor, w: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        y = product(functional.layer_norm(x, x.shape[-1:], scale, shift), w)
+        return x + y + (bias[:, None, None] if position_major else bias[:, None])
+
+    return form
+
+
+def _reference(x: Tensor, w: Tensor) -> Tensor:
     """What the reference trains with: a Conv1d whose weight is masked in place in every forward."""
     w.data = torch.tril(w.data)
-    return functional.conv1d(x, w[..., None], b)
+    return functional.conv1d(x, w[..., None])
 
 
 def _autocast(form: Form, device: str, dtype: torch.dtype) -> Form:
-    def cast(x: Tensor, w: Tensor, b: Tensor | None, r: Tensor | None) -> Tensor:
+    def cast(*operands: Tensor) -> Tensor:
         with torch.autocast(device, dtype, cache_enabled=False):
-            return form(x, w, b, r)
+            return form(*operands)
 
     return cast
 
 
-def _forward(form: Form, operands: list[list]) -> Call:
+def _forward(form: Form, operands: list[list[Tensor]]) -> Call:
     def call(number: int) -> Tensor:
         with torch.no_grad():
             return form(*operands[number])
@@ -183,29 +211,31 @@ def _forward(form: Form, operands: list[list]) -> Call:
     return call
 
 
-def _backward(form: Form, operands: list[list], slopes: list[Tensor]) -> Call:
+def _backward(form: Form, operands: list[list[Tensor]], slopes: list[Tensor]) -> Call:
     def call(number: int) -> tuple[Tensor, ...]:
-        leaves = [t for t in operands[number] if t is not None]
-        return torch.autograd.grad(form(*operands[number]), leaves, slopes[number])
+        y = form(*operands[number])
+        return torch.autograd.grad(y, operands[number], slopes[number])
 
     return call
 
 
-def _leaf(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone().contiguous().requires_grad_()
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).requires_grad_()
 
 
 def _work(task: Task, limit: Peak | None) -> tuple[int, int, float | None]:
     """Return the operations, the bytes, and the least seconds the device could take.
 
-    A task is one product, or three of the same size: y, and the gradients of x and of W.
+    A task is one product, or three of the same size: y, and the gradients of x and of W. Each reads
+    one tensor and writes another, or reads two. A residual is one more to read, and so is x for its
+    own gradient through a norm.
     """
     products = 3 if task.backward else 1
     size = 4 if task.autocast else DTYPES[task.dtype].itemsize
     flops = task.batch * task.width * task.length * (task.length + 1)
     tensor = task.batch * task.width * task.length * size
     bytes_ = 2 * tensor + task.length * (task.length + 1) // 2 * size
-    added = tensor if task.epilogue else 0
+    added = tensor if task.epilogue or (task.norm and task.backward) else 0
     least = None
     if limit:
         least = max(flops / limit.flops, (bytes_ + added) / limit.bandwidth)
@@ -227,6 +257,7 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
         if place == 0 and options.device == "cuda":
             yield from tasks(options.dtype, width, backward=True, autocast=True)
             for backward in (True, False):
+                yield from tasks(options.dtype, width, backward=backward, norm=True)
                 yield from tasks(options.dtype, width, backward=backward, epilogue=True)
 
 

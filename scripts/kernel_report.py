@@ -29,6 +29,7 @@ class Task:
     Attributes:
         backward: the gradients of all operands too.
         epilogue: a bias and a residual are added.
+        norm: x + tril(W) layer_norm(x) + bias instead of tril(W) x.
         autocast: float32 operands under autocast, against the form the reference trains with.
     """
 
@@ -38,12 +39,14 @@ class Task:
     batch: int
     backward: bool
     epilogue: bool = False
+    norm: bool = False
     autocast: bool = False
 
     def kind(self) -> str:
         """What of it is not a size, as a headline."""
         parts = [self.dtype, "forward + backward" if self.backward else "forward"]
         parts += ["bias and residual"] * self.epilogue
+        parts += ["LayerNorm, bias and residual"] * self.norm
         parts += ["autocast, against the reference"] * self.autocast
         return ", ".join(parts)
 
@@ -76,9 +79,10 @@ def page(rows: list[Row], left_out: list[Task], command: str, limit: Peak | None
         f"Measured by `{command}`",
         f"on {machine()}.",
         "",
-        "The forms of a line took turns in one process; a figure is the"
-        f" {'median' if limit else 'least'} of the turns. A form's column is its time over ours"
+        "The forms of a line took turns in one process. A form's column is its time over ours"
         + (", eager / compiled, and `least` is the best of them." if limit else "."),
+        f"A figure is the {'median' if limit else 'least'} of the turns"
+        + ("." if limit else ", in CPU seconds."),
         "TFLOP/s count the lower triangle only; TB/s count each operand once a product.",
     ]
     if limit:
@@ -113,7 +117,7 @@ def plot(rows: list[Row], path: Path) -> bool:
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(9, 4), layout="constrained")
-    plain = [row for row in rows if not (row.epilogue or row.autocast)]
+    plain = [row for row in rows if not (row.epilogue or row.norm or row.autocast)]
     for place, backward in enumerate((False, True)):
         axes = figure.add_subplot(1, 2, place + 1)
         some = [row for row in plain if row.backward == backward]
@@ -136,7 +140,7 @@ def _asked(rows: list[Row]) -> list[str]:
     lines += ["| T | goal | floor | found | over the reference |", "|---|---|---|---|---|"]
     for length, (goal, floor) in ASKED.items():
         some = [r for r in rows if (r.length, r.width, r.backward) == (length, 512, True)]
-        some = [r for r in some if r.dtype == "bfloat16" and not r.epilogue]
+        some = [r for r in some if r.dtype == "bfloat16" and not (r.epilogue or r.norm)]
         found = _least([r for r in some if not r.autocast])
         reference = _least([r for r in some if r.autocast])
         lines.append(f"| {length} | {goal} | {floor} | {_number(found)} | {_number(reference)} |")

@@ -80,22 +80,22 @@ def compile_all(kernels: list[str], dtype: torch.dtype) -> None:
 
 def compile_one(kernel: str, tile: Tile, dtype: torch.dtype) -> None:
     """Launch a kernel with a tile once; a tile that does not fit is found again when timed."""
-    from arch.kernels import launch
+    from arch.kernels import operands
 
     x, g = torch.randn(2, 1, 1, 16, 512, 512, device="cuda", dtype=dtype)
-    table.TUNED[table.key(kernel, launch.architecture(x), dtype, 512, 512)] = astuple(tile)
+    table.TUNED[table.key(kernel, operands.architecture(x), dtype, 512, 512)] = astuple(tile)
     with suppress(*_misfits()):
         _work(kernel, x, g)(0)
 
 
 def tune(kernel: str, length: int, width: int, batch: int, dtype: torch.dtype) -> None:
     """Put the best tile for one kernel and shape into the table, and print it."""
-    from arch.kernels import launch
+    from arch.kernels import operands
 
     sets = 3
     x, g = torch.randn(2, sets, 1, batch, length, width, device="cuda", dtype=dtype)
     work = _work(kernel, x, g)
-    name = table.key(kernel, launch.architecture(x), dtype, length, width)
+    name = table.key(kernel, operands.architecture(x), dtype, length, width)
     table.TUNED.pop(name, None)
     first = table.rule(*name)
     expected = work(0)
@@ -127,12 +127,13 @@ def candidates(kernel: str, dtype: torch.dtype) -> Iterator[Tile]:
     """Yield the tiles whose accumulators fit in registers and whose stages fit in shared memory."""
     size = dtype.itemsize
     steps = ((32, 3), (32, 4), (32, 5), (64, 3), (64, 4)) if size == 2 else ((16, 4), (32, 3))
-    programs = (132, 264, 528) if kernel == "outer" else (0,)
+    outer = kernel.endswith("outer")
+    programs = (132, 264, 528) if outer else (0,)
     for rows, columns, step, warps, many in grid(
         (64, 128), (64, 128, 256), steps, (4, 8), programs
     ):
         depth, stages = step
-        if kernel == "outer" and rows != columns:
+        if outer and rows != columns:
             continue
         accumulators = rows * columns // (32 * warps) * (2 if kernel == "parallel" else 1)
         shared = (rows + columns) * depth * size * stages
@@ -148,16 +149,24 @@ def written() -> str:
 
 def _work(kernel: str, x: Tensor, g: Tensor) -> Work:
     """Return what launches this kernel and no other."""
-    from arch.kernels import launch
+    from arch.kernels import launch, launch_normed
 
-    branches = 1 if kernel in ("product", "transposed", "outer") else 2
+    branches = 2 if kernel.endswith("gelu") or kernel == "parallel" else 1
     length = x.shape[-2]
     w = torch.randn(branches, 1, length, length, device="cuda", dtype=x.dtype) / length**0.5
     b = torch.randn(branches, 1, length, device="cuda")
     z = torch.randn(branches, *x.shape[2:], device="cuda", dtype=x.dtype)
+    scale, m = torch.randn(x.shape[-1], device="cuda"), torch.rand(x.shape[2:4], device="cuda")
 
     def call(number: int) -> list[Tensor]:
         source, slope = x[number], g[number]
+        if kernel == "normed_product":
+            made = launch_normed.forward(source[0], w[0, 0], b[0, 0], scale, scale, True, 1e-5)
+            return list(made)
+        if kernel.startswith("normed"):
+            need = kernel == "normed_outer"
+            norm = (source[0], w[0, 0], scale, scale, m, m)
+            return list(launch_normed.backward(slope[0], *norm, need))
         if kernel == "outer":
             return [launch.outer(slope, source, w)]
         if kernel == "transposed":

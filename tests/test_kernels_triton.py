@@ -50,11 +50,12 @@ class Launch(NamedTuple):
 
 def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Calls of the host side, by the name of the table's entry each of them needs."""
-    from arch.kernels import launch
+    from arch.kernels import launch, launch_normed
 
     x, g, z = torch.empty(3, BRANCHES, BATCH, length, FEATURES, dtype=dtype)
     w = torch.empty(BRANCHES, 1, length, length, dtype=dtype)
     b, r = torch.empty(BRANCHES, 1, length), x[0]
+    s, m = torch.empty(FEATURES), torch.empty(BATCH, length)
     join, spread = {"join": True}, {"join": False}
     gelu, plain = {"gelu": True, "keep": True}, {"gelu": False, "keep": False}
     return {
@@ -67,22 +68,28 @@ def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "transposed branches": lambda: launch.transposed(g, w, None, like=x, sums=True, **join),
         "transposed_gelu": lambda: launch.transposed(g[:1], w, z, like=x, sums=True, **spread),
         "outer": lambda: launch.outer(g[:1], x[:1], w[:1]),
+        "normed_product": lambda: launch_normed.forward(r, w[0, 0], b[0, 0], s, s, True, 1e-5),
+        "normed_transposed": lambda: launch_normed.backward(g[0], r, w[0, 0], s, s, m, m, False),
+        "normed_outer": lambda: launch_normed.backward(g[0], r, w[0, 0], s, s, m, m, True),
     }
 
 
 @pytest.fixture
 def launches(monkeypatch, tmp_path) -> Callable[..., list[Launch]]:
-    """Records instead of launching: `launches("outer", 512, torch.bfloat16, "sm_90")`."""
-    from arch.kernels import launch
+    """Records instead of launching: `launches("outer", 512, torch.bfloat16, "sm_90")`.
+
+    The launch of the kernel that the call is named after comes first.
+    """
+    from arch.kernels import operands
 
     recorded: list[Launch] = []
-    monkeypatch.setattr(launch, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
+    monkeypatch.setattr(operands, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
     def record(call: str, length: int, dtype: torch.dtype, architecture: str) -> list[Launch]:
-        monkeypatch.setattr(launch, "architecture", lambda _: architecture)
+        monkeypatch.setattr(operands, "architecture", lambda _: architecture)
         _calls(length, dtype)[call]()
-        return recorded
+        return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]
 
     return record
 
@@ -144,6 +151,7 @@ HALF = [
     *((call, 512) for call in ("product", "product branches", "product taps", "product_gelu")),
     *((call, 512) for call in ("parallel", "transposed", "transposed branches")),
     *((call, 512) for call in ("transposed_gelu", "outer")),
+    *((call, 512) for call in ("normed_product", "normed_transposed", "normed_outer")),
     *((call, length) for call in ("product", "transposed") for length in (200, 2048)),
 ]
 
@@ -155,7 +163,7 @@ def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launche
     assert (
         "wgmma.wait_group.sync.aligned \t1" in code.ptx or "wait_group.sync.aligned 1" in code.ptx
     )
-    _loads_sixteen_bytes_and_spills_nothing(code)
+    _loads_sixteen_bytes_and_spills_nothing(call, code)
 
 
 @pytest.mark.parametrize("call", table.KERNELS)
@@ -163,11 +171,12 @@ def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
     code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")
     assert code.ptx.count("mma.sync.aligned.m16n8k16") >= 16
     assert "cp.async.wait_group" in code.ptx
-    _loads_sixteen_bytes_and_spills_nothing(code)
+    _loads_sixteen_bytes_and_spills_nothing(call, code)
 
 
-def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
-    assert code.copies() == {16}
+def _loads_sixteen_bytes_and_spills_nothing(call: str, code: Code) -> None:
+    # A norm's mean and rate are single numbers.
+    assert code.copies() - ({4} if call.startswith("normed") else set()) == {16}
     assert not re.search(r"ld\.global[.\w]*\.[bu]16", code.ptx)
     assert code.spilled == 0
 
@@ -188,7 +197,7 @@ def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches
     assert code.spilled == 0
 
 
-@pytest.mark.parametrize("call", ["product", "transposed", "outer"])
+@pytest.mark.parametrize("call", ["product", "transposed", "outer", "normed_product"])
 def test_a_single_position_compiles(call, launches):
     for launch in launches(call, 1, torch.float16, "sm_90"):
         assert compiled(launch, "sm_90").spilled == 0

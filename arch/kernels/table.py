@@ -19,6 +19,9 @@ KERNELS = (
     "transposed",
     "transposed_gelu",
     "outer",
+    "normed_product",
+    "normed_transposed",
+    "normed_outer",
 )
 
 # Compute capabilities whose multiprocessors share at least 160 KB of memory among their threads.
@@ -73,7 +76,7 @@ def rule(kernel: str, architecture: str, dtype: str, length: int, width: int) ->
     # The least a tensor core takes is 16.
     length, width = max(length, 16), max(width, 16)
     large, single = architecture in _LARGE, dtype == "float32"
-    if kernel == "outer":
+    if kernel.endswith("outer"):
         side = min(length, 128 if large and not single and length > 256 else 64)
         depth = min(width, 32 if single else 64)
         programs = 108 if architecture == "sm_80" else 132
