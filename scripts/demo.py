@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 STORIES = 8000
-STEPS = 300
+STEPS = 250
 MODELS = {
     "flat": [],
     "llama": [

@@ -1,6 +1,7 @@
 """One inversion problem: what is shown of a circuit's output, and how exact that showing is."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,12 +51,19 @@ class Problem:
         return distances.norm(dim=-1), (distances <= ACCEPT * self.floor).all(dim=-1)
 
 
+class Measured(NamedTuple):
+    """A circuit's whole outputs for some prompts, `(P, T, D)`, and their floor, `(P, T)`."""
+
+    outputs: Tensor
+    floor: Tensor
+
+
 @torch.no_grad()
-def pose(circuit: Circuit, tokens: Tensor, shown: Slice) -> Problem:
-    """Makes the problem of recovering `tokens`, `(P, T)`, from a slice of the circuit's output.
+def measure(circuit: Circuit, tokens: Tensor) -> Measured:
+    """Computes the outputs of `tokens`, `(P, T)`, and how exact they are.
 
     Raises:
-        RequestError: prompts longer than the context, outputs that are not finite, an empty slice.
+        RequestError: prompts longer than the context, outputs that are not finite.
     """
     context = circuit.model.config.context
     if tokens.shape[1] > context:
@@ -63,21 +71,33 @@ def pose(circuit: Circuit, tokens: Tensor, shown: Slice) -> Problem:
             f"a prompt of {tokens.shape[1]} tokens is longer than the model's context of {context};"
             " give a shorter one"
         )
-    shown.positions(tokens.shape[1])
     outputs = circuit.of_tokens(tokens)
     if not outputs.isfinite().all():
         raise RequestError(f"layer {circuit.layer} gives numbers that are not finite")
-    return Problem(
-        circuit,
-        shown,
-        tokens.shape[1],
-        shown.select(outputs),
-        shown.select(measure_floor(circuit, tokens, outputs)[..., None])[..., 0],
-    )
+    return Measured(outputs, _floor(circuit, tokens, outputs))
 
 
-@torch.no_grad()
-def measure_floor(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
+def pose(
+    circuit: Circuit, tokens: Tensor, shown: Slice, measured: Measured | None = None
+) -> Problem:
+    """Makes the problem of recovering `tokens`, `(P, T)`, from a slice of the circuit's output.
+
+    Args:
+        circuit: a causal circuit.
+        tokens: the truth, which only measuring looks at.
+        shown: the slice.
+        measured: of the same circuit and tokens, where it is known already.
+
+    Raises:
+        RequestError: as `measure`, or an empty slice.
+    """
+    shown.positions(tokens.shape[1])
+    outputs, floor = measured or measure(circuit, tokens)
+    target = shown.select(outputs)
+    return Problem(circuit, shown, tokens.shape[1], target, shown.select(floor[..., None])[..., 0])
+
+
+def _floor(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
     """How far the same tokens' outputs lie apart when computed in other ways, `(P, T)`.
 
     The ways are those that the solvers use: another batch size, another order of the batch, and

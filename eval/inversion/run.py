@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
@@ -12,10 +13,13 @@ from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.methods import Method
 from eval.inversion.metrics import ranks, tally, verdicts
-from eval.inversion.problem import Problem, pose
+from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.slices import Slice
 from eval.prompts import Prompt
 from eval.results import Row, row_key
+
+Site = tuple[Path, int, tuple[Prompt, ...]]
+"""A model directory, a layer and the prompts that are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,20 @@ def plan(
     return pending
 
 
-def run(task: Task) -> list[Row]:
-    """Answers a task: one row per prompt."""
+def run(task: Task, known: dict[Site, Measured] | None = None) -> list[Row]:
+    """Answers a task: one row per prompt.
+
+    Args:
+        task: the task.
+        known: what was measured at a site before; this task's site is added.
+    """
     device = task.checkpoint.model.embedding.weight.device
     truth = torch.tensor([prompt.tokens for prompt in task.prompts], device=device)
-    problem = pose(Circuit(task.checkpoint.model, task.layer), truth, task.slice)
+    circuit, known = Circuit(task.checkpoint.model, task.layer), {} if known is None else known
+    site = (task.checkpoint.path, task.layer, tuple(task.prompts))
+    if site not in known:
+        known[site] = measure(circuit, truth)
+    problem = pose(circuit, truth, task.slice, known[site])
     chance = [_generator(prompt, task.seed) for prompt in task.prompts]
     answers = task.method.solve(problem, truth, chance, **task.method.settings)
     residual, at_floor = problem.residual(torch.stack([answer.tokens for answer in answers]))
@@ -123,8 +136,11 @@ def run(task: Task) -> list[Row]:
 
 def run_all(tasks: Iterable[Task], save: Callable[[list[Row]], None]) -> Iterator[list[Row]]:
     """Runs tasks one after the other, each one's rows saved before the next begins."""
+    known: dict[Site, Measured] = {}
     for task in tasks:
-        rows = run(task)
+        if not any(site[:2] == (task.checkpoint.path, task.layer) for site in known):
+            known.clear()  # tasks come layer by layer: what is behind is not needed again
+        rows = run(task, known)
         save(rows)
         yield rows
 
