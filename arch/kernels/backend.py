@@ -1,8 +1,8 @@
 """Which implementation computes a product.
 
 The Triton kernels take float32, float16 and bfloat16 on NVIDIA devices of compute capability 8.0
-and above. Everything else, such as a CPU, float64, or CUDA without Triton installed, is computed by
-the plain PyTorch blocks, which give the same results more slowly.
+and above. Everything else, such as a CPU, float64, CUDA without Triton installed, or an empty
+batch, is computed by the plain PyTorch blocks, which give the same results more slowly.
 """
 
 from functools import cache
@@ -19,7 +19,8 @@ _TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def choose(x: Tensor) -> ModuleType:
     """Return the module whose `product`, `transposed` and `outer` suit x's device and dtype."""
-    if x.is_cuda and x.dtype in _TRITON_DTYPES and _triton_runs_on(x.device.index):
+    suitable = x.is_cuda and x.dtype in _TRITON_DTYPES and x.numel() > 0
+    if suitable and _triton_runs_on(x.device.index):
         from arch.kernels import launch
 
         return launch
