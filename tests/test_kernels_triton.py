@@ -162,9 +162,8 @@ HALF = [
 def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
     code = compiled(launches(call, length, torch.bfloat16, "sm_90")[0], "sm_90")
     assert code.ptx.count("wgmma.mma_async") >= 4
-    assert (
-        "wgmma.wait_group.sync.aligned \t1" in code.ptx or "wait_group.sync.aligned 1" in code.ptx
-    )
+    # A wait for all but one or more products: the next load overlaps with them.
+    assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]", code.ptx)
     _loads_sixteen_bytes_and_spills_nothing(call, code)
 
 
