@@ -1,44 +1,142 @@
 """A site of a model as a function of embeddings: what the evidence is taken from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from arch import LanguageModel, State, embedding_scale
+from arch import Block, LanguageModel, State, embedding_scale
+from eval.errors import RequestError
+
+PARTS = {
+    "block": "the stream after the whole block",
+    "mixer": "the token mixer's output alone",
+    "stream": "the stream after the token mixer, before the channel mixer",
+}
+ABLATIONS = {
+    "residual": "the residual around the token mixer",
+    "norms": "both norms of a block",
+    "channel": "the channel mixer with its residual",
+    "mask": "the causal mask of attention",
+}
+"""What can be left out of every block. Without the first three, token mixers stand alone."""
+
+Mix = Callable[[int, nn.Module, Tensor], Tensor]
+"""Block number, token mixer and its input to the mixer's output."""
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """The stream after block `layer` (0: the embedding itself) of a frozen causal model.
+    """Sites of a frozen model, with parts of its blocks left out if wished.
 
     Args:
         model: in evaluation mode, its parameters without gradient.
-        layer: 0 to the number of blocks.
+        layers: 0 (the embedding itself) to the number of blocks; the features of several are
+            joined, so that the output has D of them for each.
+        part: one of `PARTS`, of each layer's block.
+        without: some of `ABLATIONS`.
+
+    Raises:
+        RequestError: a layer, part or ablation that does not exist or does not fit the model.
     """
 
     model: LanguageModel
-    layer: int
+    layers: int | tuple[int, ...]
+    part: str = "block"
+    without: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Checks everything against the model."""
+        depth = len(self.model.blocks)
+        for layer in self.sites:
+            if not 0 <= layer <= depth:
+                raise RequestError(
+                    f"layer {layer} does not exist; allowed: 0 (the embedding) to {depth}"
+                )
+        if self.part not in PARTS:
+            raise RequestError(f"part {self.part!r} does not exist; use one of {', '.join(PARTS)}")
+        for name in self.without:
+            if name not in ABLATIONS:
+                raise RequestError(
+                    f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
+                )
+        blocks = [self._block(i) for i in range(self.depth)]
+        if self._recomposed and any(type(block).combine is not Block.combine for block in blocks):
+            raise RequestError(
+                f"part {self.part!r} without {sorted(self.without)}: this model's token and channel"
+                " mixers stand side by side, with no stream between them; use part block"
+            )
+        if "mask" in self.without:
+            for block in blocks:
+                if not hasattr(block.token_mixer, "unmasked"):
+                    raise RequestError(
+                        f"--without mask: a {type(block.token_mixer).__name__} has no mask to leave"
+                        " out; only attention has"
+                    )
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """The layers as a tuple."""
+        return (self.layers,) if isinstance(self.layers, int) else self.layers
+
+    @property
+    def depth(self) -> int:
+        """How many blocks have to run."""
+        return max(self.sites)
+
+    @property
+    def causal(self) -> bool:
+        """Whether an output depends on the tokens up to its own position only."""
+        return "mask" not in self.without
+
+    @property
+    def width(self) -> int:
+        """Features of an output."""
+        return self.model.config.d_model * len(self.sites)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
-        """`(B, T, D)` embeddings to the site's `(B, T, D)` outputs."""
-        return self.model.hidden(embeddings, self.layer)
+        """`(B, T, D)` embeddings to the site's `(B, T, width)` outputs."""
+        return self._walk(embeddings, self._mix_whole, 0)
 
     @torch.no_grad()
     def of_tokens(self, tokens: Tensor) -> Tensor:
         """`(B, T)` token ids to the site's outputs, without gradient."""
         return self(self.model.embed(tokens))
 
-    @torch.no_grad()
     def prefix(self, tokens: Tensor, state: State | None = None) -> State:
         """The state after P more rows of tokens, `(P, T)`; None is the state of nothing."""
-        return self.model.prefix(self.model.embed(tokens), state, self.layer)[1]
+        return self.extend(tokens, state)[1]
 
     @torch.no_grad()
+    def extend(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """As `prefix`, with the site's outputs at the new positions, `(P, T, width)`."""
+        self._require_causal()
+        start, after = state.length if state else 0, []
+
+        def mix(i: int, mixer: Any, x: Tensor) -> Tensor:
+            y, remembered = mixer.prefix(x, state.blocks[i] if state else None)
+            after.append(remembered)
+            return y
+
+        outputs = self._walk(self.model.embed(tokens), mix, start)
+        return outputs, State(tuple(after), start + tokens.shape[1])
+
     def step(self, embeddings: Tensor, state: State | None) -> Tensor:
-        """The site's outputs of N candidates' next S positions, `(N, S, D)`."""
-        return self.model.step(embeddings, state, self.layer)
+        """The site's outputs of N candidates' next S positions, `(N, S, width)`.
+
+        The state's batch P divides N; the candidates of one prefix stand together.
+        """
+        if state is None:
+            return self(embeddings)
+        self._require_causal()
+
+        def mix(i: int, mixer: Any, x: Tensor) -> Tensor:
+            return mixer.step(x, state.blocks[i])
+
+        return self._walk(embeddings, mix, state.length)
 
     @cached_property
     def vocabulary(self) -> Tensor:
@@ -54,3 +152,84 @@ class Circuit:
     def pseudo_inverse(self) -> Tensor:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
         return torch.linalg.pinv(self.vocabulary)
+
+    def _require_causal(self) -> None:
+        if not self.causal:
+            raise RequestError(
+                "--without mask: every output depends on every token, so tokens cannot be searched "
+                "left to right; use a gradient method"
+            )
+
+    def _walk(self, embeddings: Tensor, mix: Mix, start: int) -> Tensor:
+        (outputs,) = _walk([self], [len(embeddings)], embeddings, mix, start)
+        return outputs
+
+    def _mix_whole(self, i: int, mixer: Any, x: Tensor) -> Tensor:
+        return mixer(x) if self.causal else mixer.unmasked(x)
+
+    def _block(self, i: int) -> Block:
+        return self.model.blocks[i]  # pyright: ignore[reportReturnType]
+
+    @property
+    def _recomposed(self) -> bool:
+        """Whether a block cannot be run by its own `combine`."""
+        return self.part == "stream" or bool(self.without - {"mask"})
+
+    def _run(self, i: int, x: Tensor, mix: Mix) -> dict[str, Tensor]:
+        """Block i, every part's output by name."""
+        block = self._block(i)
+        bare = "norms" in self.without
+        mixed = mix(i, block.token_mixer, x if bare else block.norm_token(x))
+        if not self._recomposed:
+            return {"mixer": mixed, "block": block.combine(x, mixed)}
+        stream = mixed if "residual" in self.without else x + mixed
+        if "channel" in self.without:
+            return {"mixer": mixed, "stream": stream, "block": stream}
+        changed = block.channel_mixer(stream if bare else block.norm_channel(stream))
+        return {"mixer": mixed, "stream": stream, "block": stream + changed}
+
+
+def run_together(circuits: list[Circuit], rows: list[int], embeddings: Tensor) -> list[Tensor]:
+    """Outputs of circuits that differ in their layers only, in a single pass of their model.
+
+    Args:
+        circuits: from the shallowest to the deepest.
+        rows: how many of the batch belong to each.
+        embeddings: `(B, T, D)`, the first circuit's rows first; each row leaves the batch when its
+            deepest layer is reached.
+
+    Returns:
+        `(rows, T, width)` of each circuit.
+    """
+    return _walk(circuits, rows, embeddings, circuits[-1]._mix_whole, 0)
+
+
+def _walk(
+    circuits: list[Circuit], rows: list[int], embeddings: Tensor, mix: Mix, start: int
+) -> list[Tensor]:
+    taken: list[list[Tensor]] = [[] for _ in circuits]
+    x, first = _enter(circuits[-1].model, embeddings, start), 0  # first: whose rows lead the batch
+    sites = dict.fromkeys(PARTS, embeddings)
+    for depth in range(circuits[-1].depth + 1):
+        if depth:
+            sites = circuits[-1]._run(depth - 1, x, mix)
+            x = sites["block"]
+        for own, circuit, output in zip(
+            taken[first:],
+            circuits[first:],
+            sites[circuits[-1].part].split(rows[first:]),
+            strict=True,
+        ):
+            if depth in circuit.sites:
+                own.append(output)
+        while first < len(circuits) and circuits[first].depth == depth:
+            x = x[rows[first] :]
+            first += 1
+    return [torch.cat(own, dim=-1) for own in taken]
+
+
+def _enter(model: LanguageModel, embeddings: Tensor, start: int) -> Tensor:
+    end, context = start + embeddings.shape[1], model.config.context
+    if end > context:
+        raise RequestError(f"{end} positions are longer than the model's context of {context}")
+    return model.with_positions(embeddings, start)

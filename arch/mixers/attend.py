@@ -38,6 +38,10 @@ class CausalAttention(TokenMixer):
         """`(B, T, D) -> (B, T, D)`."""
         return self._attend(*self.project(x, 0))
 
+    def unmasked(self, x: Tensor) -> Tensor:
+        """As `forward`, every position seeing all: what a causal model was never trained for."""
+        return self._attend(*self.project(x, 0), causal=False)
+
     def prefix(self, x: Tensor, state: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
         """The state is the key/value cache."""
         if state is None:
@@ -68,18 +72,18 @@ class CausalAttention(TokenMixer):
         y = y + torch.einsum("pnhgsz,pnzhd->pnshgd", weights[..., t:], v)
         return self.merge(y.reshape(N, S, -1))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
         """Queries of the last S positions over keys and values of all T, `(B, T, ...)`."""
         S, T = q.shape[1], k.shape[1]
         seen = None
-        if 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
+        if causal and 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
             seen = torch.ones(S, T, dtype=torch.bool, device=q.device).tril(T - S)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=seen,
-            is_causal=S == T,
+            is_causal=causal and S == T,
             scale=self.scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )

@@ -1,6 +1,7 @@
 """What a solver says of one prompt."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -15,10 +16,14 @@ class Answer:
             better.
         runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
             do not try all tokens.
-        collisions: positions at which several tokens lie within the floor, with those tokens.
+        collisions: positions at which several tokens lie within the limit, with those tokens.
         criterion: for the published protocol, whether its own test of convergence passed.
+        certificate: what proves the answer: "residual" (its outputs are those shown, to rounding),
+            or "enumerated" (and every other choice of hidden tokens was tried); None for nothing.
+        steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken, a batch's time shared evenly.
+        notes: further figures of the method, by name.
     """
 
     tokens: Tensor
@@ -26,5 +31,8 @@ class Answer:
     runner_up: Tensor | None = None
     collisions: dict[int, list[int]] = field(default_factory=dict)
     criterion: bool | None = None
+    certificate: str | None = None
+    steps: int | None = None
     evaluations: int = 0
     seconds: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)

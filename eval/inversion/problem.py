@@ -1,6 +1,6 @@
 """One inversion problem: what is shown of a circuit's output, and how exact that showing is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,8 +22,10 @@ class Problem:
         circuit: the function to be inverted.
         slice: what is shown.
         length: number of tokens T of each prompt.
-        target: the outputs shown, `(P, S, D)`, in fp32.
+        target: the outputs shown, `(P, S, C)`, in fp32, with noise in them if noise was asked for.
         floor: the distance that rounding alone makes at each shown position, `(P, S)`.
+        limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
+            what the noise adds.
     """
 
     circuit: Circuit
@@ -31,31 +33,63 @@ class Problem:
     length: int
     target: Tensor
     floor: Tensor
+    limit: Tensor
 
     @property
     def hidden(self) -> int | None:
         """How many leading tokens are hidden; None if the slice hides others."""
         return self.slice.hidden_prefix(self.length)
 
+    def of(self, rows: Tensor | list[int]) -> "Problem":
+        """The same problem of some of the prompts."""
+        return replace(
+            self, target=self.target[rows], floor=self.floor[rows], limit=self.limit[rows]
+        )
+
+    def shortened(self) -> "Problem":
+        """Without the tokens after the last position shown: a causal output knows nothing of them.
+
+        Raises:
+            RequestError: the positions shown are not neighbours.
+        """
+        shown = self.slice.positions(self.length)
+        channels = {"low": self.slice.low, "high": self.slice.high}
+        return replace(self, length=shown[-1] + 1, slice=Slice(shown[0], None, **channels))
+
     def distances(self, outputs: Tensor) -> Tensor:
-        """Distance to the target at each shown position: `(P, T, D)` outputs to `(P, S)`."""
+        """Distance to the target at each shown position: `(P, T, width)` outputs to `(P, S)`."""
         return torch.linalg.vector_norm(self.slice.select(outputs) - self.target, dim=-1)
 
     def residual(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Distance of `(P, T)` tokens' outputs from what is shown, and whether it is none.
 
         Returns:
-            `(P,)` distances over the whole slice, and `(P,)` booleans: at the floor everywhere.
+            `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere.
         """
         distances = self.distances(self.circuit.of_tokens(tokens))
-        return distances.norm(dim=-1), (distances <= ACCEPT * self.floor).all(dim=-1)
+        return distances.norm(dim=-1), (distances <= self.limit).all(dim=-1)
 
 
 class Measured(NamedTuple):
-    """A circuit's whole outputs for some prompts, `(P, T, D)`, and their floor, `(P, T)`."""
+    """A circuit's outputs for some prompts, `(P, T, width)`, and how exact they are.
+
+    Attributes:
+        outputs: as computed in one batch.
+        apart: how they differ when computed in other ways, `(ways, P, T, width)`.
+    """
 
     outputs: Tensor
-    floor: Tensor
+    apart: Tensor
+
+    def floor(self, shown: Slice) -> Tensor:
+        """The distance that rounding makes at each position shown, `(P, S)`.
+
+        At least one unit of rounding of the output's own length.
+        """
+        outputs = shown.select(self.outputs)
+        rounding = torch.finfo(outputs.dtype).eps * outputs.norm(dim=-1)
+        apart = torch.stack([shown.select(way).norm(dim=-1) for way in self.apart]).amax(dim=0)
+        return torch.maximum(apart, rounding)
 
 
 @torch.no_grad()
@@ -63,7 +97,8 @@ def measure(circuit: Circuit, tokens: Tensor) -> Measured:
     """Computes the outputs of `tokens`, `(P, T)`, and how exact they are.
 
     Raises:
-        RequestError: prompts longer than the context, outputs that are not finite.
+        RequestError: prompts longer than the context, outputs that are not finite, a circuit that
+            is taken for causal and is not.
     """
     context = circuit.model.config.context
     if tokens.shape[1] > context:
@@ -73,47 +108,91 @@ def measure(circuit: Circuit, tokens: Tensor) -> Measured:
         )
     outputs = circuit.of_tokens(tokens)
     if not outputs.isfinite().all():
-        raise RequestError(f"layer {circuit.layer} gives numbers that are not finite")
-    return Measured(outputs, _floor(circuit, tokens, outputs))
+        raise RequestError(
+            f"layer {_first_broken(circuit, tokens)} gives numbers that are not finite"
+        )
+    measured = Measured(outputs, _apart(circuit, tokens, outputs))
+    if circuit.causal:
+        _check_causal(circuit, tokens, measured)
+    return measured
 
 
 def pose(
-    circuit: Circuit, tokens: Tensor, shown: Slice, measured: Measured | None = None
+    circuit: Circuit,
+    tokens: Tensor,
+    shown: Slice,
+    measured: Measured | None = None,
+    noise: float = 0.0,
+    generators: list[torch.Generator] | None = None,
 ) -> Problem:
     """Makes the problem of recovering `tokens`, `(P, T)`, from a slice of the circuit's output.
 
     Args:
-        circuit: a causal circuit.
+        circuit: the circuit.
         tokens: the truth, which only measuring looks at.
         shown: the slice.
         measured: of the same circuit and tokens, where it is known already.
+        noise: standard deviation of Gaussian noise in the target, in units of the root mean square
+            of each position's shown outputs.
+        generators: the source of each prompt's noise.
 
     Raises:
         RequestError: as `measure`, or an empty slice.
     """
     shown.positions(tokens.shape[1])
-    outputs, floor = measured or measure(circuit, tokens)
-    target = shown.select(outputs)
-    return Problem(circuit, shown, tokens.shape[1], target, shown.select(floor[..., None])[..., 0])
+    channels = shown.channels(circuit.width)
+    measured = measured or measure(circuit, tokens)
+    target, floor = shown.select(measured.outputs), measured.floor(shown)
+    limit = ACCEPT * floor
+    if noise:
+        assert generators
+        size = noise * target.norm(dim=-1, keepdim=True) / channels**0.5
+        drawn = torch.stack([torch.randn(target.shape[1:], generator=g) for g in generators])
+        target = target + size * drawn.to(target)
+        # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
+        limit = limit + size[..., 0] * (channels**0.5 + 4 / 2**0.5)
+    return Problem(circuit, shown, tokens.shape[1], target, floor, limit)
 
 
-def _floor(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
-    """How far the same tokens' outputs lie apart when computed in other ways, `(P, T)`.
+def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
+    """How the same tokens' outputs differ when computed otherwise, `(ways, P, T, width)`.
 
-    The ways are those that the solvers use: another batch size, another order of the batch, and
-    position by position on a remembered prefix, among many candidates. At least one unit of
-    rounding of the output's own length.
+    The ways are those that the solvers use: another batch size, another order of the batch, alone,
+    and position by position on a remembered prefix, among many candidates.
     """
     P, T = tokens.shape
     shuffled = circuit.of_tokens(tokens.flip(0).repeat(3, 1))[:P].flip(0)
-    alone = circuit.of_tokens(tokens[:1])
-    stepped, state = [], None
-    for t in range(T):
-        candidates = circuit.model.embed(tokens[:, t].repeat_interleave(64))[:, None]
-        stepped.append(circuit.step(candidates, state)[::64])
-        state = circuit.prefix(tokens[:, t : t + 1], state)
-    rounding = torch.finfo(outputs.dtype).eps * outputs.norm(dim=-1)
-    ways = torch.stack([shuffled, torch.cat(stepped, dim=1)])
-    apart = (ways - outputs).norm(dim=-1).amax(dim=0)
-    apart[:1] = torch.maximum(apart[:1], (alone - outputs[:1]).norm(dim=-1))
-    return torch.maximum(apart, rounding)
+    alone = torch.cat([circuit.of_tokens(tokens[:1]), outputs[1:]])
+    ways = [shuffled, alone]
+    if circuit.causal:
+        stepped, state = [], None
+        for t in range(T):
+            candidates = circuit.model.embed(tokens[:, t].repeat_interleave(64))[:, None]
+            stepped.append(circuit.step(candidates, state)[::64])
+            state = circuit.prefix(tokens[:, t : t + 1], state)
+        ways.append(torch.cat(stepped, dim=1))
+    return torch.stack(ways) - outputs
+
+
+def _check_causal(circuit: Circuit, tokens: Tensor, measured: Measured) -> None:
+    """Other tokens in the second half must leave the outputs of the first as they are."""
+    half = tokens.shape[1] // 2
+    if not half:
+        return
+    other = tokens.clone()
+    other[:, half:] = (other[:, half:] + 1) % len(circuit.vocabulary)
+    first = Slice(0, half)
+    moved = (circuit.of_tokens(other) - measured.outputs)[:, :half].norm(dim=-1)
+    if (moved > ACCEPT * measured.floor(first)).any():
+        raise RequestError(
+            f"layer {circuit.depth} is not causal: tokens after position {half} change outputs "
+            "before it; exact search needs a causal model"
+        )
+
+
+def _first_broken(circuit: Circuit, tokens: Tensor) -> int:
+    """The first layer whose block output is not finite."""
+    for layer in range(circuit.depth):
+        if not Circuit(circuit.model, layer).of_tokens(tokens).isfinite().all():
+            return layer
+    return circuit.depth

@@ -7,34 +7,35 @@ from torch import Tensor
 
 from eval.errors import RequestError
 
-_FORM = re.compile(r"\[:,(-?\d*)(:?)(-?\d*),:\]")
+_RANGE = r"(-?\d*)(:?)(-?\d*)"
+_FORM = re.compile(rf"\[:,{_RANGE},{_RANGE}\]")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """`[:, k:, :]`, `[:, :k, :]`, `[:, i:j, :]` or `[:, -1, :]` of a `(B, T, D)` site."""
+    """`[:, i:j, a:b]` of a `(B, T, D)` site, with Python's meaning of each bound.
+
+    Attributes:
+        start, stop: of the positions shown.
+        low, high: of the channels shown.
+    """
 
     start: int = 0
     stop: int | None = None
+    low: int = 0
+    high: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Slice":
-        """Reads the notation.
+        """Reads the notation; a single index stands for a range of one.
 
         Raises:
             RequestError: not of this form.
         """
         match = _FORM.fullmatch(text.replace(" ", ""))
-        if not match or match.group(1, 2) in (("", ""), ("-", ":")):
-            raise RequestError(
-                f"slice {text!r} cannot be read; allowed: [:, k:, :], [:, :k, :], [:, i:j, :], "
-                "[:, i, :]"
-            )
-        first, colon, last = match.groups()
-        if not colon:
-            index = int(first)
-            return cls(index, index + 1 if index != -1 else None)
-        return cls(int(first or 0), int(last) if last else None)
+        if not match:
+            raise _unreadable(text)
+        return cls(*_bounds(text, *match.groups()[:3]), *_bounds(text, *match.groups()[3:]))
 
     def positions(self, length: int) -> list[int]:
         """The positions shown, of a prompt of that length.
@@ -50,9 +51,23 @@ class Slice:
             )
         return shown
 
+    def channels(self, width: int) -> int:
+        """How many channels are shown, of a site that has so many.
+
+        Raises:
+            RequestError: none, or a bound beyond the width.
+        """
+        shown = len(range(width)[self.low : self.high])
+        if not shown or max(abs(self.low), abs(self.high or 0)) > width:
+            raise RequestError(
+                f"slice {self} shows {shown} of a site's {width} channels; "
+                f"give bounds within {width} that show at least one"
+            )
+        return shown
+
     def select(self, outputs: Tensor) -> Tensor:
         """The part shown of `(B, T, D)` outputs."""
-        return outputs[:, self.start : self.stop]
+        return outputs[:, self.start : self.stop, self.low : self.high]
 
     def hidden_prefix(self, length: int) -> int | None:
         """How many leading positions are hidden, if nothing else is; else None."""
@@ -61,7 +76,27 @@ class Slice:
 
     def __str__(self) -> str:
         """The notation."""
-        if (self.start, self.stop) == (-1, None):
-            return "[:, -1, :]"
-        start = "" if self.start == 0 and self.stop is not None else self.start
-        return f"[:, {start}:{'' if self.stop is None else self.stop}, :]"
+        channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
+        return f"[:, {_range(self.start, self.stop)}, {channels}]"
+
+
+def _bounds(text: str, first: str, colon: str, last: str) -> tuple[int, int | None]:
+    if "-" in (first, last) or (not colon and not first):
+        raise _unreadable(text)
+    if not colon:
+        index = int(first)
+        return index, index + 1 if index != -1 else None
+    return int(first or 0), int(last) if last else None
+
+
+def _range(start: int, stop: int | None) -> str:
+    if (start, stop) == (-1, None):
+        return "-1"
+    return f"{'' if start == 0 and stop is not None else start}:{'' if stop is None else stop}"
+
+
+def _unreadable(text: str) -> RequestError:
+    return RequestError(
+        f"slice {text!r} cannot be read; allowed: [:, k:, :], [:, :k, :], [:, i:j, :], [:, i, :], "
+        "and the same of channels: [:, :, :c], [:, k:, i:j]"
+    )
