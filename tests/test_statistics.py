@@ -1,0 +1,135 @@
+"""Intervals, against scipy's and by how often they cover the truth."""
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from eval.statistics import Interval, clustered, exact_share, no_failures, share, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [  # Newcombe 1998, table I, method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_gives_published_intervals(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((successes / n, low, high), abs=6e-5)
+
+
+def test_wilson_holds_its_own_estimate():
+    for n in (1, 3, 7, 1000):
+        for successes in (0, n // 2, n):
+            found = wilson(successes, n)
+            assert 0 <= found.low <= found.estimate <= found.high <= 1
+
+
+@pytest.mark.parametrize(("n", "low"), [(1, 0.0), (3, 0.0), (30, 0.9), (300, 0.99)])
+def test_no_failures_is_the_rule_of_three(n, low):
+    assert no_failures(n) == pytest.approx((1.0, low, 1.0))
+    if n >= 30:  # which approximates the exact bound
+        assert low == pytest.approx(0.05 ** (1 / n), abs=0.006)
+
+
+def test_one_factor_agrees_with_scipy():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(3, 20, 40)
+    hits = rng.binomial(counts, rng.beta(4, 2, 40))
+
+    def ratio(x, y, axis):
+        return x.sum(axis=axis) / y.sum(axis=axis)
+
+    theirs = bootstrap(
+        (hits, counts), ratio, paired=True, n_resamples=20_000, method="percentile", rng=rng
+    ).confidence_interval
+    ours = clustered(hits.tolist(), counts.tolist(), range(40), [0] * 40, resamples=20_000)
+    assert ours.estimate == pytest.approx(hits.sum() / counts.sum())
+    assert ours[1:] == pytest.approx((theirs.low, theirs.high), abs=0.004)
+    turned = clustered(hits.tolist(), counts.tolist(), [0] * 40, range(40), resamples=20_000)
+    assert turned == pytest.approx(ours, abs=0.004)
+
+
+def test_rows_of_a_prompt_move_together():
+    hits = [0, 1, 4, 4, 3, 4, 1, 0, 2, 4, 4, 3]  # two rows a prompt, alike
+    prompts = [i // 2 for i in range(12)]
+    together = clustered(hits, [4] * 12, prompts, [0] * 12)
+    summed = [a + b for a, b in zip(hits[::2], hits[1::2], strict=True)]
+    assert together == clustered(summed, [8] * 6, range(6), [0] * 6)
+    apart = clustered(hits, [4] * 12, range(12), [0] * 12)
+    assert together.high - together.low > 1.2 * (apart.high - apart.low)
+
+
+def test_two_factors_against_a_plain_loop():
+    """Owen's bootstrap restated: draw prompts, draw models, count the rows of both."""
+    rng = np.random.default_rng(1)
+    rows = [(p, m, int(rng.binomial(10, 0.2 + 0.05 * p + 0.1 * m)))
+            for p in range(8) for m in range(3) if (p, m) != (2, 1)]  # fmt: skip
+    ratios = []
+    for _ in range(4000):
+        prompts, models = rng.integers(0, 8, 8), rng.integers(0, 3, 3)
+        times = [(prompts == p).sum() * (models == m).sum() for p, m, _ in rows]
+        ratios.append(np.dot(times, [v for *_, v in rows]) / (10 * np.sum(times)))
+    prompts, models, values = zip(*rows, strict=True)
+    ours = clustered(values, [10] * len(rows), prompts, models, resamples=4000)
+    assert ours[1:] == pytest.approx(np.quantile(ratios, [0.025, 0.975]), abs=0.015)
+    assert len(set(models)) == 3
+
+
+def coverage(P, M, spread_of_prompts, spread_of_models, rounds=200):
+    """How often the interval holds the true mean of prompts and models drawn at random."""
+    rng = np.random.default_rng(3)
+    held = 0
+    prompts, models = np.repeat(np.arange(P), M), np.tile(np.arange(M), P)
+    for _ in range(rounds):
+        of_prompt = rng.normal(0, spread_of_prompts, P)[prompts]
+        of_model = rng.normal(0, spread_of_models, M)[models]
+        values = 0.5 + of_prompt + of_model + rng.normal(0, 0.05, P * M)
+        found = clustered(
+            values.tolist(), [1] * P * M, prompts.tolist(), models.tolist(), resamples=300
+        )
+        held += found.low <= 0.5 <= found.high
+    return held / rounds
+
+
+def test_coverage_of_clustered_data():
+    assert coverage(40, 1, 0.2, 0.0) > 0.9
+    assert coverage(30, 12, 0.1, 0.1) > 0.88
+    assert coverage(30, 12, 0.1, 0.0) > 0.92
+
+
+def test_equal_arguments_give_equal_limits():
+    hits = np.random.default_rng(0).integers(0, 20, 60).tolist()
+    arguments = (hits, [20] * 60, list(range(30)) * 2, [0] * 30 + [1] * 30)
+    assert clustered(*arguments) == clustered(*arguments)
+    assert clustered(*arguments)[1:] != clustered(*arguments, seed=5)[1:]
+
+
+def test_nothing_varies_where_everything_is_equal():
+    assert clustered([2, 2], [2, 2], "ab", "xx") == Interval(1.0, 1.0, 1.0)
+
+
+def test_a_draw_without_items_is_left_out():
+    found = clustered([1, 0], [1, 1], "ab", "xy")  # prompt a with model y was never asked
+    assert 0 <= found.low <= 0.5 <= found.high <= 1
+
+
+def test_share_takes_the_interval_that_fits():
+    prompts, models = "aabb", [0, 1, 0, 1]
+    assert share([5] * 4, [5] * 4, prompts, models) == no_failures(4)
+    assert share([5] * 4, [5] * 4, "abab", "xxxx") == no_failures(2)  # two solver seeds each
+    assert share([0] * 200, [5] * 200, range(200), [0] * 200) == pytest.approx((0, 0, 0.015))
+    assert share([4], [5], "a", "x") == pytest.approx((0.8, *wilson(1, 1)[1:]))
+    some = share([5, 3, 4, 5], [5] * 4, prompts, models)
+    assert some == clustered([5, 3, 4, 5], [5] * 4, prompts, models)
+    assert some.low < 0.85 < some.high
+
+
+def test_exact_share_counts_pairs_of_prompt_and_model():
+    assert exact_share([True] * 6, "abcabc", [0, 0, 0, 1, 1, 1]) == no_failures(6)
+    assert exact_share([True] * 6, "abcabc", [0] * 6) == no_failures(3)
+    assert exact_share([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
+    assert exact_share([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
+    assert exact_share([False, False], "ab", [0] * 2) == wilson(0, 2)
