@@ -1,0 +1,125 @@
+"""What rows say of themselves, with the defaults of what older rows do not mention.
+
+Everything that pools or joins rows (tables, verdicts, the page, W&B) asks here, so that all of them
+mean the same by a model, a site or a family of methods.
+"""
+
+import os
+import re
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+from eval.errors import RequestError
+from eval.inversion.slices import Slice
+from eval.results import Row
+
+FAMILIES = {"descent": "gradient", "adam": "gradient", "sweep": "search", "alternating": "search"}
+"""Of methods whose rows do not name their family."""
+ARCHITECTURE = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
+"""Fields of a row's checkpoint; where all are equal, models are seeds of one another."""
+
+_SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+$")
+
+
+def family(row: Row) -> str:
+    """`gradient`, `search` or another family of methods; `other` if nothing says."""
+    return row.get("family") or FAMILIES.get(row["method"], "other")
+
+
+def architecture(row: Row) -> tuple[Hashable, ...]:
+    """Equal for models that differ in their seed and training step only."""
+    return tuple(_frozen(row["checkpoint"].get(field)) for field in ARCHITECTURE)
+
+
+def weights(row: Row) -> str:
+    """One model at one training step."""
+    return row["checkpoint"]["weights_sha256"]
+
+
+def prompt(row: Row) -> tuple[str, tuple[int, ...]]:
+    """What was to be recovered: equal for all models that share a tokenizer."""
+    return (row["prompts"], tuple(row["truth"]))
+
+
+def layers(row: Row) -> tuple[int, ...]:
+    """The layers shown together; most often one."""
+    layer = row["site"]["layer"]
+    return tuple(layer) if isinstance(layer, list) else (layer,)
+
+
+def part(row: Row) -> str:
+    """The part of the layer, with the layers below it that are shown too: `block`, `block 1+3`."""
+    name = row["site"].get("part", "block")
+    return name if len(layers(row)) == 1 else f"{name} {'+'.join(map(str, layers(row)))}"
+
+
+def variation(row: Row) -> dict[str, Any]:
+    """In what a row departs from the plain question: ablations, noise, control, padding."""
+    fields = {
+        "without": ", ".join(row["site"].get("without") or ()),
+        "noise": row.get("noise") or 0.0,
+        "control": row.get("control"),
+        "padded": bool(row.get("padded")),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def hidden_positions(row: Row) -> set[int]:
+    """The positions that the row's slice does not show."""
+    try:
+        shown = Slice.parse(row["slice"]).positions(row["length"])
+    except RequestError:  # a slice of another form hides leading positions only
+        return set(range(row["hidden"]))
+    return set(range(row["length"])) - set(shown)
+
+
+def labels(rows: Iterable[Row]) -> dict[tuple[Hashable, ...], str]:
+    """A name for every architecture, told apart from the others.
+
+    The checkpoints' own name where they share one, its seed left out (`flat-s0`, `flat-s1`);
+    otherwise the mixers and sizes.
+    """
+    named: dict[tuple[Hashable, ...], set[str]] = {}
+    checkpoints = {}
+    for row in rows:
+        key = architecture(row)
+        named.setdefault(key, set()).add(row["checkpoint"]["name"])
+        checkpoints.setdefault(key, row["checkpoint"])
+    found = {key: _common(names) or _sizes(checkpoints[key]) for key, names in named.items()}
+    for label in {label for label in found.values() if list(found.values()).count(label) > 1}:
+        alike = [key for key in found if found[key] == label]
+        for key in alike:
+            found[key] = f"{label} ({_differences(key, alike)})"
+    return found
+
+
+def folder(row: Row) -> str:
+    """The directory that holds a row's model directory."""
+    return str(Path(os.path.normpath(row["checkpoint"]["path"])).parent)
+
+
+def _common(names: set[str]) -> str | None:
+    if len(names) == 1:
+        return next(iter(names))
+    bare = {_SEED.sub("", name) for name in names}
+    return bare.pop() if len(bare) == 1 else None
+
+
+def _sizes(checkpoint: dict[str, Any]) -> str:
+    mixers = ", ".join(checkpoint["mixers"])
+    return f"{mixers}, {checkpoint['d_model']} x {checkpoint['n_layers']}"
+
+
+def _differences(key: tuple[Hashable, ...], alike: list[tuple[Hashable, ...]]) -> str:
+    """The values of an architecture that others of the same name do not share."""
+    told = [
+        f"{field} {', '.join(value) if isinstance(value, tuple) else value}"
+        for i, (field, value) in enumerate(zip(ARCHITECTURE, key, strict=True))
+        if len({other[i] for other in alike}) > 1
+    ]
+    return ", ".join(told)
+
+
+def _frozen(value: object) -> Hashable:
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore
