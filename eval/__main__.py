@@ -1,4 +1,4 @@
-"""python -m eval describe | loss | generate | invert | report: questions asked of models."""
+"""python -m eval COMMAND: questions asked of model directories."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ import sys
 import torch
 
 from arch import ModelError
-from eval.commands import describe, generate, invert, loss, report
+from eval.commands import describe, generate, invert, loss, report, summary
 from eval.errors import RequestError
 from tokenizer import CorpusError
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (describe, loss, generate, invert, report):
+    for command in (describe, loss, generate, invert, summary, report):
         name = command.__name__.rsplit(".", 1)[-1]
         assert command.__doc__
         sub = commands.add_parser(

@@ -69,7 +69,7 @@ def make_row(
         "truth_text": [WORDS[t] for t in truth], "found_text": [WORDS[t] for t in found],
         "rank": rank, "self": part(rank[hidden:]), "nonself": part(rank[:hidden]),
         "exact": found == truth, "residual": floor / 3 if exact else rng.uniform(1, 5),
-        "floor": floor,
+        "floor": floor, "at_floor": exact,
         "margin": (9.7 if model == "flat" else 0.4) * (1 + layer / 2) * rng.uniform(1, 3)
         * (1.4 if trained else 1) if exact else None,
         "criterion": rng.random() < 0.7 if method == "descent" else None,

@@ -98,7 +98,7 @@ def order(found: list[int], truth: list[int], positions: list[int]) -> float | N
     if len(pairs) < 2:
         return None
     tau, _ = kendalltau(*zip(*pairs, strict=True))
-    return float(tau)
+    return float(tau)  # pyright: ignore[reportArgumentType]
 
 
 def reciprocal_rank(rank: list[int], positions: list[int]) -> float | None:

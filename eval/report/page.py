@@ -1,10 +1,10 @@
 """The page of evidence: one HTML file that needs nothing but itself."""
 
-import os
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from eval.files import write_text
 from eval.report import figures, findings, provenance, strips, tables, wording
 from eval.report.evidence import AFTER, BEFORE, Row, Score, group, headline, scores
 
@@ -57,17 +57,7 @@ def write_page(path: str | Path, html: str) -> None:
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(html)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, html)
 
 
 def _environment() -> Environment:

@@ -1,0 +1,212 @@
+"""Rows summed up: one line per model, training step, site, slice, method and kind of prompt.
+
+Training seeds of one architecture are pooled, and so are prompts and solver seeds; shares carry
+95 % intervals clustered on prompts and training seeds.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from statistics import fmean, median
+from typing import Any
+
+from eval.errors import RequestError
+from eval.inversion.fields import (
+    architecture,
+    family,
+    hidden_positions,
+    labels,
+    layers,
+    part,
+    prompt,
+    variation,
+    weights,
+)
+from eval.inversion.metrics import margin_bits, set_recall
+from eval.results import Row
+from eval.statistics import Interval, exact_share, share
+
+Record = dict[str, Any]
+
+PLACE = (
+    "model", "mixers", "d_model", "n_layers", "context", "step", "trained", "layer", "part",
+    "slice", "hidden", "observed", "prompt_kind", "without", "noise", "control", "padded",
+    "method", "family", "settings",
+)  # fmt: skip
+"""The fields that say what a record is about; the others are figures."""
+
+
+def summarise(rows: list[Row]) -> list[Record]:
+    """The summary, in the order of reading.
+
+    A record's fields are `PLACE` and the figures of `figures`; those that do not apply are None.
+
+    Raises:
+        RequestError: there are no rows.
+    """
+    if not rows:
+        raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
+    rows = list({row["key"]: row for row in rows}.values())  # of equal keys the last counts
+    names = labels(rows)
+    groups: dict[tuple[Hashable, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_cell(row), []).append(row)
+    records = [_place(own[0], names) | figures(own) for own in groups.values()]
+    models = list(names.values())
+    return sorted(records, key=lambda record: _reading_order(record, models))
+
+
+def figures(rows: list[Row]) -> Record:
+    """The figures of rows of one cell.
+
+    - `self`, `nonself`: token accuracy (top-1) of shown and hidden tokens, `_low`, `_high` its
+      interval, `_tokens` their number, `_top5`, and `_rank`, the median over rows of the true
+      token's median rank.
+    - `exact`: share of prompts found whole, with `_low` and `_high`.
+    - `set_recall`: hidden tokens found at any hidden position; `permuted`: share of prompts whose
+      hidden tokens are all found, in another order.
+    - `criterion`: share of rows that pass the published protocol's own test; crossed with
+      finding the whole prompt: `criterion_exact`, `criterion_wrong`, `failed_exact`,
+      `failed_wrong` (counts).
+    - `residual_floors`: median of residual over floor; `margin_bits`: the smallest margin, as
+      log2 of margin over floor, of searches that arrived.
+    - `at_floor`: rows whose answer explains the evidence to within rounding; `false_accepts`: those
+      of them that are wrong at a position that the evidence depends on, and do not name the truth
+      as one of several that fit; `tokens_accepted`: tokens of rows at the floor.
+    - `evaluations`, `seconds`, `steps_to_solve`: medians; `rows`, `prompts`, `models`: counts.
+    """
+    prompts, models = [prompt(row) for row in rows], [weights(row) for row in rows]
+    found: Record = {}
+    for kind in ("self", "nonself"):
+        found |= _tokens(kind, rows)
+    found |= _interval("exact", exact_share([row["exact"] for row in rows], prompts, models))
+    hidden = [(row, sorted(hidden_positions(row))) for row in rows]
+    recalls = [set_recall(row["found"], row["truth"], places) for row, places in hidden]
+    margins = [
+        margin_bits(row["margin"], row["floor"])
+        for row in rows
+        if "not found" not in row["verdict"]
+    ]
+    accepted = [row for row in rows if row["at_floor"]]
+    return (
+        found
+        | {
+            "set_recall": _over(fmean, recalls),
+            "permuted": _over(fmean, [row.get("permuted") for row in rows]),
+        }
+        | _criterion(rows)
+        | {
+            "residual_floors": _over(
+                median, [row["residual"] / row["floor"] if row["floor"] else None for row in rows]
+            ),
+            "margin_bits": _over(min, margins),
+            "at_floor": len(accepted),
+            "false_accepts": sum(is_false_accept(row) for row in accepted),
+            "tokens_accepted": sum(row["length"] for row in accepted),
+            "evaluations": median(row["evaluations"] for row in rows),
+            "seconds": median(row["seconds"] for row in rows),
+            "steps_to_solve": _over(median, [row.get("steps_to_solve") for row in rows]),
+            "rows": len(rows),
+            "prompts": len(set(prompts)),
+            "models": len(set(models)),
+        }
+    )
+
+
+def is_false_accept(row: Row) -> bool:
+    """Whether a row proves a wrong answer: at the floor, wrong, and no collision to tell of it.
+
+    Positions after the last one shown leave no trace in what is shown, so they are not counted.
+    """
+    if not row["at_floor"] or row["exact"]:
+        return False
+    last = max(set(range(row["length"])) - hidden_positions(row), default=-1)
+    told = {collision["position"] for collision in row["collisions"]}
+    return any(row["found"][t] != row["truth"][t] and t not in told for t in range(last + 1))
+
+
+def _tokens(kind: str, rows: list[Row]) -> Record:
+    scored = [row for row in rows if row[kind] and row[kind]["count"]]
+    names = ("", "_low", "_high", "_tokens", "_top5", "_rank")
+    if not scored:
+        return {kind + name: None for name in names}
+    counts = [row[kind]["count"] for row in scored]
+    hits = [round(row[kind]["top1"] * row[kind]["count"]) for row in scored]
+    interval = share(hits, counts, [prompt(r) for r in scored], [weights(r) for r in scored])
+    top5 = sum(row[kind]["top5"] * row[kind]["count"] for row in scored) / sum(counts)
+    rank = median(row[kind]["median_rank"] for row in scored)
+    return dict(zip((kind + n for n in names), (*interval, sum(counts), top5, rank), strict=True))
+
+
+def _interval(name: str, interval: Interval) -> Record:
+    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _criterion(rows: list[Row]) -> Record:
+    tried = [row for row in rows if row.get("criterion") is not None]
+    counts = {
+        f"{'criterion' if passed else 'failed'}_{'exact' if exact else 'wrong'}": sum(
+            (row["criterion"], row["exact"]) == (passed, exact) for row in tried
+        )
+        if tried
+        else None
+        for passed in (True, False)
+        for exact in (True, False)
+    }
+    return {"criterion": _over(fmean, [row["criterion"] for row in tried])} | counts
+
+
+def _over(pool: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    """The pooled known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    return pool(known) if known else None
+
+
+def _cell(row: Row) -> tuple[Hashable, ...]:
+    return (
+        architecture(row),
+        row["checkpoint"]["step"],
+        row["checkpoint"]["trained"],
+        layers(row),
+        part(row),
+        row["slice"],
+        row["observed"],
+        row["hidden"],
+        row["prompts"],
+        tuple(variation(row).items()),
+        row["method"],
+        _settings(row),
+    )
+
+
+def _place(row: Row, names: dict[tuple[Hashable, ...], str]) -> Record:
+    checkpoint, departs = row["checkpoint"], variation(row)
+    return {
+        "model": names[architecture(row)],
+        "mixers": ", ".join(checkpoint["mixers"]),
+        **{field: checkpoint[field] for field in ("d_model", "n_layers", "context")},
+        "step": checkpoint["step"],
+        "trained": checkpoint["trained"],
+        "layer": max(layers(row)),
+        "part": part(row),
+        "slice": row["slice"],
+        "hidden": row["hidden"],
+        "observed": row["observed"],
+        "prompt_kind": row["prompts"],
+        "without": departs.get("without", ""),
+        "noise": departs.get("noise", 0.0),
+        "control": departs.get("control", ""),
+        "padded": departs.get("padded", False),
+        "method": row["method"],
+        "family": family(row),
+        "settings": _settings(row),
+    }
+
+
+def _settings(row: Row) -> str:
+    return " ".join(f"{name}={value}" for name, value in row["settings"].items())
+
+
+def _reading_order(record: Record, models: list[str]) -> tuple[Any, ...]:
+    plain = not (record["control"] or record["noise"] or record["without"] or record["padded"])
+    place = ("prompt_kind", "without", "control", "noise", "padded", "step", "part", "layer")
+    what = ("hidden", "slice", "observed", "family", "method", "settings")
+    return (not plain, models.index(record["model"]), *(record[f] for f in (*place, *what)))

@@ -1,0 +1,228 @@
+"""The summary of rows: what is pooled, what is counted, how it is written."""
+
+import csv
+import io
+from statistics import median
+
+import pytest
+
+from eval.__main__ import main
+from eval.errors import RequestError
+from eval.inversion.layout import lay_out, number_text, share_text, to_csv, to_markdown
+from eval.inversion.summary import PLACE, is_false_accept, summarise
+from eval.results import Results
+from eval.statistics import clustered, no_failures, wilson
+from tests.report_cases import make_row, make_rows
+
+ROWS = make_rows(count=6)
+
+
+def seeds(count, **place):
+    """Rows of three training seeds of one model, each with its own weights."""
+    rows = []
+    for seed in range(3):
+        for prompt in range(count):
+            row = make_row(prompt=prompt, **place)
+            row["checkpoint"] |= {"name": f"llama-s{seed}", "weights_sha256": f"seed {seed}"}
+            rows.append(row | {"key": f"{row['key']} {seed}"})
+    return rows
+
+
+def only(records, **place):
+    found = [r for r in records if place.items() <= r.items()]
+    assert len(found) == 1, (place, len(found))
+    return found[0]
+
+
+def test_every_cell_is_one_line():
+    records = summarise(ROWS)
+    assert len(records) == 2 * 2 * 3 * 3 * 3
+    assert len({tuple(str(r[f]) for f in PLACE) for r in records}) == len(records)
+    assert {r["rows"] for r in records} == {6}
+    assert all(list(r)[: len(PLACE)] == list(PLACE) for r in records)
+
+
+def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
+    place = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
+    record = only(summarise(ROWS), **place)
+    rows = [
+        r for r in ROWS
+        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"],
+            r["method"]) == tuple(place.values())
+    ]  # fmt: skip
+    hits = [sum(rank == 0 for rank in r["rank"][3:]) for r in rows]
+    expected = clustered(hits, [13] * 6, range(6), [0] * 6)
+    assert (record["self"], record["self_low"], record["self_high"]) == pytest.approx(expected)
+    assert record["self_tokens"] == 6 * 13
+    assert record["nonself"] == pytest.approx(
+        sum(rank == 0 for r in rows for rank in r["rank"][:3]) / 18
+    )
+    assert record["self_top5"] == pytest.approx(
+        sum(rank < 5 for r in rows for rank in r["rank"][3:]) / 78
+    )
+    assert record["nonself_rank"] == median(r["nonself"]["median_rank"] for r in rows)
+    assert record["exact"] == sum(r["exact"] for r in rows) / 6
+    assert record["evaluations"] == 3 * 500 * 16
+
+
+def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
+    record = only(summarise([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
+    for name in ("self", "exact"):
+        assert (record[name], record[f"{name}_low"]) == pytest.approx(no_failures(30)[:2])
+    rows = [make_row(method="alternating", prompt=p, share=(1.0, float(p > 3))) for p in range(30)]
+    record = only(summarise(rows))
+    interval = [record[f"exact{suffix}"] for suffix in ("", "_low", "_high")]
+    assert interval == pytest.approx(wilson(26, 30))
+
+
+def test_training_seeds_are_pooled_and_counted():
+    record = only(summarise(seeds(4, method="adam")))
+    assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
+        "llama", 12, 4, 3,
+    )  # fmt: skip
+    both = summarise([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
+    assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
+
+
+def test_solver_seeds_are_pooled_and_are_not_trials():
+    rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
+    record = only(summarise(rows))
+    assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
+    assert record["exact_low"] == no_failures(5).low
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise": 0.5},
+        {"control": "shuffled"},
+        {"padded": True},
+        {"observed": 120},
+        {"site": {"layer": 4, "part": "mixer"}},
+        {"site": {"layer": [1, 4], "part": "block"}},
+        {"site": {"layer": 4, "part": "block", "without": ["norm"]}},
+        {"settings": {"steps": 9}},
+        {"prompts": "random"},
+        {"slice": "[:, :, :64]"},
+    ],
+    ids=str,
+)
+def test_different_questions_are_different_lines(changes):
+    plain, other = make_row(method="adam"), make_row(method="adam") | changes | {"key": "other"}
+    records = summarise([plain, other])
+    assert len(records) == 2
+    if changes.keys() & {"noise", "control", "padded"}:
+        assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
+    assert len(lay_out(records).lines[0]) == len(lay_out(records).headings)
+
+
+def test_equal_keys_count_once():
+    assert only(summarise([make_row(), make_row()]))["rows"] == 1
+
+
+def test_criterion_against_exact():
+    cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
+    rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
+    record = only(summarise(rows))
+    assert record["criterion"] == 0.6
+    counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
+    assert counts == [1, 2, 1, 1]
+    assert only(summarise([make_row(method="adam")]))["criterion_exact"] is None
+    assert "1/2, 1/1" in to_markdown([record])
+
+
+def test_set_recall_and_permutations():
+    first = make_row(truth=[1, 2, 3, *range(50, 63)], found=[3, 1, 2, *range(50, 63)])
+    second = first | {"key": "b", "found": [1, 9, 9, *range(50, 63)], "permuted": False}
+    record = only(summarise([first | {"permuted": True}, second]))
+    assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
+    assert record["permuted"] == 0.5
+
+
+def test_margins_of_searches_that_arrived():
+    kind = {"method": "alternating", "floor": 1.0}
+    arrived = make_row(margin=8.0, **kind)
+    near = make_row(margin=4.0, prompt=1, **kind)
+    lost = make_row(margin=1.0, prompt=2, verdict=["not found"] * 16, **kind)
+    assert only(summarise([arrived, near, lost]))["margin_bits"] == 2
+    assert only(summarise([make_row(method="adam")]))["margin_bits"] is None
+
+
+def wrong(at, **changes):
+    """A row at the floor that is wrong at one position of six."""
+    truth = [1, 2, 3, 4, 5, 6]
+    found = [9 if t == at else token for t, token in enumerate(truth)]
+    row = make_row(method="alternating", length=6, truth=truth, found=found)
+    return row | {"at_floor": True, "exact": False} | changes
+
+
+def test_false_accepts():
+    assert is_false_accept(wrong(1))
+    assert is_false_accept(wrong(4))
+    told = [{"position": 1, "tokens": ["a", "b"]}]
+    assert not is_false_accept(wrong(1, collisions=told))
+    assert is_false_accept(wrong(2, collisions=told))
+    assert not is_false_accept(wrong(1, at_floor=False))
+    assert not is_false_accept(wrong(None, exact=True))
+    # the outputs at the first positions do not depend on the later tokens
+    assert not is_false_accept(wrong(4, slice="[:, :3, :]"))
+    assert is_false_accept(wrong(1, slice="[:, 2:3, :]"))
+    record = only(summarise([wrong(1), wrong(None, exact=True, key="b")]))
+    assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
+
+
+def test_csv_holds_every_figure_in_full():
+    records = summarise(ROWS)
+    read = list(csv.DictReader(io.StringIO(to_csv(records))))
+    assert len(read) == len(records)
+    for line, record in zip(read, records, strict=True):
+        assert list(line) == list(record)
+        assert float(line["self"]) == record["self"]
+        assert line["slice"] == record["slice"]
+        assert line["nonself"] == ("" if record["nonself"] is None else str(record["nonself"]))
+
+
+def test_markdown_says_once_what_is_always_so():
+    records = summarise(ROWS)
+    shared, _, heading, rule, *lines = to_markdown(records).splitlines()
+    assert "part: block" in shared
+    assert "settings of descent: steps=500 rate=0.02" in shared
+    assert "part" not in heading
+    assert len(lines) == len(records)
+    assert {line.count("|") for line in (heading, rule, *lines)} == {heading.count("|")}
+    one = to_markdown(summarise([make_row(method="adam", prompts="a|b", noise=0.5)]))
+    assert "noise: 0.5" in one
+
+
+def test_words_for_shares_and_numbers():
+    assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
+        "0", "<0.1", "50.0", ">99.9", "100",
+    ]  # fmt: skip
+    assert [number_text(n) for n in (0, 3, 3.14159, 12345.6, float("inf"))] == [
+        "0", "3", "3.14", "12,346", "inf",
+    ]  # fmt: skip
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    Results(tmp_path / "results").append(make_rows(models=("flat",), count=2))
+    files = tmp_path / "new" / "table.csv", tmp_path / "table.md"
+    arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
+    assert main([*arguments, "--markdown", str(files[1])]) == 0
+    printed = capsys.readouterr().out
+    assert "whole prompt %" in printed
+    assert "part: block" in printed
+    assert "alternating" in printed
+    assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
+    assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
+    assert "model: flat" in files[1].read_text()
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: no results here" in capsys.readouterr().err
+    with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+        summarise([])
+    Results(tmp_path).append([make_row()])
+    (tmp_path / "file").write_text("")
+    assert main(["summary", str(tmp_path), "--csv", str(tmp_path / "file" / "x.csv")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
