@@ -23,6 +23,7 @@ from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
 from eval.inversion.gradient import adam
 from eval.inversion.problem import ACCEPT, Problem
 from eval.inversion.sweep import BATCH, collisions, sweep_from
@@ -47,7 +48,7 @@ def alternating(
         starts: starts before a prompt is given up; the nearest answer is returned then.
         rounds: turns of (a) and (b) per start.
     """
-    proposals = adam(problem, generators, steps=PROPOSAL_STEPS)
+    proposals = adam(Batch((problem,)), generators, steps=PROPOSAL_STEPS)
     return [
         _Search(problem, p, proposal, generators[p], starts, rounds).answer()
         for p, proposal in enumerate(proposals)
@@ -91,7 +92,7 @@ class _Search:
         if number == 0:
             return self.proposal.tokens[None, : self.k]
         if number % 2 == 0:
-            (proposal,) = adam(self.problem, [self.generator], steps=2 * PROPOSAL_STEPS)
+            (proposal,) = adam(Batch((self.problem,)), [self.generator], steps=2 * PROPOSAL_STEPS)
             self.evaluations += proposal.evaluations
             return proposal.tokens[None, : self.k]
         V = len(self.vocabulary)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
 from eval.inversion.gradient import adam, descent
 from eval.inversion.problem import Problem
 from eval.inversion.sweep import sweep
@@ -50,10 +51,10 @@ def methods(steps: int, rate: float, adam_steps: int, starts: int) -> dict[str, 
     """
 
     def run_descent(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
-        return descent(problem, truth, chance, **settings)
+        return descent(Batch((problem,)), chance, truth, **settings)
 
     def run_adam(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
-        return adam(problem, chance, **settings)
+        return adam(Batch((problem,)), chance, **settings)
 
     def run_sweep(problem: Problem, truth: Tensor, chance: Generators) -> Any:
         return sweep(problem)

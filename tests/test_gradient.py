@@ -1,0 +1,198 @@
+"""Gradient solvers: descent equals its plain restatement, rows do not touch each other."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
+from eval.inversion.gradient import adam, descent
+from eval.inversion.problem import Problem, pose
+from eval.inversion.slices import Slice
+
+Make = Callable[..., LanguageModel]
+
+
+def chance(count: int, seed: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(100 * seed + i) for i in range(count)]
+
+
+def prompts(count: int = 3, length: int = 8, vocab: int = 400) -> Tensor:
+    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(7))
+
+
+def found(answers: list[Answer]) -> Tensor:
+    return torch.stack([answer.tokens for answer in answers])
+
+
+def batch(model: LanguageModel, shown: Slice, truth: Tensor, layer: int = 2) -> Batch:
+    return Batch((pose(Circuit(model, layer), truth, shown),))
+
+
+def plain_descent(
+    model: LanguageModel,
+    target: Tensor,
+    x: Tensor,
+    read: Callable[[Tensor], Tensor],
+    shown: Callable[[Tensor], Tensor],
+    steps: int,
+    rate: float,
+) -> Tensor:
+    """The published loop, one prompt at a time."""
+    for i in range(steps):
+        x = x.detach().requires_grad_()
+        loss = (shown(model.hidden(read(x), 2)) - target).abs().sum()
+        loss.backward()
+        assert x.grad is not None
+        x = x - (rate * (steps - i) / steps + rate / 10 * i / steps) * x.grad
+    return x.detach()
+
+
+def test_descent_is_the_published_protocol(small_model: Make) -> None:
+    model = small_model(mixers=("attention",))
+    truth, steps, rate = prompts(), 40, 0.02
+    answers = descent(batch(model, Slice(1), truth), chance(3), truth, steps=steps, rate=rate)
+    for p, generator in enumerate(chance(3)):
+        embeddings = model.embed(truth[p : p + 1])
+        x = torch.randn(embeddings.shape[1:], generator=generator)[None]
+        noise = torch.randn(embeddings.shape[1:], generator=generator)[None]
+        target = model.hidden(embeddings, 2)[:, 1:, :]
+        bar = (model.hidden(embeddings + noise / 20, 2)[:, 1:, :] - target).abs().sum()
+        x = plain_descent(model, target, x, lambda x: x, lambda o: o[:, 1:, :], steps, rate)
+        decoded = (x @ torch.linalg.pinv(model.embedding.weight))[0]
+        assert torch.allclose(answers[p].scores, decoded, atol=1e-4)
+        assert answers[p].tokens.equal(decoded.argmax(dim=-1))
+        passed = (model.hidden(x, 2)[:, 1:, :] - target).abs().sum() < bar
+        assert answers[p].criterion == bool(passed)
+        assert answers[p].steps is None
+
+
+@pytest.mark.parametrize("variable", ["vocabulary", "softmax"])
+def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(
+    small_model: Make, variable: str
+) -> None:
+    model = small_model(mixers=("flat",))
+    truth, steps, rate = prompts(1, 4), 10, 1e-3
+    (answer,) = descent(
+        batch(model, Slice(0), truth), chance(1), truth, steps=steps, rate=rate, variable=variable
+    )
+    W = model.embedding.weight
+    x = torch.randn(4, 400, generator=chance(1)[0])[None]
+    target = model.hidden(model.embed(truth), 2)
+
+    def read(x: Tensor) -> Tensor:
+        return (x.softmax(dim=-1) if variable == "softmax" else x) @ W
+
+    x = plain_descent(model, target, x, read, lambda o: o, steps, rate)
+    assert torch.allclose(answer.scores, x[0], atol=1e-4)
+    assert answer.tokens.equal(x[0].argmax(dim=-1))
+
+
+def test_sequential_descent_sees_one_output_at_a_time(small_model: Make) -> None:
+    model = small_model(mixers=("attention",))
+    truth, steps, rate = prompts(1, 4), 15, 0.02
+    problem = pose(Circuit(model, 2), truth, Slice(1))
+    (answer,) = descent(
+        Batch((problem,)), chance(1), truth, steps=steps, rate=rate, sequential=True
+    )
+    x = torch.randn(4, 32, generator=chance(1)[0])[None]
+    target = model.hidden(model.embed(truth), 2)
+    for t in range(1, 4):
+
+        def read(own: Tensor, t: int = t) -> Tensor:
+            return torch.cat([x[:, :t], own], dim=1)
+
+        def shown(outputs: Tensor, t: int = t) -> Tensor:
+            return outputs[:, t : t + 1]
+
+        own = plain_descent(model, target[:, t : t + 1], x[:, t : t + 1], read, shown, steps, rate)
+        x = torch.cat([x[:, :t], own, x[:, t + 1 :]], dim=1)
+    assert torch.allclose(
+        answer.scores, (x @ torch.linalg.pinv(model.embedding.weight))[0], atol=1e-4
+    )
+
+
+def mixed_batch(model: LanguageModel) -> tuple[list[Problem], Tensor]:
+    """Problems of several layers and slices, two prompts each, and the truth of all rows."""
+    truth = prompts(2)
+    cases = [(2, Slice(0)), (1, Slice(1)), (2, Slice(0, None, 0, 20)), (0, Slice(2))]
+    problems = [pose(Circuit(model, layer), truth, shown) for layer, shown in cases]
+    return problems, truth.repeat(len(cases), 1)
+
+
+def test_a_batch_of_many_gives_what_each_alone_gives(small_model: Make) -> None:
+    problems, truth = mixed_batch(small_model(mixers=("attention+flat",)))
+    rates = [0.01 * (1 + row) for row in range(len(truth))]
+    whole = Batch(tuple(problems))
+    by_adam = adam(whole, chance(8), steps=40, rate=[10 * r for r in rates], check=15)
+    by_descent = descent(whole, chance(8), truth, steps=20, rate=rates)
+    for row in range(8):
+        alone = Batch((problems[row // 2].of([row % 2]),))
+        (one,) = adam(alone, [chance(8)[row]], steps=40, rate=10 * rates[row], check=15)
+        assert torch.allclose(by_adam[row].scores, one.scores, atol=1e-3)
+        assert by_adam[row].tokens.equal(one.tokens)
+        assert by_adam[row].steps == one.steps
+        assert by_adam[row].evaluations == one.evaluations
+        (one,) = descent(alone, [chance(8)[row]], truth[row : row + 1], steps=20, rate=rates[row])
+        assert torch.allclose(by_descent[row].scores, one.scores, atol=1e-3)
+        assert by_descent[row].criterion == one.criterion
+
+
+def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model: Make) -> None:
+    """Embeddings of 0.02, as Llama starts with: the protocol's start and rate are not its scale."""
+    model = small_model(mixers=("attention",), norm="rmsnorm", embedding_std=0.02)
+    truth = prompts()
+    problem = batch(model, Slice(0), truth)
+    own_scale = (found(adam(problem, chance(3))) == truth).float().mean()
+    protocol = (found(descent(problem, chance(3), truth, steps=300)) == truth).float().mean()
+    assert own_scale == 1.0
+    assert protocol < own_scale
+
+
+@pytest.mark.parametrize("variable", ["embedding", "vocabulary", "softmax"])
+def test_adam_descends_on_every_variable(small_model: Make, variable: str) -> None:
+    truth = prompts()
+    answers = adam(batch(small_model(), Slice(0), truth), chance(3), variable=variable)
+    assert (found(answers) == truth).float().mean() > 0.9
+    for answer, tokens in zip(answers, truth, strict=True):
+        assert (answer.certificate == "residual") == answer.tokens.equal(tokens)
+
+
+def test_rows_leave_when_they_are_solved(small_model: Make) -> None:
+    truth = prompts()
+    answers = adam(batch(small_model(), Slice(0), truth), chance(3), steps=300, check=10)
+    for answer, tokens in zip(answers, truth, strict=True):
+        assert answer.tokens.equal(tokens)
+        assert answer.steps is not None
+        assert 0 < answer.steps < 300
+        assert answer.steps % 10 == 0
+        assert answer.evaluations == 8 * (3 * answer.steps + answer.steps // 10)
+
+
+def test_positions_that_are_not_free_stay(small_model: Make) -> None:
+    """The visible embeddings given, one hidden position is found where all free it is not."""
+    model = small_model(mixers=("flat",))
+    truth, free = prompts(), torch.zeros(3, 8, dtype=torch.bool)
+    free[:, 0] = True
+    start = model.embed(truth)
+    start[:, 0] = torch.randn(3, 32, generator=torch.Generator().manual_seed(3))
+    problem = batch(model, Slice(1), truth)
+    answers = adam(problem, chance(3), start=start, free=free, decode="normed", steps=200)
+    assert found(answers).equal(truth)
+
+
+def test_gradient_solvers_leave_the_model_alone(small_model: Make) -> None:
+    model = small_model()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    adam(batch(model, Slice(0), prompts()), chance(3), steps=3)
+    assert all(p.equal(before[name]) and p.grad is None for name, p in model.named_parameters())
+
+
+def test_an_unknown_variable_is_refused(small_model: Make) -> None:
+    with pytest.raises(RequestError, match="variable 'token' does not exist; use one of embedding"):
+        adam(batch(small_model(), Slice(0), prompts()), chance(3), variable="token")

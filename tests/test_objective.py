@@ -1,0 +1,93 @@
+"""Objectives and decoders against torch's own functions."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.decode import DECODERS, decode, restrict, top
+from eval.inversion.objective import objective
+
+Make = Callable[..., LanguageModel]
+SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return functional.cosine_embedding_loss(a, b, torch.ones(len(a)), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("l1", lambda s, t: functional.l1_loss(s, t, reduction="sum")),
+        ("l2", lambda s, t: functional.pairwise_distance(s.flatten(), t.flatten(), eps=0)),
+        ("square", lambda s, t: functional.mse_loss(s, t, reduction="sum")),
+        ("cosine", lambda s, t: cosine(s.flatten()[None], t.flatten()[None])[0]),
+        ("cosine_positions", lambda s, t: cosine(s, t).sum()),
+        ("relative", lambda s, t: ((s - t).norm(dim=1) / t.norm(dim=1)).square().sum()),
+        ("huber", lambda s, t: functional.huber_loss(s, t)),
+        ("huber(0.5)", lambda s, t: functional.huber_loss(s, t, delta=0.5)),
+        (
+            "mixed(2, 0.1)",
+            lambda s, t: (
+                2 * cosine(s.flatten()[None], t.flatten()[None])[0]
+                + 0.1 * functional.l1_loss(s, t, reduction="sum")
+            ),
+        ),
+    ],
+)
+def test_objectives_are_torchs(name: str, one: Callable[[Tensor, Tensor], Tensor]) -> None:
+    losses = objective(name)(SHOWN, TARGET)
+    expected = torch.stack([one(s, t) for s, t in zip(SHOWN, TARGET, strict=True)])
+    assert torch.allclose(losses, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["l3", "l1(2)", "mixed(1, 2, 3)", "huber(x)", "mixed(1", ""])
+def test_an_unknown_objective_is_refused(name: str) -> None:
+    with pytest.raises(RequestError, match="does not exist; use one of l1, l2, square"):
+        objective(name)
+
+
+def test_decoders_are_their_formulas(small_model: Make) -> None:
+    model = small_model()
+    circuit, W = Circuit(model, 2), model.embedding.weight
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    inner = torch.einsum("btd,vd->btv", x, W)
+    lengths = x.norm(dim=-1)[..., None] * W.norm(dim=-1)
+    norm = model.blocks[0].norm_token
+    normed, tokens = norm(x), norm(W)  # pyright: ignore
+    expected = {
+        "pinv": x @ torch.linalg.pinv(W),
+        "dot": inner,
+        "cosine": inner / lengths,
+        "euclid": -(x[:, :, None] - W).norm(dim=-1),
+        "normed": functional.cosine_similarity(normed[:, :, None], tokens, dim=-1),
+    }
+    assert set(expected) == set(DECODERS)
+    for name, scores in expected.items():
+        assert torch.allclose(decode(circuit, x, name), scores, atol=1e-3), name
+        truth = torch.tensor([[5, 17, 300], [1, 2, 3]])
+        assert decode(circuit, model.embed(truth), name).argmax(dim=-1).equal(truth), name
+
+
+def test_an_unknown_decoder_is_refused(small_model: Make) -> None:
+    with pytest.raises(RequestError, match="decoder 'nearest' does not exist; use one of pinv"):
+        decode(Circuit(small_model(), 2), torch.zeros(1, 1, 32), "nearest")
+
+
+def test_a_restricted_vocabulary_wins_with_negative_scores_too() -> None:
+    scores = torch.tensor([[-3.0, -1.0, -2.0, 5.0]])
+    assert restrict(scores, [0, 2]).tolist() == [[-3.0, -torch.inf, -2.0, -torch.inf]]
+    assert top(restrict(scores, torch.tensor([0, 2])), 2).tolist() == [[2, 0]]
+    assert top(scores, 3).tolist() == [[3, 1, 2]]
+
+
+@pytest.mark.parametrize("allowed", [[], [4], [-1]])
+def test_a_vocabulary_of_nothing_is_refused(allowed: list[int]) -> None:
+    with pytest.raises(RequestError, match="allow tokens 0 to 3"):
+        restrict(torch.zeros(1, 4), allowed)
