@@ -1,0 +1,172 @@
+"""Rows of evidence as a Weights & Biases run: a view of a results directory, never its only home.
+
+W&B is offline unless asked and needs no account; what it writes offline lies in the results
+directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
+that the same command adds to the same run. Logged are, by training step of the checkpoints, the
+figures of the summary, and once the whole summary as a table and the page.
+"""
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eval.errors import RequestError
+from eval.files import write_text
+from eval.inversion.layout import to_csv
+from eval.inversion.summary import Record, summarise
+from eval.results import Row
+
+MODES = ("offline", "online")
+STEP = "checkpoint/step"
+FIGURES = (
+    "self", "self_low", "self_high", "nonself", "nonself_low", "nonself_high", "exact",
+    "exact_low", "exact_high", "set_recall", "margin_bits", "at_floor", "false_accepts",
+    "evaluations", "seconds",
+)  # fmt: skip
+
+
+def track_results(
+    directory: str | Path,
+    rows: list[Row],
+    page: str | Path | None = None,
+    mode: str = "offline",
+    project: str = "remnant",
+) -> str:
+    """Logs rows to the W&B run of a results directory.
+
+    Args:
+        directory: the results directory; holds the run's id and what is written offline.
+        rows: its rows.
+        page: the HTML page made of them, if there is one.
+        mode: one of `MODES`.
+        project: W&B's name for a collection of runs.
+
+    Returns:
+        The id of the run.
+
+    Raises:
+        RequestError: there are no rows, or W&B cannot be reached.
+    """
+    records = summarise(rows)
+    histories = history(records)
+    with _files_in(Path(directory).resolve() / "wandb", mode):
+        run = _open_run(Path(directory), mode, project, records)
+        try:
+            _log(run, records, histories, page)
+        except BaseException:
+            run.finish(exit_code=1)
+            raise
+        run.finish()
+    return run.id
+
+
+def history(records: list[Record]) -> list[dict[str, float]]:
+    """The figures by name, one dict per training step in ascending order; `STEP` is the step.
+
+    Names read `invert/layer3/[:, 3:, :]/alternating/nonself`. What would not tell two records
+    apart is left out of them: the model where there is one, stories as the kind of prompt, ...
+    """
+    by_step: dict[int, dict[str, float]] = {}
+    several = {
+        "model": len({r["model"] for r in records}) > 1,
+        "observed": _clash(records, "slice", "observed"),
+        "settings": _clash(records, "method", "settings"),
+    }
+    for record in records:
+        figures = by_step.setdefault(record["step"], {STEP: record["step"]})
+        name = "/".join(_name(record, several))
+        for figure in FIGURES:
+            if record[figure] is not None:
+                figures[f"{name}/{figure}"] = record[figure]
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _name(record: Record, several: dict[str, bool]) -> Iterable[str]:
+    yield "invert"
+    if several["model"]:
+        yield record["model"]
+    part = "" if record["part"] == "block" else f" {record['part']}"
+    yield f"layer{record['layer']}{part}"
+    yield record["slice"]
+    if several["observed"]:
+        yield f"{record['observed']} observed"
+    if record["prompt_kind"] != "story":
+        yield record["prompt_kind"]
+    if record["without"]:
+        yield f"without {record['without']}"
+    if record["noise"]:
+        yield f"noise {record['noise']:g}"
+    if record["control"]:
+        yield record["control"]
+    if record["padded"]:
+        yield "padded"
+    yield record["method"] + (f" {record['settings']}" if several["settings"] else "")
+
+
+def _clash(records: list[Record], field: str, other: str) -> bool:
+    """Whether a value of one field goes with several of another."""
+    pairs = {(record[field], record[other]) for record in records}
+    return len(pairs) > len({record[field] for record in records})
+
+
+@contextmanager
+def _files_in(directory: Path, mode: str) -> Iterator[None]:
+    """Offline, W&B's copies of logged files go there too, unless the user says where."""
+    name = "WANDB_DATA_DIR"
+    if mode == "online" or name in os.environ:
+        yield
+        return
+    os.environ[name] = str(directory / "data")
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _open_run(directory: Path, mode: str, project: str, records: list[Record]) -> Any:
+    import wandb
+
+    id_file = directory / "wandb_id"
+    if not id_file.is_file():
+        write_text(id_file, uuid.uuid4().hex[:8])
+    try:
+        return wandb.init(
+            project=project,
+            name=directory.resolve().name,
+            id=id_file.read_text().strip(),
+            resume="allow" if mode == "online" else None,
+            dir=directory,
+            mode=mode,  # pyright: ignore[reportArgumentType]
+            job_type="invert",
+            config={"models": sorted({record["model"] for record in records})},
+            settings=wandb.Settings(console="off", silent=True),
+        )
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(
+            f"--wandb {mode}: {reason}; log in with `wandb login`, or use --wandb offline"
+        ) from error
+
+
+def _log(
+    run: Any, records: list[Record], histories: list[dict[str, float]], page: str | Path | None
+) -> None:
+    import wandb
+
+    run.define_metric(STEP, hidden=True)
+    run.define_metric("invert/*", step_metric=STEP)
+    for figures in histories:
+        run.log(figures)
+    columns = list(records[0])
+    data = [list(record.values()) for record in records]
+    run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+    files = wandb.Artifact(f"results-{run.id}", type="results")
+    with files.new_file("summary.csv") as file:
+        file.write(to_csv(records))
+    if page is not None:
+        run.log({"page": wandb.Html(Path(page).read_text(encoding="utf-8"), inject=False)})
+        files.add_file(str(page), "page.html")
+    run.log_artifact(files)
