@@ -1,0 +1,139 @@
+"""Linear classifiers of tokens in closed form, from sums over examples alone.
+
+Two of them. *Ridge* maps features to token embeddings by least squares. *Gaussian* (Fisher's linear
+discriminant) takes each token's features to lie around a mean of its own, all with one covariance:
+score -|x - mean|^2 / 2 in that covariance's metric. A mean is known from its examples and from the
+token's embedding, mapped to features by least squares, which counts as `PRIOR` examples and stands
+in for tokens that were never seen.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PRIOR = 1.0  # examples that a mean guessed from the embedding is worth
+RIDGE = 1e-4  # of the mean variance, added to what least squares inverts
+SHRINK = 1e-5  # of the mean variance, added to the covariance within tokens
+TINY = 1e-9  # the same of the whole second moment: at the embedding nothing varies within a token
+
+
+class Classifier(NamedTuple):
+    """Scores of the vocabulary, linear in the features: `(x - center) @ weight + bias`.
+
+    Attributes:
+        center: `(F,)`.
+        weight: `(F, V)`.
+        bias: `(V,)`.
+    """
+
+    center: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """`(..., F)` features to `(..., V)` scores."""
+        return (features - self.center) @ self.weight + self.bias
+
+
+class Moments:
+    """Sums over examples, each with F features and a token, in float64.
+
+    Attributes:
+        count: examples of each token, `(V,)`.
+        total: sum of their features, `(V, F)`.
+        second: sum of all outer products, `(F, F)`.
+    """
+
+    def __init__(self, vocabulary: int, width: int, device: torch.device | str = "cpu") -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64, device=device)
+
+        self.count, self.total = zeros(vocabulary), zeros(vocabulary, width)
+        self.second = zeros(width, width)
+
+    def add(self, features: Tensor, tokens: Tensor) -> None:
+        """Adds examples: `(..., F)` features of `(...)` tokens."""
+        x, y = features.flatten(0, -2).double(), tokens.flatten()
+        self.count += torch.bincount(y, minlength=len(self.count))
+        self.total.index_add_(0, y, x)
+        self.second += x.T @ x
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the features, `(F,)`."""
+        return self.total.sum(dim=0) / self.count.sum()
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of the features over all examples, `(F, F)`."""
+        return self.second / self.count.sum() - torch.outer(self.mean, self.mean)
+
+    def log_share(self, smoothing: float = 0.5) -> Tensor:
+        """Log of each token's share of the examples, `(V,)`, none of them zero."""
+        share = self.count + smoothing
+        return (share / share.sum()).log()
+
+
+def ridge(moments: Moments, embedding: Tensor) -> Classifier:
+    """Least squares from features to `(V, E)` embeddings; scored by direction, as cosine does."""
+    E, n, m = embedding.double(), moments.count, moments.mean
+    middle = n @ E / n.sum()
+    cross = (moments.total - n[:, None] * m).T @ (E - middle) / n.sum()
+    to_embedding = torch.linalg.solve(_loaded(moments.covariance, RIDGE), cross)
+    directions = torch.nn.functional.normalize(E, dim=1).T
+    return _single(m, to_embedding @ directions, middle @ directions)
+
+
+def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
+    """The Gaussian classifier, every token held equally likely beforehand."""
+    means, within = _groups(moments, embedding)
+    return _discriminant(moments.mean, means, within)
+
+
+def gaussian_given(moments: Moments, embedding: Tensor, width: int) -> Classifier:
+    """The same of the first `width` features, *given* the other ones.
+
+    What the others tell of the first by linear regression within tokens is subtracted. Which
+    tokens go along with them is not used: nothing is learnt of the language.
+    """
+    means, within = _groups(moments, embedding)
+    others = _loaded(within[width:, width:], SHRINK)
+    told = torch.linalg.solve(others, within[width:, :width])
+    means = means[:, :width] - means[:, width:] @ told
+    left = within[:width, :width] - within[:width, width:] @ told
+    m = moments.mean
+    center = m[:width] - m[width:] @ told
+    classify = _discriminant(center, means, left)
+    weight = torch.cat([classify.weight, -told.to(classify.weight) @ classify.weight])
+    return Classifier(m.float(), weight, classify.bias)
+
+
+def _groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean features of each token, `(V, F)`, and the covariance about them, `(F, F)`."""
+    E, n, m = embedding.double(), moments.count, moments.mean
+    N = n.sum()
+    apart = E - n @ E / N
+    spread = apart.T @ (n[:, None] * apart) / N
+    cross = apart.T @ (moments.total - n[:, None] * m) / N
+    guessed = m + apart @ torch.linalg.solve(_loaded(spread, RIDGE), cross)
+    means = (moments.total + PRIOR * guessed) / (n + PRIOR)[:, None]
+    mixed = moments.total.T @ means
+    within = (moments.second - mixed - mixed.T + means.T @ (n[:, None] * means)) / N
+    floor = TINY * moments.second.diagonal().mean() / N
+    return means, within + floor * torch.eye(len(m), dtype=m.dtype, device=m.device)
+
+
+def _discriminant(center: Tensor, means: Tensor, within: Tensor) -> Classifier:
+    apart = means - center
+    weight = torch.linalg.solve(_loaded(within, SHRINK), apart.T)
+    return _single(center, weight, -0.5 * (apart * weight.T).sum(dim=1))
+
+
+def _loaded(matrix: Tensor, share: float) -> Tensor:
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return matrix + share * matrix.diagonal().mean() * eye
+
+
+def _single(*parts: Tensor) -> Classifier:
+    return Classifier(*(part.float() for part in parts))
