@@ -160,8 +160,8 @@ def _log(
     run.define_metric("invert/*", step_metric=STEP)
     for figures in histories:
         run.log(figures)
-    columns = list(records[0])
-    data = [list(record.values()) for record in records]
+    columns: list[Any] = list(records[0])
+    data: list[Any] = [list(record.values()) for record in records]
     run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
     files = wandb.Artifact(f"results-{run.id}", type="results")
     with files.new_file("summary.csv") as file:

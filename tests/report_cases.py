@@ -1,6 +1,8 @@
-"""Made-up rows of evidence, with as many tokens right as asked for."""
+"""Made-up rows of evidence, with as many tokens right as asked for, and a reader of pages."""
 
 import random
+from collections import Counter
+from html.parser import HTMLParser
 
 STORY = (
     "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
@@ -94,3 +96,90 @@ def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden
         for kind in prompts
         for prompt in range(count)
     ]
+
+
+class Page(HTMLParser):
+    """Checks that every tag is closed, and collects cells, text and tags by class."""
+
+    VOID = ("meta", "br", "link", "img", "input", "hr")
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tables, self.cells, self.classes, self.text = [], [], None, Counter(), []
+        self.attributes = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        for name in (dict(attrs).get("class") or "").split():
+            self.classes[tag, name] += 1
+        if tag in self.VOID:
+            return
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.cells = True
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag == "path", tag
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+        if tag in ("td", "th"):
+            self.cells = None
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.cells:
+            self.tables[-1][-1][-1] += data.strip("\n")
+
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
+
+    def table(self, heading):
+        return next(t for t in self.tables if t[0][0] == heading)
+
+
+def expected_share(rows, kind, k, **place):
+    """Counted from the ranks alone."""
+    ranks = [
+        r
+        for row in rows
+        if row["hidden"] == k
+        and place.items() <= {
+            "model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"],
+            "layer": row["site"]["layer"], "method": row["method"], "prompts": row["prompts"],
+        }.items()
+        for r in (row["rank"][k:] if kind == "self" else row["rank"][:k])
+    ]  # fmt: skip
+    return sum(r == 0 for r in ranks) / len(ranks)
+
+
+QUESTIONS = [("self", 0), ("nonself", 1), ("nonself", 3)]
+
+
+def expected_lines(rows, layer):
+    """Per model and question, the six shares of the summary."""
+    return [
+        [
+            expected_share(rows, kind, k, model=model, step=step, layer=layer, method=method)
+            for step in (0, 300)
+            for method in ("descent", "adam", "alternating" if k else "sweep")
+        ]
+        for model in ("flat", "llama")
+        for kind, k in QUESTIONS
+    ]
+
+
+def renamed(row, name):
+    return row | {"checkpoint": row["checkpoint"] | {"name": name}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 import wandb.errors
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from eval.__main__ import main
 from eval.inversion.summary import summarise

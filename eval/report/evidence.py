@@ -1,25 +1,30 @@
 """Rows placed where they can be compared: which model, before or after training, which question.
 
 A row scores up to two questions: its self tokens (their own position is shown) and its non-self
-tokens (it is hidden). Each becomes one `Score`; scores of equal place can then be pooled.
+tokens (it is hidden). Each becomes one `Score`; scores of equal place can then be pooled. Training
+seeds of one architecture are one model.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
+from eval.inversion.fields import architecture, family, folder, labels, layers, part, variation
+from eval.results import Row
 
-Row = dict[str, Any]
 T = TypeVar("T")
 
 BEFORE, BETWEEN, AFTER = "before", "between", "after"
 EXACT = {"self": ("sweep", "alternating"), "nonself": ("alternating", "sweep")}
-"""The exact methods of each question, the one made for it first."""
+"""The searches that stand for exact search at each question, the one made for it first."""
+SEED = "descent"
+"""The published protocol, which always has a column of its own."""
+BEST = "best"
+"""The column of the best other gradient method, where there are too many for one each."""
+COLUMNS = 4
+"""Methods that are shown side by side; more are folded into `BEST`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +41,9 @@ class Score:
     """One row's answer to one question.
 
     Attributes:
-        column: the method; both exact methods share the column `exact`.
+        layer: the deepest of those shown; `part` names the others.
+        column: the method; all searches share the column `exact`.
+        variation: in what the question departs from the plain one; empty if in nothing.
         hits: tokens whose best candidate is the true one; `hits5` within the best five.
     """
 
@@ -52,6 +59,7 @@ class Score:
     hits: int
     hits5: int
     median_rank: float
+    variation: tuple[tuple[str, Any], ...]
     row: Row
 
     @property
@@ -69,29 +77,29 @@ def scores(rows: list[Row]) -> list[Score]:
     if not rows:
         raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
     rows = list({row["key"]: row for row in rows}.values())
-    names = _model_names(rows)
-    last = _last_steps(rows, names)
+    names = labels(rows)
+    last = _last_steps(rows)
     placed = []
     for row in rows:
-        model = names[_identity(row)]
         for kind in ("self", "nonself"):
             found = row[kind]
             if not found or not found["count"]:
                 continue
             placed.append(
                 Score(
-                    model=model,
-                    phase=_phase(row, last[model]),
+                    model=names[architecture(row)],
+                    phase=_phase(row, last[_training(row)]),
                     step=row["checkpoint"]["step"],
-                    layer=row["site"]["layer"],
-                    part=row["site"]["part"],
+                    layer=max(layers(row)),
+                    part=part(row),
                     task=Task(kind == "nonself", row["hidden"], row["slice"]),
                     prompts=row["prompts"],
-                    column="exact" if row["method"] in EXACT[kind] else row["method"],
+                    column="exact" if family(row) == "search" else row["method"],
                     count=found["count"],
                     hits=round(found["top1"] * found["count"]),
                     hits5=round(found["top5"] * found["count"]),
                     median_rank=found["median_rank"],
+                    variation=tuple(variation(row).items()),
                     row=row,
                 )
             )
@@ -100,21 +108,22 @@ def scores(rows: list[Row]) -> list[Score]:
     return placed
 
 
+def plain(placed: list[Score]) -> list[Score]:
+    """The scores of plain questions; where there are none, those of the first variation."""
+    wanted = () if any(not s.variation for s in placed) else placed[0].variation
+    return [s for s in placed if s.variation == wanted]
+
+
 def headline(placed: list[Score]) -> list[Score]:
-    """One exact method per question: the one made for it, where both were run."""
+    """Few enough methods to be shown side by side.
 
-    def place(s: Score) -> Hashable:
-        return (s.model, s.step, s.layer, s.part, s.task, s.prompts)
-
-    present = defaultdict(set)
-    for s in placed:
-        present[place(s)].add(s.method)
-    kept = []
-    for s in placed:
-        first, second = EXACT["nonself" if s.task.nonself else "self"]
-        if not (s.method == second and first in present[place(s)]):
-            kept.append(s)
-    return kept
+    One search per question, the one made for it where it was run; and where more than `COLUMNS`
+    methods are left, of the gradient methods the published one and, in each cell, the best other.
+    """
+    placed = [s for cell in group(placed, _cell).values() for s in _one_search(cell)]
+    if len({s.column for s in placed}) <= COLUMNS:
+        return placed
+    return [s for cell in group(placed, _cell).values() for s in _best(cell)]
 
 
 def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
@@ -136,35 +145,43 @@ def deepest(placed: list[Score]) -> list[Score]:
     return sites[max(sites, key=merit)]
 
 
-def hidden_positions(row: Row) -> set[int]:
-    """The positions that the row's slice does not show."""
-    try:
-        shown = Slice.parse(row["slice"]).positions(row["length"])
-    except RequestError:  # a slice of another form hides leading positions only
-        return set(range(row["hidden"]))
-    return set(range(row["length"])) - set(shown)
+def _cell(s: Score) -> Hashable:
+    return (s.model, s.step, s.layer, s.part, s.task, s.prompts, s.variation)
 
 
-def _model_names(rows: list[Row]) -> dict[tuple[str, str], str]:
-    """Names by `(name, folder)`; the folder is told only where a name and step stand for two."""
-    weights: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for c in (row["checkpoint"] for row in rows):
-        weights[c["name"], c["step"]].add(c["weights_sha256"])
-    unclear = {name for (name, _), hashes in weights.items() if len(hashes) > 1}
-    names = {}
-    for row in rows:
-        name, folder = _identity(row)
-        names[name, folder] = f"{name} ({folder})" if name in unclear else name
-    return names
+def _one_search(cell: list[Score]) -> list[Score]:
+    preferred = EXACT["nonself" if cell[0].task.nonself else "self"]
+    present = {s.method for s in cell if s.column == "exact"}
+    order = [*preferred, *sorted(present - set(preferred))]
+    chosen = next((name for name in order if name in present), None)
+    return [s for s in cell if s.column != "exact" or s.method == chosen]
 
 
-def _last_steps(rows: list[Row], names: dict[tuple[str, str], str]) -> dict[str, int]:
-    """The last trained step of each model; -1 where there is none."""
-    last = dict.fromkeys(names.values(), -1)
+def _best(cell: list[Score]) -> list[Score]:
+    others = group([s for s in cell if _is_other_gradient(s)], lambda s: s.column)
+
+    def share(column: str) -> float:
+        return sum(s.hits for s in others[column]) / sum(s.count for s in others[column])
+
+    best = [replace(s, column=BEST) for s in others[max(others, key=share)]] if others else []
+    return best + [s for s in cell if s.column in (SEED, "exact")]
+
+
+def _is_other_gradient(s: Score) -> bool:
+    return s.column != SEED and family(s.row) == "gradient"
+
+
+def _training(row: Row) -> tuple[str, str]:
+    """One training run: its checkpoints lie in one folder."""
+    return row["checkpoint"]["name"], folder(row)
+
+
+def _last_steps(rows: list[Row]) -> dict[tuple[str, str], int]:
+    """The last trained step of each training run; -1 where there is none."""
+    last: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     for row in rows:
         if row["checkpoint"]["trained"]:
-            name = names[_identity(row)]
-            last[name] = max(last[name], row["checkpoint"]["step"])
+            last[_training(row)] = max(last[_training(row)], row["checkpoint"]["step"])
     return last
 
 
@@ -173,8 +190,3 @@ def _phase(row: Row, last_step: int) -> str:
     if not row["checkpoint"]["trained"]:
         return BEFORE
     return AFTER if row["checkpoint"]["step"] == last_step else BETWEEN
-
-
-def _identity(row: Row) -> tuple[str, str]:
-    checkpoint = row["checkpoint"]
-    return checkpoint["name"], str(Path(os.path.normpath(checkpoint["path"])).parent)

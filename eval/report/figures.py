@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from eval.report.evidence import BEFORE, Score, Task, deepest, group
+from eval.report.evidence import BEFORE, BEST, Score, Task, deepest, group
 from eval.report.measure import measure
 from eval.report.svg import Bar, Line, Point, bars, curves
 from eval.report.tables import Record, layer_records, questions
 from eval.report.wording import (
-    COLUMNS,
     column_order,
     method,
     number,
@@ -21,7 +20,8 @@ from eval.report.wording import (
     task_label,
 )
 
-PALETTE = 6  # colours in the style sheet, c0 to c5
+COLOURS = {"descent": 0, "adam": 1, "best": 1, "exact": 2}
+"""Numbers of colours in the style sheet; there are six, c0 to c5."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Panel:
 
 def colour(column: str, columns: Iterable[str]) -> int:
     """A method's number in the palette; known methods always have the same."""
-    known = [*COLUMNS, *(c for c in columns if c not in COLUMNS)]
-    return known.index(column) % PALETTE
+    others = [c for c in columns if c not in COLOURS]
+    return COLOURS[column] if column in COLOURS else 3 + others.index(column) % 3
 
 
 def recovery_by_layer(placed: list[Score]) -> list[Panel]:
@@ -88,7 +88,7 @@ def margins(placed: list[Score]) -> list[Panel]:
     panels = []
     for model, title, cells in _panels(records):
         drawn = [_margin(r) for r in cells]
-        svg = bars(drawn, powers, COLUMNS.index("exact"), f"{model}: {title}")
+        svg = bars(drawn, powers, COLOURS["exact"], f"{model}: {title}")
         panels.append(Panel(model, title, svg))
     return panels
 
@@ -117,18 +117,28 @@ def _line(column: str, columns: list[str], hollow: bool, points: list[Point]) ->
 
 def _point(x: float, record: Record, where: str) -> Point:
     title = (
-        f"{method(record['column']).name}, {where}: {percent(record['top1'])} % "
+        f"{_named(record)}, {where}: {percent(record['top1'])} % "
         f"(95 % interval {percent(record['low'])} to {percent(record['high'])}), "
-        f"{record['count']} prompts"
+        f"{_counted(record)}"
     )
     return Point(x, record["top1"], record["low"], record["high"], title)
+
+
+def _named(record: Record) -> str:
+    """The method; in the column of the best one, which that was."""
+    return method(record["method"] if record["column"] == BEST else record["column"]).name
+
+
+def _counted(record: Record) -> str:
+    models = f" x {record['models']} training seeds" if record["models"] > 1 else ""
+    return f"{record['count']} prompts{models}"
 
 
 def _margin(record: Record) -> Bar:
     title = (
         f"layer {record['layer']}, {record['phase']} training: "
         f"nearest wrong answer {number(record['margin'])}, floor {number(record['floor'])}, "
-        f"{record['bits']:.1f} bits apart, {record['count']} prompts"
+        f"{record['bits']:.1f} bits apart, {_counted(record)}"
     )
     high = max(record["margin"], record["floor"])
     hollow = record["phase"] == BEFORE

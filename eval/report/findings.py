@@ -2,10 +2,12 @@
 
 from markupsafe import Markup
 
-from eval.report.evidence import AFTER, BEFORE, Score
+from eval.report.evidence import AFTER, BEFORE, BEST, Score
 from eval.report.strips import Prompt, Sheet
 from eval.report.tables import Record, pivot
 from eval.report.wording import column_order, method, percent, prompt_set, site_label
+
+LINES = 3  # of tokens that the opening example may take
 
 
 def sentences(records: list[Record], placed: list[Score]) -> list[Markup]:
@@ -21,10 +23,10 @@ def sentences(records: list[Record], placed: list[Score]) -> list[Markup]:
 
 def example(prompts: list[Prompt]) -> Sheet | None:
     """The sheet that opens the page: a solved one, with hidden tokens, on which methods differ."""
-    sheets = [s for p in prompts for s in p.sheets if len(s.spans) == 1 and any(s.hidden)]
+    sheets = [s for p in prompts for s in p.sheets if len(s.spans) <= LINES and any(s.hidden)]
 
     def merit(sheet: Sheet) -> tuple[bool, int, int]:
-        right = [s.correct for s in sheet.strips if s.phase == AFTER] or [0]
+        right = [s.correct for s in sheet.strips if s.phase == AFTER and not s.joined] or [0]
         return (max(right) == len(sheet.truth), sum(sheet.hidden), max(right) - min(right))
 
     return max(sheets, key=merit, default=None)
@@ -42,23 +44,27 @@ def _sentence(line: Record, several: bool) -> Markup:
     for phase, state in ((AFTER, "trained"), (BEFORE, "untrained")):
         cells = {column: r for (when, column), r in line["cells"].items() if when == phase}
         shares = [
-            (method(c), Markup("<b>{}\u00a0%</b>").format(percent(cells[c]["top1"])))
+            (c, Markup("<b>{}\u00a0%</b>").format(percent(cells[c]["top1"])))
             for c in column_order(set(cells))
         ]
         if not shares:
             continue
         if text:
-            named = [Markup("{} {}").format(m.short, share) for m, share in shares]
+            named = [Markup("{} {}").format(_called(c), share) for c, share in shares]
             text += Markup(" Before training: {}.").format(_enumerate(named))
             continue
         first, *rest = shares
-        named = [Markup("{} recovers {} of {}").format(first[0].name, first[1], asked)]
-        named += [Markup("{} {}").format(m.short, share) for m, share in rest]
+        named = [Markup("{} recovers {} of {}").format(method(first[0]).name, first[1], asked)]
+        named += [Markup("{} {}").format(_called(c), share) for c, share in rest]
         start = Markup("At layer {} of the {} {}, {}.")
         text += start.format(
             site_label(line["layer"], line["part"]), state, model, _enumerate(named)
         )
     return text
+
+
+def _called(column: str) -> str:
+    return method(column).name if column == BEST else method(column).short
 
 
 def _on_self_tokens(placed: list[Score]) -> list[Markup]:

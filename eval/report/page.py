@@ -1,16 +1,24 @@
 """The page of evidence: one HTML file that needs nothing but itself."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.files import write_text
-from eval.report import figures, findings, provenance, strips, tables, wording
-from eval.report.evidence import AFTER, BEFORE, Row, Score, group, headline, scores
+from eval.inversion.fields import weights
+from eval.inversion.verdicts import VERDICTS, join, question
+from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
+from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
+from eval.results import Row
 
 TITLE = "What is left of a prompt inside a language model"
 OPEN = 2  # prompts drawn unfolded; the rest open on a click
 COLLISIONS = 60  # lines of that table
+LINES = 500  # of the table of every number, which the summary command prints in full
+FOLD = 40  # lines beyond which a table of variations opens on a click
+
+T = TypeVar("T", figures.Panel, outcomes.Outcome)
 
 
 def render_page(rows: list[Row], title: str | None = None) -> str:
@@ -20,29 +28,42 @@ def render_page(rows: list[Row], title: str | None = None) -> str:
         RequestError: there are no rows, or none with a score.
     """
     every = scores(rows)
-    placed = headline(every)
-    records = tables.summary_records(placed)
+    main = plain(every)
+    placed = headline(main)
+    joined: strips.Verdicts = {
+        question(j.rows[0]): j for j in join(row for _, _, row in _rows(main))
+    }
+    lines = tables.pivot(tables.summary_records(placed))
+    records = [record for line in lines for record in line["cells"].values()]
+    by_layer = tables.pivot(tables.layer_records(placed))
+    varied = tables.varied(every) if len(main) < len(every) else []
     columns = wording.column_order({s.column for s in placed})
-    prompts, left_out = strips.prompts(_rows(placed))
+    sample = strips.sample(_rows(placed), joined)
     return _environment().get_template("page.html").render(
         wording=wording,
+        verdicts=VERDICTS,
         title=title or TITLE,
         sentences=findings.sentences(records, placed),
-        example=findings.example(prompts),
+        example=findings.example(sample.prompts),
         phases=[p for p in (BEFORE, AFTER) if any(r["phase"] == p for r in records)],
         columns=columns,
         colours={c: figures.colour(c, columns) for c in columns},
         several_prompt_sets=len({s.prompts for s in placed}) > 1,
         steps=_steps(placed),
-        summary=tables.nested(tables.pivot(records)),
-        by_layer=tables.nested(tables.pivot(tables.layer_records(placed))),
+        summary=tables.nested(lines),
+        by_layer=tables.nested(by_layer),
+        outcomes=_by_model(outcomes.outcomes(lines, main, joined)),
+        by_method=tables.by_method(lines, main) if BEST in columns else [],
+        varied=varied,
+        varied_methods=wording.column_order({name for line in varied for name in line["cells"]}),
+        fold=FOLD,
         every_cell=tables.every_cell(every),
+        lines=LINES,
         layer_panels=_by_model(figures.recovery_by_layer(placed)),
         step_panels=_by_model(figures.recovery_by_step(placed)),
         margin_panels=_by_model(figures.margins(placed)),
-        prompts=prompts,
+        sample=sample,
         open=OPEN,
-        left_out=left_out,
         collisions=provenance.collisions(every),
         limit=COLLISIONS,
         checkpoints=provenance.checkpoints(every),
@@ -76,13 +97,17 @@ def _rows(placed: list[Score]) -> list[tuple[str, str, Row]]:
 
 
 def _steps(placed: list[Score]) -> dict[str, str]:
-    """The first and the last step of each model."""
+    """The first and the last step of each model, and how many training seeds it has."""
     ends = [s for s in placed if s.phase in (BEFORE, AFTER)]
-    return {
-        model: " → ".join(f"{step:,}" for step in sorted({s.step for s in own}))
-        for model, own in group(ends, lambda s: s.model).items()
-    }
+    found = {}
+    for model, own in group(ends, lambda s: s.model).items():
+        seeds = max(
+            len({weights(s.row) for s in at}) for at in group(own, lambda s: s.step).values()
+        )
+        steps = " → ".join(f"{step:,}" for step in sorted({s.step for s in own}))
+        found[model] = steps + (f", {seeds} seeds" if seeds > 1 else "")
+    return found
 
 
-def _by_model(panels: list[figures.Panel]) -> list[tuple[str, list[figures.Panel]]]:
-    return list(group(panels, lambda panel: panel.model).items())
+def _by_model(items: list[T]) -> list[tuple[str, list[T]]]:
+    return list(group(items, lambda item: item.model).items())

@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
-from eval.report.evidence import Row, Score, group, hidden_positions
+from eval.inversion.fields import hidden_positions
+from eval.report.evidence import Score, group
 from eval.report.wording import column_order, prompt_set, site_label, visible
+from eval.results import Row
 
 
 def collisions(placed: list[Score]) -> list[dict[str, Any]]:

@@ -1,28 +1,42 @@
 """Prompts as rows of coloured tokens: the truth above, what each method found below it."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
-from eval.report.evidence import AFTER, BEFORE, Row, group, hidden_positions
+from eval.inversion.fields import family, hidden_positions, layers, part
+from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, question
+from eval.report.evidence import AFTER, BEFORE, group
 from eval.report.wording import column_order, method, prompt_order, visible
+from eval.results import Row
 
 WIDTH = 128  # characters a line of tokens may take; longer prompts go on below
 GAP = 2  # characters of padding around a token
 CELLS = 15_000  # tokens drawn on a page, to keep it under a megabyte
+LETTERS = {GRADIENT: ("g", "g"), SEARCH: ("s", "s"), AMBIGUOUS: ("m", "≈"), NOT_FOUND: ("n", "–")}
+"""Mark and text of a verdict across methods."""
+
+Placed = tuple[str, str, Row]
+"""A row with its model and phase."""
+Verdicts = dict[Hashable, Joined]
+"""Verdicts across methods by `verdicts.question`."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """What one method found at one checkpoint.
+    """What one method found at one checkpoint, or what all of them together did.
 
     Attributes:
-        cells: `(mark, text)` per position; the mark is "" right, "w" wrong, "a" ambiguous.
+        cells: `(mark, text)` per position; the mark is "" right, "w" wrong, "a" ambiguous, or one
+            of `LETTERS`.
         correct: how many positions are right, of all.
+        joined: whether this is the verdict across methods.
     """
 
     phase: str
     name: str
     cells: list[tuple[str, str]]
     correct: int
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,50 +70,76 @@ class Prompt:
     others: list[Sheet]
 
 
-def prompts(placed: list[tuple[str, str, Row]], cells: int = CELLS) -> tuple[list[Prompt], int]:
-    """The prompts to draw, and how many are left out because the page would grow too large.
+@dataclass(frozen=True)
+class Sample:
+    """The prompts that are drawn, as many as a page of reasonable size can hold.
+
+    Attributes:
+        left_out: how many prompts are not.
+        turns: whether each is drawn for one model only, as all of them would take too much room.
+    """
+
+    prompts: list[Prompt]
+    left_out: int
+    turns: bool
+
+
+def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Sample:
+    """The prompts to draw; their other sites only where there is room for them.
 
     Args:
-        placed: `(model, phase, row)` of every row to draw; rows between the first and the last
-            step are not drawn, and of several seeds the first is.
+        placed: every row to draw; rows between the first and the last step are not drawn, and of
+            several seeds the first is.
+        verdicts: of the rows' questions.
         cells: how many tokens may be drawn.
     """
     placed = [item for item in placed if item[1] in (BEFORE, AFTER)]
     groups = group(placed, lambda p: (p[2]["prompts"], p[2]["prompt"], tuple(p[2]["truth"])))
-    drawn: list[Prompt] = []
     keys = sorted(groups, key=lambda key: (key[1], prompt_order(key[0]), key[2]))
-    for key in keys:
-        prompt = _prompt(key[0], key[1], groups[key])
-        cost = sum(len(s.strips) * len(s.truth) for s in prompt.sheets + prompt.others)
+    whole = [_prompt(key[0], key[1], groups[key], verdicts) for key in keys[:1]]
+    turns = bool(whole) and _cost(whole[0].sheets) > cells / 8
+    with_others = bool(whole) and _cost(whole[0].sheets + whole[0].others) <= cells / 2
+    drawn: list[Prompt] = []
+    for i, key in enumerate(keys):
+        items = groups[key]
+        if turns:
+            models = list(group(items, lambda p: p[0]).values())
+            items = models[i % len(models)]
+        prompt = _prompt(key[0], key[1], items, verdicts, with_others)
+        cost = _cost(prompt.sheets + prompt.others)
         if drawn and cost > cells:
             break
         cells -= cost
         drawn.append(prompt)
-    return drawn, len(keys) - len(drawn)
+    return Sample(drawn, len(keys) - len(drawn), turns and len({p[0] for p in placed}) > 1)
 
 
-def sheet(model: str, placed: list[tuple[str, str, Row]]) -> Sheet:
+def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
     """The strips of rows with the same prompt, model, site and slice."""
     row = placed[0][2]
     hidden = hidden_positions(row)
-    methods = column_order({row["method"] for _, _, row in placed})
+    families = {row["method"]: family(row) for _, _, row in placed}
+    methods = sorted(column_order(set(families)), key=lambda name: families[name] == "search")
     groups = group(placed, lambda p: (p[1], p[2]["method"]))
     names = {m: method(m).short for m in methods}
     if len(set(names.values())) < len(names):
         names = {m: method(m).name for m in methods}
-    strips = [
-        _strip(
-            phase, names[name], min((r for _, _, r in groups[phase, name]), key=lambda r: r["seed"])
-        )
-        for phase in (BEFORE, AFTER)
-        for name in methods
-        if (phase, name) in groups
-    ]
+    strips = []
+    for phase in (BEFORE, AFTER):
+        rows = [
+            min((r for _, _, r in groups[phase, name]), key=lambda r: (_model(r), r["seed"]))
+            for name in methods
+            if (phase, name) in groups
+        ]
+        strips += [_strip(phase, names[r["method"]], r) for r in rows]
+        joined = verdicts.get(question(rows[0])) if rows else None
+        if joined and {"gradient", "search"} <= joined.families:
+            strips.append(_verdict_strip(phase, joined))
     truth = [visible(token) for token in row["truth_text"]]
     return Sheet(
         model=model,
-        layer=row["site"]["layer"],
-        part=row["site"]["part"],
+        layer=max(layers(row)),
+        part=part(row),
         slice=row["slice"],
         shown=len(truth) - len(hidden),
         truth=truth,
@@ -109,19 +149,43 @@ def sheet(model: str, placed: list[tuple[str, str, Row]]) -> Sheet:
     )
 
 
-def _prompt(kind: str, index: int, placed: list[tuple[str, str, Row]]) -> Prompt:
+def _cost(sheets: list[Sheet]) -> int:
+    return sum(len(s.strips) * len(s.truth) for s in sheets)
+
+
+def _model(row: Row) -> tuple[str, str]:
+    return row["checkpoint"]["name"], row["checkpoint"]["weights_sha256"]
+
+
+def _prompt(
+    kind: str, index: int, placed: list[Placed], verdicts: Verdicts, others: bool = True
+) -> Prompt:
     models = list(group(placed, lambda p: p[0]))
-    groups = group(placed, lambda p: (p[0], p[2]["slice"], *p[2]["site"].values()))
-    sheets = [sheet(key[0], items) for key, items in groups.items()]
-    sheets.sort(key=lambda s: (models.index(s.model), -s.shown, s.slice, s.part, -s.layer))
+    groups = group(placed, lambda p: (p[0], p[2]["slice"], part(p[2]), layers(p[2])))
     top = {}
-    for s in sheets:
-        best = top.get((s.model, s.slice))
-        if best is None or (s.part == "block", s.layer) > (best.part == "block", best.layer):
-            top[s.model, s.slice] = s
-    first = list(top.values())
-    others = [s for s in sheets if s not in first]
-    return Prompt(kind, index, placed[0][2]["text"], first, others)
+    for model, shown, where, at in groups:
+        best = top.get((model, shown))
+        if best is None or (where == "block", at) > (best[0] == "block", best[1]):
+            top[model, shown] = (where, at)
+    sheets = {
+        key: sheet(key[0], items, verdicts)
+        for key, items in groups.items()
+        if others or top[key[:2]] == key[2:]
+    }
+
+    def place(key: tuple) -> tuple:
+        s = sheets[key]
+        return (models.index(s.model), -s.shown, s.slice, s.part, -s.layer)
+
+    order = sorted(sheets, key=place)
+    first = [sheets[key] for key in order if top[key[:2]] == key[2:]]
+    rest = [sheets[key] for key in order if top[key[:2]] != key[2:]]
+    return Prompt(kind, index, placed[0][2]["text"], first, rest)
+
+
+def _verdict_strip(phase: str, joined: Joined) -> Strip:
+    correct = sum(v in (GRADIENT, SEARCH) for v in joined.verdicts)
+    return Strip(phase, "all methods", [LETTERS[v] for v in joined.verdicts], correct, joined=True)
 
 
 def _strip(phase: str, name: str, row: Row) -> Strip:

@@ -7,15 +7,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from eval.inversion.fields import family
 from eval.report.evidence import (
     AFTER,
     BEFORE,
-    Row,
     Score,
     Task,
     deepest,
     group,
     headline,
+    plain,
     scores,
 )
 from eval.report.measure import measure
@@ -27,6 +28,7 @@ from eval.report.wording import (
     site_label,
     task_label,
 )
+from eval.results import Row
 
 Record = dict[str, Any]
 
@@ -41,7 +43,7 @@ def summary_table(rows: list[Row]) -> list[Record]:
     Raises:
         RequestError: there are no rows.
     """
-    return summary_records(headline(scores(rows)))
+    return summary_records(headline(plain(scores(rows))))
 
 
 def summary_records(placed: list[Score]) -> list[Record]:
@@ -59,16 +61,76 @@ def layer_records(placed: list[Score]) -> list[Record]:
 
 def every_cell(placed: list[Score]) -> list[Record]:
     """Every checkpoint, site, question, prompt set and method, one record each."""
-    cells = group(placed, lambda s: (s.model, s.step, s.part, s.layer, s.task, s.prompts, s.method))
+    cells = group(
+        placed,
+        lambda s: (s.model, s.step, s.part, s.layer, s.task, s.prompts, s.variation, s.method),
+    )
     names = column_order({s.method for s in placed})
     models = list(group(placed, lambda s: s.model))
 
     def place(key: tuple) -> tuple:
-        model, step, part, layer, task, prompts, name = key
+        model, step, part, layer, task, prompts, departs, name = key
         order = (models.index(model), step, part, layer, prompt_order(prompts), task)
-        return (*order, names.index(name))
+        return (*order, str(departs), names.index(name))
 
     return [_record(cells[key]) | {"method": key[-1]} for key in sorted(cells, key=place)]
+
+
+def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[Record]]]:
+    """Every method at the sites of a table's lines, one line per method, by model.
+
+    Each has `method`, the `asked` lines, and `cells`: records by `(phase, number of the line)`.
+    """
+    found = []
+    for model, asked in group(lines, lambda line: line["model"]).items():
+        cells: dict[str, dict[tuple[str, int], Record]] = {}
+        for i, line in enumerate(asked):
+            keys = ("model", "task", "prompts", "part", "layer")
+            here = [s for s in placed if all(getattr(s, k) == line[k] for k in keys)]
+            for (phase, name), own in group(here, lambda s: (s.phase, s.method)).items():
+                if phase in (BEFORE, AFTER):
+                    cells.setdefault(name, {})[phase, i] = _record(own)
+        families = {s.method: family(s.row) for s in placed}
+        order = {"gradient": 0, "search": 2}
+        names = sorted(column_order(set(cells)), key=lambda n: order.get(families[n], 1))
+        found.append(
+            (
+                model,
+                [
+                    {"method": n, "family": families[n], "asked": asked, "cells": cells[n]}
+                    for n in names
+                ],
+            )
+        )
+    return found
+
+
+def varied(placed: list[Score]) -> list[Record]:
+    """Controls, noise, ablations, padding: one line per question that is not a plain one.
+
+    Each has `variation`, `model, step, layer, part, task, prompts`, and `cells`, records by method.
+    """
+    kept = []
+    apart = [s for s in placed if s.variation]
+    for asked in group(apart, lambda s: (s.variation, s.model, s.prompts)).values():
+        tasks = questions(asked)
+        kept += [s for s in asked if s.task in tasks]
+    models = list(group(placed, lambda s: s.model))
+    keys = ("variation", "model", "step", "part", "layer", "prompts", "task")
+
+    def place(key: tuple) -> tuple:
+        departs, model, step, part, layer, prompts, task = key
+        noise = dict(departs).get("noise", 0.0)
+        others = str([item for item in departs if item[0] != "noise"])
+        asked = (models.index(model), step, part, layer, prompt_order(prompts), task)
+        return (noise > 0, others, noise, *asked)
+
+    lines = group(kept, lambda s: tuple(getattr(s, key) for key in keys))
+    return [
+        dict(zip(keys, key, strict=True))
+        | {"cells": {n: _record(own) for n, own in group(lines[key], lambda s: s.method).items()}}
+        for key in sorted(lines, key=place)
+    ]
 
 
 def questions(placed: list[Score]) -> list[Task]:
@@ -170,5 +232,6 @@ def _record(cell: list[Score]) -> Record:
         "phase": s.phase,
         "step": s.step,
         "column": s.column,
+        "variation": s.variation,
     }
     return place | measure(cell)

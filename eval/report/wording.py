@@ -1,7 +1,9 @@
 """The words and numbers of the report, the same on the page and in the terminal."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from eval.report.evidence import Task
 
@@ -32,6 +34,7 @@ METHODS = {
         "The same idea with a better optimiser, its start and step size scaled to the model's own "
         "embedding.",
     ),
+    "best": Method("the best of the other gradient methods", "other gradient", "other grad.", ""),
     "exact": Method("exact search", "exact search", "exact", ""),
     "sweep": Method(
         "exact search, sweep",
@@ -49,8 +52,8 @@ METHODS = {
         "is given.",
     ),
 }
-COLUMNS = ("descent", "adam", "exact")
-"""The order of the methods; any others follow."""
+FIRST, LAST = ("descent", "adam", "best"), ("exact", "sweep", "alternating")
+"""The order of the methods; any others stand between."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
 
@@ -62,7 +65,14 @@ def method(name: str) -> Method:
 
 def column_order(names: set[str]) -> list[str]:
     """Methods in the order of reading."""
-    return [c for c in COLUMNS if c in names] + sorted(names - set(COLUMNS))
+    others = sorted(names - {*FIRST, *LAST})
+    return [name for name in (*FIRST, *others, *LAST) if name in names]
+
+
+def variation_label(departs: Iterable[tuple[str, Any]]) -> str:
+    """In what a question departs from the plain one: `noise 0.5, control: shuffled`."""
+    words = {"without": "without {}", "noise": "noise {:g}", "control": "control: {}"}
+    return ", ".join(words.get(name, name).format(value) for name, value in departs)
 
 
 def prompt_set(name: str) -> str:
