@@ -85,31 +85,7 @@ def ridge(moments: Moments, embedding: Tensor) -> Classifier:
     return _single(m, to_embedding @ directions, middle @ directions)
 
 
-def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
-    """The Gaussian classifier, every token held equally likely beforehand."""
-    means, within = _groups(moments, embedding)
-    return _discriminant(moments.mean, means, within)
-
-
-def gaussian_given(moments: Moments, embedding: Tensor, width: int) -> Classifier:
-    """The same of the first `width` features, *given* the other ones.
-
-    What the others tell of the first by linear regression within tokens is subtracted. Which
-    tokens go along with them is not used: nothing is learnt of the language.
-    """
-    means, within = _groups(moments, embedding)
-    others = _loaded(within[width:, width:], SHRINK)
-    told = torch.linalg.solve(others, within[width:, :width])
-    means = means[:, :width] - means[:, width:] @ told
-    left = within[:width, :width] - within[:width, width:] @ told
-    m = moments.mean
-    center = m[:width] - m[width:] @ told
-    classify = _discriminant(center, means, left)
-    weight = torch.cat([classify.weight, -told.to(classify.weight) @ classify.weight])
-    return Classifier(m.float(), weight, classify.bias)
-
-
-def _groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
+def groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Mean features of each token, `(V, F)`, and the covariance about them, `(F, F)`."""
     E, n, m = embedding.double(), moments.count, moments.mean
     N = n.sum()
@@ -122,6 +98,30 @@ def _groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
     within = (moments.second - mixed - mixed.T + means.T @ (n[:, None] * means)) / N
     floor = TINY * moments.second.diagonal().mean() / N
     return means, within + floor * torch.eye(len(m), dtype=m.dtype, device=m.device)
+
+
+def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
+    """The Gaussian classifier, every token held equally likely beforehand."""
+    means, within = groups(moments, embedding)
+    return _discriminant(moments.mean, means, within)
+
+
+def gaussian_given(moments: Moments, embedding: Tensor, width: int) -> Classifier:
+    """The same of the first `width` features, *given* the other ones.
+
+    What the others tell of the first by linear regression within tokens is subtracted. Which
+    tokens go along with them is not used: nothing is learnt of the language.
+    """
+    means, within = groups(moments, embedding)
+    others = _loaded(within[width:, width:], SHRINK)
+    told = torch.linalg.solve(others, within[width:, :width])
+    means = means[:, :width] - means[:, width:] @ told
+    left = within[:width, :width] - within[:width, width:] @ told
+    m = moments.mean
+    center = m[:width] - m[width:] @ told
+    classify = _discriminant(center, means, left)
+    weight = torch.cat([classify.weight, -told.to(classify.weight) @ classify.weight])
+    return Classifier(m.float(), weight, classify.bias)
 
 
 def _discriminant(center: Tensor, means: Tensor, within: Tensor) -> Classifier:

@@ -1,0 +1,161 @@
+"""A trained inverter: a small bidirectional decoder that reads a slice and says every token.
+
+What it says is a lower bound of what the slice tells (and of what stories are like, which it learns
+as well): H(token) - CE, and in published figures I_e = 1 - CE / ln V (Badger, 2602.13466). It
+starts as the Gaussian probe of `moments`, which reads each shown output by itself: its blocks add
+nothing yet, its head is the probe. Hidden positions hold a learnt vector.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eval.circuit import Circuit
+from eval.inversion.slices import Slice
+from eval.probes.linear import BATCH, FACTOR_EXAMPLES, HELD_BACK, Score, calibrated
+from eval.probes.moments import Classifier, Moments, gaussian, groups
+
+WARM_UP = 0.1  # of the steps
+METRIC_FLOOR = 1e-3  # of the whole covariance: no direction is stretched beyond what is of use
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """An inverter and its training by AdamW, the rate rising over a tenth and falling to zero.
+
+    Attributes:
+        blocks: encoder blocks.
+        width: features in them; as many as channels are shown at least.
+        heads: of attention.
+        steps: number of steps.
+        windows: windows of a batch.
+        rate: the highest rate.
+        seed: of its start and of the order of the windows.
+    """
+
+    blocks: int = 2
+    width: int = 128
+    heads: int = 4
+    steps: int = 300
+    windows: int = 16
+    rate: float = 3e-3
+    seed: int = 0
+
+
+class Inverter(nn.Module):
+    """`(B, S, C)` shown outputs to `(B, T, V)` logits of the tokens at all positions.
+
+    Args:
+        probe: where to start from: logits of a shown position's token from its output.
+        metric: the covariance of outputs of one token, `(C, C)`: features are whitened by it.
+        log_share: what to start from at hidden positions, `(V,)`.
+        shown: the positions that are shown.
+        length: T.
+        decoding: its size.
+    """
+
+    center: Tensor
+    whiten: Tensor
+    is_shown: Tensor
+
+    def __init__(
+        self,
+        probe: Classifier,
+        metric: Tensor,
+        log_share: Tensor,
+        shown: list[int],
+        length: int,
+        decoding: Decoding,
+    ) -> None:
+        super().__init__()
+        C, V = probe.weight.shape
+        W = -(-max(decoding.width, C) // decoding.heads) * decoding.heads
+        self.shown = shown
+        root = torch.linalg.cholesky(metric)
+        self.register_buffer("center", probe.center)
+        self.register_buffer("whiten", torch.linalg.inv(root).T.to(probe.weight))
+        self.register_buffer("is_shown", torch.zeros(length, 1, dtype=torch.bool))
+        self.is_shown[shown] = True
+        self.hidden = nn.Parameter(torch.zeros(W))
+        self.position = nn.Parameter(torch.zeros(length, W))
+        block = nn.TransformerEncoderLayer(
+            W, decoding.heads, 4 * W, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, decoding.blocks, enable_nested_tensor=False)
+        self.head = nn.Parameter(torch.zeros(W, V))
+        self.bias = nn.Parameter(probe.bias.clone())
+        self.prior = nn.Parameter(log_share.clone())
+        with torch.no_grad():
+            self.head[:C] = root.T.to(probe.weight) @ probe.weight
+            for name, parameter in self.blocks.named_parameters():
+                if "out_proj" in name or "linear2" in name:
+                    parameter.zero_()  # a block that adds nothing
+
+    def forward(self, shown: Tensor) -> Tensor:
+        """As the class says."""
+        x = self.hidden.expand(len(shown), len(self.position), -1).clone()
+        read = (shown - self.center) @ self.whiten
+        x[:, self.shown] = F.pad(read, (0, x.shape[-1] - read.shape[-1]))
+        bias = torch.where(self.is_shown, self.bias, self.prior)
+        return self.blocks(x + self.position) @ self.head + bias
+
+
+def fit_inverter(circuit: Circuit, shown: Slice, windows: Tensor, decoding: Decoding) -> Inverter:
+    """Trains an inverter on stories, `(N, T)`, whose outputs are computed batch by batch.
+
+    The same seed gives the same inverter.
+    """
+    T, device = windows.shape[1], windows.device
+    positions = shown.positions(T)
+    moments = Moments(len(circuit.vocabulary), shown.channels(circuit.width), device)
+    held = max(1, round(HELD_BACK * len(windows)))
+    for batch in windows[held:].split(max(1, BATCH // T)):
+        moments.add(shown.select(circuit.of_tokens(batch)), batch[:, positions])
+    some = windows[: min(held, FACTOR_EXAMPLES // len(positions) + 1)]
+    examples = shown.select(circuit.of_tokens(some)).flatten(0, 1), some[:, positions].flatten()
+    log_share = moments.log_share().float()
+    probe = calibrated(gaussian(moments, circuit.vocabulary), log_share, *examples)
+    metric = groups(moments, circuit.vocabulary)[1] + METRIC_FLOOR * moments.covariance
+    with torch.random.fork_rng():
+        torch.manual_seed(decoding.seed)
+        inverter = Inverter(probe, metric, log_share, positions, T, decoding).to(device)
+    _train(inverter, circuit, shown, windows[held:], decoding)
+    return inverter.eval().requires_grad_(False)
+
+
+def _train(
+    inverter: Inverter, circuit: Circuit, shown: Slice, windows: Tensor, decoding: Decoding
+) -> None:
+    optimiser = torch.optim.AdamW(inverter.parameters(), lr=decoding.rate)
+    generator = torch.Generator().manual_seed(decoding.seed)
+    for i in range(decoding.steps):
+        chosen = torch.randint(len(windows), (decoding.windows,), generator=generator)
+        batch = windows[chosen.to(windows.device)]
+        outputs = shown.select(circuit.of_tokens(batch))
+        progress = (i + 1) / decoding.steps
+        optimiser.param_groups[0]["lr"] = decoding.rate * min(
+            progress / WARM_UP, (1 - progress) / (1 - WARM_UP)
+        )
+        with torch.enable_grad():
+            F.cross_entropy(inverter(outputs).flatten(0, 1), batch.flatten()).backward()
+        nn.utils.clip_grad_norm_(inverter.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+@torch.no_grad()
+def score_inverter(
+    circuit: Circuit, shown: Slice, windows: Tensor, inverter: Inverter
+) -> tuple[Score, Score]:
+    """How well it says the shown (self) and the hidden (non-self) tokens of other stories."""
+    V, T = len(circuit.vocabulary), windows.shape[1]
+    own, other = Score(V), Score(V)
+    hidden = [t for t in range(T) if t not in set(inverter.shown)]
+    for batch in windows.split(max(1, BATCH // T)):
+        logits = inverter(shown.select(circuit.of_tokens(batch)))
+        for score, positions in ((own, inverter.shown), (other, hidden)):
+            if positions:
+                score.add(logits[:, positions].flatten(0, 1), batch[:, positions].flatten())
+    return own, other

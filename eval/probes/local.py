@@ -1,0 +1,150 @@
+"""Local geometry and basins of checkpoints, as tasks that give rows."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+from eval.checkpoints import Checkpoint
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.probes.basin import basin, descend
+from eval.probes.geometry import geometry
+from eval.prompts import Prompt
+from eval.results import Results, Row, row_key
+
+
+@dataclass(frozen=True)
+class Local:
+    """A task: a layer with k hidden tokens, on prompts of one length.
+
+    Attributes:
+        radii: distances that Adam starts from; none for no basins.
+        steps: of Adam.
+        seed: of the directions.
+    """
+
+    checkpoint: Checkpoint
+    layer: int
+    hidden: int
+    prompts: tuple[Prompt, ...]
+    radii: tuple[float, ...]
+    steps: int
+    seed: int
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in tokens sent through a block."""
+        T = len(self.prompts[0].tokens)
+        outputs = (T - self.hidden) * self.checkpoint.config.d_model
+        return len(self.prompts) * T * self.layer * (outputs + self.steps * len(self.radii))
+
+    def keys(self) -> list[str]:
+        """The rows' keys: a prompt's geometry, then its basins."""
+        return [key for prompt in self.prompts for key in self._keys(prompt)]
+
+    def run(self) -> list[Row]:
+        """For every prompt one row of kind geometry, and one of kind basin for each radius."""
+        model = self.checkpoint.model
+        tokens = torch.tensor(
+            [p.tokens for p in self.prompts], device=model.embedding.weight.device
+        )
+        circuit = Circuit(model, self.layer)
+        rows: list[Row] = []
+        for prompt, ids in zip(self.prompts, tokens, strict=True):
+            started = time.perf_counter()
+            figures = asdict(geometry(circuit, ids, self.hidden))
+            seconds = round(time.perf_counter() - started, 4)
+            about = self._about(self._keys(prompt)[0], "geometry", prompt)
+            rows.append({**about, **figures, "seconds": seconds})
+        started = time.perf_counter()
+        solve = descend(
+            circuit, circuit.of_tokens(tokens)[:, self.hidden :], self.hidden, self.steps
+        )
+        ends = basin(solve, circuit, tokens, list(self.radii), self.seed)
+        each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
+        for i, end in enumerate(ends):
+            for prompt, right in zip(self.prompts, end.right.float().cpu(), strict=True):
+                about = self._about(self._keys(prompt)[1 + i], "basin", prompt)
+                rows.append(
+                    {
+                        **about,
+                        "method": "adam",
+                        "settings": {"steps": self.steps},
+                        "seed": self.seed,
+                        "radius": end.radius,
+                        "exact": bool(right.all()),
+                        "self": float(right[self.hidden :].mean()),
+                        "nonself": float(right[: self.hidden].mean()),
+                        "seconds": round(each, 4),
+                    }
+                )
+        return rows
+
+    def _about(self, key: str, kind: str, prompt: Prompt) -> Row:
+        return {
+            "key": key,
+            "kind": kind,
+            "checkpoint": self.checkpoint.provenance,
+            "site": {"layer": self.layer, "part": "block"},
+            "length": len(prompt.tokens),
+            "hidden": self.hidden,
+            "prompts": prompt.kind,
+            "prompt": prompt.index,
+            "truth": list(prompt.tokens),
+        }
+
+    def _keys(self, prompt: Prompt) -> list[str]:
+        provenance = self.checkpoint.provenance
+        about = [provenance[f] for f in ("name", "step", "weights_sha256")]
+        about += [self.layer, self.hidden, prompt.tokens]
+        basins = [row_key(*about, "basin", r, self.steps, self.seed) for r in self.radii]
+        return [row_key(*about, "geometry"), *basins]
+
+
+def plan_local(
+    checkpoint: Checkpoint,
+    layers: tuple[int, ...],
+    hidden: list[int],
+    prompts: list[Prompt],
+    radii: list[float],
+    steps: int,
+    seed: int,
+    done: set[str],
+) -> list[Local]:
+    """The work that a checkpoint makes, less what is done already.
+
+    Raises:
+        RequestError: a prompt too long, or as many hidden tokens as it has.
+    """
+    length = len(prompts[0].tokens)
+    if length > checkpoint.config.context:
+        raise RequestError(
+            f"--length {length}: the context of {checkpoint.path} is "
+            f"{checkpoint.config.context}; give a shorter one"
+        )
+    for k in hidden:
+        if not 1 <= k < length:
+            raise RequestError(
+                f"--hidden {k}: a prompt of {length} tokens can hide 1 to {length - 1}"
+            )
+    for layer in layers:
+        if layer == 0:
+            raise RequestError(
+                "--layers 0: an embedding shows nothing of other positions; give 1 or more"
+            )
+    tasks = [
+        Local(checkpoint, layer, k, tuple(prompts), tuple(radii), steps, seed)
+        for layer in layers
+        for k in hidden
+    ]
+    return [task for task in tasks if not set(task.keys()) <= done]
+
+
+def run_local(tasks: Iterable[Local], results: Results) -> Iterator[list[Row]]:
+    """Runs tasks one after the other, each one's rows saved before the next begins."""
+    for task in tasks:
+        rows = task.run()
+        results.append(rows)
+        yield rows
