@@ -9,7 +9,7 @@ import pytest
 from eval.__main__ import main
 from eval.errors import RequestError
 from eval.inversion.layout import lay_out, number_text, share_text, to_csv, to_markdown
-from eval.inversion.summary import PLACE, is_false_accept, summarise
+from eval.inversion.summary import PLACE, is_false_accept, summarise, summarise_verdicts
 from eval.results import Results
 from eval.statistics import clustered, no_failures, wilson
 from tests.report_cases import make_row, make_rows
@@ -164,11 +164,39 @@ def test_false_accepts():
     assert is_false_accept(wrong(2, collisions=told))
     assert not is_false_accept(wrong(1, at_floor=False))
     assert not is_false_accept(wrong(None, exact=True))
+    assert not is_false_accept(wrong(1, control="shuffled"))
     # the outputs at the first positions do not depend on the later tokens
     assert not is_false_accept(wrong(4, slice="[:, :3, :]"))
     assert is_false_accept(wrong(1, slice="[:, 2:3, :]"))
     record = only(summarise([wrong(1), wrong(None, exact=True, key="b")]))
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
+
+
+def test_verdicts_are_summed_up_beside_the_methods():
+    rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
+    records = summarise_verdicts(rows)
+    assert [(r["hidden"], r["methods"], r["prompts"]) for r in records] == [
+        (0, 3, 12), (1, 3, 12), (3, 3, 12),
+    ]  # fmt: skip
+    record = records[-1]
+    tried = [r for r in rows if r["hidden"] == 3 and r["method"] in ("descent", "adam")]
+    found = {(r["prompt"], t) for r in tried for t in range(3) if r["rank"][t] == 0}
+    assert record["nonself_gradient"] == pytest.approx(len(found) / 36)
+    assert record["nonself_search"] == pytest.approx(1 - len(found) / 36)
+    assert record["nonself_search_low"] < record["nonself_search"] < 1
+    assert (record["nonself_not_found"], record["nonself_not_found_high"]) == (
+        0,
+        pytest.approx(3 / 12),
+    )
+    assert records[0]["nonself_gradient"] is None
+    assert not {"method", "settings"} & record.keys()
+    text = to_markdown(records)
+    assert "| non-self: search % |" in text
+    assert "settings" not in text
+
+
+def test_verdicts_need_both_families():
+    assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
 
 
 def test_csv_holds_every_figure_in_full():
@@ -209,12 +237,26 @@ def test_command_prints_and_writes(tmp_path, capsys):
     arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
     assert main([*arguments, "--markdown", str(files[1])]) == 0
     printed = capsys.readouterr().out
-    assert "whole prompt %" in printed
+    assert "whole prompt" in printed
     assert "part: block" in printed
     assert "alternating" in printed
+    assert "Verdicts across methods" in printed
+    assert printed.endswith(
+        "False accepts: 0 of 36 answers at the floor (576 tokens), at most 8.33 % of them.\n"
+    )
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
     assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
     assert "model: flat" in files[1].read_text()
+    assert "Verdicts across methods. model: flat" in files[1].read_text()
+
+
+def test_command_counts_false_accepts(tmp_path, capsys):
+    results = Results(tmp_path)
+    results.append([wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)])
+    assert main(["summary", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("False accepts: 1 of 2 answers at the floor (12 tokens).\n")
+    assert "Verdicts" not in out
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):

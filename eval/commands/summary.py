@@ -1,15 +1,17 @@
 """A table of results directories: accuracy with 95 % intervals, proof, margins and cost."""
 
 import argparse
+from textwrap import fill
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from eval.files import write_text
-from eval.inversion.layout import lay_out, to_csv, to_markdown
-from eval.inversion.summary import Record, summarise
+from eval.inversion.layout import lay_out, number_text, to_csv, to_markdown
+from eval.inversion.summary import Record, summarise, summarise_verdicts
 from eval.results import read_rows
+from eval.statistics import no_failures
 
 PIPE_WIDTH = 200  # characters of a line where no terminal says how wide it is
 
@@ -18,16 +20,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="a results directory")
     parser.add_argument("--csv", metavar="FILE", help="write every figure in full")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables as Markdown")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the table, and writes the files asked for."""
-    records = summarise(read_rows(options.results))
-    for path, text in ((options.csv, to_csv), (options.markdown, to_markdown)):
-        if path:
-            write_text(path, text(records))
+    """Prints the tables, and writes the files asked for."""
+    rows = read_rows(options.results)
+    records, verdicts = summarise(rows), summarise_verdicts(rows)
+    if options.csv:
+        write_text(options.csv, to_csv(records))
+    if options.markdown:
+        write_text(options.markdown, _markdown(records, verdicts))
     _print(records)
+    if verdicts:
+        print("\nVerdicts across methods")
+        _print(verdicts)
+    print(f"\n{_accepts(records)}")
+
+
+def _markdown(records: list[Record], verdicts: list[Record]) -> str:
+    text = to_markdown(records)
+    if verdicts:
+        text += f"\nVerdicts across methods. {to_markdown(verdicts)}"
+    return f"{text}\n{_accepts(records)}\n"
+
+
+def _accepts(records: list[Record]) -> str:
+    """Whether any answer that was accepted is wrong, controls and noisy targets aside."""
+    clean = [record for record in records if not (record["control"] or record["noise"])]
+    wrong, answers, tokens = (
+        sum(record[field] for record in clean)
+        for field in ("false_accepts", "at_floor", "tokens_accepted")
+    )
+    text = f"False accepts: {wrong:,} of {answers:,} answers at the floor ({tokens:,} tokens)"
+    if wrong or not answers:
+        return f"{text}."
+    return f"{text}, at most {number_text(100 * (1 - no_failures(answers).low))} % of them."
 
 
 def _print(records: list[Record]) -> None:
@@ -35,7 +63,7 @@ def _print(records: list[Record]) -> None:
     table = Table(box=box.SIMPLE, header_style="bold", collapse_padding=True, pad_edge=False)
     for heading, numeric in zip(layout.headings, layout.numeric, strict=True):
         justify = "right" if numeric else "left"
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=not numeric)
+        table.add_column(fill(heading, 12), justify=justify, overflow="fold", no_wrap=True)
     for cells in layout.lines:
         table.add_row(*cells)
     console = Console(markup=False, highlight=False)

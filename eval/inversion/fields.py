@@ -7,7 +7,6 @@ mean the same by a model, a site or a family of methods.
 import os
 import re
 from collections.abc import Hashable, Iterable
-from pathlib import Path
 from typing import Any
 
 from eval.errors import RequestError
@@ -96,7 +95,7 @@ def labels(rows: Iterable[Row]) -> dict[tuple[Hashable, ...], str]:
 
 def folder(row: Row) -> str:
     """The directory that holds a row's model directory."""
-    return str(Path(os.path.normpath(row["checkpoint"]["path"])).parent)
+    return os.path.dirname(os.path.normpath(row["checkpoint"]["path"]))
 
 
 def _common(names: set[str]) -> str | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from eval.inversion.summary import Record
+from eval.inversion.summary import SHORT, Record
 
 NONE = "–"
 BRIEF = (
@@ -35,19 +35,25 @@ def lay_out(records: list[Record], brief: bool = False) -> Layout:
     """Records as cells; a column that says the same everywhere, or nothing, is not drawn.
 
     Args:
-        records: of `summarise`.
+        records: of `summarise`, or of `summarise_verdicts`.
         brief: only the figures that a line of a terminal has room for.
     """
-    places = {heading: [text(record) for record in records] for heading, text in _PLACES.items()}
+    of_methods = "method" in records[0]
+    places = {
+        heading: [text(record) for record in records]
+        for heading, text in (_PLACES | (_METHODS if of_methods else {})).items()
+    }
     constant = {h: cells[0] for h, cells in places.items() if len(set(cells)) == 1}
-    settings = set(zip(places["method"], places["settings"], strict=True))
-    if len(settings) == len(set(places["method"])):
-        constant.pop("settings", None)
-        constant |= {f"settings of {method}": text for method, text in sorted(settings)}
-        del places["settings"]
+    if of_methods:
+        settings = set(zip(places["method"], places["settings"], strict=True))
+        if len(settings) == len(set(places["method"])):
+            constant.pop("settings", None)
+            constant |= {f"settings of {method}": text for method, text in sorted(settings)}
+            del places["settings"]
     drawn = {h: cells for h, cells in places.items() if h not in constant}
-    chosen = BRIEF if brief else tuple(_FIGURES)
-    numbers = {h: [_FIGURES[h](record) for record in records] for h in chosen}
+    figures = _FIGURES if of_methods else _VERDICTS
+    chosen = [h for h in figures if h in BRIEF or not (brief and of_methods)]
+    numbers = {h: [figures[h](record) for record in records] for h in chosen}
     numbers = {h: cells for h, cells in numbers.items() if set(cells) != {NONE}}
     columns = [*drawn.values(), *numbers.values()]
     return Layout(
@@ -151,6 +157,8 @@ _PLACES: dict[str, Callable[[Record], str]] = {
     "noise": lambda record: number_text(record["noise"]) if record["noise"] else "",
     "control": _plain("control"),
     "padded": _flag("padded"),
+}
+_METHODS: dict[str, Callable[[Record], str]] = {
     "method": _plain("method"),
     "settings": _plain("settings"),
 }
@@ -168,11 +176,22 @@ _FIGURES: dict[str, Callable[[Record], str]] = {
     "residual/floor": _number("residual_floors"),
     "margin bits": _number("margin_bits"),
     "at floor": _number("at_floor"),
+    "enumerated": _number("enumerated"),
     "false accepts": _number("false_accepts"),
     "evaluations": _number("evaluations"),
     "seconds": _number("seconds"),
     "steps to solve": _number("steps_to_solve"),
     "rows": _number("rows"),
+    "prompts": _number("prompts"),
+    "models": _number("models"),
+}
+_VERDICTS: dict[str, Callable[[Record], str]] = {
+    **{
+        f"{words}: {name.replace('_', ' ')} %": _with_interval(f"{kind}_{name}")
+        for kind, words in (("self", "self"), ("nonself", "non-self"))
+        for name in SHORT.values()
+    },
+    "methods": _number("methods"),
     "prompts": _number("prompts"),
     "models": _number("models"),
 }

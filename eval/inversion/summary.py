@@ -21,6 +21,7 @@ from eval.inversion.fields import (
     weights,
 )
 from eval.inversion.metrics import margin_bits, set_recall
+from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, join, shares
 from eval.results import Row
 from eval.statistics import Interval, exact_share, share
 
@@ -32,6 +33,12 @@ PLACE = (
     "method", "family", "settings",
 )  # fmt: skip
 """The fields that say what a record is about; the others are figures."""
+OF_METHOD = ("method", "family", "settings")
+"""Those of them that say how it was asked."""
+SHORT = {GRADIENT: "gradient", SEARCH: "search", AMBIGUOUS: "ambiguous", NOT_FOUND: "not_found"}
+"""Names of the verdicts in fields."""
+SHUFFLED = "shuffled"
+"""The control whose target belongs to another prompt."""
 
 
 def summarise(rows: list[Row]) -> list[Record]:
@@ -54,6 +61,36 @@ def summarise(rows: list[Row]) -> list[Record]:
     return sorted(records, key=lambda record: _reading_order(record, models))
 
 
+def summarise_verdicts(rows: list[Row]) -> list[Record]:
+    """Verdicts across methods, one line per question, where both families of methods were tried.
+
+    A record's fields are `PLACE` without those of a method, and for `self` and `nonself` tokens
+    the share of each verdict with its interval: `nonself_gradient`, `_search`, `_ambiguous`,
+    `_not_found`, each with `_low` and `_high`.
+    """
+    rows = list({row["key"]: row for row in rows}.values())
+    names = labels(rows)
+    groups: dict[tuple[Hashable, ...], list[Joined]] = {}
+    for joined in join(rows):
+        if joined.decisive:
+            groups.setdefault(_question(joined.rows[0]), []).append(joined)
+    records = []
+    for own in groups.values():
+        place = _place(own[0].rows[0], names)
+        record = {field: place[field] for field in PLACE if field not in OF_METHOD}
+        for kind in ("self", "nonself"):
+            record |= _verdicts(kind, own)
+        asked = [joined.rows[0] for joined in own]
+        record |= {
+            "methods": len({row["method"] for joined in own for row in joined.rows}),
+            "prompts": len({prompt(row) for row in asked}),
+            "models": len({weights(row) for row in asked}),
+        }
+        records.append(record)
+    models = list(names.values())
+    return sorted(records, key=lambda record: _reading_order(record, models))
+
+
 def figures(rows: list[Row]) -> Record:
     """The figures of rows of one cell.
 
@@ -68,9 +105,10 @@ def figures(rows: list[Row]) -> Record:
       `failed_wrong` (counts).
     - `residual_floors`: median of residual over floor; `margin_bits`: the smallest margin, as
       log2 of margin over floor, of searches that arrived.
-    - `at_floor`: rows whose answer explains the evidence to within rounding; `false_accepts`: those
-      of them that are wrong at a position that the evidence depends on, and do not name the truth
-      as one of several that fit; `tokens_accepted`: tokens of rows at the floor.
+    - `at_floor`: rows whose answer explains the evidence to within rounding; `enumerated`: rows
+      that tried every input there is; `false_accepts`: rows at the floor that are wrong at a
+      position that the evidence depends on, and do not name the truth as one of several that fit;
+      `tokens_accepted`: tokens of rows at the floor.
     - `evaluations`, `seconds`, `steps_to_solve`: medians; `rows`, `prompts`, `models`: counts.
     """
     prompts, models = [prompt(row) for row in rows], [weights(row) for row in rows]
@@ -99,6 +137,7 @@ def figures(rows: list[Row]) -> Record:
             ),
             "margin_bits": _over(min, margins),
             "at_floor": len(accepted),
+            "enumerated": sum(row.get("certificate") == "enumerated" for row in rows),
             "false_accepts": sum(is_false_accept(row) for row in accepted),
             "tokens_accepted": sum(row["length"] for row in accepted),
             "evaluations": median(row["evaluations"] for row in rows),
@@ -114,9 +153,10 @@ def figures(rows: list[Row]) -> Record:
 def is_false_accept(row: Row) -> bool:
     """Whether a row proves a wrong answer: at the floor, wrong, and no collision to tell of it.
 
-    Positions after the last one shown leave no trace in what is shown, so they are not counted.
+    Positions after the last one shown leave no trace in what is shown, so they are not counted; nor
+    is a target that belongs to another prompt, of which the truth is no explanation.
     """
-    if not row["at_floor"] or row["exact"]:
+    if not row["at_floor"] or row["exact"] or row.get("control") == SHUFFLED:
         return False
     last = max(set(range(row["length"])) - hidden_positions(row), default=-1)
     told = {collision["position"] for collision in row["collisions"]}
@@ -134,6 +174,19 @@ def _tokens(kind: str, rows: list[Row]) -> Record:
     top5 = sum(row[kind]["top5"] * row[kind]["count"] for row in scored) / sum(counts)
     rank = median(row[kind]["median_rank"] for row in scored)
     return dict(zip((kind + n for n in names), (*interval, sum(counts), top5, rank), strict=True))
+
+
+def _verdicts(kind: str, own: list[Joined]) -> Record:
+    found = shares(own, hidden=kind == "nonself")
+    record: Record = {}
+    for verdict, name in SHORT.items():
+        field = f"{kind}_{name}"
+        record |= (
+            _interval(field, found[verdict])
+            if found
+            else dict.fromkeys((field, f"{field}_low", f"{field}_high"))
+        )
+    return record
 
 
 def _interval(name: str, interval: Interval) -> Record:
@@ -161,6 +214,10 @@ def _over(pool: Callable[[list[float]], float], values: Iterable[float | None]) 
 
 
 def _cell(row: Row) -> tuple[Hashable, ...]:
+    return (*_question(row), row["method"], _settings(row))
+
+
+def _question(row: Row) -> tuple[Hashable, ...]:
     return (
         architecture(row),
         row["checkpoint"]["step"],
@@ -172,8 +229,6 @@ def _cell(row: Row) -> tuple[Hashable, ...]:
         row["hidden"],
         row["prompts"],
         tuple(variation(row).items()),
-        row["method"],
-        _settings(row),
     )
 
 
@@ -208,5 +263,5 @@ def _settings(row: Row) -> str:
 def _reading_order(record: Record, models: list[str]) -> tuple[Any, ...]:
     plain = not (record["control"] or record["noise"] or record["without"] or record["padded"])
     place = ("prompt_kind", "without", "control", "noise", "padded", "step", "part", "layer")
-    what = ("hidden", "slice", "observed", "family", "method", "settings")
+    what = ("hidden", "slice", "observed", *(f for f in OF_METHOD if f in record))
     return (not plain, models.index(record["model"]), *(record[f] for f in (*place, *what)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from eval.inversion.fields import family, hidden_positions, layers, part, prompt, variation, weights
 from eval.results import Row
+from eval.statistics import Interval, share
 
 GRADIENT = "recovered by gradient"
 SEARCH = "recovered only by search"
@@ -38,6 +39,11 @@ class Joined:
         """Which families of methods were asked."""
         return {family(row) for row in self.rows}
 
+    @property
+    def decisive(self) -> bool:
+        """Whether both gradients and search were tried, so that each verdict was possible."""
+        return {"gradient", "search"} <= self.families
+
     def count(self, hidden: bool) -> Counter[str]:
         """Verdicts of the hidden positions, or of the shown ones."""
         return Counter(v for t, v in enumerate(self.verdicts) if (t in self.hidden) == hidden)
@@ -57,6 +63,20 @@ def join(rows: Iterable[Row]) -> list[Joined]:
                hidden_positions(own[0]))
         for own in questions.values()
     ]  # fmt: skip
+
+
+def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
+    """The share of each verdict among hidden or among shown tokens; None if there are none.
+
+    With 95 % intervals clustered on prompts and training seeds.
+    """
+    counts = [j.count(hidden) for j in joined]
+    totals = [count.total() for count in counts]
+    if not sum(totals):
+        return None
+    prompts = [prompt(j.rows[0]) for j in joined]
+    models = [weights(j.rows[0]) for j in joined]
+    return {v: share([count[v] for count in counts], totals, prompts, models) for v in VERDICTS}
 
 
 def question(row: Row) -> tuple[Hashable, ...]:

@@ -4,11 +4,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from eval.inversion.fields import prompt, weights
-from eval.inversion.verdicts import VERDICTS, Joined, question
+from eval.inversion.verdicts import Joined, question, shares
 from eval.report.evidence import AFTER, BEFORE, Score, Task, group
 from eval.report.tables import Record
-from eval.statistics import Interval, share
+from eval.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,14 @@ def outcomes(
     found = []
     for line in lines:
         place: dict[str, Any] = {k: line[k] for k in ("model", "task", "prompts", "part", "layer")}
-        shares, tokens = {}, {}
+        found_shares, tokens = {}, {}
         for phase in (BEFORE, AFTER):
             own = {question(s.row): s for s in cells.get((*place.values(), phase), [])}
-            tried = [joined[q] for q in own if {"gradient", "search"} <= joined[q].families]
-            if tried:
-                shares[phase] = _shares(tried, line["task"].nonself)
+            tried = [joined[q] for q in own if joined[q].decisive]
+            found_share = shares(tried, line["task"].nonself)
+            if found_share:
+                found_shares[phase] = found_share
                 tokens[phase] = sum(j.count(line["task"].nonself).total() for j in tried)
-        if shares:
-            found.append(Outcome(**place, shares=shares, tokens=tokens))
+        if found_shares:
+            found.append(Outcome(**place, shares=found_shares, tokens=tokens))
     return found
-
-
-def _shares(tried: list[Joined], hidden: bool) -> dict[str, Interval]:
-    counts = [j.count(hidden) for j in tried]
-    totals = [count.total() for count in counts]
-    prompts = [prompt(j.rows[0]) for j in tried]
-    models = [weights(j.rows[0]) for j in tried]
-    return {
-        verdict: share([count[verdict] for count in counts], totals, prompts, models)
-        for verdict in VERDICTS
-    }

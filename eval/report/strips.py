@@ -133,7 +133,7 @@ def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
         ]
         strips += [_strip(phase, names[r["method"]], r) for r in rows]
         joined = verdicts.get(question(rows[0])) if rows else None
-        if joined and {"gradient", "search"} <= joined.families:
+        if joined and joined.decisive:
             strips.append(_verdict_strip(phase, joined))
     truth = [visible(token) for token in row["truth_text"]]
     return Sheet(

@@ -79,29 +79,26 @@ def every_cell(placed: list[Score]) -> list[Record]:
 def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[Record]]]:
     """Every method at the sites of a table's lines, one line per method, by model.
 
-    Each has `method`, the `asked` lines, and `cells`: records by `(phase, number of the line)`.
+    Each has `method`, its `family`, the `asked` lines, and `cells`: records by
+    `(phase, number of the line)`.
     """
+    keys = ("model", "task", "prompts", "part", "layer")
+    sites = group(placed, lambda s: tuple(getattr(s, key) for key in keys))
     found = []
     for model, asked in group(lines, lambda line: line["model"]).items():
         cells: dict[str, dict[tuple[str, int], Record]] = {}
+        families = {}
         for i, line in enumerate(asked):
-            keys = ("model", "task", "prompts", "part", "layer")
-            here = [s for s in placed if all(getattr(s, k) == line[k] for k in keys)]
+            here = [s for s in sites[tuple(line[k] for k in keys)] if s.phase in (BEFORE, AFTER)]
             for (phase, name), own in group(here, lambda s: (s.phase, s.method)).items():
-                if phase in (BEFORE, AFTER):
-                    cells.setdefault(name, {})[phase, i] = _record(own)
-        families = {s.method: family(s.row) for s in placed}
+                cells.setdefault(name, {})[phase, i] = _record(own)
+                families[name] = family(own[0].row)
+        own_lines = [
+            {"method": name, "family": families[name], "asked": asked, "cells": cells[name]}
+            for name in column_order(set(cells))
+        ]
         order = {"gradient": 0, "search": 2}
-        names = sorted(column_order(set(cells)), key=lambda n: order.get(families[n], 1))
-        found.append(
-            (
-                model,
-                [
-                    {"method": n, "family": families[n], "asked": asked, "cells": cells[n]}
-                    for n in names
-                ],
-            )
-        )
+        found.append((model, sorted(own_lines, key=lambda line: order.get(line["family"], 1))))
     return found
 
 
