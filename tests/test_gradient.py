@@ -103,18 +103,19 @@ def test_sequential_descent_sees_one_output_at_a_time(small_model: Make) -> None
     x = torch.randn(4, 32, generator=chance(1)[0])[None]
     target = model.hidden(model.embed(truth), 2)
     for t in range(1, 4):
-
-        def read(own: Tensor, t: int = t) -> Tensor:
-            return torch.cat([x[:, :t], own], dim=1)
-
-        def shown(outputs: Tensor, t: int = t) -> Tensor:
-            return outputs[:, t : t + 1]
-
-        own = plain_descent(model, target[:, t : t + 1], x[:, t : t + 1], read, shown, steps, rate)
-        x = torch.cat([x[:, :t], own, x[:, t + 1 :]], dim=1)
-    assert torch.allclose(
-        answer.scores, (x @ torch.linalg.pinv(model.embedding.weight))[0], atol=1e-4
-    )
+        before = x[:, :t]
+        own = plain_descent(
+            model,
+            target[:, t : t + 1],
+            x[:, t : t + 1],
+            lambda own, before=before: torch.cat([before, own], dim=1),
+            lambda outputs, t=t: outputs[:, t : t + 1],
+            steps,
+            rate,
+        )
+        x = torch.cat([before, own, x[:, t + 1 :]], dim=1)
+    decoded = (x @ torch.linalg.pinv(model.embedding.weight))[0]
+    assert torch.allclose(answer.scores, decoded, atol=1e-4)
 
 
 def mixed_batch(model: LanguageModel) -> tuple[list[Problem], Tensor]:

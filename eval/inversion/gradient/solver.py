@@ -27,6 +27,8 @@ class Solver(ABC):
         chance: the source of each row's chance.
     """
 
+    spent = 0  # tokens that each row sent through the circuit before its first step
+
     def __init__(self, batch: Batch, chance: Chance) -> None:
         self.batch, self.chance = batch, chance
 
@@ -62,7 +64,7 @@ def drive(solver: Solver, steps: int, check: int) -> list[Answer]:
     """
     T = solver.batch.length
     rows = list(range(solver.batch.size))  # the numbers, in the whole batch, of those at work
-    evaluations, seconds = [0] * len(rows), [0.0] * len(rows)
+    evaluations, seconds = [solver.spent] * len(rows), [0.0] * len(rows)
     answers: dict[int, Answer] = {}
     for step in range(1, steps + 1):
         started = time.perf_counter()
