@@ -201,3 +201,25 @@ def test_the_table_of_every_number_ends_somewhere(monkeypatch):
     html = render_page(make_rows(count=1))
     assert "the first 10 of" in Page(html).words
     assert "python -m eval summary --csv FILE" in Page(html).words
+
+
+def test_noise_and_channels_are_curves_and_count_in_nothing_else():
+    rows = make_rows(models=("flat",), layers=(4,), hidden=(0,), count=2)
+    plain_rows = list(rows)
+    for row in plain_rows:
+        for noise in (0.01, 0.1, 1.0):
+            rows.append(row | {"key": f"{row['key']} {noise}", "noise": noise})
+        for channels in (8, 64):
+            shown = f"[:, 0:, :{channels}]"
+            rows.append(row | {"key": f"{row['key']} {shown}", "slice": shown})
+    assert summary_table(rows) == summary_table(plain_rows)
+    html = render_page(rows)
+    words = Page(html).words
+    assert "How much noise it stands" in words
+    assert "How much of a vector is needed" in words
+    for place in ("noise 0.01, after training: 100 %", "channels shown 64, before training: 100 %"):
+        assert f"exact search, {place}" in html
+    assert ">128</text>" in html  # all channels, at the right
+    assert "channels :8" in words
+    few = [row for row in rows if row.get("noise", 0) in (0, 1.0)]
+    assert "How much noise it stands" not in Page(render_page(few)).words

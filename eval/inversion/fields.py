@@ -7,6 +7,8 @@ mean the same by a model, a site or a family of methods.
 import os
 import re
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from eval.errors import RequestError
@@ -54,14 +56,32 @@ def part(row: Row) -> str:
 
 
 def variation(row: Row) -> dict[str, Any]:
-    """In what a row departs from the plain question: ablations, noise, control, padding."""
+    """In what a row departs from the plain question: channels, ablations, noise, control, padding.
+
+    Empty when in nothing. `channels` is the range of those that are shown.
+    """
     fields = {
+        "channels": _read(row["slice"])[1],
         "without": ", ".join(row["site"].get("without") or ()),
         "noise": row.get("noise") or 0.0,
         "control": row.get("control"),
         "padded": bool(row.get("padded")),
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def positions(row: Row) -> str:
+    """The row's slice, all channels taken as shown."""
+    return _read(row["slice"])[0]
+
+
+def channel_count(row: Row) -> int | None:
+    """How many channels are shown, where they are the first ones; None for others."""
+    try:
+        shown = Slice.parse(row["slice"])
+    except RequestError:
+        return None
+    return None if shown.low else shown.channels(row["checkpoint"]["d_model"])
 
 
 def hidden_positions(row: Row) -> set[int]:
@@ -96,6 +116,19 @@ def labels(rows: Iterable[Row]) -> dict[tuple[Hashable, ...], str]:
 def folder(row: Row) -> str:
     """The directory that holds a row's model directory."""
     return os.path.dirname(os.path.normpath(row["checkpoint"]["path"]))
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> tuple[str, str]:
+    """A slice's positions, as a slice, and its channels, "" for all of them."""
+    try:
+        shown = Slice.parse(text)
+    except RequestError:
+        return text, ""
+    if (shown.low, shown.high) == (0, None):
+        return text, ""
+    bounds = f"{shown.low or ''}:{'' if shown.high is None else shown.high}"
+    return str(replace(shown, low=0, high=None)), bounds
 
 
 def _common(names: set[str]) -> str | None:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from eval.errors import RequestError
-from eval.inversion.fields import architecture, family, folder, labels, layers, part, variation
+from eval.inversion.fields import (
+    architecture,
+    family,
+    folder,
+    labels,
+    layers,
+    part,
+    positions,
+    variation,
+)
 from eval.results import Row
 
 T = TypeVar("T")
@@ -92,7 +101,7 @@ def scores(rows: list[Row]) -> list[Score]:
                     step=row["checkpoint"]["step"],
                     layer=max(layers(row)),
                     part=part(row),
-                    task=Task(kind == "nonself", row["hidden"], row["slice"]),
+                    task=Task(kind == "nonself", row["hidden"], positions(row)),
                     prompts=row["prompts"],
                     column="exact" if family(row) == "search" else row["method"],
                     count=found["count"],

@@ -1,15 +1,15 @@
 """What the panels show: recovery by layer and by training step, and margins above the floor."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from eval.report.evidence import BEFORE, BEST, Score, Task, deepest, group
-from eval.report.measure import measure
+from eval.inversion.fields import channel_count
+from eval.report.evidence import AFTER, BEFORE, BEST, Score, Task, deepest, group
 from eval.report.svg import Bar, Line, Point, bars, curves
-from eval.report.tables import Record, layer_records, questions
+from eval.report.tables import Record, layer_records, questions, record
 from eval.report.wording import (
     column_order,
     method,
@@ -62,10 +62,8 @@ def recovery_by_step(placed: list[Score]) -> list[Panel]:
         for asked in group(own, lambda s: s.prompts).values():
             for task in questions(asked):
                 here = deepest([s for s in asked if s.task == task])
-                for cell in group(here, lambda s: (s.column, s.step)).values():
-                    s = cell[0]
-                    place = {"model": s.model, "task": task, "prompts": s.prompts, "part": s.part}
-                    records.append(place | {"column": s.column, "step": s.step} | measure(cell))
+                cells = group(here, lambda s: (s.column, s.step)).values()
+                records += [record(cell) for cell in cells]
     columns = column_order({r["column"] for r in records})
     panels = []
     for model, title, cells in _panels(records):
@@ -75,6 +73,26 @@ def recovery_by_step(placed: list[Score]) -> list[Panel]:
             lines.append(_line(column, columns, False, points))
         panels.append(Panel(model, title, curves(lines, "training step", f"{model}: {title}")))
     return panels
+
+
+def recovery_by_noise(placed: list[Score]) -> list[Panel]:
+    """Top-1 against the noise on the vectors, none of it at the left, where that was varied."""
+
+    def noise(s: Score) -> float | None:
+        departs = dict(s.variation)
+        return departs.get("noise", 0.0) if departs.keys() <= {"noise"} else None
+
+    return _recovery_against(noise, "noise", placed)
+
+
+def recovery_by_channels(placed: list[Score]) -> list[Panel]:
+    """Top-1 against the number of channels shown, from the first one on, where that was varied."""
+
+    def channels(s: Score) -> float | None:
+        departs = dict(s.variation)
+        return channel_count(s.row) if departs.keys() <= {"channels"} else None
+
+    return _recovery_against(channels, "channels shown", placed)
 
 
 def margins(placed: list[Score]) -> list[Panel]:
@@ -90,6 +108,38 @@ def margins(placed: list[Score]) -> list[Panel]:
         drawn = [_margin(r) for r in cells]
         svg = bars(drawn, powers, COLOURS["exact"], f"{model}: {title}")
         panels.append(Panel(model, title, svg))
+    return panels
+
+
+def _recovery_against(
+    value: Callable[[Score], float | None], axis: str, placed: list[Score]
+) -> list[Panel]:
+    """Panels over a value that scores may have, evenly spaced whatever the values; see above."""
+    records = []
+    known = [s for s in placed if s.phase in (BEFORE, AFTER) and value(s) is not None]
+    tasks = {
+        key: questions(own) for key, own in group(known, lambda s: (s.model, s.prompts)).items()
+    }
+    for asked in group(known, lambda s: (s.model, s.task, s.prompts)).values():
+        lines = group(asked, lambda s: (s.part, s.layer, s.phase, s.column)).values()
+        varied = [s for own in lines if len({value(s) for s in own}) > 2 for s in own]
+        if not varied or asked[0].task not in tasks[asked[0].model, asked[0].prompts]:
+            continue
+        for cell in group(deepest(varied), lambda s: (s.phase, s.column, value(s))).values():
+            records.append(record(cell) | {"x": value(cell[0])})
+    columns = column_order({r["column"] for r in records})
+    panels = []
+    for model, title, cells in _panels(records):
+        xs = sorted({r["x"] for r in cells})
+        ticks = {float(i): number(x) for i, x in enumerate(xs)}
+        lines = []
+        for (phase, column), own in group(cells, lambda r: (r["phase"], r["column"])).items():
+            points = [
+                _point(xs.index(r["x"]), r, f"{axis} {number(r['x'])}, {phase} training")
+                for r in own
+            ]
+            lines.append(_line(column, columns, phase == BEFORE, points))
+        panels.append(Panel(model, title, curves(lines, axis, f"{model}: {title}", ticks)))
     return panels
 
 

@@ -50,13 +50,22 @@ class Bar:
     title: str
 
 
-def curves(lines: list[Line], x_name: str, label: str) -> Markup:
-    """Lines over an axis of 0 to 100 %, each named once at its right end."""
+def curves(
+    lines: list[Line], x_name: str, label: str, ticks: dict[float, str] | None = None
+) -> Markup:
+    """Lines over an axis of 0 to 100 %, each named once at its right end.
+
+    Args:
+        lines: at least one.
+        x_name: what the x axis is.
+        label: what the drawing shows, for those who cannot see it.
+        ticks: how values of x are written, if not as themselves.
+    """
     xs = sorted({p.x for line in lines for p in line.points})
     x = _scale(xs[0], xs[-1], LEFT + 14, NAMED - 14)
     y = _scale(0, 1, BOTTOM - 8, TOP + 8)
     parts = [_grid(y(s), NAMED, f"{100 * s:.0f}{' %' if s == 1 else ''}") for s in (0, 0.5, 1)]
-    parts += [_x_axis(xs, x, x_name, NAMED)]
+    parts += [_x_axis(xs, x, x_name, NAMED, ticks)]
     ends: dict[str, tuple[float, int]] = {}
     lines = sorted(lines, key=lambda line: (line.colour, not line.hollow))
     for i, line in enumerate(lines):
@@ -126,13 +135,20 @@ def _grid(y: float, right: float, tick: str) -> Markup:
     return line + _svg('<text class="tick" x="{}" y="{}">{}</text>', LEFT - 6, y + 4, tick)
 
 
-def _x_axis(xs: list[float], scale: Scale, name: str, right: float) -> Markup:
+def _x_axis(
+    xs: list[float],
+    scale: Scale,
+    name: str,
+    right: float,
+    ticks: dict[float, str] | None = None,
+) -> Markup:
     """The numbers below the plot, as many as there is room for, and what they are."""
     parts, last = [], -math.inf
     for x in xs:
-        if scale(x) - last >= 7 * len(f"{x:,}"):
+        tick = ticks[x] if ticks else f"{x:,}"
+        if scale(x) - last >= 7 * len(tick):
             last = scale(x)
-            parts += [_svg('<text class="tick mid" x="{}" y="{}">{:,}</text>', last, TICKS, x)]
+            parts += [_svg('<text class="tick mid" x="{}" y="{}">{}</text>', last, TICKS, tick)]
     middle = (LEFT + right) / 2
     parts += [_svg('<text class="axis" x="{}" y="{}">{}</text>', middle, NAMES, name)]
     return Markup().join(parts)

@@ -73,7 +73,7 @@ def every_cell(placed: list[Score]) -> list[Record]:
         order = (models.index(model), step, part, layer, prompt_order(prompts), task)
         return (*order, str(departs), names.index(name))
 
-    return [_record(cells[key]) | {"method": key[-1]} for key in sorted(cells, key=place)]
+    return [record(cells[key]) | {"method": key[-1]} for key in sorted(cells, key=place)]
 
 
 def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[Record]]]:
@@ -91,7 +91,7 @@ def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[
         for i, line in enumerate(asked):
             here = [s for s in sites[tuple(line[k] for k in keys)] if s.phase in (BEFORE, AFTER)]
             for (phase, name), own in group(here, lambda s: (s.phase, s.method)).items():
-                cells.setdefault(name, {})[phase, i] = _record(own)
+                cells.setdefault(name, {})[phase, i] = record(own)
                 families[name] = family(own[0].row)
         own_lines = [
             {"method": name, "family": families[name], "asked": asked, "cells": cells[name]}
@@ -125,7 +125,7 @@ def varied(placed: list[Score]) -> list[Record]:
     lines = group(kept, lambda s: tuple(getattr(s, key) for key in keys))
     return [
         dict(zip(keys, key, strict=True))
-        | {"cells": {n: _record(own) for n, own in group(lines[key], lambda s: s.method).items()}}
+        | {"cells": {n: record(own) for n, own in group(lines[key], lambda s: s.method).items()}}
         for key in sorted(lines, key=place)
     ]
 
@@ -215,10 +215,11 @@ def _records(placed: list[Score]) -> list[Record]:
     cells = group(
         placed, lambda s: (s.model, s.part, s.layer, s.task, s.prompts, s.phase, s.column)
     )
-    return [_record(cell) for cell in cells.values()]
+    return [record(cell) for cell in cells.values()]
 
 
-def _record(cell: list[Score]) -> Record:
+def record(cell: list[Score]) -> Record:
+    """The record of scores of equal place."""
     s = cell[0]
     place = {
         "model": s.model,

@@ -71,7 +71,12 @@ def column_order(names: set[str]) -> list[str]:
 
 def variation_label(departs: Iterable[tuple[str, Any]]) -> str:
     """In what a question departs from the plain one: `noise 0.5, control: shuffled`."""
-    words = {"without": "without {}", "noise": "noise {:g}", "control": "control: {}"}
+    words = {
+        "channels": "channels {}",
+        "without": "without {}",
+        "noise": "noise {:g}",
+        "control": "control: {}",
+    }
     return ", ".join(words.get(name, name).format(value) for name, value in departs)
 
 
