@@ -80,13 +80,13 @@ def test_every_method_has_its_line():
     assert list(lines) == [
         "gradient descent (the published protocol)gradient",
         "Adam at the model's scalegradient",
-        "gcggradient",
-        "pezgradient",
+        "PEZgradient",
+        "GCGgradient",
         "beamsearch",
         "exact search, alternatingsearch",
     ]
     records = {r["column"]: r for r in summary_table(many()) if r["task"].nonself}
-    assert lines["pezgradient"][-1].split()[0] == percent(records["best"]["top1"])
+    assert lines["PEZgradient"][-1].split()[0] == percent(records["best"]["top1"])
     assert "Method by method" not in Page(render_page([make_row()])).words
 
 

@@ -34,6 +34,60 @@ METHODS = {
         "The same idea with a better optimiser, its start and step size scaled to the model's own "
         "embedding.",
     ),
+    "lbfgs": Method(
+        "L-BFGS",
+        "L-BFGS",
+        "lbfgs",
+        "Downhill on the vectors, with what earlier steps taught of the curvature, and a "
+        "search along each line.",
+    ),
+    "levenberg": Method(
+        "Levenberg-Marquardt",
+        "Levenberg",
+        "levenberg",
+        "Solves for the vectors as a least-squares problem, made linear anew at each step.",
+    ),
+    "pia": Method(
+        "PIA",
+        "PIA",
+        "pia",
+        "Vectors drawn towards tokens, then tokens picked left to right among those nearest "
+        "(after Qu et al., 2503.09022).",
+    ),
+    "pez": Method(
+        "PEZ",
+        "PEZ",
+        "pez",
+        "Vectors moved by the gradient at the tokens nearest to them (after Wen et al., "
+        "2302.03668).",
+    ),
+    "gumbel": Method(
+        "Gumbel-softmax",
+        "gumbel",
+        "gumbel",
+        "A distribution over tokens at each position, sampled so that gradients pass through.",
+    ),
+    "soda": Method(
+        "SODA",
+        "SODA",
+        "soda",
+        "A softmax over the vocabulary at each position that decays at each step, by an Adam "
+        "that forgets (after Skapars et al., 2507.01693).",
+    ),
+    "gcg": Method(
+        "GCG",
+        "GCG",
+        "gcg",
+        "The gradient shortlists tokens at every position; random ones of them are tried "
+        "(after Zou et al., 2307.15043).",
+    ),
+    "arca": Method(
+        "ARCA",
+        "ARCA",
+        "arca",
+        "Position by position, a gradient averaged over random tokens says which to try "
+        "(after Jones et al., 2303.04381).",
+    ),
     "best": Method("the best of the other gradient methods", "other gradient", "other grad.", ""),
     "exact": Method("exact search", "exact search", "exact", ""),
     "sweep": Method(
@@ -42,6 +96,13 @@ METHODS = {
         "exact",
         "Tries every token of the vocabulary at each position, left to right, and keeps the one "
         "whose output lies nearest. For positions that are shown.",
+    ),
+    "propose": Method(
+        "exact search, propose and verify",
+        "exact search",
+        "exact",
+        "Guesses the whole prompt and checks it in one pass, which proves every position up to the "
+        "first that misses; there it searches. For positions that are shown.",
     ),
     "alternating": Method(
         "exact search, alternating",
@@ -52,7 +113,10 @@ METHODS = {
         "is given.",
     ),
 }
-FIRST, LAST = ("descent", "adam", "best"), ("exact", "sweep", "alternating")
+FIRST = (
+    "descent", "adam", "best", "lbfgs", "levenberg", "pia", "pez", "gumbel", "soda", "gcg", "arca",
+)  # fmt: skip
+LAST = ("exact", "propose", "sweep", "alternating")
 """The order of the methods; any others stand between."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
