@@ -77,6 +77,8 @@ def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
     values = torch.linalg.svdvals(J)[:dimensions]
     smallest = float(values[-1]) if len(values) == dimensions else 0.0
     largest, squares = float(values[0]), values.square()
+    if not largest:
+        return Geometry(J.shape[1], removed.shape[1], 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
     share = values[values > 0] / values.sum()
     return Geometry(
         inputs=J.shape[1],

@@ -1,0 +1,376 @@
+"""Probes against their textbook restatements, on data whose answer is known, and as commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.__main__ import main
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.slices import Slice
+from eval.probes.inverter import Decoding, fit_inverter, score_inverter
+from eval.probes.linear import (
+    KINDS,
+    Place,
+    Score,
+    Training,
+    calibrated,
+    fit_linear,
+    score_linear,
+    score_unigram,
+)
+from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, gaussian_given, ridge
+from eval.probes.proposer import fit_proposer, replace_evenly
+from eval.probes.windows import story_windows
+from eval.results import read_rows
+from tokenizer import open_corpus, pack, train_tokenizer
+from tokenizer.pack import Layout
+
+Make = Callable[..., LanguageModel]
+V, D = 12, 5
+
+
+@pytest.fixture
+def examples() -> tuple[Tensor, Tensor, Tensor]:
+    """Features `(N, D)` about a mean for each token, tokens `(N,)`, embeddings `(V, E)`."""
+    tokens = torch.randint(V - 1, (300,))  # the last one is never seen
+    means = torch.randn(V, D)
+    return means[tokens] + 0.5 * torch.randn(300, D), tokens, torch.randn(V, 4)
+
+
+def moments(x: Tensor, y: Tensor) -> Moments:
+    sums = Moments(V, x.shape[1])
+    for part in range(3):  # in any number of batches
+        sums.add(x[part::3], y[part::3])
+    return sums
+
+
+def differences(scores: Tensor | np.ndarray) -> np.ndarray:
+    """What decides: scores less the mean of their row."""
+    found = np.asarray(scores, dtype=np.float64)
+    return found - found.mean(axis=1, keepdims=True)
+
+
+def test_ridge_is_least_squares(examples: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, y, embedding = examples
+    X, E = x.double().numpy(), embedding.double().numpy()
+    Y, N = E[y], len(y)
+    load = np.sqrt(RIDGE * X.var(axis=0).mean() * N) * np.eye(D)
+    A = np.concatenate([X - X.mean(0), load])
+    B = np.concatenate([Y - Y.mean(0), np.zeros((D, E.shape[1]))])
+    solution = np.linalg.lstsq(A, B, rcond=None)[0]
+    wanted = ((X - X.mean(0)) @ solution + Y.mean(0)) @ (E / np.linalg.norm(E, axis=1)[:, None]).T
+    assert np.allclose(ridge(moments(x, y), embedding)(x), wanted, atol=1e-4)
+
+
+def test_gaussian_is_the_discriminant_of_its_means(
+    examples: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Against distances in the metric of the covariance within tokens, example by example."""
+    x, y, embedding = examples
+    X, E, labels = x.double().numpy(), embedding.double().numpy(), y.numpy()
+    count = np.bincount(labels, minlength=V)[:, None]
+    middle = E[labels].mean(0)
+    apart = E[labels] - middle
+    spread = apart.T @ apart / len(X)
+    spread += RIDGE * np.diag(spread).mean() * np.eye(4)
+    guess = X.mean(0) + (E - middle) @ np.linalg.solve(spread, apart.T @ (X - X.mean(0)) / len(X))
+    total = np.stack([X[labels == v].sum(0) for v in range(V)])
+    means = (total + PRIOR * guess) / (count + PRIOR)
+    within = X - means[labels]
+    metric = np.linalg.inv(within.T @ within / len(X))
+    gaps = X[:, None] - means[None]
+    wanted = -0.5 * np.einsum("nvi,ij,nvj->nv", gaps, metric, gaps)
+    found = gaussian(moments(x, y), embedding)(x)
+    assert np.allclose(differences(found), differences(wanted), rtol=1e-3, atol=1e-3)
+    assert (found.argmax(1) == y).float().mean() > 0.6
+
+
+def test_what_the_context_tells_is_subtracted() -> None:
+    """The first features are the token's plus a map of the others, far larger than the token's."""
+    y, context = torch.randint(V, (600,)), 10 * torch.randn(600, D)
+    embedding, told = torch.randn(V, D), torch.eye(D).flip(0)
+    x = embedding[y] + context @ told + 0.01 * torch.randn(600, D)
+    joint = torch.cat([x, context], dim=1)
+    given = gaussian_given(moments(joint, y), embedding, D)(joint)
+    alone = gaussian(moments(x, y), embedding)(x)
+    assert (given.argmax(1) == y).all()
+    assert (alone.argmax(1) == y).float().mean() < 0.5
+
+
+def test_a_factor_makes_probabilities(examples: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, y, embedding = examples
+    sums = moments(x, y)
+    classify, log_share = gaussian(sums, embedding), sums.log_share().float()
+
+    def loss(factor: float) -> float:
+        return float(F.cross_entropy(factor * classify(x) + log_share, y))
+
+    found = float(F.cross_entropy(calibrated(classify, log_share, x, y)(x), y))
+    assert found == pytest.approx(min(map(loss, np.geomspace(1e-2, 1e2, 2000))), abs=1e-4)
+
+
+def test_scores_are_accuracy_and_cross_entropy() -> None:
+    logits, y = torch.randn(50, V), torch.randint(V, (50,))
+    score = Score(V)
+    score.add(logits[:20], y[:20])
+    score.add(logits[20:], y[20:])
+    found = score.record()
+    top = logits.topk(5, dim=1).indices == y[:, None]
+    nats = float(F.cross_entropy(logits, y))
+    assert found["count"] == 50
+    assert found["top1"] == pytest.approx(float(top[:, 0].float().mean()))
+    assert found["top5"] == pytest.approx(float(top.any(1).float().mean()))
+    assert found["nats"] == pytest.approx(nats, rel=1e-5)
+    assert found["information"] == pytest.approx(1 - nats / np.log(V), rel=1e-5)
+
+
+def test_unigram_knows_the_frequencies_alone() -> None:
+    train, valid = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 1, 0, 0]])
+    share = (np.array([3, 1, 0]) + 0.5) / 5.5
+    found = score_unigram(train, valid, 3).record()
+    assert found["nats"] == pytest.approx(-np.mean(np.log(share[[0, 1, 0, 0]])))
+    assert found["top1"] == 0.75
+
+
+def random_windows(count: int, length: int = 16, vocabulary: int = 400, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (count, length), generator=generator)
+
+
+def test_the_embedding_tells_its_own_token_and_no_other(small_model: Make) -> None:
+    """Tokens drawn independently: at layer 0 nothing is to be found at other offsets."""
+    circuit = Circuit(small_model(), (0, 2))
+    train, valid = random_windows(400), random_windows(20, seed=4)
+    scores = score_linear(circuit, valid, fit_linear(circuit, train, [-1, 0, 1], Training(steps=0)))
+    for kind in KINDS[:2]:
+        for layer in (0, 2):
+            own = scores[Place(layer, 0), kind].record()
+            assert own["top1"] == 1.0
+            assert own["information"] > 0.99
+            assert own["count"] == 20 * 16
+        for offset in (-1, 1):
+            other = scores[Place(0, offset), kind].record()
+            assert other["count"] == 20 * 15
+            assert abs(other["information"]) < 0.05
+
+
+def test_an_offset_is_the_token_so_far_away(small_model: Make) -> None:
+    """Each token is its neighbour's successor: the embedding of one tells all of them."""
+    circuit = Circuit(small_model(), 0)
+
+    def count(windows: Tensor) -> Tensor:
+        return (windows[:, :1] + torch.arange(16)) % 400
+
+    train, valid = count(random_windows(400)), count(random_windows(20, seed=4))
+    probes = fit_linear(circuit, train, [-3, 0, 2], Training(steps=0))
+    for (place, kind), score in score_linear(circuit, valid, probes).items():
+        if kind == "gaussian":
+            assert score.record()["top1"] == 1.0, place
+
+
+def test_softmax_goes_on_from_the_gaussian_probe(small_model: Make) -> None:
+    circuit, train = Circuit(small_model(), 2), random_windows(200)
+
+    def fit(steps: int) -> dict:
+        return fit_linear(circuit, train, [-1], Training(steps=steps, rate=1e-2))
+
+    def nats(probes: dict, kind: str) -> float:
+        return score_linear(circuit, train, probes)[Place(2, -1), kind].record()["nats"]
+
+    probes = fit(60)
+    assert nats(probes, "softmax") < nats(probes, "gaussian") - 0.1
+    assert nats(probes, "gaussian") == pytest.approx(nats(fit(1), "softmax"), abs=0.05)
+    assert fit(60)[Place(2, -1), "softmax"].weight.equal(probes[Place(2, -1), "softmax"].weight)
+
+
+def test_outputs_that_are_not_numbers_are_named(small_model: Make) -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.blocks[1].norm_token.weight[0] = torch.nan  # pyright: ignore
+    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
+        fit_linear(Circuit(model, (1, 2)), random_windows(10), [0], Training(steps=0))
+
+
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "attention+flat"])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_proposals_are_nearly_all_right(small_model: Make, mixer: str, layer: int) -> None:
+    circuit = Circuit(small_model(mixers=(mixer,)), layer)
+    propose = fit_proposer(circuit, random_windows(400))
+    truth = random_windows(20, seed=4)
+    outputs = circuit.of_tokens(truth)
+    right = propose(outputs).argmax(dim=-1) == truth
+    assert right[:, 0].all()  # a first output depends on its token alone
+    assert right.float().mean() > 0.98
+    hidden = propose(outputs[:, 3:], start=3)
+    assert hidden.shape == (20, 13, 400)
+    assert (hidden.argmax(dim=-1) == truth[:, 3:]).float().mean() > 0.97
+
+
+def test_tokens_are_replaced_evenly() -> None:
+    stories = torch.zeros(100, 20, dtype=torch.long)
+    replaced = replace_evenly(stories, 50, 0.5, torch.Generator().manual_seed(0))
+    count = torch.bincount(replaced.flatten(), minlength=50)[1:]
+    assert count.max() - count.min() <= 1
+    assert 800 < count.sum() < 1200
+    assert replace_evenly(stories, 50, 0.0, torch.Generator()).equal(stories)
+
+
+def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model: Make) -> None:
+    """Each prompt's first token is its second one again, and only the others are shown."""
+    circuit, shown = Circuit(small_model(), 0), Slice(1)
+    train, valid = random_windows(1000, 4, 20), random_windows(50, 4, 20, seed=4)
+    train[:, 0], valid[:, 0] = train[:, 1], valid[:, 1]
+
+    def scores(steps: int) -> tuple[dict, dict]:
+        decoding = Decoding(blocks=1, width=40, steps=steps, windows=64, rate=1e-2)
+        inverter = fit_inverter(circuit, shown, train, decoding)
+        own, other = score_inverter(circuit, shown, valid, inverter)
+        return own.record(), other.record()
+
+    own, other = scores(0)
+    assert own["top1"] == 1.0
+    assert own["count"] == 150
+    assert other["top1"] < 0.3
+    trained = scores(150)
+    assert trained[0]["top1"] > 0.98
+    assert trained[1]["top1"] > 0.9
+    assert trained == scores(150)
+
+
+def test_inverter_reads_the_channels_of_its_slice(small_model: Make) -> None:
+    circuit = Circuit(small_model(), 1)
+    train, valid = random_windows(100), random_windows(10, seed=4)
+    found = []
+    for shown in (Slice(), Slice(high=4)):
+        inverter = fit_inverter(circuit, shown, train, Decoding(steps=0, width=6, heads=4))
+        found.append(score_inverter(circuit, shown, valid, inverter)[0].record()["information"])
+    assert found[0] > found[1] + 0.2
+
+
+def test_packed_stories_and_the_stories_themselves_are_the_same(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=400)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    packed, rows = str(tmp_path / "packed"), str(tmp_path / "rows")
+    pack("toy:60", tmp_path / "tokenizer.json", packed)
+    for split in ("train", "valid"):
+        plain = story_windows("toy:60", split, tokenizer, 10, 12)
+        assert plain.shape == (10, 12)
+        assert story_windows(packed, split, tokenizer, 10, 12).equal(plain)
+    other = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390)
+    with pytest.raises(RequestError, match="packed with another tokenizer than the model's"):
+        story_windows(packed, "train", other, 10, 12)
+    pack("toy:60", tmp_path / "tokenizer.json", rows, Layout("rows", context=32))
+    with pytest.raises(RequestError, match="its layout is 'rows', with padding"):
+        story_windows(rows, "train", tokenizer, 10, 12)
+
+
+def test_one_file_is_divided(tmp_path: Path, small_tokenizer) -> None:
+    file = tmp_path / "stories.txt"
+    names = [f"{i:03d}" for i in range(400)]
+    file.write_text("<|endoftext|>".join(f"Number {name} went to the park." for name in names))
+
+    def read(split: str, count: int) -> set[str]:
+        windows = story_windows(str(file), split, small_tokenizer, count, 16)
+        text = small_tokenizer.decode(windows.flatten().tolist(), skip_special_tokens=False)
+        return {name for name in names if f"Number {name} went" in text}
+
+    train, valid = read("train", 100), read("valid", 4)
+    assert train
+    assert valid
+    assert not train & valid
+
+
+# The command.
+
+Directory = Callable[..., Path]
+QUICK = ["--corpus", "toy:60", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
+QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
+
+
+def probe(*words: object) -> int:
+    return main(["probe", *map(str, (*words, *QUICK))])
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    assert said[0].startswith("error: ")
+    return said[0]
+
+
+def test_probe_writes_rows_once(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after, out = model_directory(), model_directory(step=5), tmp_path / "out"
+    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2, "--inverter"]
+    assert probe(*words) == 0
+    printed = capsys.readouterr().out
+    assert "gaussian" in printed
+    assert "[:, 3:, :]" in printed
+    rows = read_rows([out])
+    linear = [row for row in rows if "offset" in row]
+    trained = [row for row in rows if row["method"] == "inverter"]
+    # checkpoints x layers x (offsets x kinds; slices)
+    assert len(linear) == 2 * 2 * 2 * 3
+    assert len(trained) == 2 * 2 * 2
+    assert {row["kind"] for row in rows} == {"probe"}
+    for row in linear:
+        assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
+        assert row["count"] == 10 * (16 + min(0, row["offset"]))
+    for row in trained:
+        assert row["self"]["count"] == 10 * (16 - row["hidden"])
+        assert (row["nonself"] or {"count": 0})["count"] == 10 * row["hidden"]
+    content = (out / "rows.jsonl").read_text()
+    assert probe(*words) == 0
+    assert "every row is there already" in capsys.readouterr().err
+    assert (out / "rows.jsonl").read_text() == content
+    assert probe(*words, "--layers", 0, 1) == 0  # what is new is added
+    assert len(read_rows([out])) == len(rows) + 2 * (2 * 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", 3], "--layers 3: .* has layers 0 (the embedding) to 2"),
+        (["--offsets", 16], "--offsets 16: windows have 16 tokens; give an offset within them"),
+        (["--slices", "[:, 1:, :]"], "--slices: only a trained inverter is shown slices"),
+        (["--inverter", "--slices", "[:, 16:, :]"], "shows nothing of a prompt of 16 tokens"),
+        (["--inverter", "--slices", "[:, :, 40:]"], "of a site's 32 channels"),
+        (["--inverter", "--slices", "some"], "slice 'some' cannot be read"),
+        (["--length", 40], "--length 40: the context of .* is 32; give a shorter one"),
+        (["--train-tokens", 20], "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
+        (["--train-tokens", 10**7], "10,000,000 are asked for; ask for fewer"),
+        (["--corpus", "none"], "none: no such file or directory"),
+        (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
+    ],
+)
+def test_wrong_requests_get_one_line(
+    model_directory: Directory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list,
+    message: str,
+) -> None:
+    out = tmp_path / "out"
+    assert main(["probe", *map(str, (model_directory(), "--out", out, *QUICK, *words))]) == 2
+    line = complaint(capsys)
+    for part in message.split(" .* "):
+        assert part in line
+    assert not (out / "rows.jsonl").exists() or not (out / "rows.jsonl").read_text()
+
+
+@pytest.mark.parametrize("flag", ["--rate", "--steps", "--blocks"])
+def test_numbers_out_of_range_are_refused(
+    model_directory: Directory, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["probe", str(model_directory()), "--out", "x", flag, "-1"])
+    assert ended.value.code == 2
+    assert flag in capsys.readouterr().err
