@@ -80,7 +80,7 @@ def test_figures_are_logged_by_training_step(tracked):
         assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(own)
     name = "invert/layer4/[:, 3:, :]/alternating/nonself"
     assert [row[name] for row in rows] == [1.0, 1.0, 1.0]
-    assert rows[0]["invert/layer2/[:, 0:, :]/sweep/exact_low"] == 0
+    assert rows[0]["invert/layer2/[:, 0:, :]/sweep/exact"] == 1
 
 
 def test_the_training_step_is_the_axis(tracked):

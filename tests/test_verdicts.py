@@ -47,7 +47,7 @@ def test_ambiguous_stands_above_a_lucky_find():
         {"prompts": "random"},
         {"slice": "[:, :2, :]"},
         {"noise": 0.1},
-        {"control": "shuffled"},
+        {"control": "identity"},
         {"padded": True},
         {"site": {"layer": 3, "part": "block"}},
         {"site": {"layer": 4, "part": "mixer"}},
@@ -70,6 +70,10 @@ def test_what_older_rows_do_not_say_is_the_plain_case():
     told["site"] = {"layer": 4, "part": "block", "without": []}
     assert len(join([plain, told])) == 1
     assert variation(plain) == variation(told) == {}
+
+
+def test_a_control_with_nothing_to_find_has_no_verdict():
+    assert join([row("descent", [1, 2, 3, 4], control="shuffled")]) == []
 
 
 def test_methods_have_families():

@@ -19,6 +19,8 @@ FAMILIES = {"descent": "gradient", "adam": "gradient", "sweep": "search", "alter
 """Of methods whose rows do not name their family."""
 ARCHITECTURE = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
 """Fields of a row's checkpoint; where all are equal, models are seeds of one another."""
+SHUFFLED = "shuffled"
+"""The control whose target belongs to another prompt, so that its truth explains nothing."""
 
 _SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+$")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from eval.errors import RequestError
 from eval.inversion.fields import (
+    SHUFFLED,
     architecture,
     family,
     hidden_positions,
@@ -37,8 +38,6 @@ OF_METHOD = ("method", "family", "settings")
 """Those of them that say how it was asked."""
 SHORT = {GRADIENT: "gradient", SEARCH: "search", AMBIGUOUS: "ambiguous", NOT_FOUND: "not_found"}
 """Names of the verdicts in fields."""
-SHUFFLED = "shuffled"
-"""The control whose target belongs to another prompt."""
 
 
 def summarise(rows: list[Row]) -> list[Record]:

@@ -9,7 +9,16 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from eval.inversion.fields import family, hidden_positions, layers, part, prompt, variation, weights
+from eval.inversion.fields import (
+    SHUFFLED,
+    family,
+    hidden_positions,
+    layers,
+    part,
+    prompt,
+    variation,
+    weights,
+)
 from eval.results import Row
 from eval.statistics import Interval, share
 
@@ -52,11 +61,12 @@ class Joined:
 def join(rows: Iterable[Row]) -> list[Joined]:
     """Joins rows over methods and seeds, in the order of first appearance.
 
-    Rows of neither gradient methods nor searches (probes, say) give no verdict and are left out.
+    Rows of neither gradient methods nor searches (probes, say) give no verdict and are left out,
+    and so are those of a control that has nothing to find.
     """
     questions: dict[Hashable, list[Row]] = {}
     for row in rows:
-        if family(row) in ("gradient", "search"):
+        if family(row) in ("gradient", "search") and row.get("control") != SHUFFLED:
             questions.setdefault(question(row), []).append(row)
     return [
         Joined(own, [_verdict(own, t) for t in range(len(own[0]["truth"]))],

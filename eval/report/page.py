@@ -15,7 +15,8 @@ from eval.results import Row
 TITLE = "What is left of a prompt inside a language model"
 OPEN = 2  # prompts drawn unfolded; the rest open on a click
 COLLISIONS = 60  # lines of that table
-LINES = 500  # of the table of every number, which the summary command prints in full
+LINES = 300  # of the table of every number, which the summary command prints in full
+VARIED = 120  # of the table of variations
 FOLD = 40  # lines beyond which a table of variations opens on a click
 
 T = TypeVar("T", figures.Panel, outcomes.Outcome)
@@ -56,6 +57,7 @@ def render_page(rows: list[Row], title: str | None = None) -> str:
         by_method=tables.by_method(lines, main) if BEST in columns else [],
         varied=varied,
         varied_methods=wording.column_order({name for line in varied for name in line["cells"]}),
+        varied_lines=VARIED,
         fold=FOLD,
         every_cell=tables.every_cell(every),
         lines=LINES,
