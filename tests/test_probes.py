@@ -213,6 +213,12 @@ def test_proposals_are_nearly_all_right(small_model: Make, mixer: str, layer: in
     assert (hidden.argmax(dim=-1) == truth[:, 3:]).float().mean() > 0.97
 
 
+def test_proposals_need_a_causal_circuit(small_model: Make) -> None:
+    circuit = Circuit(small_model(mixers=("attention",)), 2, without=frozenset({"mask"}))
+    with pytest.raises(RequestError, match="--without mask: every output depends on every token"):
+        fit_proposer(circuit, random_windows(10))
+
+
 def test_tokens_are_replaced_evenly() -> None:
     stories = torch.zeros(100, 20, dtype=torch.long)
     replaced = replace_evenly(stories, 50, 0.5, torch.Generator().manual_seed(0))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
+from eval.errors import RequestError
 from eval.probes.moments import Classifier, Moments, gaussian, gaussian_given
 
 REPLACED = 0.3  # of the positions
@@ -48,10 +49,15 @@ def fit_proposer(circuit: Circuit, tokens: Tensor, seed: int = 0) -> Proposer:
     """Fits in one pass over some text; 100,000 tokens are plenty at V = 4096.
 
     Args:
-        circuit: any site.
+        circuit: any causal site.
         tokens: text like the prompts, in windows `(N, T)` that start as prompts do; T >= 2.
         seed: of the replaced tokens.
+
+    Raises:
+        RequestError: not causal, so that a first output is not its token's alone.
     """
+    if not circuit.causal:
+        raise RequestError("--without mask: every output depends on every token; keep the mask")
     embedding, device = circuit.vocabulary, circuit.vocabulary.device
     V, F = len(embedding), circuit.width
     replaced = replace_evenly(tokens, V, REPLACED, torch.Generator().manual_seed(seed))
