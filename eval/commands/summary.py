@@ -1,4 +1,4 @@
-"""A table of results directories: accuracy with 95 % intervals, proof, margins and cost."""
+"""A table of results directories: accuracy with its intervals, proof, margins and cost."""
 
 import argparse
 from textwrap import fill
