@@ -26,6 +26,7 @@ examples:
   python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
+  python -m eval summary results/flat --csv flat.csv
   python -m eval report results/flat --out flat.html
 """
 

@@ -10,6 +10,7 @@ from eval.__main__ import main
 from eval.errors import RequestError
 from eval.inversion.layout import lay_out, number_text, share_text, to_csv, to_markdown
 from eval.inversion.summary import PLACE, is_false_accept, summarise, summarise_verdicts
+from eval.report import render_page
 from eval.results import Results
 from eval.statistics import clustered, no_failures, wilson
 from tests.report_cases import make_row, make_rows
@@ -118,6 +119,16 @@ def test_different_questions_are_different_lines(changes):
 
 def test_equal_keys_count_once():
     assert only(summarise([make_row(), make_row()]))["rows"] == 1
+
+
+def test_rows_of_other_questions_are_left_out():
+    probe = {"schema": 1, "key": "probe", "checkpoint": make_row()["checkpoint"], "loss": 1.0}
+    assert summarise([probe, make_row()]) == summarise([make_row()])
+    assert summarise_verdicts([probe]) == []
+    with pytest.raises(RequestError, match="no rows"):
+        summarise([probe])
+    with pytest.raises(RequestError, match="no rows"):
+        render_page([probe])
 
 
 def test_criterion_against_exact():

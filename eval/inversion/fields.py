@@ -25,6 +25,11 @@ SHUFFLED = "shuffled"
 _SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+$")
 
 
+def recoveries(rows: Iterable[Row]) -> list[Row]:
+    """The rows that recover a prompt, as a directory may hold others; of equal keys the last."""
+    return [row for row in {row["key"]: row for row in rows}.values() if "found" in row]
+
+
 def family(row: Row) -> str:
     """`gradient`, `search` or another family of methods; `other` if nothing says."""
     return row.get("family") or FAMILIES.get(row["method"], "other")

@@ -18,6 +18,7 @@ from eval.inversion.fields import (
     layers,
     part,
     prompt,
+    recoveries,
     variation,
     weights,
 )
@@ -48,9 +49,9 @@ def summarise(rows: list[Row]) -> list[Record]:
     Raises:
         RequestError: there are no rows.
     """
+    rows = recoveries(rows)
     if not rows:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
-    rows = list({row["key"]: row for row in rows}.values())  # of equal keys the last counts
     names = labels(rows)
     groups: dict[tuple[Hashable, ...], list[Row]] = {}
     for row in rows:
@@ -67,7 +68,7 @@ def summarise_verdicts(rows: list[Row]) -> list[Record]:
     the share of each verdict with its interval: `nonself_gradient`, `_search`, `_ambiguous`,
     `_not_found`, each with `_low` and `_high`.
     """
-    rows = list({row["key"]: row for row in rows}.values())
+    rows = recoveries(rows)
     names = labels(rows)
     groups: dict[tuple[Hashable, ...], list[Joined]] = {}
     for joined in join(rows):

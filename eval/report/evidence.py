@@ -19,6 +19,7 @@ from eval.inversion.fields import (
     layers,
     part,
     positions,
+    recoveries,
     variation,
 )
 from eval.results import Row
@@ -83,9 +84,9 @@ def scores(rows: list[Row]) -> list[Score]:
     Raises:
         RequestError: there are no rows, or none with a score.
     """
+    rows = recoveries(rows)
     if not rows:
         raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
-    rows = list({row["key"]: row for row in rows}.values())
     names = labels(rows)
     last = _last_steps(rows)
     placed = []
