@@ -329,7 +329,7 @@ def test_probe_writes_rows_once(
     assert {row["kind"] for row in rows} == {"probe"}
     for row in linear:
         assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
-        assert row["count"] == 10 * (16 + min(0, row["offset"]))
+        assert row["count"] == row["unigram"]["count"] == 10 * (16 + min(0, row["offset"]))
     for row in trained:
         assert row["self"]["count"] == 10 * (16 - row["hidden"])
         assert (row["nonself"] or {"count": 0})["count"] == 10 * row["hidden"]

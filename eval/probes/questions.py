@@ -91,7 +91,10 @@ class Probes:
         circuit = Circuit(self.checkpoint.model, self.layers)
         probes = fit_linear(circuit, train, list(self.offsets), self.training)
         scores = score_linear(circuit, valid, probes)
-        nothing = score_unigram(train, valid, self.checkpoint.config.vocab_size)
+        T, V = self.stories.length, self.checkpoint.config.vocab_size
+        nothing = {
+            o: score_unigram(train, valid[:, max(0, o) : T + min(0, o)], V) for o in self.offsets
+        }
         seconds = (time.perf_counter() - started) / len(scores)
         return [
             {
@@ -102,7 +105,7 @@ class Probes:
                 "offset": place.offset,
                 "method": kind,
                 "settings": self._settings(kind),
-                **_figures(score, nothing),
+                **_figures(score, nothing[place.offset]),
                 "seconds": round(seconds, 4),
             }
             for (place, kind), score in scores.items()
