@@ -22,10 +22,10 @@ from eval.inversion.slices import Slice
 Make = Callable[..., LanguageModel]
 Solve = Callable[..., list[Answer]]
 METHODS: dict[Solve, dict[str, Any]] = {
-    levenberg: {"steps": 10},
+    levenberg: {"steps": 6},
     lbfgs: {"steps": 60},
     pez: {"steps": 200},
-    gumbel: {"steps": 200},
+    gumbel: {"steps": 200, "samples": 8, "warm": 1.0},
     soda: {"steps": 300},
     gcg: {"steps": 100, "width": 64},
     arca: {"sweeps": 4, "samples": 4, "top": 32},

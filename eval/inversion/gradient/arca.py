@@ -14,7 +14,7 @@ def arca(
     batch: Batch,
     chance: Chance,
     *,
-    sweeps: int = 10,
+    sweeps: int = 6,
     samples: int = 16,
     top: int = 128,
     objective: str = "relative",

@@ -13,7 +13,7 @@ def gcg(
     batch: Batch,
     chance: Chance,
     *,
-    steps: int = 250,
+    steps: int = 500,
     width: int = 128,
     top: int = 64,
     objective: str = "relative",

@@ -18,7 +18,7 @@ def lbfgs(
     batch: Batch,
     chance: Chance,
     *,
-    steps: int = 100,
+    steps: int = 200,
     history: int = 10,
     objective: str = "relative",
     decode: str = "euclid",

@@ -22,7 +22,7 @@ def pez(
     batch: Batch,
     chance: Chance,
     *,
-    steps: int = 500,
+    steps: int = 1000,
     rate: PerRow = 0.1,
     decay: float = 0.0,
     objective: str = "relative",

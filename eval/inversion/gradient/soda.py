@@ -9,8 +9,6 @@ from eval.inversion.gradient.solver import Chance, PerRow, drive, normal, per_ro
 from eval.inversion.gradient.variable import embeddings
 from eval.inversion.objective import objective as by_name
 
-RESTART = 0.1  # standard deviation of the variable when a row starts anew
-
 
 def soda(
     batch: Batch,
@@ -20,7 +18,7 @@ def soda(
     rate: PerRow = 0.065,
     keep: float = 0.9,
     temperature: float = 0.05,
-    start: float = 0.0,
+    spread: float = 0.1,
     forget: int = 50,
     restart: int = 1500,
     objective: str = "huber",
@@ -38,13 +36,14 @@ def soda(
         rate: of Adam on z, of all rows or of each.
         keep: what is left of z at every step.
         temperature: of the softmax.
-        start: standard deviation of the first z; zeros in the paper.
+        spread: standard deviation of z at the start, which is zeros in the paper, and each time it
+            starts anew.
         forget: the moments start anew after so many steps.
         restart: z starts anew after so many steps.
         objective: by its name.
         check: rows that are solved leave after every so many steps.
     """
-    solver = _Soda(batch, chance, rate, temperature, start, objective)
+    solver = _Soda(batch, chance, rate, temperature, spread, objective)
     solver.keeps, solver.forgets, solver.restarts = keep, forget, restart
     return drive(solver, steps, check)
 
@@ -61,18 +60,18 @@ class _Soda(AdamSolver):
         chance: Chance,
         rate: PerRow,
         temperature: float,
-        start: float,
+        spread: float,
         objective: str,
     ) -> None:
         super().__init__(batch, chance)
-        self.temperature, self.objective = temperature, by_name(objective)
-        self.z = start * self._noise()
+        self.temperature, self.spread, self.objective = temperature, spread, by_name(objective)
+        self.z = self._noise()
         self.rate = per_row(rate, self.z)
         self.forget(self.z)
 
     def step(self, i: int) -> int:
         if i and i % self.restarts == 0:
-            self.z = RESTART * self._noise()
+            self.z = self._noise()
         if i and i % self.forgets == 0:
             self.forget(self.z)
         _, gradient = with_gradient(self._losses, self.z)
@@ -89,4 +88,4 @@ class _Soda(AdamSolver):
 
     def _noise(self) -> Tensor:
         W = self.batch.circuit.vocabulary
-        return normal(self.chance, (self.batch.length, len(W)), W)
+        return self.spread * normal(self.chance, (self.batch.length, len(W)), W)
