@@ -7,6 +7,7 @@ Closed-form scores are turned into probabilities by one factor, fitted on window
 of the tokens' own frequencies: a probe that finds nothing is left with those.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,8 +77,8 @@ class Score:
     def record(self) -> dict[str, float]:
         """Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V."""
         figures = {name: total / self.count for name, total in self._sums.items()}
-        chance = torch.tensor(float(self.vocabulary)).log().item()
-        return {"count": self.count, **figures, "information": 1 - figures["nats"] / chance}
+        information = 1 - figures["nats"] / math.log(self.vocabulary)
+        return {"count": self.count, **figures, "information": information}
 
 
 FIGURES = ("top1", "top5", "nats")
