@@ -9,18 +9,41 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, ModelConfig, count_parameters, load_model
+from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
+
+PRETRAINED = "hf:"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model directory: the model in evaluation mode, its tokenizer, its provenance."""
+    """A loaded model: in evaluation mode, with its tokenizer and its provenance.
+
+    Attributes:
+        control: what was done to it, for a model to compare with; None for the model itself.
+        weights: a hash that stands for the weights, where no file does.
+    """
 
     model: LanguageModel
     config: ModelConfig
     tokenizer: Tokenizer
     meta: dict[str, Any]
     path: Path
+    control: str | None = None
+    weights: str | None = None
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Names the weights: the hash of their file, or of the tensors of a pretrained model."""
+        if self.weights:
+            return self.weights
+        file = self.path / "model.safetensors"
+        if "source" not in self.meta and file.is_file():
+            return _sha256(file)
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
@@ -30,14 +53,16 @@ class Checkpoint:
             "name": self.meta["name"],
             "path": str(self.path),
             "step": step,
-            "trained": step > 0,
+            "trained": step > 0 or "source" in self.meta,
             "mixers": list(self.config.mixers),
             "d_model": self.config.d_model,
             "n_layers": self.config.n_layers,
             "context": self.config.context,
             "parameters": count_parameters(self.model),
             "val_loss": self.meta.get("val_loss"),
-            "weights_sha256": _sha256(self.path / "model.safetensors"),
+            "init": self.config.init,
+            "embedding_std": self.config.embedding_std,
+            "weights_sha256": self.weights_sha256,
         }
 
     def pieces(self, tokens: list[int]) -> list[str]:
@@ -46,12 +71,21 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
-    """Loads a model directory for evaluation.
+    """Loads a model for evaluation.
+
+    Args:
+        path: a model directory, or `hf:` and the name or directory of a transformers model.
+        device: where to.
 
     Raises:
-        ModelError: the directory is missing or its files do not belong together.
+        ModelError: the directory is missing or its files do not belong together; a pretrained
+            model that cannot be had.
     """
-    loaded = load_model(path, device)
+    name = str(path)
+    pretrained = name.startswith(PRETRAINED)
+    loaded = (
+        load_pretrained(name[len(PRETRAINED) :], device) if pretrained else load_model(path, device)
+    )
     loaded.model.requires_grad_(False)
     return Checkpoint(
         model=loaded.model,

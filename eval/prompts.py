@@ -1,23 +1,36 @@
 """The inputs to be recovered: real stories, uniformly random tokens, or any text given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
 
 from eval.errors import RequestError
-from tokenizer import END_OF_TEXT, open_corpus
+from tokenizer import END_OF_TEXT, PAD, open_corpus
 
 SETS = ("story", "random")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sequence of tokens to be recovered, and where it comes from."""
+    """A sequence of tokens to be recovered, and where it comes from.
+
+    Attributes:
+        kind: the set it belongs to.
+        index: its number there.
+        tokens: with the pads.
+        pads: how many of them, at the end, are padding: shown, but no part of any figure.
+    """
 
     kind: str
     index: int
     tokens: tuple[int, ...]
+    pads: int = 0
+
+    @property
+    def real(self) -> int:
+        """How many tokens there are to be recovered."""
+        return len(self.tokens) - self.pads
 
 
 def story_prompts(corpus: str, tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
@@ -62,3 +75,42 @@ def text_prompts(texts: list[str], tokenizer: Tokenizer) -> list[Prompt]:
             raise RequestError(f"--text {text!r}: there is nothing to recover; give some text")
         found.append(Prompt("text", index, tuple(tokens)))
     return found
+
+
+def padded(prompts: list[Prompt], tokenizer: Tokenizer, length: int) -> list[Prompt]:
+    """Prompts filled up with pads at the end, where a causal model cannot let them matter.
+
+    Raises:
+        RequestError: a prompt longer than that, or a tokenizer without a pad.
+    """
+    pad = tokenizer.token_to_id(PAD)
+    if pad is None:
+        raise RequestError(f"--pad-to {length}: the tokenizer has no {PAD} token; leave it out")
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest > length:
+        raise RequestError(
+            f"--pad-to {length}: a prompt has {longest} tokens; give at least as many"
+        )
+    return [
+        replace(p, tokens=p.tokens + (pad,) * (length - p.real), pads=length - p.real)
+        for p in prompts
+    ]
+
+
+def background(corpus: str, tokenizer: Tokenizer, rows: int = 8, length: int = 32) -> torch.Tensor:
+    """Ordinary text that is never asked about, `(rows, length)`: from the training split.
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+        RequestError: it is too short.
+    """
+    tokens: list[int] = []
+    for split in ("train", "valid"):
+        for story in open_corpus(corpus, split):
+            tokens += tokenizer.encode(story, add_special_tokens=False).ids
+            if len(tokens) >= rows * length:
+                return torch.tensor(tokens[: rows * length]).view(rows, length)
+    raise RequestError(
+        f"--corpus {corpus}: {len(tokens)} tokens in all, {rows * length} are needed to see what "
+        "ordinary text does to a model"
+    )

@@ -31,14 +31,15 @@ class Results:
 
     Args:
         directory: made when missing, and written to once before anything is computed.
+        shard: number of this process, if several write; each has a file of its own then.
 
     Raises:
         RequestError: it is a file, or cannot be written.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, shard: int | None = None) -> None:
         self.directory = Path(directory)
-        self.path = self.directory / ROWS
+        self.path = self.directory / (ROWS if shard is None else f"rows.{shard}.jsonl")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab"):
@@ -48,11 +49,12 @@ class Results:
                 f"--out {directory}: cannot be written ({error.strerror}); give another directory"
             ) from None
         _cut_torn_line(self.path)
-        self.keys = {row["key"] for row in read_rows([self.directory])} if self._any() else set()
+        whole = self.directory / ROWS
+        self.keys = {row["key"] for row in read_rows([whole])} if whole.is_file() else set()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out."""
-        new = [row for row in rows if row["key"] not in self.keys]
+        new = list({row["key"]: row for row in rows if row["key"] not in self.keys}.values())
         lines = "".join(json.dumps({"schema": SCHEMA, **row}) + "\n" for row in new)
         start = self.path.stat().st_size
         try:
@@ -65,8 +67,12 @@ class Results:
             raise
         self.keys.update(row["key"] for row in new)
 
-    def _any(self) -> bool:
-        return self.path.stat().st_size > 0
+    def merge(self) -> None:
+        """Moves the rows of every shard's file into this one."""
+        for path in sorted(self.directory.glob("rows.*.jsonl")):
+            _cut_torn_line(path)
+            self.append(read_rows([path]))
+            path.unlink()
 
 
 def read_rows(places: Iterable[str | Path]) -> list[Row]:

@@ -2,18 +2,31 @@
 
 import argparse
 import sys
+from itertools import islice
+from typing import Any
 
+from eval import shards
+from eval.checkpoints import Checkpoint
+from eval.circuit import ABLATIONS, PARTS
 from eval.commands.options import add_corpus, add_models, natural, open_models, positive
 from eval.errors import RequestError
-from eval.inversion.methods import Method, methods
-from eval.inversion.run import Question, plan, run_all
-from eval.inversion.slices import Slice
+from eval.inversion.controls import derive
+from eval.inversion.methods import methods
+from eval.inversion.questions import Job, plan
+from eval.inversion.run import SHUFFLED, Runner
+from eval.inversion.suites import load_suite, read_suite
 from eval.progress import track
-from eval.prompts import SETS, random_prompts, story_prompts, text_prompts
+from eval.prompts import (
+    SETS,
+    Prompt,
+    background,
+    padded,
+    random_prompts,
+    story_prompts,
+    text_prompts,
+)
 from eval.report import terminal_table
 from eval.results import Results, read_rows
-
-DEFAULT_SLICES = ["[:, 0:, :]", "[:, 1:, :]", "[:, 3:, :]"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,75 +34,191 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_models(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="results directory")
     parser.add_argument(
-        "--layers", nargs="+", type=int, metavar="L", help="0 is the embedding; default: all blocks"
+        "--suite",
+        default="quick",
+        metavar="NAME|FILE",
+        help="quick (default), standard, full, or a YAML file; the flags below replace its fields",
     )
-    parser.add_argument(
+    question = parser.add_argument_group("what is shown, and who is asked")
+    question.add_argument(
+        "--layers",
+        nargs="+",
+        metavar="L",
+        help="all, last, or numbers; 0 is the embedding; 1+4 joins two",
+    )
+    question.add_argument("--parts", nargs="+", metavar="PART", help=", ".join(PARTS))
+    question.add_argument(
+        "--without", nargs="+", metavar="PIECE", help=f"ablations: {', '.join(ABLATIONS)}"
+    )
+    question.add_argument(
         "--slices",
         nargs="+",
-        default=DEFAULT_SLICES,
         metavar="SLICE",
-        help="what is shown of (B, T, D); default: '[:, 0:, :]' '[:, 1:, :]' '[:, 3:, :]'",
+        help="what is shown of (B, T, D), as in '[:, 3:, :]' or '[:, :, :16]'",
     )
-    parser.add_argument(
-        "--methods",
+    question.add_argument("--methods", nargs="+", metavar="NAME", help=", ".join(methods()))
+    question.add_argument(
+        "--set",
+        nargs="+",
+        metavar="METHOD.NAME=VALUE",
+        help="a setting of a method, as in adam.steps=500; --methods must be given",
+    )
+    question.add_argument("--seeds", nargs="+", type=natural, metavar="N")
+    question.add_argument("--noise", nargs="+", type=float, help="in the target's own units")
+    question.add_argument(
+        "--controls",
         nargs="+",
         metavar="NAME",
-        help="descent, adam, sweep, alternating; default: all that fit a slice",
+        default=[],
+        help="asked beside: shuffled, identity, scale=NUMBER, embedding=DIR",
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--prompts", nargs="+", choices=SETS, metavar="SET", help="story, random")
     prompts.add_argument("--text", nargs="+", help="texts to recover as they are")
-    prompts.add_argument("--count", type=positive, default=8, help="prompts of each set")
-    prompts.add_argument("--length", type=positive, default=16, help="tokens of each prompt")
+    prompts.add_argument("--count", type=positive, help="prompts of each set")
+    prompts.add_argument("--length", type=positive, help="tokens of each prompt")
+    prompts.add_argument("--pad-to", type=positive, metavar="N", help="pads after each prompt")
+    prompts.add_argument("--allowed", metavar="TEXT", help="gradient methods answer in its tokens")
     add_corpus(prompts)  # pyright: ignore[reportArgumentType]
-    chance = parser.add_argument_group("solvers")
-    chance.add_argument("--seeds", nargs="+", type=natural, default=[0], metavar="N")
-    chance.add_argument("--gd-steps", type=positive, default=500, help="steps of descent")
-    chance.add_argument("--gd-rate", type=float, default=0.02, help="first rate of descent")
-    chance.add_argument("--adam-steps", type=positive, default=300)
-    chance.add_argument("--starts", type=positive, default=8, help="random starts of alternating")
+    work = parser.add_argument_group("work")
+    work.add_argument("--batch", type=positive, default=64, help="rows of a gradient batch")
+    work.add_argument("--limit", type=positive, metavar="N", help="stop after about N rows")
+    work.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="go on where DIR was left (default), or refuse a DIR that holds rows",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Checks everything first, then computes row by row; what is there already is not redone."""
-    question = Question(
-        options.layers,
-        [Slice.parse(text) for text in options.slices],
-        _choose(
-            methods(options.gd_steps, options.gd_rate, options.adam_steps, options.starts),
-            options.methods,
-        ),
-        options.seeds,
-    )
-    checkpoints = open_models(options)
-    results = Results(options.out)
-    tasks = []
-    for checkpoint in checkpoints:
-        prompts = text_prompts(options.text or [], checkpoint.tokenizer)
-        sets = options.prompts or ([] if options.text else ["story"])
-        if "story" in sets:
-            prompts += story_prompts(
-                options.corpus, checkpoint.tokenizer, options.count, options.length
-            )
-        if "random" in sets:
-            prompts += random_prompts(checkpoint.tokenizer, options.count, options.length)
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        if longest > checkpoint.config.context:
+    """Checks everything first, then computes job by job; what is there already is not redone."""
+    suite = read_suite(load_suite(options.suite), _override(options))
+    given = {"set": options.prompts, "count": options.count, "length": options.length}
+    suite.prompts.update({name: value for name, value in given.items() if value is not None})
+    checkpoints = [
+        checkpoint
+        for own in open_models(options)
+        for checkpoint in (own, *(derive(own, c) for c in options.controls if c != SHUFFLED))
+    ]
+    with shards.together():
+        whole = Results(options.out) if shards.rank() == 0 else None
+        if whole:
+            whole.merge()
+        shards.wait()
+        results = Results(options.out, shards.rank()) if shards.world() > 1 else whole
+        assert results
+        if results.keys and not options.resume:
             raise RequestError(
-                f"a prompt of {longest} tokens is longer than the context of {checkpoint.path}, "
-                f"{checkpoint.config.context}; shorten --text or --length"
+                f"--no-resume: {options.out} holds {len(results.keys)} rows; give another directory"
             )
-        tasks += plan(checkpoint, question, prompts, results.keys)
-    if not tasks:
-        print(f"{results.path}: every row is there already", file=sys.stderr)
-    for _ in track(run_all(tasks, results.append), [task.cost for task in tasks], "inverting"):
-        pass
-    print(terminal_table(read_rows([results.directory])))
-    print(f"\nrows: {results.path}\nnext: python -m eval report {options.out} --out page.html")
+        jobs, prompts, texts, allowed = [], {}, {}, {}
+        for checkpoint in checkpoints:
+            name = checkpoint.provenance["name"]
+            prompts[name] = _prompts(options, suite.prompts, checkpoint)
+            texts[name] = background(options.corpus, checkpoint.tokenizer)
+            if options.allowed:
+                allowed[name] = _tokens(options.allowed, checkpoint)
+            for question in suite.questions:
+                jobs += plan(checkpoint, question, prompts[name], results.keys, options.batch)
+        jobs = shards.share(_first(jobs, options.limit))
+        if not jobs:
+            print(f"{results.path}: every row is there already", file=sys.stderr)
+        runner = Runner(prompts, texts, allowed)
+        work = runner.run_all(jobs, results.append)
+        for _ in track(work, [job.cost for job in jobs], "inverting"):
+            pass
+        shards.wait()
+        if whole:
+            whole.merge()
+            print(terminal_table(read_rows([whole.directory])))
+            print(
+                f"\nrows: {whole.path}\nnext: python -m eval report {options.out} --out page.html"
+            )
 
 
-def _choose(known: dict[str, Method], wanted: list[str] | None) -> dict[str, Method]:
-    for name in wanted or []:
-        if name not in known:
-            raise RequestError(f"--methods {name}: there is no such method; use {', '.join(known)}")
-    return {name: known[name] for name in wanted} if wanted else known
+def _override(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a question that flags replace."""
+    found: dict[str, Any] = {}
+    for name in ("parts", "slices", "seeds", "noise"):
+        if getattr(options, name) is not None:
+            found[name] = getattr(options, name)
+    if options.layers is not None:
+        found["layers"] = _layers(options.layers)
+    if options.without is not None:
+        found["without"] = [options.without]
+    if SHUFFLED in options.controls:
+        found["shuffled"] = True
+    if options.set and not options.methods:
+        raise RequestError("--set: needs --methods, to say which solvers are asked")
+    if options.methods:
+        found["methods"] = {name: {} for name in options.methods}
+    for text in options.set or []:
+        label, dot, rest = text.partition(".")
+        name, equals, value = rest.partition("=")
+        if not (dot and equals and label in found["methods"]):
+            raise RequestError(
+                f"--set {text}: must be METHOD.NAME=VALUE with METHOD one of "
+                f"{', '.join(found['methods'])}"
+            )
+        found["methods"][label][name] = _value(value)
+    return found
+
+
+def _layers(words: list[str]) -> Any:
+    if words in (["all"], ["last"]):
+        return words[0]
+    try:
+        layers = [[int(one) for one in word.split("+")] for word in words]
+    except ValueError:
+        raise RequestError(
+            f"--layers {' '.join(words)}: must be all, last, or numbers, as in 1 4 1+4"
+        ) from None
+    return [layer[0] if len(layer) == 1 else layer for layer in layers]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _prompts(
+    options: argparse.Namespace, wanted: dict[str, Any], checkpoint: Checkpoint
+) -> list[Prompt]:
+    tokenizer = checkpoint.tokenizer
+    prompts = text_prompts(options.text or [], tokenizer)
+    sets = wanted["set"] if options.prompts or not options.text else []
+    if "story" in sets:
+        prompts += story_prompts(options.corpus, tokenizer, wanted["count"], wanted["length"])
+    if "random" in sets:
+        prompts += random_prompts(tokenizer, wanted["count"], wanted["length"])
+    if options.pad_to:
+        prompts = padded(prompts, tokenizer, options.pad_to)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest > checkpoint.config.context:
+        raise RequestError(
+            f"a prompt of {longest} tokens is longer than the context of {checkpoint.path}, "
+            f"{checkpoint.config.context}; shorten --text, --length or --pad-to"
+        )
+    return prompts
+
+
+def _tokens(text: str, checkpoint: Checkpoint) -> list[int]:
+    found = sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids))
+    if not found:
+        raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
+    return found
+
+
+def _first(jobs: list[Job], limit: int | None) -> list[Job]:
+    """As many jobs as it takes to make `limit` rows."""
+    if limit is None:
+        return jobs
+    sizes = [0]
+    for job in jobs:
+        sizes.append(sizes[-1] + len(job.cells))
+    return list(islice(jobs, sum(size < limit for size in sizes[:-1])))

@@ -1,15 +1,15 @@
 """Alternating exact search: hidden tokens from other positions' outputs, nothing given.
 
-The first k tokens are hidden, and with them unknown a sweep of the visible ones has no true prefix.
-So the two are found in turns: (a) sweep the visible positions under the present guess of the hidden
-tokens (each token dominates its own position, so most are right even then); (b) try the whole
-vocabulary at each hidden position, with the others held, and then every reordering of the hidden
-tokens; where that is stuck, try pairs of positions together. A guess whose outputs lie at the floor
-is proved; one that does not improve is given up for another start. Starts are what a short gradient
-descent proposes and random tokens, in turns.
+The first k tokens are hidden, and with them unknown the visible ones have no true prefix. So the
+two are found in turns: (a) read the visible tokens under the present guess of the hidden ones (each
+token dominates its own position, so most are right even then); (b) try the whole vocabulary at each
+hidden position, explain what is missing by the changes' sum (`additive`), and run the best choices
+exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
+lie at the floor is proved; one that no longer improves is given up for another start. Starts are
+random tokens and what a short gradient descent proposes, in turns.
 
 Both turns work on a window of the first few visible positions. Once that is at the floor, the
-hidden tokens are known and one plain sweep finds the rest.
+hidden tokens are known, and the rest is proposed and verified.
 """
 
 import itertools
@@ -21,214 +21,50 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eval.circuit import Circuit
+from eval.inversion.additive import explain, extrapolate
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient import adam
-from eval.inversion.problem import ACCEPT, Problem
-from eval.inversion.sweep import BATCH, collisions, sweep_from
+from eval.inversion.lexicon import Lexicon, Reader
+from eval.inversion.problem import Problem
+from eval.inversion.propose import settle
+from eval.inversion.slices import Slice
+from eval.inversion.sweep import BATCH, sweep_from, try_some
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
-SCREEN = 2  # visible positions on which all tokens are ranked before a few see the whole window
-SHORTLIST = 64  # how many those are
-PROPOSAL_STEPS = 150  # of the gradient descent that proposes the first start
-PAIRS = 128  # exchanges of two tokens that are tried, of the V x V that are ranked
-PASSES = 10  # over the hidden positions before a turn ends; few are ever needed
+SCREEN = 3  # visible positions on which tokens are tried at a hidden one
+LIKELY = 32  # visible tokens tried at a position, by its output and by the text before it
+QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
+SAMPLE = 512  # tokens whose changes are computed before the others' are guessed
+LISTED = 64  # tokens at a position that are looked at because alone they explain most
+SINGLES = 16  # tokens tried exactly at each hidden position, the others held
+PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
 def alternating(
-    problem: Problem, generators: list[torch.Generator], starts: int = 8, rounds: int = 6
+    problem: Problem,
+    lexicon: Lexicon,
+    chance: list[torch.Generator],
+    starts: int = 16,
+    rounds: int = 8,
+    beams: int = 128,
 ) -> list[Answer]:
     """Recovers P prompts whose first k positions are hidden, `[:, k:, :]`.
 
     Args:
         problem: k >= 1.
-        generators: the source of each prompt's random starts.
+        lexicon: guesses of visible tokens.
+        chance: the source of each prompt's random starts.
         starts: starts before a prompt is given up; the nearest answer is returned then.
         rounds: turns of (a) and (b) per start.
+        beams: choices followed in the additive model, and run exactly after.
     """
-    proposals = adam(Batch((problem,)), generators, steps=PROPOSAL_STEPS)
+    reader = Reader(lexicon, problem.slice.low, problem.slice.high)
     return [
-        _Search(problem, p, proposal, generators[p], starts, rounds).answer()
-        for p, proposal in enumerate(proposals)
+        _Search(problem.of([p]), reader, chance[p], rounds, beams).answer(starts)
+        for p in range(len(problem.target))
     ]
-
-
-class _Search:
-    """One prompt's search, counting what it costs."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        p: int,
-        proposal: Answer,
-        generator: torch.Generator,
-        starts: int,
-        rounds: int,
-    ) -> None:
-        assert problem.hidden
-        self.circuit: Circuit = problem.circuit
-        self.k = problem.hidden
-        self.target, self.floor = problem.target[p : p + 1], problem.floor[p]
-        self.problem = replace(problem, target=self.target, floor=problem.floor[p : p + 1])
-        self.window = self.target[:, :WINDOW]
-        self.generator, self.starts, self.rounds = generator, starts, rounds
-        self.vocabulary = self.circuit.vocabulary
-        self.proposal = proposal
-        self.evaluations = proposal.evaluations
-
-    def answer(self) -> Answer:
-        started = time.perf_counter()
-        ends = []
-        for start in range(self.starts):
-            ends.append(self._descend(self._start(start)))
-            if ends[-1].proved:
-                break
-        return self._finish(min(ends, key=lambda end: end.distance), started)
-
-    def _start(self, number: int) -> Tensor:
-        """Hidden tokens to start from: a descent's proposal and random ones, in turns."""
-        if number == 0:
-            return self.proposal.tokens[None, : self.k]
-        if number % 2 == 0:
-            (proposal,) = adam(Batch((self.problem,)), [self.generator], steps=2 * PROPOSAL_STEPS)
-            self.evaluations += proposal.evaluations
-            return proposal.tokens[None, : self.k]
-        V = len(self.vocabulary)
-        return torch.randint(V, (1, self.k), generator=self.generator).to(self.target.device)
-
-    def _descend(self, hidden: Tensor) -> "_End":
-        """From a start to where neither turn improves."""
-        distance = torch.inf
-        for _ in range(self.rounds):
-            visible = self._sweep(hidden, self.window)
-            before = hidden
-            hidden, distance = self._search_hidden(hidden, visible)
-            if self._at_floor(hidden, visible):
-                return _End(hidden, 0.0, True)
-            if hidden.equal(before):
-                hidden, distance = self._search_pairs(hidden, visible)
-                if hidden.equal(before):
-                    break
-        return _End(hidden, distance, False)
-
-    def _sweep(self, hidden: Tensor, target: Tensor) -> Tensor:
-        """(a) The visible tokens under a guess of the hidden ones, `(1, S)`."""
-        self.evaluations += target.shape[1] * len(self.vocabulary)
-        return sweep_from(self.circuit, target, self.circuit.prefix(hidden)).tokens
-
-    def _search_hidden(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
-        """(b) Coordinates and orders of the hidden tokens, until nothing improves."""
-        distance, held = torch.inf, 0  # held: coordinates in a row that stayed as they were
-        for j in list(range(self.k)) * PASSES:
-            before = hidden
-            hidden, distance = self._search_at(j, hidden, visible)
-            held = held + 1 if hidden.equal(before) else 1
-            if self._at_floor(hidden, visible):
-                break
-            if j == self.k - 1:
-                before = hidden
-                hidden, distance = self._reorder(hidden, visible)
-                held = held if hidden.equal(before) else 0
-            if held >= self.k:
-                break
-        return hidden, distance
-
-    def _search_at(self, j: int, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
-        """The best token at hidden position j, the others held.
-
-        All tokens are ranked on the first few visible positions, the best ones on the window.
-        """
-        screened = self._try_at(j, hidden, visible[:, :SCREEN])
-        best = torch.cat([screened.topk(SHORTLIST, largest=False).indices, hidden[0, j : j + 1]])
-        guesses = hidden.repeat(len(best), 1)
-        guesses[:, j] = best
-        return self._nearest(guesses, visible)
-
-    def _try_at(self, j: int, hidden: Tensor, visible: Tensor) -> Tensor:
-        """Distance for every token at hidden position j, the others held, `(V,)`."""
-        return torch.cat([self._distance(o) for o in self._outputs_at(j, hidden, visible)])
-
-    def _outputs_at(self, j: int, hidden: Tensor, visible: Tensor) -> Iterator[Tensor]:
-        """The window's outputs for every token at hidden position j, in batches `(N, S, D)`."""
-        state = self.circuit.prefix(hidden[:, :j]) if j else None
-        rest = self.circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
-        self.evaluations += len(self.vocabulary) * (1 + rest.shape[1])
-        for candidates in self.vocabulary.split(max(1, BATCH // (1 + rest.shape[1]))):
-            tail = rest.expand(len(candidates), -1, -1)
-            outputs = self.circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
-            yield outputs[:, self.k - j :]
-
-    def _search_pairs(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
-        """The best exchange of two hidden tokens at once; the guess as it is if there is none.
-
-        The changes that two tokens make to the outputs nearly add up. So the distance of all V x V
-        pairs follows from V changes at each position, by one product; the nearest are then tried.
-        """
-        unit = self.window.norm(dim=-1, keepdim=True)
-        base = self.circuit.of_tokens(torch.cat([hidden, visible], dim=1))[:, self.k :]
-        missing = ((self.window - base) / unit).flatten()
-        changes = {
-            j: torch.cat(
-                [((o - base) / unit).flatten(1) for o in self._outputs_at(j, hidden, visible)]
-            )
-            for j in (range(self.k) if self.k > 1 else ())
-        }
-        tried = [hidden]
-        for i, j in itertools.combinations(changes, 2):
-            left = missing - changes[i]
-            apart = (
-                left.square().sum(1)[:, None] + changes[j].square().sum(1) - 2 * left @ changes[j].T
-            )
-            nearest = apart.flatten().topk(PAIRS, largest=False).indices
-            pairs = hidden.repeat(PAIRS, 1)
-            pairs[:, i], pairs[:, j] = nearest // len(changes[j]), nearest % len(changes[j])
-            tried.append(pairs)
-        return self._nearest(torch.cat(tried), visible)
-
-    def _reorder(self, hidden: Tensor, visible: Tensor) -> tuple[Tensor, float]:
-        """The best order of the hidden tokens; the present one stands first, and wins a tie."""
-        orders = torch.tensor(_orders(self.k), device=hidden.device)
-        return self._nearest(hidden[0][orders], visible)
-
-    def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
-        """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
-        tried = torch.cat([guesses, visible.expand(len(guesses), -1)], dim=1)
-        self.evaluations += tried.numel()
-        distances = self._distance(self.circuit.of_tokens(tried)[:, self.k :])
-        best = int(distances.argmin())
-        return guesses[best : best + 1], float(distances[best])
-
-    def _distance(self, outputs: Tensor) -> Tensor:
-        """Distance over the first S visible positions, each in its own length: `(N,)`."""
-        window = self.window[:, : outputs.shape[1]]
-        apart = torch.linalg.vector_norm(outputs - window, dim=-1)
-        return (apart / window.norm(dim=-1)).norm(dim=-1)
-
-    def _at_floor(self, hidden: Tensor, visible: Tensor) -> bool:
-        outputs = self.circuit.of_tokens(torch.cat([hidden, visible], dim=1))[:, self.k :]
-        apart = torch.linalg.vector_norm(outputs - self.window, dim=-1)[0]
-        return bool((apart <= ACCEPT * self.floor[: apart.shape[0]]).all())
-
-    def _finish(self, end: "_End", started: float) -> Answer:
-        """All visible tokens under the final hidden ones, and how each position stands out."""
-        k, V = self.k, len(self.vocabulary)
-        swept = sweep_from(self.circuit, self.target, self.circuit.prefix(end.hidden))
-        self.evaluations += self.target.shape[1] * V
-        if end.proved:  # nothing else comes as near: no other token need be ranked
-            scores = torch.nn.functional.one_hot(end.hidden[0], V).to(swept.all)
-        else:
-            window = swept.tokens[:, : self.window.shape[1]]
-            scores = -torch.stack([self._try_at(j, end.hidden, window) for j in range(k)])
-        return Answer(
-            tokens=torch.cat([end.hidden, swept.tokens], dim=1)[0],
-            scores=torch.cat([scores, -swept.all[0]]),
-            runner_up=swept.all[0].topk(2, dim=-1, largest=False).values[:, 1],
-            collisions={k + t: c for t, c in collisions(swept.all[0], self.floor).items()},
-            evaluations=self.evaluations,
-            seconds=time.perf_counter() - started + self.proposal.seconds,
-        )
 
 
 class _End(NamedTuple):
@@ -239,16 +75,226 @@ class _End(NamedTuple):
     proved: bool
 
 
+class _Search:
+    """One prompt's search, counting what it costs."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        reader: Reader,
+        generator: torch.Generator,
+        rounds: int,
+        beams: int,
+    ) -> None:
+        assert problem.hidden
+        self.problem, self.reader, self.generator = problem, reader, generator
+        self.k, self.rounds, self.beams = problem.hidden, rounds, beams
+        self.circuit = problem.circuit
+        self.vocabulary = self.circuit.vocabulary
+        length = min(problem.length, self.k + WINDOW)
+        channels = {"low": problem.slice.low, "high": problem.slice.high}
+        self.window: Problem = replace(
+            problem,
+            length=length,
+            slice=Slice(self.k, length, **channels),
+            target=problem.target[:, :WINDOW],
+            floor=problem.floor[:, :WINDOW],
+            limit=problem.limit[:, :WINDOW],
+        )
+        self.unit = self.window.target.norm(dim=-1, keepdim=True)
+        self.evaluations = 0
+        self.sample = torch.empty(0, dtype=torch.long)  # drawn at every start
+        self.features = reader.lexicon.features
+
+    def answer(self, starts: int) -> Answer:
+        """Descends from one start after the other until one is proved."""
+        started = time.perf_counter()
+        ends = []
+        for start in range(starts):
+            ends.append(self._descend(self._start(start), patient=start >= QUICK_STARTS))
+            if ends[-1].proved:
+                break
+        end = min(ends, key=lambda end: end.distance)
+        answer = self._finish(end.hidden)
+        answer.seconds = time.perf_counter() - started
+        answer.notes |= {"starts": len(ends), "distance": end.distance}
+        return answer
+
+    def _start(self, number: int) -> Tensor:
+        """Hidden tokens to start from, `(1, k)`: random ones and a descent's proposal, in turns."""
+        if number < QUICK_STARTS or number % 2:
+            V = len(self.vocabulary)
+            return torch.randint(V, (1, self.k), generator=self.generator).to(self.unit.device)
+        (proposal,) = adam(Batch((self.problem,)), [self.generator], steps=PROPOSAL_STEPS)
+        self.evaluations += proposal.evaluations
+        return proposal.tokens[None, : self.k]
+
+    def _descend(self, hidden: Tensor, patient: bool) -> _End:
+        """From a start to where neither turn improves; if patient, not even a thorough one."""
+        distance, thorough = torch.inf, False
+        drawn = torch.randperm(len(self.vocabulary), generator=self.generator)
+        self.sample = drawn[:SAMPLE].to(self.unit.device)
+        for _ in range(self.rounds):
+            visible = self._sweep(hidden) if thorough else self._read(hidden)
+            if self._solved(hidden, visible):
+                return _End(hidden, 0.0, True)
+            better, found = self._improve(hidden, visible, thorough)
+            if self._solved(better, visible):
+                return _End(better, 0.0, True)
+            stuck = better.equal(hidden)
+            hidden, distance = better, found
+            if stuck and (thorough or not patient):
+                break
+            thorough = stuck
+        return _End(hidden, distance, False)
+
+    def _read(self, hidden: Tensor) -> Tensor:
+        """(a) The window's visible tokens under a guess of the hidden ones, `(1, S)`.
+
+        The nearest of those that the position's own output and the text before it suggest.
+        """
+        count = min(LIKELY, len(self.vocabulary))
+        by_output = self.reader.distances(self.window.target[0]).topk(count, largest=False).indices
+        state, tokens = self.circuit.prefix(hidden), hidden
+        for t in range(self.window.target.shape[1]):
+            likely = self.circuit.model(tokens)[0, -1].topk(count).indices
+            tried = torch.cat([by_output[t], likely]).unique()
+            apart = try_some(self.window, t, state, tried)[0]
+            self.evaluations += len(tried) + tokens.shape[1]
+            best = tried[apart.argmin()].view(1, 1)
+            tokens = torch.cat([tokens, best], dim=1)
+            state = self.circuit.prefix(best, state)
+        return tokens[:, self.k :]
+
+    def _sweep(self, hidden: Tensor) -> Tensor:
+        """(a) by the whole vocabulary, where reading leads nowhere."""
+        self.evaluations += self.window.target.shape[1] * len(self.vocabulary)
+        return sweep_from(self.window, self.circuit.prefix(hidden)).tokens
+
+    def _improve(self, hidden: Tensor, visible: Tensor, thorough: bool) -> tuple[Tensor, float]:
+        """(b) The nearest of many other hidden tokens, `(1, k)`; the present ones win a tie.
+
+        Thorough: the changes of the whole vocabulary are computed. Else those of a sample are, the
+        others guessed from them, and those of the tokens that then look best computed too.
+        """
+        base = self._shown(self.circuit.of_tokens(torch.cat([hidden, visible], dim=1)))
+        missing = (self.window.target / self.unit - base)[:, :SCREEN].flatten()
+        guess = (hidden, visible[:, :SCREEN], base[:, :SCREEN])
+        if thorough:
+            listed = [torch.arange(len(self.vocabulary))] * self.k
+            changes = [self._changes(j, tokens, *guess) for j, tokens in enumerate(listed)]
+        else:
+            sampled = [self._changes(j, self.sample, *guess) for j in range(self.k)]
+            guessed = [extrapolate(self.features, self.sample, change) for change in sampled]
+            chosen = explain(guessed, missing, 2 * self.beams, self.beams, self.generator)
+            new = [
+                torch.cat([chosen[:, j], _nearest_single(guessed[j], missing, LISTED)]).unique()
+                for j in range(self.k)
+            ]
+            listed = [torch.cat([self.sample, tokens]) for tokens in new]
+            changes = [
+                torch.cat([change, self._changes(j, tokens, *guess)])
+                for j, (change, tokens) in enumerate(zip(sampled, new, strict=True))
+            ]
+        chosen = explain(changes, missing, self.beams, self.beams, self.generator)
+        tried = [hidden, hidden[0][torch.tensor(_orders(self.k))]]
+        tried.append(torch.stack([listed[j][chosen[:, j]] for j in range(self.k)], dim=1))
+        for j, change in enumerate(changes):
+            best = listed[j][_nearest_single(change, missing, SINGLES)]
+            tried.append(hidden.repeat(len(best), 1))
+            tried[-1][:, j] = best
+        return self._nearest(torch.cat(tried), visible)
+
+    def _changes(
+        self, j: int, tokens: Tensor, hidden: Tensor, visible: Tensor, base: Tensor
+    ) -> Tensor:
+        """What tokens `(n,)` at hidden position j change in the shown outputs, `(n, F)`."""
+        outputs = torch.cat(list(self._outputs_at(j, hidden, visible, tokens)))
+        return (outputs - base).flatten(1)
+
+    def _outputs_at(
+        self, j: int, hidden: Tensor, visible: Tensor, tokens: Tensor
+    ) -> Iterator[Tensor]:
+        """Shown outputs with each of `(n,)` tokens at hidden position j, in batches `(N, S, C)`."""
+        state = self.circuit.prefix(hidden[:, :j]) if j else None
+        rest = self.circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
+        self.evaluations += len(tokens) * (1 + rest.shape[1])
+        for candidates in self.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
+            tail = rest.expand(len(candidates), -1, -1)
+            outputs = self.circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
+            yield self._shown(outputs, self.k - j)
+
+    def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
+        tried = torch.cat([guesses, visible.expand(len(guesses), -1)], dim=1)
+        self.evaluations += tried.numel()
+        shown = self._shown(self.circuit.of_tokens(tried))
+        distances = (shown - self.window.target / self.unit).flatten(1).norm(dim=-1)
+        best = int(distances.argmin())
+        return guesses[best : best + 1], float(distances[best])
+
+    def _shown(self, outputs: Tensor, after: int | None = None) -> Tensor:
+        """Visible outputs `(N, S, C)`, each position in units of its target's length."""
+        shown = self.problem.slice.narrow(outputs[:, self.k if after is None else after :])
+        return shown / self.unit[:, : shown.shape[1]]
+
+    def _solved(self, hidden: Tensor, visible: Tensor) -> bool:
+        return bool(self.window.residual(torch.cat([hidden, visible], dim=1))[1])
+
+    def _finish(self, hidden: Tensor) -> Answer:
+        """All visible tokens under the final hidden ones, and how other hidden ones would fit."""
+        k, V = self.k, len(self.vocabulary)
+        proof = settle(self.problem, self.reader, hidden)
+        self.evaluations += int(proof.evaluations)
+        proved = bool(proof.proved)
+        scores = torch.nn.functional.one_hot(hidden[0], V).to(self.unit)
+        collisions = {}
+        if k == 1 or not proved:
+            # ranks of the others; where one token is hidden, this is every other choice
+            screen, everything = proof.tokens[:, :SCREEN], torch.arange(V)
+            apart = torch.stack(
+                [
+                    torch.cat(
+                        list(map(self._apart, self._outputs_at(j, hidden, screen, everything)))
+                    )
+                    for j in range(k)
+                ]
+            )
+            scores = -apart.norm(dim=-1)
+            if proved:
+                shown = apart.shape[-1]
+                near = apart[0] * self.unit[0, :shown, 0] <= self.window.limit[0, :shown]
+                same = near.all(dim=-1)
+                collisions = {0: same.nonzero()[:, 0].tolist()} if same.sum() > 1 else {}
+        return Answer(
+            tokens=torch.cat([hidden, proof.tokens], dim=1)[0],
+            scores=torch.cat([scores, -proof.distances[0]]),
+            collisions=collisions,
+            certificate=("enumerated" if k == 1 else "residual") if proved else None,
+            evaluations=self.evaluations,
+        )
+
+    def _apart(self, shown: Tensor) -> Tensor:
+        """Distance at each visible position of the window, in units of its target: `(N, S)`."""
+        return torch.linalg.vector_norm(
+            shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
+        )
+
+
+def _nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:
+    """The numbers of the `(n, F)` changes that alone come nearest to what is missing."""
+    apart = (changes - missing).square().sum(dim=1)
+    return apart.topk(min(count, len(apart)), largest=False).indices
+
+
 def _orders(k: int) -> list[tuple[int, ...]]:
     """The order as it is, then all permutations of a few, or all swaps and rotations of many."""
     if k <= ALL_ORDERS:
         return list(itertools.permutations(range(k)))
-    start = list(range(k))
-    orders = [tuple(start)]
-    for i, j in itertools.combinations(start, 2):
-        swapped = start.copy()
+    here = tuple(range(k))
+    swaps = []
+    for i, j in itertools.combinations(here, 2):
+        swapped = list(here)
         swapped[i], swapped[j] = j, i
-        moved_right = [*start[:i], *start[i + 1 : j + 1], i, *start[j + 1 :]]
-        moved_left = [*start[:i], j, *start[i:j], *start[j + 1 :]]
-        orders += [tuple(swapped), tuple(moved_right), tuple(moved_left)]
-    return orders
+        swaps.append(tuple(swapped))
+    return [here, *swaps, *(here[r:] + here[:r] for r in range(1, k))]

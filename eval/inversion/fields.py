@@ -18,11 +18,12 @@ from eval.results import Row
 FAMILIES = {"descent": "gradient", "adam": "gradient", "sweep": "search", "alternating": "search"}
 """Of methods whose rows do not name their family."""
 ARCHITECTURE = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
-"""Fields of a row's checkpoint; where all are equal, models are seeds of one another."""
+"""Fields of a row's checkpoint; where all are equal, and nothing was done to the models for a
+control, they are seeds of one another."""
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
 
-_SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+$")
+_SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+(?= \[|$)")
 
 
 def recoveries(rows: Iterable[Row]) -> list[Row]:
@@ -37,7 +38,9 @@ def family(row: Row) -> str:
 
 def architecture(row: Row) -> tuple[Hashable, ...]:
     """Equal for models that differ in their seed and training step only."""
-    return tuple(_frozen(row["checkpoint"].get(field)) for field in ARCHITECTURE)
+    control = row.get("control")
+    fields = [row["checkpoint"].get(field) for field in ARCHITECTURE]
+    return (*map(_frozen, fields), None if control == SHUFFLED else control)
 
 
 def weights(row: Row) -> str:
@@ -92,12 +95,19 @@ def channel_count(row: Row) -> int | None:
 
 
 def hidden_positions(row: Row) -> set[int]:
-    """The positions that the row's slice does not show."""
+    """The positions of the prompt that the row's slice does not show."""
+    length, count = row["length"], row["hidden"]
     try:
-        shown = Slice.parse(row["slice"]).positions(row["length"])
-    except RequestError:  # a slice of another form hides leading positions only
-        return set(range(row["hidden"]))
-    return set(range(row["length"])) - set(shown)
+        hidden = set(range(length)) - set(Slice.parse(row["slice"]).positions(length))
+    except RequestError:  # a slice of another form
+        hidden = set()
+    # where the padding moved the slice, it hides leading positions only
+    return hidden if len(hidden) == count else set(range(count))
+
+
+def arrived(row: Row) -> bool:
+    """Whether every token was found, so that the row knows the surroundings of the answer."""
+    return bool(row["verdict"]) and "not found" not in row["verdict"]
 
 
 def labels(rows: Iterable[Row]) -> dict[tuple[Hashable, ...], str]:
@@ -154,7 +164,7 @@ def _differences(key: tuple[Hashable, ...], alike: list[tuple[Hashable, ...]]) -
     """The values of an architecture that others of the same name do not share."""
     told = [
         f"{field} {', '.join(value) if isinstance(value, tuple) else value}"
-        for i, (field, value) in enumerate(zip(ARCHITECTURE, key, strict=True))
+        for i, (field, value) in enumerate(zip((*ARCHITECTURE, "control"), key, strict=True))
         if len({other[i] for other in alike}) > 1
     ]
     return ", ".join(told)

@@ -1,100 +1,153 @@
-"""The solvers by name: what each needs to be shown, its settings, and how it is called."""
+"""The solvers by name: what each can be asked, its settings, and how it is called."""
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from eval.errors import RequestError
+from eval.inversion import gradient
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.gradient import adam, descent
-from eval.inversion.problem import Problem
+from eval.inversion.enumerate import enumerate_hidden
+from eval.inversion.guess import chance
+from eval.inversion.prior import expected
+from eval.inversion.propose import propose
+from eval.inversion.slices import Slice
+from eval.inversion.snap import snap
 from eval.inversion.sweep import sweep
 
-Generators = list[torch.Generator]
+GIVEN = ("batch", "problem", "lexicon", "chance", "truth", "start", "free")
+"""Arguments that are no settings."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A solver.
+    """A solver with its settings.
 
     Attributes:
-        solve: answers a problem, given each prompt's source of chance; the truth is there for the
-            published criterion alone.
-        settings: its keyword arguments, recorded in every row.
+        name: of the solver.
+        family: `gradient`, `search`, or `control` for what looks at nothing.
+        solve: gradient solvers answer a batch of problems, the others one problem.
+        hidden: which numbers of hidden leading tokens it can work with; None: any slice at all.
         random: whether another seed can give another answer.
-        fits: whether it can work with k hidden leading tokens (None: another kind of slice).
-        needs: the same in words.
+        settings: keyword arguments, recorded in every row.
         cost: tokens it is likely to send through the circuit for one prompt, given the vocabulary,
             the length and the hidden tokens; for the time-left estimate alone.
     """
 
+    name: str
+    family: str
     solve: Callable[..., list[Answer]]
-    settings: dict[str, Any]
+    hidden: range | None
     random: bool
-    fits: Callable[[int | None], bool]
-    needs: str
+    settings: dict[str, Any]
     cost: Callable[[int, int, int], float]
 
+    def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:
+        """Why it cannot be asked this, or None."""
+        if self.hidden is None:
+            return None
+        if not causal:
+            return "searches left to right, which needs a causal model, not one without mask"
+        positions = shown.positions(length)
+        if positions != list(range(positions[0], positions[-1] + 1)):
+            return "needs neighbouring positions"
+        if positions[0] not in self.hidden:
+            least, most = self.hidden[0], self.hidden[-1]
+            if most == 0:
+                return "needs every position shown, as in [:, 0:, :]"
+            few = f"{least} to {most}" if most < ANY else f"{least} or more"
+            return f"needs the first k positions hidden, k = {few}, as in [:, {least}:, :]"
+        return None
 
-def methods(steps: int, rate: float, adam_steps: int, starts: int) -> dict[str, Method]:
-    """All solvers with their settings.
+    def configured(self, settings: dict[str, Any]) -> "Method":
+        """With other settings.
 
-    Args:
-        steps: of descent.
-        rate: first rate of descent.
-        adam_steps: of scale-matched Adam.
-        starts: random starts of the alternating search.
+        Raises:
+            RequestError: one that it does not have, or a value of another kind.
+        """
+        for name, value in settings.items():
+            if name not in self.settings:
+                raise RequestError(
+                    f"method {self.name} has no setting {name!r}; "
+                    f"it has {', '.join(self.settings) or 'none'}"
+                )
+            kind = type(self.settings[name])
+            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if isinstance(value, bool) != (kind is bool) or not fits:
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
+                    f"as in {name}={self.settings[name]}"
+                )
+            if kind in (int, float) and value <= 0:
+                raise RequestError(f"method {self.name}, setting {name}: {value!r} must be above 0")
+        return replace(self, settings=self.settings | settings)
+
+
+ANY = 1 << 30
+
+
+def _method(
+    name: str,
+    family: str,
+    solve: Callable[..., list[Answer]],
+    hidden: range | None,
+    random: bool,
+    cost: Callable[[int, int, int], float],
+) -> Method:
+    parameters = inspect.signature(solve).parameters.values()
+    settings = {p.name: p.default for p in parameters if p.name not in GIVEN}
+    return Method(name, family, solve, hidden, random, settings, cost)
+
+
+def methods() -> dict[str, Method]:
+    """All solvers, each with its defaults."""
+    steps = {"gcg": 4096, "arca": 4096, "levenberg": 30 * 130}  # tokens' worth of work a token
+
+    def descends(name: str) -> Method:
+        solve = getattr(gradient, name)
+        default = inspect.signature(solve).parameters.get("steps")
+        each = steps.get(name) or 3 * (default.default if default else 300)
+        return _method(name, "gradient", solve, None, True, lambda V, T, k: each * T)
+
+    search = [
+        _method("sweep", "search", sweep, range(1), False, lambda V, T, k: V * T),
+        _method("propose", "search", propose, range(1), False, lambda V, T, k: 10 * T),
+        _method(
+            "alternating",
+            "search",
+            alternating,
+            range(1, ANY),
+            True,
+            lambda V, T, k: V * (4 + k * k),
+        ),
+        _method("snap", "search", snap, range(1, ANY), True, lambda V, T, k: 3 * 900 * T + V * k),
+        _method(
+            "enumerate", "search", enumerate_hidden, range(1, 3), True, lambda V, T, k: V * 40 * k
+        ),
+        _method("expected", "prior", expected, range(1), False, lambda V, T, k: 2 * V * T),
+        _method("chance", "control", chance, None, True, lambda V, T, k: T),
+    ]
+    found = [*(descends(name) for name in gradient.__all__), *search]
+    return {method.name: method for method in found}
+
+
+def parse_methods(wanted: dict[str, Any] | list[str]) -> dict[str, Method]:
+    """Methods by label, from names or from `{label: settings}`.
+
+    A label is a method's name, or anything with the name under the key `method` of its settings.
+
+    Raises:
+        RequestError: no such method or setting.
     """
-
-    def run_descent(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
-        return descent(Batch((problem,)), chance, truth, **settings)
-
-    def run_adam(problem: Problem, truth: Tensor, chance: Generators, **settings: Any) -> Any:
-        return adam(Batch((problem,)), chance, **settings)
-
-    def run_sweep(problem: Problem, truth: Tensor, chance: Generators) -> Any:
-        return sweep(problem)
-
-    def run_alternating(
-        problem: Problem, truth: Tensor, chance: Generators, **settings: Any
-    ) -> Any:
-        return alternating(problem, chance, **settings)
-
-    return {
-        "descent": Method(
-            run_descent,
-            {"steps": steps, "rate": rate},
-            random=True,
-            fits=lambda k: True,
-            needs="any slice",
-            cost=lambda V, T, k: 3 * steps * T,
-        ),
-        "adam": Method(
-            run_adam,
-            {"steps": adam_steps, "rate": 0.2},
-            random=True,
-            fits=lambda k: True,
-            needs="any slice",
-            cost=lambda V, T, k: 3 * adam_steps * T,
-        ),
-        "sweep": Method(
-            run_sweep,
-            {},
-            random=False,
-            fits=lambda k: k == 0,
-            needs="every position shown, as in [:, 0:, :]",
-            cost=lambda V, T, k: V * T,
-        ),
-        "alternating": Method(
-            run_alternating,
-            {"starts": starts},
-            random=True,
-            fits=lambda k: bool(k),
-            needs="the first k positions hidden, as in [:, 3:, :]",
-            cost=lambda V, T, k: V * (T + 12 * k),
-        ),
-    }
+    known, found = methods(), {}
+    for label, settings in (
+        wanted.items() if isinstance(wanted, dict) else ((name, {}) for name in wanted)
+    ):
+        settings = dict(settings or {})
+        name = settings.pop("method", label)
+        if name not in known:
+            raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
+        found[label] = known[name].configured(settings)
+    return found

@@ -1,209 +1,228 @@
-"""Runs every combination of layer, slice, method, prompt and seed on checkpoints, as rows."""
+"""Runs jobs: poses their problems, calls the solver, and makes a row of every answer."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import groupby
-from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.answer import Answer
-from eval.inversion.methods import Method
-from eval.inversion.metrics import ranks, tally, verdicts
+from eval.inversion.batch import Batch
+from eval.inversion.decode import restrict
+from eval.inversion.lexicon import Lexicon
+from eval.inversion.metrics import extras, ranks, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
-from eval.inversion.slices import Slice
+from eval.inversion.questions import Cell, Job, Site
 from eval.prompts import Prompt
 from eval.results import Row, row_key
 
-Site = tuple[Path, int, tuple[Prompt, ...]]
-"""A model directory, a layer and the prompts that are looked at together."""
+SHUFFLED = "shuffled"
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every checkpoint.
-
-    Attributes:
-        layers: block outputs to look at, from 0 (the embedding); None for every block's.
-        slices: what is shown.
-        methods: solvers by name.
-        seeds: one answer per seed for solvers that draw at random.
-    """
-
-    layers: list[int] | None
-    slices: list[Slice]
-    methods: dict[str, Method]
-    seeds: list[int]
-
-
-@dataclass(frozen=True)
-class Task:
-    """Rows that are computed together: prompts of one length, one site, slice, method and seed."""
-
-    checkpoint: Checkpoint
-    layer: int
-    slice: Slice
-    name: str
-    method: Method
-    seed: int
-    prompts: list[Prompt]
-
-    def key(self, prompt: Prompt) -> str:
-        """The row's key: everything that its content depends on."""
-        about = self.checkpoint.provenance
-        return row_key(
-            *(about[field] for field in ("name", "step", "weights_sha256")),
-            self.layer,
-            str(self.slice),
-            self.name,
-            self.method.settings,
-            prompt.tokens,
-            self.seed,
-        )
-
-    @property
-    def cost(self) -> float:
-        """How long it is likely to take, in no unit."""
-        config, length = self.checkpoint.config, len(self.prompts[0].tokens)
-        hidden = self.slice.hidden_prefix(length) or 0
-        each = self.method.cost(config.vocab_size, length, hidden)
-        return each * len(self.prompts) * (1 + self.layer)
-
-
-def plan(
-    checkpoint: Checkpoint, question: Question, prompts: list[Prompt], done: set[str]
-) -> list[Task]:
-    """The work that a question makes, less the rows that are there already.
-
-    Raises:
-        RequestError: a layer out of range, or nothing left because no method fits any slice.
-    """
-    depth = checkpoint.config.n_layers
-    layers = range(1, depth + 1) if question.layers is None else question.layers
-    for layer in layers:
-        if not 0 <= layer <= depth:
-            raise RequestError(
-                f"--layers {layer}: {checkpoint.path} has layers 0 (the embedding) to {depth}"
-            )
-    tasks = [
-        Task(checkpoint, layer, shown, name, method, seed, same_length)
-        for layer in layers
-        for shown in question.slices
-        for name, method in question.methods.items()
-        for seed in (question.seeds if method.random else question.seeds[:1])
-        for same_length in _by_length(prompts)
-        if method.fits(shown.hidden_prefix(len(same_length[0].tokens)))
-    ]
-    if not tasks:
-        needs = "; ".join(f"{name} needs {m.needs}" for name, m in question.methods.items())
-        raise RequestError(
-            f"--slices {' '.join(map(str, question.slices))}: no method asked for fits ({needs})"
-        )
-    pending = []
-    for task in tasks:
-        left = [prompt for prompt in task.prompts if task.key(prompt) not in done]
-        if left:
-            pending.append(replace(task, prompts=left))
-
-    return pending
-
-
-def run(task: Task, known: dict[Site, Measured] | None = None) -> list[Row]:
-    """Answers a task: one row per prompt.
+class Runner:
+    """Runs jobs of several checkpoints, keeping what it measured of the present one.
 
     Args:
-        task: the task.
-        known: what was measured at a site before; this task's site is added.
+        prompts: all prompts, so that floors are measured on all of one length at once.
+        background: ordinary text by checkpoint, for the searches' guesses.
+        allowed: the tokens that gradient solvers may answer with; None for all.
     """
-    device = task.checkpoint.model.embedding.weight.device
-    truth = torch.tensor([prompt.tokens for prompt in task.prompts], device=device)
-    circuit, known = Circuit(task.checkpoint.model, task.layer), {} if known is None else known
-    site = (task.checkpoint.path, task.layer, tuple(task.prompts))
-    if site not in known:
-        known[site] = measure(circuit, truth)
-    problem = pose(circuit, truth, task.slice, known[site])
-    chance = [_generator(prompt, task.seed) for prompt in task.prompts]
-    answers = task.method.solve(problem, truth, chance, **task.method.settings)
-    residual, at_floor = problem.residual(torch.stack([answer.tokens for answer in answers]))
-    return [
-        _row(task, problem, prompt, answer, p, float(residual[p]), bool(at_floor[p]))
-        for p, (prompt, answer) in enumerate(zip(task.prompts, answers, strict=True))
-    ]
 
+    def __init__(
+        self,
+        prompts: dict[str, list[Prompt]],
+        background: dict[str, Tensor],
+        allowed: dict[str, list[int]] | None = None,
+    ) -> None:
+        self._prompts, self._background, self._allowed = prompts, background, allowed or {}
+        self._now: Checkpoint | None = None
+        self._measured: dict[tuple[Site, int], tuple[dict[Prompt, int], Measured]] = {}
+        self._lexicons: dict[Site, Lexicon] = {}
 
-def run_all(tasks: Iterable[Task], save: Callable[[list[Row]], None]) -> Iterator[list[Row]]:
-    """Runs tasks one after the other, each one's rows saved before the next begins."""
-    known: dict[Site, Measured] = {}
-    for task in tasks:
-        if not any(site[:2] == (task.checkpoint.path, task.layer) for site in known):
-            known.clear()  # tasks come layer by layer: what is behind is not needed again
-        rows = run(task, known)
-        save(rows)
-        yield rows
+    def run_all(
+        self, jobs: Iterable[Job], save: Callable[[list[Row]], None]
+    ) -> Iterator[list[Row]]:
+        """Runs jobs one after the other, each one's rows saved before the next begins."""
+        for job in jobs:
+            rows = self.run(job)
+            save(rows)
+            yield rows
+
+    def run(self, job: Job) -> list[Row]:
+        """Answers a job: one row per cell."""
+        if job.checkpoint is not self._now:
+            self._now = job.checkpoint
+            self._measured.clear()
+            self._lexicons.clear()
+        grouped: dict[Any, list[Cell]] = {}
+        for cell in job.cells:
+            grouped.setdefault(cell.target, []).append(cell)
+        problems = [self._pose(cells) for cells in grouped.values()]
+        cells = [cell for own in grouped.values() for cell in own]
+        answers = self._solve(job, problems, cells)
+        rows = []
+        for problem, own in zip(problems, grouped.values(), strict=True):
+            mine, answers = answers[: len(own)], answers[len(own) :]
+            found = torch.stack([answer.tokens for answer in mine])
+            residual, within = problem.residual(found)
+            rows += [
+                _row(job, problem, cell, answer, p, float(residual[p]), bool(within[p]))
+                for p, (cell, answer) in enumerate(zip(own, mine, strict=True))
+            ]
+        return rows
+
+    def _solve(self, job: Job, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
+        assert self._now
+        method, device = job.method, problems[0].target.device
+        chance = [_generator(cell.prompt, cell.seed) for cell in cells]
+        if method.family == "gradient":
+            given = [torch.tensor(cell.prompt.tokens, device=device) for cell in cells]
+            truth = (torch.stack(given),) if method.name == "descent" else ()
+            answers = method.solve(Batch(tuple(problems)), chance, *truth, **method.settings)
+            allowed = self._allowed.get(self._now.provenance["name"])
+            return [_restricted(answer, allowed) for answer in answers] if allowed else answers
+        (problem,) = problems
+        lexicon = self._lexicon(cells[0].site)
+        if method.family == "control":
+            return method.solve(problem, lexicon, chance)
+        given = (chance,) if method.random else ()
+        shown = problem.shortened()
+        if method.name == "sweep":
+            answers = method.solve(shown)
+        else:
+            answers = method.solve(shown, lexicon, *given, **method.settings)
+        return [_lengthened(answer, problem.length) for answer in answers]
+
+    def _pose(self, cells: list[Cell]) -> Problem:
+        """The problem of cells that share a target."""
+        assert self._now
+        first = cells[0]
+        length = len(first.prompt.tokens)
+        numbers, measured = self._measure(first.site, length)
+        rows = [numbers[cell.prompt] for cell in cells]
+        if first.control == SHUFFLED:
+            if len(numbers) < 2:
+                raise RequestError(
+                    f"--shuffled: only one prompt of {length} tokens; ask for two or more"
+                )
+            rows = [(row + 1) % len(numbers) for row in rows]
+        own = Measured(measured.outputs[rows], measured.apart[:, rows])
+        circuit = first.site.circuit(self._now)
+        truth = torch.tensor([cell.prompt.tokens for cell in cells])
+        chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
+        return pose(circuit, truth, first.slice, own, first.noise, chance)
+
+    def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
+        assert self._now
+        key = (site, length)
+        if key not in self._measured:
+            name = self._now.provenance["name"]
+            same = [p for p in self._prompts[name] if len(p.tokens) == length]
+            device = self._now.model.embedding.weight.device
+            truth = torch.tensor([prompt.tokens for prompt in same], device=device)
+            measured = measure(site.circuit(self._now), truth)
+            self._measured[key] = {p: i for i, p in enumerate(same)}, measured
+        return self._measured[key]
+
+    def _lexicon(self, site: Site) -> Lexicon:
+        assert self._now
+        if site not in self._lexicons:
+            device = self._now.model.embedding.weight.device
+            background = self._background[self._now.provenance["name"]].to(device)
+            circuit: Circuit = site.circuit(self._now)
+            self._lexicons[site] = Lexicon(circuit, background)
+        return self._lexicons[site]
 
 
 def _row(
-    task: Task,
+    job: Job,
     problem: Problem,
-    prompt: Prompt,
+    cell: Cell,
     answer: Answer,
     p: int,
     residual: float,
-    at_floor: bool,
+    within: bool,
 ) -> Row:
-    truth = torch.tensor(prompt.tokens)
-    answer.tokens, answer.scores = answer.tokens.cpu(), answer.scores.cpu()
-    shown = set(task.slice.positions(problem.length))
-    rank = ranks(answer, truth)
-    found = answer.tokens.tolist()
-    checkpoint = task.checkpoint
+    checkpoint, prompt = job.checkpoint, cell.prompt
+    real, shown = prompt.real, cell.slice.positions(problem.length)
+    tokens = list(prompt.tokens[:real])
+    truth = torch.tensor(tokens)
+    answer.tokens, answer.scores = answer.tokens[:real].cpu(), answer.scores[:real].cpu()
+    seen = {t for t in shown if t < real}
+    rank, found = ranks(answer, truth), answer.tokens.tolist()
+    floor = float(problem.floor[p].norm())
+    margin = None if answer.runner_up is None else float(answer.runner_up.min())
     return {
-        "key": task.key(prompt),
+        "key": job.key(cell),
         "checkpoint": checkpoint.provenance,
-        "site": {"layer": task.layer, "part": "block"},
-        "slice": str(task.slice),
-        "length": problem.length,
+        "site": cell.site.record,
+        "slice": str(cell.slice),
+        "length": real,
         "observed": len(shown),
-        "hidden": problem.length - len(shown),
-        "method": task.name,
-        "settings": task.method.settings,
+        "hidden": real - len(seen),
+        "padded": bool(prompt.pads),
+        "noise": cell.noise,
+        "control": cell.control,
+        "method": job.label,
+        "family": job.method.family,
+        "settings": job.method.settings,
         "prompts": prompt.kind,
         "prompt": prompt.index,
-        "seed": task.seed,
-        "text": checkpoint.tokenizer.decode(list(prompt.tokens), skip_special_tokens=False),
-        "truth": list(prompt.tokens),
+        "seed": cell.seed,
+        "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
+        "truth": tokens,
         "found": found,
-        "truth_text": checkpoint.pieces(list(prompt.tokens)),
+        "truth_text": checkpoint.pieces(tokens),
         "found_text": checkpoint.pieces(found),
         "rank": rank,
-        "self": tally(rank, [t for t in range(problem.length) if t in shown]),
-        "nonself": tally(rank, [t for t in range(problem.length) if t not in shown]),
-        "exact": found == list(prompt.tokens),
+        "self": tally(rank, [t for t in range(real) if t in seen]),
+        "nonself": tally(rank, [t for t in range(real) if t not in seen]),
+        "exact": found == tokens,
+        **extras(found, tokens, rank, seen, margin, floor),
         "residual": residual,
-        "floor": float(problem.floor[p].norm()),
-        "margin": None if answer.runner_up is None else float(answer.runner_up.min()),
-        "at_floor": at_floor,
+        "floor": floor,
+        "margin": margin,
+        "at_floor": within,
         "criterion": answer.criterion,
-        "verdict": verdicts(answer, truth, at_floor),
+        "certificate": answer.certificate if within else None,
+        "verdict": verdicts(answer, truth, within),
         "collisions": [
-            {"position": t, "tokens": checkpoint.pieces(tokens)}
-            for t, tokens in answer.collisions.items()
+            {"position": t, "tokens": checkpoint.pieces(same[:SHOWN_COLLISIONS])}
+            for t, same in answer.collisions.items()
+            if t < real
         ],
+        "steps_to_solve": answer.steps,
         "evaluations": answer.evaluations,
         "seconds": round(answer.seconds, 4),
+        "notes": answer.notes,
     }
 
 
-def _generator(prompt: Prompt, seed: int) -> torch.Generator:
+SHOWN_COLLISIONS = 16
+
+
+def _lengthened(answer: Answer, length: int) -> Answer:
+    """With tokens after the last one shown, of which a causal output says nothing at all."""
+    missing = length - len(answer.tokens)
+    if missing:
+        V = answer.scores.shape[1]
+        first = len(answer.tokens)
+        answer.tokens = torch.cat([answer.tokens, answer.tokens.new_zeros(missing)])
+        answer.scores = torch.cat([answer.scores, answer.scores.new_zeros(missing, V)])
+        answer.collisions |= {t: list(range(V)) for t in range(first, length)}
+    return answer
+
+
+def _restricted(answer: Answer, allowed: list[int]) -> Answer:
+    """The best tokens among those allowed."""
+    answer.scores = restrict(answer.scores, allowed)
+    answer.tokens = answer.scores.argmax(dim=-1)
+    return answer
+
+
+def _generator(prompt: Prompt, seed: object) -> torch.Generator:
     """Chance that belongs to the prompt and the seed, whatever batch they stand in."""
     return torch.Generator().manual_seed(int(row_key(prompt.tokens, seed), 16) % 2**63)
-
-
-def _by_length(prompts: list[Prompt]) -> list[list[Prompt]]:
-    def length(prompt: Prompt) -> int:
-        return len(prompt.tokens)
-
-    return [list(group) for _, group in groupby(sorted(prompts, key=length), key=length)]

@@ -67,7 +67,11 @@ class Slice:
 
     def select(self, outputs: Tensor) -> Tensor:
         """The part shown of `(B, T, D)` outputs."""
-        return outputs[:, self.start : self.stop, self.low : self.high]
+        return self.narrow(outputs[:, self.start : self.stop])
+
+    def narrow(self, outputs: Tensor) -> Tensor:
+        """The channels shown of `(..., D)` outputs."""
+        return outputs[..., self.low : self.high]
 
     def hidden_prefix(self, length: int) -> int | None:
         """How many leading positions are hidden, if nothing else is; else None."""

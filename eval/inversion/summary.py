@@ -12,6 +12,7 @@ from eval.errors import RequestError
 from eval.inversion.fields import (
     SHUFFLED,
     architecture,
+    arrived,
     family,
     hidden_positions,
     labels,
@@ -118,11 +119,7 @@ def figures(rows: list[Row]) -> Record:
     found |= _interval("exact", exact_share([row["exact"] for row in rows], prompts, models))
     hidden = [(row, sorted(hidden_positions(row))) for row in rows]
     recalls = [set_recall(row["found"], row["truth"], places) for row, places in hidden]
-    margins = [
-        margin_bits(row["margin"], row["floor"])
-        for row in rows
-        if "not found" not in row["verdict"]
-    ]
+    margins = [margin_bits(row["margin"], row["floor"]) for row in rows if arrived(row)]
     accepted = [row for row in rows if row["at_floor"]]
     return (
         found
@@ -158,7 +155,8 @@ def is_false_accept(row: Row) -> bool:
     """
     if not row["at_floor"] or row["exact"] or row.get("control") == SHUFFLED:
         return False
-    last = max(set(range(row["length"])) - hidden_positions(row), default=-1)
+    shown = set(range(row["length"])) - hidden_positions(row)
+    last = row["length"] - 1 if row.get("padded") else max(shown, default=-1)
     told = {collision["position"] for collision in row["collisions"]}
     return any(row["found"][t] != row["truth"][t] and t not in told for t in range(last + 1))
 

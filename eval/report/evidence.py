@@ -128,7 +128,8 @@ def headline(placed: list[Score]) -> list[Score]:
     """Few enough methods to be shown side by side.
 
     One search per question, the one made for it where it was run; and where more than `COLUMNS`
-    methods are left, of the gradient methods the published one and, in each cell, the best other.
+    methods are left, of the gradient methods the published one and, in each cell, the best other,
+    and chance.
     """
     placed = [s for cell in group(placed, _cell).values() for s in _one_search(cell)]
     if len({s.column for s in placed}) <= COLUMNS:
@@ -174,7 +175,8 @@ def _best(cell: list[Score]) -> list[Score]:
         return sum(s.hits for s in others[column]) / sum(s.count for s in others[column])
 
     best = [replace(s, column=BEST) for s in others[max(others, key=share)]] if others else []
-    return best + [s for s in cell if s.column in (SEED, "exact")]
+    kept = [s for s in cell if s.column in (SEED, "exact") or family(s.row) == "control"]
+    return best + kept
 
 
 def _is_other_gradient(s: Score) -> bool:

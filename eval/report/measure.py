@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any
 
-from eval.inversion.fields import prompt, weights
+from eval.inversion.fields import arrived, prompt, weights
 from eval.inversion.metrics import margin_bits
 from eval.report.evidence import Score
 from eval.statistics import share
@@ -21,8 +21,7 @@ def measure(placed: list[Score]) -> dict[str, Any]:
     tokens = sum(s.count for s in placed)
     prompts, models = [prompt(row) for row in rows], [weights(row) for row in rows]
     top1 = share([s.hits for s in placed], [s.count for s in placed], prompts, models)
-    arrived = [row for row in rows if "not found" not in row["verdict"]]
-    margins = [row["margin"] for row in arrived if row["margin"] is not None]
+    margins = [row["margin"] for row in rows if arrived(row) and row["margin"] is not None]
     floors = [row["floor"] for row in rows if row["floor"] is not None]
     margin, floor = min(margins, default=None), max(floors, default=None)
     criteria = [row["criterion"] for row in rows if row["criterion"] is not None]

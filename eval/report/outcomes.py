@@ -45,7 +45,7 @@ def outcomes(
         found_shares, tokens = {}, {}
         for phase in (BEFORE, AFTER):
             own = {question(s.row): s for s in cells.get((*place.values(), phase), [])}
-            tried = [joined[q] for q in own if joined[q].decisive]
+            tried = [joined[q] for q in own if q in joined and joined[q].decisive]
             found_share = shares(tried, line["task"].nonself)
             if found_share:
                 found_shares[phase] = found_share

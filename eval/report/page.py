@@ -6,7 +6,7 @@ from typing import TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.files import write_text
-from eval.inversion.fields import weights
+from eval.inversion.fields import family, weights
 from eval.inversion.verdicts import VERDICTS, join, question
 from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
@@ -39,7 +39,8 @@ def render_page(rows: list[Row], title: str | None = None) -> str:
     by_layer = tables.pivot(tables.layer_records(placed))
     varied = tables.varied(every) if len(main) < len(every) else []
     columns = wording.column_order({s.column for s in placed})
-    sample = strips.sample(_rows(placed), joined)
+    looking = [s for s in placed if family(s.row) != "control"] or placed
+    sample = strips.sample(_rows(looking), joined)
     return _environment().get_template("page.html").render(
         wording=wording,
         verdicts=VERDICTS,

@@ -190,8 +190,9 @@ def _verdict_strip(phase: str, joined: Joined) -> Strip:
 
 def _strip(phase: str, name: str, row: Row) -> Strip:
     cells = []
+    verdicts = row["verdict"] or [NOT_FOUND] * row["length"]  # a shuffled target has none
     for true, found, text, verdict in zip(
-        row["truth"], row["found"], row["found_text"], row["verdict"], strict=True
+        row["truth"], row["found"], row["found_text"], verdicts, strict=True
     ):
         mark = "a" if verdict == "ambiguous" else "" if found == true else "w"
         cells.append((mark, visible(text)))

@@ -97,7 +97,7 @@ def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[
             {"method": name, "family": families[name], "asked": asked, "cells": cells[name]}
             for name in column_order(set(cells))
         ]
-        order = {"gradient": 0, "search": 2}
+        order = {"gradient": 0, "search": 2, "control": 3}
         found.append((model, sorted(own_lines, key=lambda line: order.get(line["family"], 1))))
     return found
 

@@ -104,6 +104,27 @@ METHODS = {
         "Guesses the whole prompt and checks it in one pass, which proves every position up to the "
         "first that misses; there it searches. For positions that are shown.",
     ),
+    "snap": Method(
+        "snap and resolve",
+        "snap",
+        "snap",
+        "Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones "
+        "alone and tries the likeliest tokens of each.",
+    ),
+    "enumerate": Method(
+        "exact search, enumeration",
+        "enumeration",
+        "enum.",
+        "Finds an answer and then rules out every other choice of the hidden tokens.",
+    ),
+    "expected": Method(
+        "search with a prior",
+        "with prior",
+        "prior",
+        "A sweep that weighs the evidence against what the model itself expects to come next; it "
+        "measures that expectation too.",
+    ),
+    "chance": Method("chance", "chance", "chance", "Random tokens, without looking."),
     "alternating": Method(
         "exact search, alternating",
         "exact search",
@@ -116,7 +137,7 @@ METHODS = {
 FIRST = (
     "descent", "adam", "best", "lbfgs", "levenberg", "pia", "pez", "gumbel", "soda", "gcg", "arca",
 )  # fmt: skip
-LAST = ("exact", "propose", "sweep", "alternating")
+LAST = ("exact", "propose", "sweep", "alternating", "enumerate", "snap", "chance")
 """The order of the methods; any others stand between."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""

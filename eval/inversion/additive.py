@@ -1,0 +1,82 @@
+"""The additive model: what hidden tokens change in the visible outputs nearly adds up.
+
+With the change that each token makes at each hidden position known (one exact pass of the whole
+vocabulary a position), the outputs of any of the V^k choices follow by addition, and the search for
+the choice that explains what is missing is a sparse code over k dictionaries: a beam through the
+positions and coordinate descent, by matrix products alone. What it finds is a guess: solvers run it
+exactly, and start again from the best.
+"""
+
+import torch
+from torch import Tensor
+
+RIDGE = 100.0  # in squared features of unit size
+PASSES = 3  # of coordinate descent over all positions; it rarely moves after the second
+
+
+def explain(
+    changes: list[Tensor], missing: Tensor, keep: int, beams: int, generator: torch.Generator
+) -> Tensor:
+    """Choices of one token a position whose changes add up to about what is missing.
+
+    Args:
+        changes: of each of k positions, each candidate's, `(V_j, F)`.
+        missing: `(F,)`.
+        keep: how many choices to give at most.
+        beams: how many are followed; as many random ones beside them.
+        generator: the source of those.
+
+    Returns:
+        `(n, k)` numbers of candidates, the best first, all different, n <= keep.
+    """
+    k = len(changes)
+    lengths = [change.square().sum(dim=1) for change in changes]
+    # the position that explains most goes first: what is left for the others is least blurred
+    order = sorted(range(k), key=lambda j: -float(lengths[j].mean()))
+    left, chosen = missing[None], torch.zeros(1, k, dtype=torch.long, device=missing.device)
+    for j in order:
+        apart = left.square().sum(dim=1)[:, None] + lengths[j] - 2 * left @ changes[j].T
+        best = apart.flatten().topk(min(beams, apart.numel()), largest=False).indices
+        beam, picked = best // len(changes[j]), best % len(changes[j])
+        chosen = chosen[beam].clone()
+        chosen[:, j] = picked
+        left = left[beam] - changes[j][picked]
+    if k > 1:
+        rows = [torch.randint(len(c), (beams,), generator=generator) for c in changes]
+        drawn = torch.stack(rows, dim=1).to(chosen)
+        chosen = torch.cat([chosen, drawn])
+        taken = torch.stack([changes[j][drawn[:, j]] for j in range(k)]).sum(dim=0)
+        left = torch.cat([left, missing - taken])
+        for j in list(range(k)) * PASSES:
+            left = left + changes[j][chosen[:, j]]
+            chosen[:, j] = (lengths[j] - 2 * left @ changes[j].T).argmin(dim=1)
+            left = left - changes[j][chosen[:, j]]
+    ranked = chosen[left.square().sum(dim=1).argsort()]
+    return _different(ranked)[:keep]
+
+
+def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
+    """Guesses every token's change from that of a sample, by ridge regression on features.
+
+    Args:
+        features: of each token, `(V, M)`, of about unit size.
+        sample: the tokens whose changes are known, `(n,)`.
+        changes: those, `(n, F)`.
+
+    Returns:
+        `(V, F)`, those of the sample as given.
+    """
+    mean, X = changes.mean(dim=0), features[sample]
+    gram = X.T @ X + RIDGE * torch.eye(X.shape[1]).to(X)
+    guessed = mean + features @ torch.linalg.solve(gram, X.T @ (changes - mean))
+    guessed[sample] = changes
+    return guessed
+
+
+def _different(rows: Tensor) -> Tensor:
+    """Rows without repetition, in the order of their first appearance."""
+    _, number = torch.unique(rows, dim=0, return_inverse=True)
+    place = torch.arange(len(rows), device=rows.device)
+    first = place.new_full((int(number.max()) + 1,), len(rows))
+    first.scatter_reduce_(0, number, place, "amin")
+    return rows[first.sort().values]

@@ -1,0 +1,78 @@
+"""Models to compare with: the identity, the same model at another scale or with another embedding.
+
+A derived model has a name of its own, so that its rows stand beside those of the model it is
+derived from.
+"""
+
+import copy
+import hashlib
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.errors import RequestError
+
+_SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
+
+
+def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
+    """A checkpoint's control.
+
+    Args:
+        checkpoint: of a model of our own.
+        control: `identity` (token mixers that pass their input on, freshly initialised),
+            `scale=S` (the model freshly initialised, its embedding with standard deviation S) or
+            `embedding=DIR` (the model with the embedding of another model directory).
+
+    Raises:
+        RequestError: another word, or a model that cannot be built anew.
+    """
+    scale = _SCALE.fullmatch(control)
+    if control.startswith("embedding="):
+        return _with_embedding(checkpoint, control)
+    if control != "identity" and not scale:
+        raise RequestError(
+            f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR"
+        )
+    if "source" in checkpoint.meta:
+        raise RequestError(
+            f"--controls {control}: {checkpoint.path} was not built here and cannot be built anew; "
+            "leave it out"
+        )
+    config = checkpoint.config
+    if scale:
+        config = replace(config, embedding_std=float(scale[1]))
+    else:
+        config = replace(config, mixers=("identity",))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LanguageModel(config)
+    model = model.to(checkpoint.model.embedding.weight.device).eval().requires_grad_(False)
+    return _derived(checkpoint, control, model, step=0)
+
+
+def _with_embedding(checkpoint: Checkpoint, control: str) -> Checkpoint:
+    path = control.removeprefix("embedding=")
+    own = checkpoint.model.embedding.weight
+    other = open_checkpoint(path, own.device).model.embedding.weight
+    if own.shape != other.shape:
+        raise RequestError(
+            f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
+            f"{checkpoint.path} is {tuple(own.shape)}; give a model of the same sizes"
+        )
+    model = copy.deepcopy(checkpoint.model)
+    model.embedding.weight = torch.nn.Parameter(other.clone(), requires_grad=False)
+    return _derived(checkpoint, control, model, step=int(checkpoint.meta.get("step", 0)))
+
+
+def _derived(checkpoint: Checkpoint, control: str, model: LanguageModel, step: int) -> Checkpoint:
+    meta: dict[str, Any] = checkpoint.meta | {"step": step, "val_loss": None}
+    meta["name"] = f"{checkpoint.meta['name']} [{control}]"
+    digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}".encode()).hexdigest()
+    return replace(
+        checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest
+    )

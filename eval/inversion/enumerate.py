@@ -1,0 +1,133 @@
+"""Certified enumeration: the answer is found first, then every other choice is ruled out.
+
+With the visible tokens as found, one hidden token leaves V choices, which the alternating search
+tries all; two leave V x V. Each of those can be run (`exact`, for a GPU or for patience), or ruled
+out by the additive model where its distance exceeds what interactions of two tokens were seen to
+make, with a factor to spare; what remains is run.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from eval.inversion.alternating import alternating
+from eval.inversion.answer import Answer
+from eval.inversion.lexicon import Lexicon
+from eval.inversion.problem import Problem
+
+PROBES = 2048  # random pairs that are run to see how far from additive the model is
+SPARE = 2.0  # times the largest of those counts as possible
+BATCH = 4096  # pairs that are run together
+
+
+def enumerate_hidden(
+    problem: Problem,
+    lexicon: Lexicon,
+    chance: list[torch.Generator],
+    exact: bool = False,
+    most: int = 1_000_000,
+) -> list[Answer]:
+    """As `alternating`, for k = 1 or 2, with every other choice of hidden tokens ruled out.
+
+    Args:
+        problem: the first one or two positions hidden.
+        lexicon: guesses of visible tokens.
+        chance: the source of each prompt's random starts.
+        exact: whether all V x V pairs are run.
+        most: pairs that are run at most where they are not; above that nothing is certified.
+    """
+    answers = alternating(problem, lexicon, chance)
+    if problem.hidden == 2:
+        for p, answer in enumerate(answers):
+            if answer.certificate:
+                _rule_out(problem.of([p]), answer, chance[p], exact, most)
+    return answers
+
+
+def _rule_out(
+    problem: Problem, answer: Answer, generator: torch.Generator, exact: bool, most: int
+) -> None:
+    """Completes an answer: the certificate, the nearest other pair, and pairs as good as it."""
+    started = time.perf_counter()
+    pairs = _Pairs(problem, answer.tokens)
+    if exact:
+        left = pairs.all()
+    else:
+        left, allowance = pairs.possible(generator, most)
+        answer.notes["allowance"] = allowance
+    if left is not None:
+        nearest, equal, count = pairs.run(left)
+        answer.notes |= {"pairs": count, "nearest": nearest}
+        answer.certificate = "enumerated" if exact else "screened"
+        if len(equal) > 1:
+            for j in range(2):
+                answer.collisions[j] = sorted({pair[j] for pair in equal})
+    answer.evaluations += pairs.evaluations
+    answer.seconds += time.perf_counter() - started
+
+
+class _Pairs:
+    """All pairs of two hidden tokens before one visible token, in units of its target's length."""
+
+    def __init__(self, problem: Problem, tokens: Tensor) -> None:
+        self.circuit, self.shown = problem.circuit, problem.slice
+        self.V = len(self.circuit.vocabulary)
+        self.own, self.visible = tokens[:2], tokens[2:3]
+        self.target, self.limit = problem.target[0, 0], problem.limit[0, 0]
+        self.evaluations = 0
+
+    def all(self) -> Iterator[Tensor]:
+        """Every pair, `(n, 2)` at a time."""
+        second = torch.arange(self.V, device=self.own.device)
+        for first in range(self.V):
+            yield torch.stack([torch.full_like(second, first), second], dim=1)
+
+    def possible(
+        self, generator: torch.Generator, most: int
+    ) -> tuple[Iterator[Tensor] | None, float]:
+        """The pairs that the additive model cannot rule out, and the distance it may err by.
+
+        None if there are more than `most`.
+        """
+        everything = torch.arange(self.V, device=self.own.device)
+        base = self._outputs(self.own[None])
+        changes = []
+        for j in range(2):
+            tried = self.own.repeat(self.V, 1)
+            tried[:, j] = everything
+            changes.append(torch.cat([self._outputs(some) for some in tried.split(BATCH)]) - base)
+        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.own.device)
+        added = base + changes[0][drawn[:, 0]] + changes[1][drawn[:, 1]]
+        off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)
+        allowance = SPARE * float(off.max())
+        left = (self.target - base) - changes[0]  # (V, C): what a second token would have to add
+        found, count = [], 0
+        for start, some in zip(range(0, self.V, 256), left.split(256), strict=True):
+            near = torch.cdist(some, changes[1]) <= allowance
+            pairs = near.nonzero()
+            pairs[:, 0] += start
+            found.append(pairs)
+            count += len(pairs)
+            if count > most:
+                return None, allowance
+        return iter(torch.cat(found).split(BATCH)), allowance
+
+    def run(self, left: Iterator[Tensor]) -> tuple[float, list[tuple[int, int]], int]:
+        """Distance of the nearest other pair, the pairs within the limit, and how many were run."""
+        nearest, equal, count = float("inf"), [], 0
+        for pairs in left:
+            apart = torch.linalg.vector_norm(self._outputs(pairs) - self.target, dim=-1)
+            other = (pairs != self.own).any(dim=-1)
+            if other.any():
+                nearest = min(nearest, float(apart[other].min()))
+            equal += [(int(a), int(b)) for a, b in pairs[apart <= self.limit].tolist()]
+            count += len(pairs)
+        return nearest, equal, count
+
+    def _outputs(self, pairs: Tensor) -> Tensor:
+        """The first visible output after pairs, `(n, 2)`, as far as it is shown: `(n, C)`."""
+        self.evaluations += 3 * len(pairs)
+        whole = torch.cat([pairs, self.visible.expand(len(pairs), 1)], dim=1)
+        return self.shown.narrow(self.circuit.of_tokens(whole)[:, 2])
