@@ -66,6 +66,15 @@ def test_another_search_stands_for_exact_where_the_usual_is_missing():
     assert (score.column, score.method) == ("exact", "beam")
 
 
+def test_chance_keeps_its_column_and_has_no_strips():
+    rows = [*many(), odd_row("chance", "control", share=(0.0, 0.0)), odd_row("expected", "prior")]
+    assert {r["column"] for r in summary_table(rows)} == {"descent", "best", "exact", "chance"}
+    page = Page(render_page(rows))
+    assert [row[0] for row in page.table("method")[2:] if row][-1] == "chancecontrol"
+    assert not any("chance" in row[0] for t in page.tables if t[0][0] == "the prompt" for row in t)
+    assert render_page([odd_row("chance", "control", share=(0.0, 0.0))])
+
+
 def test_methods_are_read_gradient_first_and_search_last():
     names = {"sweep", "zeta", "adam", "alternating", "descent", "exact", "best", "gcg"}
     assert column_order(names) == [

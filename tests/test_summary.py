@@ -156,6 +156,9 @@ def test_margins_of_searches_that_arrived():
     near = make_row(margin=4.0, prompt=1, **kind)
     lost = make_row(margin=1.0, prompt=2, verdict=["not found"] * 16, **kind)
     assert only(summarise([arrived, near, lost]))["margin_bits"] == 2
+    shuffled = make_row(margin=1.0, verdict=None, control="shuffled", **kind)
+    assert only(summarise([shuffled]))["margin_bits"] is None
+    assert render_page([shuffled])
     assert only(summarise([make_row(method="adam")]))["margin_bits"] is None
 
 
@@ -177,8 +180,9 @@ def test_false_accepts():
     assert not is_false_accept(wrong(None, exact=True))
     assert not is_false_accept(wrong(1, control="shuffled"))
     # the outputs at the first positions do not depend on the later tokens
-    assert not is_false_accept(wrong(4, slice="[:, :3, :]"))
-    assert is_false_accept(wrong(1, slice="[:, 2:3, :]"))
+    assert not is_false_accept(wrong(4, slice="[:, :3, :]", hidden=3))
+    assert is_false_accept(wrong(1, slice="[:, 2:3, :]", hidden=5))
+    assert is_false_accept(wrong(5, slice="[:, -1, :]", hidden=6, padded=True))
     record = only(summarise([wrong(1), wrong(None, exact=True, key="b")]))
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
 

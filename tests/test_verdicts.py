@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.inversion.fields import architecture, family, labels, part, variation
+from eval.inversion.fields import architecture, family, hidden_positions, labels, part, variation
 from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, join
 from tests.report_cases import make_row, make_rows
 
@@ -108,6 +108,7 @@ def named(name, **checkpoint):
         (["flat-s0", "flat-s1", "flat-s2"], "flat"),
         (["flat-seed0", "flat_seed_1"], "flat"),
         (["flat-s0"], "flat-s0"),
+        (["flat-s0 [scale=1]", "flat-s1 [scale=1]"], "flat [scale=1]"),
         (["plain", "other"], "attention(heads=4), 128 x 4"),
     ],
 )
@@ -120,6 +121,20 @@ def test_seeds_share_a_label(names, label):
 def test_other_sizes_have_other_labels():
     rows = [named("flat", d_model=128), named("flat", d_model=256), named("llama", d_model=512)]
     assert list(labels(rows).values()) == ["flat (d_model 128)", "flat (d_model 256)", "llama"]
+
+
+def test_a_model_that_was_changed_for_a_control_is_another():
+    rows = [named("flat"), named("flat [embedding=x]") | {"control": "embedding=x"}]
+    assert list(labels(rows).values()) == ["flat", "flat [embedding=x]"]
+    assert set(labels([named("flat"), named("flat") | {"control": "shuffled"}]).values()) == {
+        "flat"
+    }
+
+
+def test_positions_that_padding_hides():
+    own = {"length": 4, "slice": "[:, -1, :]"}
+    assert hidden_positions(make_row(**own, hidden=3)) == {0, 1, 2}
+    assert hidden_positions(make_row(**own, hidden=4, padded=True)) == {0, 1, 2, 3}
 
 
 def test_join_keeps_every_question():
