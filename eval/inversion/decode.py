@@ -27,7 +27,7 @@ def by_cosine(circuit: Circuit, solution: Tensor) -> Tensor:
 
 def by_distance(circuit: Circuit, solution: Tensor) -> Tensor:
     """Minus the Euclidean distance from each token's embedding."""
-    return -torch.cdist(solution, circuit.vocabulary[None])
+    return -torch.cdist(solution.flatten(0, 1), circuit.vocabulary).unflatten(0, solution.shape[:2])
 
 
 @torch.no_grad()
