@@ -1,7 +1,8 @@
 """A site of a model as a function of embeddings: what the evidence is taken from."""
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -137,6 +138,12 @@ class Circuit:
             return mixer.step(x, state.blocks[i])
 
         return self._walk(embeddings, mix, state.length)
+
+    @cached_property
+    def coarse(self) -> "Circuit":
+        """The same in bfloat16: twice as fast or more, exact enough to say what to try."""
+        model = copy.deepcopy(self.model).to(torch.bfloat16)
+        return replace(self, model=model)
 
     @cached_property
     def vocabulary(self) -> Tensor:

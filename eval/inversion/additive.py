@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 RIDGE = 100.0  # in squared features of unit size
-PASSES = 3  # of coordinate descent over all positions; it rarely moves after the second
+PASSES = 2  # of coordinate descent over all positions; it rarely moves after
 
 
 def explain(
-    changes: list[Tensor], missing: Tensor, keep: int, beams: int, generator: torch.Generator
+    changes: list[Tensor],
+    missing: Tensor,
+    keep: int,
+    beams: int,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Choices of one token a position whose changes add up to about what is missing.
 
@@ -23,8 +27,8 @@ def explain(
         changes: of each of k positions, each candidate's, `(V_j, F)`.
         missing: `(F,)`.
         keep: how many choices to give at most.
-        beams: how many are followed; as many random ones beside them.
-        generator: the source of those.
+        beams: how many are followed.
+        generator: the source of as many random choices that are followed beside them, if given.
 
     Returns:
         `(n, k)` numbers of candidates, the best first, all different, n <= keep.
@@ -41,12 +45,13 @@ def explain(
         chosen = chosen[beam].clone()
         chosen[:, j] = picked
         left = left[beam] - changes[j][picked]
-    if k > 1:
+    if k > 1 and generator is not None:
         rows = [torch.randint(len(c), (beams,), generator=generator) for c in changes]
         drawn = torch.stack(rows, dim=1).to(chosen)
         chosen = torch.cat([chosen, drawn])
         taken = torch.stack([changes[j][drawn[:, j]] for j in range(k)]).sum(dim=0)
         left = torch.cat([left, missing - taken])
+    if k > 1:
         for j in list(range(k)) * PASSES:
             left = left + changes[j][chosen[:, j]]
             chosen[:, j] = (lengths[j] - 2 * left @ changes[j].T).argmin(dim=1)

@@ -32,7 +32,7 @@ from eval.inversion.slices import Slice
 from eval.inversion.sweep import BATCH, sweep_from, try_some
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
-SCREEN = 3  # visible positions on which tokens are tried at a hidden one
+SCREEN = 4  # visible positions, at most, on which tokens are tried at a hidden one
 LIKELY = 32  # visible tokens tried at a position, by its output and by the text before it
 QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
 SAMPLE = 512  # tokens whose changes are computed before the others' are guessed
@@ -90,6 +90,7 @@ class _Search:
         self.problem, self.reader, self.generator = problem, reader, generator
         self.k, self.rounds, self.beams = problem.hidden, rounds, beams
         self.circuit = problem.circuit
+        self.screen = min(SCREEN, max(2, self.k - 1))  # more hidden tokens, more that must explain
         self.vocabulary = self.circuit.vocabulary
         length = min(problem.length, self.k + WINDOW)
         channels = {"low": problem.slice.low, "high": problem.slice.high}
@@ -174,19 +175,20 @@ class _Search:
     def _improve(self, hidden: Tensor, visible: Tensor, thorough: bool) -> tuple[Tensor, float]:
         """(b) The nearest of many other hidden tokens, `(1, k)`; the present ones win a tie.
 
-        Thorough: the changes of the whole vocabulary are computed. Else those of a sample are, the
-        others guessed from them, and those of the tokens that then look best computed too.
+        Thorough: the changes of the whole vocabulary are computed. Else those of a sample are, in
+        low precision, the others guessed from them, and those of the tokens that then look best
+        computed too. What is chosen by them is run in full precision.
         """
         base = self._shown(self.circuit.of_tokens(torch.cat([hidden, visible], dim=1)))
-        missing = (self.window.target / self.unit - base)[:, :SCREEN].flatten()
-        guess = (hidden, visible[:, :SCREEN], base[:, :SCREEN])
+        missing = (self.window.target / self.unit - base)[:, : self.screen].flatten()
+        guess = (hidden, visible[:, : self.screen], not thorough)
         if thorough:
             listed = [torch.arange(len(self.vocabulary))] * self.k
             changes = [self._changes(j, tokens, *guess) for j, tokens in enumerate(listed)]
         else:
             sampled = [self._changes(j, self.sample, *guess) for j in range(self.k)]
             guessed = [extrapolate(self.features, self.sample, change) for change in sampled]
-            chosen = explain(guessed, missing, 2 * self.beams, self.beams, self.generator)
+            chosen = explain(guessed, missing, 2 * self.beams, self.beams)
             new = [
                 torch.cat([chosen[:, j], _nearest_single(guessed[j], missing, LISTED)]).unique()
                 for j in range(self.k)
@@ -206,23 +208,25 @@ class _Search:
         return self._nearest(torch.cat(tried), visible)
 
     def _changes(
-        self, j: int, tokens: Tensor, hidden: Tensor, visible: Tensor, base: Tensor
+        self, j: int, tokens: Tensor, hidden: Tensor, visible: Tensor, coarse: bool
     ) -> Tensor:
         """What tokens `(n,)` at hidden position j change in the shown outputs, `(n, F)`."""
-        outputs = torch.cat(list(self._outputs_at(j, hidden, visible, tokens)))
-        return (outputs - base).flatten(1)
+        tried = torch.cat([hidden[0, j : j + 1], tokens])
+        outputs = torch.cat(list(self._outputs_at(j, hidden, visible, tried, coarse)))
+        return (outputs[1:] - outputs[0]).flatten(1)
 
     def _outputs_at(
-        self, j: int, hidden: Tensor, visible: Tensor, tokens: Tensor
+        self, j: int, hidden: Tensor, visible: Tensor, tokens: Tensor, coarse: bool = False
     ) -> Iterator[Tensor]:
         """Shown outputs with each of `(n,)` tokens at hidden position j, in batches `(N, S, C)`."""
-        state = self.circuit.prefix(hidden[:, :j]) if j else None
-        rest = self.circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
+        circuit = self.circuit.coarse if coarse else self.circuit
+        state = circuit.prefix(hidden[:, :j]) if j else None
+        rest = circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
         self.evaluations += len(tokens) * (1 + rest.shape[1])
-        for candidates in self.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
+        for candidates in circuit.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
             tail = rest.expand(len(candidates), -1, -1)
-            outputs = self.circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
-            yield self._shown(outputs, self.k - j)
+            outputs = circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
+            yield self._shown(outputs.float(), self.k - j)
 
     def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
         """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
@@ -251,7 +255,7 @@ class _Search:
         collisions = {}
         if k == 1 or not proved:
             # ranks of the others; where one token is hidden, this is every other choice
-            screen, everything = proof.tokens[:, :SCREEN], torch.arange(V)
+            screen, everything = proof.tokens[:, : self.screen], torch.arange(V)
             apart = torch.stack(
                 [
                     torch.cat(
