@@ -179,6 +179,8 @@ def plan(
                     cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
                     together = len(prompt.tokens), control if method.family == "gradient" else None
                     alone = () if method.family == "gradient" else cell.target
+                    if method.name == "sweep":  # all layers in one pass
+                        alone = (site.part, site.without, *cell.target[1:])
                     groups.setdefault((*together, alone), []).append(cell)
         for cells in groups.values():
             job = Job(checkpoint, label, method)

@@ -16,6 +16,7 @@ from eval.inversion.lexicon import Lexicon
 from eval.inversion.metrics import extras, ranks, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
+from eval.inversion.sweep import sweep, sweep_layers
 from eval.prompts import Prompt
 from eval.results import Row, row_key
 
@@ -84,16 +85,22 @@ class Runner:
             answers = method.solve(Batch(tuple(problems)), chance, *truth, **method.settings)
             allowed = self._allowed.get(self._now.provenance["name"])
             return [_restricted(answer, allowed) for answer in answers] if allowed else answers
+        if method.name == "sweep":
+            shown = [problem.shortened() for problem in problems]
+            same = len({len(problem.target) for problem in shown}) == 1
+            found = sweep_layers(shown) if same else [sweep(problem) for problem in shown]
+            lengths = [problem.length for problem in problems]
+            return [
+                _lengthened(answer, length)
+                for own, length in zip(found, lengths, strict=True)
+                for answer in own
+            ]
         (problem,) = problems
         lexicon = self._lexicon(cells[0].site)
         if method.family == "control":
             return method.solve(problem, lexicon, chance)
         given = (chance,) if method.random else ()
-        shown = problem.shortened()
-        if method.name == "sweep":
-            answers = method.solve(shown)
-        else:
-            answers = method.solve(shown, lexicon, *given, **method.settings)
+        answers = method.solve(problem.shortened(), lexicon, *given, **method.settings)
         return [_lengthened(answer, problem.length) for answer in answers]
 
     def _pose(self, cells: list[Cell]) -> Problem:

@@ -6,7 +6,7 @@ the floor it is proved. The candidates of all prompts go through the model toget
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +21,57 @@ BATCH = 1024  # candidates sent through the model at once: what a CPU's caches l
 def sweep(problem: Problem) -> list[Answer]:
     """Recovers P prompts whose every position is shown, `[:, 0:, :]`."""
     started = time.perf_counter()
-    P, T = len(problem.target), problem.length
     swept = sweep_from(problem, None)
+    return _answers(problem, swept, (time.perf_counter() - started) / len(swept.tokens))
+
+
+def sweep_layers(problems: list[Problem]) -> list[list[Answer]]:
+    """Sweeps several layers of the same prompts in one pass of the deepest.
+
+    All tokens run through the blocks once, and are looked at behind each layer asked for. That
+    needs all layers to find the same tokens, so that they share one prefix; where they do not, each
+    is swept on its own.
+
+    Args:
+        problems: of circuits that differ in their layers only, and of the same prompts.
+
+    Returns:
+        The answers of each problem; the time of the pass is shared evenly.
+    """
+    circuits = [problem.circuit for problem in problems]
+    layers = sorted({layer for circuit in circuits for layer in circuit.sites})
+    whole, D = replace(circuits[0], layers=tuple(layers)), circuits[0].model.config.d_model
+    places = [
+        torch.cat([torch.arange(D) + layers.index(layer) * D for layer in circuit.sites])
+        for circuit in circuits
+    ]
+    started, state = time.perf_counter(), None
+    P, T = problems[0].target.shape[:2]
+    found, distances = [], []
+    for t in range(T):
+        prefixes = 1 if state is None else P
+        parts: list[list[Tensor]] = [[] for _ in problems]
+        for candidates in whole.vocabulary.split(max(1, BATCH // prefixes)):
+            outputs = whole.step(candidates.repeat(prefixes, 1)[:, None], state)[:, 0]
+            for own, problem, place in zip(parts, problems, places, strict=True):
+                own.append(_distances(problem, t, outputs[:, place], prefixes))
+        each = [torch.cat(own, dim=1) for own in parts]
+        tokens = torch.stack([distance.argmin(dim=1) for distance in each])
+        if (tokens != tokens[0]).any():
+            return [sweep(problem) for problem in problems]
+        found.append(tokens[0])
+        distances.append(each)
+        state = whole.prefix(tokens[0, :, None], state)
+    seconds = (time.perf_counter() - started) / P / len(problems)
+    tokens = torch.stack(found, dim=1)
+    return [
+        _answers(problem, Swept(tokens, torch.stack([each[i] for each in distances], 1)), seconds)
+        for i, problem in enumerate(problems)
+    ]
+
+
+def _answers(problem: Problem, swept: "Swept", seconds: float) -> list[Answer]:
     near = swept.distances.gather(-1, swept.tokens[..., None])[..., 0] <= problem.limit
-    seconds = (time.perf_counter() - started) / P
     return [
         Answer(
             tokens=swept.tokens[p],
@@ -32,10 +79,10 @@ def sweep(problem: Problem) -> list[Answer]:
             runner_up=runner_up(swept.distances[p]),
             collisions=collisions(swept.distances[p], problem.limit[p]),
             certificate="enumerated" if near[p].all() else None,
-            evaluations=T * len(problem.circuit.vocabulary),
+            evaluations=problem.length * len(problem.circuit.vocabulary),
             seconds=seconds,
         )
-        for p in range(P)
+        for p in range(len(swept.tokens))
     ]
 
 
@@ -83,8 +130,12 @@ def try_some(problem: Problem, t: int, state: State | None, tokens: Tensor) -> T
 
 
 def _try(problem: Problem, t: int, state: State | None, x: Tensor, prefixes: int) -> Tensor:
-    outputs = problem.slice.narrow(problem.circuit.step(x[:, None], state)[:, 0])
-    target = problem.target[:, t, None]
+    return _distances(problem, t, problem.circuit.step(x[:, None], state)[:, 0], prefixes)
+
+
+def _distances(problem: Problem, t: int, outputs: Tensor, prefixes: int) -> Tensor:
+    """Outputs of the candidates of each prefix, `(N, width)`, from each target: `(P, V)`."""
+    outputs, target = problem.slice.narrow(outputs), problem.target[:, t, None]
     return torch.linalg.vector_norm(outputs.view(prefixes, -1, outputs.shape[-1]) - target, dim=-1)
 
 

@@ -1,0 +1,294 @@
+"""What exact search and batching are worth, as ratios of ways that give the same answer.
+
+    python -m scripts.bench_inversion --save docs/benchmarks/inversion-cpu.md
+
+    python -m scripts.bench_inversion --models runs/flat/models/step-001000 \\
+        runs/llama/models/step-001000 --corpus data/tinystories
+
+All ways of a ratio run in turns in one process; of several turns the fastest counts. Without
+--models, untrained models of --d-model and --layers are asked for random tokens.
+"""
+
+import argparse
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel, ModelConfig
+from eval.checkpoints import open_checkpoint
+from eval.circuit import Circuit
+from eval.inversion.alternating import alternating
+from eval.inversion.batch import Batch
+from eval.inversion.gradient import descent
+from eval.inversion.lexicon import Lexicon
+from eval.inversion.problem import Problem, pose
+from eval.inversion.propose import propose
+from eval.inversion.slices import Slice
+from eval.inversion.sweep import BATCH, sweep
+from eval.prompts import background, story_prompts
+
+STEPS = 20  # of descent; each costs the same
+
+
+class Subject(NamedTuple):
+    """A model and the tokens that are recovered from it."""
+
+    name: str
+    model: LanguageModel
+    tokens: Tensor
+    text: Tensor
+
+
+def main() -> None:
+    """Measures and prints the page, and saves it where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", metavar="DIR", help="model directories")
+    parser.add_argument("--corpus", default="toy", help="stories, where --models are given")
+    parser.add_argument("--d-model", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--prompts", type=int, default=16, help="for the search of hidden tokens")
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--save", type=Path, help="write the page here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    if options.memory:
+        print(_peak(options))
+        return
+    page = measure(options)
+    print(page)
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        options.save.write_text(page, encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> str:
+    """The whole page."""
+    subjects = _subjects(options)
+    lines = [
+        "# Inversion",
+        "",
+        f"`python -m scripts.bench_inversion {shlex.join(_arguments())}`".replace(" `", "`"),
+        "",
+        f"{_machine(options)}. torch {torch.__version__}, float32, {options.threads} threads. "
+        f"Last layer; the fastest of {options.turns} turns; ratios of seconds.",
+        "",
+        "| | " + " | ".join(subject.name for subject in subjects) + " |",
+        "|---|" + "---|" * len(subjects),
+    ]
+    for name, question in QUESTIONS.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        cells = [question(subject, options) for subject in subjects]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    print("memory ...", file=sys.stderr, flush=True)
+    lines += ["", _memory(options), ""]
+    return "\n".join(lines)
+
+
+def batched(subject: Subject, options: argparse.Namespace) -> str:
+    """The published protocol on 64 problems at once, over one after the other."""
+    problem = _problem(subject, subject.tokens[:64, :16])
+    truth = subject.tokens[:64, :16]
+
+    def chance(count: int) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(p) for p in range(count)]
+
+    def together() -> None:
+        descent(Batch((problem,)), chance(64), truth, steps=STEPS)
+
+    def one_by_one() -> None:  # eight of them: the others cost the same
+        for p in range(8):
+            descent(Batch((problem.of([p]),)), chance(1), truth[p : p + 1], steps=STEPS)
+
+    def restated() -> None:
+        for p in range(8):
+            _published(subject.model, truth[p : p + 1], STEPS)
+
+    fast, slow, plain = _fastest([together, one_by_one, restated], options)
+    return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
+
+
+def products(subject: Subject, options: argparse.Namespace) -> str:
+    """The exhaustive sweep, over the bare matrix products of the same shapes."""
+    tokens = subject.tokens[:1, :8]
+    problem = _problem(subject, tokens)
+    weights = [
+        m.weight.T
+        for block in subject.model.blocks
+        for m in block.modules()
+        if isinstance(m, torch.nn.Linear)
+    ]
+    V = len(problem.circuit.vocabulary)
+    inputs = {w.shape[0]: torch.randn(BATCH, w.shape[0]).to(tokens.device) for w in weights}
+    rounds = tokens.shape[1] * -(-V // BATCH)
+
+    def bare() -> None:
+        for _ in range(rounds):
+            for w in weights:
+                torch.mm(inputs[w.shape[0]], w)
+
+    swept, product = _fastest([lambda: sweep(problem), bare], options)
+    return f"{swept / product:.2f}"
+
+
+def proposed(subject: Subject, options: argparse.Namespace) -> str:
+    """The sweep over propose and verify, 24 tokens, the lexicon's own time counted in."""
+    problem = _problem(subject, subject.tokens[:64, :24])
+    few = problem.of(list(range(2)))
+
+    def guess() -> None:
+        propose(problem, Lexicon(problem.circuit, subject.text))
+
+    swept, guessed = _fastest([lambda: sweep(few), guess], options)
+    return f"{32 * swept / guessed:.0f}"
+
+
+def cached(subject: Subject, options: argparse.Namespace) -> str:
+    """One full pass per candidate over the cached sweep, at 32 tokens."""
+    problem = _problem(subject, subject.tokens[:1, :32])
+    V, tokens = len(problem.circuit.vocabulary), subject.tokens[:1, :32]
+
+    def one_each() -> None:  # a few candidates at the last position: the others cost the same
+        for candidate in range(8):
+            tokens[0, -1] = candidate
+            problem.circuit.of_tokens(tokens)
+
+    swept, passes = _fastest([lambda: sweep(problem), one_each], options)
+    return f"{passes / 8 * V * 32 / swept:.0f}"
+
+
+def hidden(subject: Subject, options: argparse.Namespace) -> str:
+    """Seconds for three hidden tokens of 24, nothing given: the median over prompts."""
+    tokens = subject.tokens[: options.prompts, :24]
+    problem = _problem(subject, tokens, Slice(3))
+    chance = [torch.Generator().manual_seed(p) for p in range(len(tokens))]
+    answers = alternating(problem, Lexicon(problem.circuit, subject.text), chance)
+    right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
+    seconds = sorted(answer.seconds for answer in answers)
+    evaluations = statistics.median(answer.evaluations for answer in answers)
+    return (
+        f"{statistics.median(seconds):.2f} (slowest {seconds[-1]:.2f}), "
+        f"{evaluations:,.0f} tokens run, {right} of {len(tokens)} exact"
+    )
+
+
+QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
+    "published descent, 64 problems of 16 tokens: one by one / batched": batched,
+    "exhaustive sweep / bare matrix products": products,
+    "sweep / propose and verify, 64 prompts of 24 tokens": proposed,
+    "one full pass a candidate / cached sweep, 32 tokens": cached,
+    "three hidden tokens of 24, nothing given, seconds": hidden,
+}
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    device = torch.device(options.device)
+    if options.models:
+        found = []
+        for path in options.models:
+            own = open_checkpoint(path, device)
+            prompts = story_prompts(options.corpus, own.tokenizer, 64, 32)
+            tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
+            text = background(options.corpus, own.tokenizer).to(device)
+            about = own.provenance
+            found.append(Subject(f"{about['name']}, step {about['step']}", own.model, tokens, text))
+        return found
+    sizes = {"context": 128, "d_model": options.d_model, "n_layers": options.layers}
+    llama = {"channel_mixer": "swiglu", "d_ff": options.d_model * 11 // 4, "norm": "rmsnorm"}
+    configs = {
+        "flat": ModelConfig(mixers=("flat",), **sizes),
+        "Llama-style": ModelConfig(mixers=("attention(heads=4)",), **sizes, **llama),
+    }
+    found = []
+    for name, config in configs.items():
+        torch.manual_seed(0)
+        model = LanguageModel(config).to(device).eval().requires_grad_(False)
+        tokens = torch.randint(config.vocab_size, (64, 32), device=device)
+        text = torch.randint(config.vocab_size, (8, 32), device=device)
+        found.append(Subject(f"{name}, untrained", model, tokens, text))
+    return found
+
+
+def _problem(subject: Subject, tokens: Tensor, shown: Slice | None = None) -> Problem:
+    return pose(Circuit(subject.model, len(subject.model.blocks)), tokens, shown or Slice())
+
+
+def _published(model: LanguageModel, tokens: Tensor, steps: int, rate: float = 0.02) -> None:
+    """The protocol as one would write it down: one prompt, gradients by `backward`."""
+    with torch.enable_grad():
+        layer, e = len(model.blocks), model.embed(tokens)
+        target, x = model.hidden(e, layer), torch.randn_like(e)
+        for i in range(steps):
+            x = x.detach().requires_grad_()
+            torch.sum(torch.abs(model.hidden(x, layer) - target)).backward()
+            assert x.grad is not None
+            x = x - (rate * (steps - i) + rate / 10 * i) / steps * x.grad
+
+
+def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:
+    """Seconds of each way: the fastest of several turns, after one that does not count."""
+    best = [float("inf")] * len(ways)
+    for turn in range(options.turns + 1):
+        for i, way in enumerate(ways):
+            started = time.perf_counter()
+            way()
+            if options.device != "cpu":
+                torch.cuda.synchronize()
+            if turn:
+                best[i] = min(best[i], time.perf_counter() - started)
+    return best
+
+
+def _memory(options: argparse.Namespace) -> str:
+    """Peak memory of a process that sweeps and searches at d = 512, n = 8, V = 4096."""
+    command = [sys.executable, "-m", "scripts.bench_inversion", "--memory", "--d-model", "512"]
+    command += ["--layers", "8", "--device", options.device, "--threads", str(options.threads)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return (
+        "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
+        f"by sweep, by propose and verify, and with three hidden: {out.strip()}."
+    )
+
+
+def _peak(options: argparse.Namespace) -> str:
+    subject = _subjects(options)[0]
+    problem = _problem(subject, subject.tokens[:1, :24])
+    sweep(problem.of([0]))
+    lexicon = Lexicon(problem.circuit, subject.text)
+    propose(problem, lexicon)
+    shown = _problem(subject, subject.tokens[:1, :24], Slice(3))
+    alternating(shown, lexicon, [torch.Generator().manual_seed(0)], starts=2)
+    if options.device != "cpu":
+        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+
+
+def _machine(options: argparse.Namespace) -> str:
+    if options.device != "cpu":
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def _arguments() -> list[str]:
+    """As given, without where the files lie."""
+    return [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+
+
+if __name__ == "__main__":
+    main()
