@@ -1,0 +1,200 @@
+"""What is shown of a site, and how exact it is: slices, floors, noise, causality."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.problem import ACCEPT, measure, pose
+from eval.inversion.slices import Slice
+
+Make = Callable[..., LanguageModel]
+
+
+def prompts(count: int = 3, length: int = 8) -> Tensor:
+    return torch.randint(400, (count, length), generator=torch.Generator().manual_seed(7))
+
+
+def chance(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def bounds() -> st.SearchStrategy[str]:
+    some = st.integers(-9, 9).map(str)
+    ends = st.one_of(st.just(""), some)
+    return st.one_of(some, st.tuples(ends, ends).map(":".join))
+
+
+@given(bounds(), bounds())
+def test_slices_are_pythons(rows: str, columns: str) -> None:
+    """Whatever can be written selects what Python selects, and reads back as itself."""
+    parsed = Slice.parse(f"[:, {rows}, {columns}]")
+    site = torch.arange(1 * 7 * 5).view(1, 7, 5)
+    expected = site[0].numpy()
+    for axis, text in enumerate((rows, columns)):
+        indices = list(range((7, 5)[axis]))
+        if ":" in text:
+            low, high = (int(bound) if bound else None for bound in text.split(":"))
+            kept = indices[low:high]
+        else:
+            index = int(text)
+            kept = indices[index : index + 1 if index != -1 else None]
+        expected = expected.take(kept, axis=axis)
+    assert parsed.select(site)[0].tolist() == expected.tolist()
+    assert Slice.parse(str(parsed)) == parsed
+    if expected.shape[0]:
+        assert (
+            site[0, parsed.positions(7), 0].tolist()
+            == site[0, :, 0][parsed.start : parsed.stop].tolist()
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3:", "[3:]", "[:, a:, :]", "[:, 1:2:3, :]", "[:, , :]", "[:, -, :]", "[:, :, :, :]",
+     "[1, :, :]", "[:, :]", "[:, 1.5, :]"],
+)  # fmt: skip
+def test_unknown_slices_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match=r"slice .* cannot be read; allowed: \[:, k:, :\]"):
+        Slice.parse(text)
+
+
+@pytest.mark.parametrize("text", ["[:, 5:, :]", "[:, 7, :]", "[:, 3:3, :]", "[:, :0, :]"])
+def test_slices_beyond_the_prompt(small_model: Make, text: str) -> None:
+    with pytest.raises(RequestError, match="shows nothing of a prompt of 5 tokens"):
+        pose(Circuit(small_model(), 1), prompts(length=5), Slice.parse(text))
+
+
+@pytest.mark.parametrize("text", ["[:, :, 32:]", "[:, :, :33]", "[:, :, 40]", "[:, :, :0]"])
+def test_channels_beyond_the_site(small_model: Make, text: str) -> None:
+    with pytest.raises(RequestError, match=r"of a site's 32 channels; give bounds within 32"):
+        pose(Circuit(small_model(), 1), prompts(), Slice.parse(text))
+
+
+def test_joined_layers_have_more_channels(small_model: Make) -> None:
+    problem = pose(Circuit(small_model(), (1, 2)), prompts(), Slice.parse("[:, :, 30:40]"))
+    assert problem.target.shape == (3, 8, 10)
+
+
+@pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]"])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_what_is_shown_is_the_slice(small_model: Make, text: str, noise: float) -> None:
+    circuit, truth, shown = Circuit(small_model(), 2), prompts(), Slice.parse(text)
+    problem = pose(circuit, truth, shown, noise=noise, generators=chance(3))
+    outputs = circuit.of_tokens(truth)
+    expected = shown.select(outputs)
+    assert problem.target.shape == expected.shape
+    assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
+    if not noise:
+        assert problem.target.equal(expected)
+        assert problem.limit.equal(ACCEPT * problem.floor)
+    distance, within = problem.residual(truth)
+    assert within.all()
+    assert distance.allclose((problem.target - expected).flatten(1).norm(dim=1))
+    parts = problem.of([2, 0])
+    assert parts.target.equal(problem.target[[2, 0]])
+    assert parts.residual(truth[[2, 0]])[1].all()
+
+
+def test_a_short_problem_is_the_same_problem(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(mixers=("attention",)), 2), prompts()
+    for text, length in (("[:, 2:5, 1:9]", 5), ("[:, -1, :]", 8), ("[:, 3, :]", 4)):
+        problem = pose(circuit, truth, Slice.parse(text))
+        short = problem.shortened()
+        assert short.length == length
+        assert short.hidden == problem.slice.positions(8)[0]
+        assert short.residual(truth[:, :length])[1].all()
+
+
+def test_floors_of_a_slice_are_of_its_channels_alone(small_model: Make) -> None:
+    """A channel slice's floor is measured on those channels, not on the whole width."""
+    circuit, truth = Circuit(small_model(), 2), prompts()
+    measured = measure(circuit, truth)
+    whole = measured.floor(Slice())
+    few = measured.floor(Slice.parse("[:, :, :2]"))
+    assert (few <= whole).all()
+    assert (few < whole).any()
+    outputs = circuit.of_tokens(truth)[..., :2]
+    assert (few >= torch.finfo(torch.float32).eps * outputs.norm(dim=-1)).all()
+    for size in (1, 5, 31):  # computed in another batch, the truth still lies within the limit
+        again = circuit.of_tokens(truth.repeat(size, 1))[:3, :, :2]
+        assert ((again - outputs).norm(dim=-1) <= ACCEPT * few).all()
+
+
+def test_noise_is_as_large_as_promised_and_allowed_for(small_model: Make) -> None:
+    circuit, truth, noise = Circuit(small_model(), 2), prompts(count=16, length=24), 0.3
+    exact = pose(circuit, truth, Slice())
+    noisy = pose(circuit, truth, Slice(), noise=noise, generators=chance(16))
+    added = noisy.target - exact.target
+    scale = exact.target.norm(dim=-1) / 32**0.5  # root mean square of a position
+    relative = added / scale[..., None]
+    assert float(relative.std()) == pytest.approx(noise, rel=0.03)
+    assert float(relative.mean()) == pytest.approx(0, abs=0.01)
+    assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.limit).all()
+    assert (noisy.limit < 2 * noise * scale * 32**0.5).all()
+    again = pose(circuit, truth, Slice(), noise=noise, generators=chance(16))
+    assert again.target.equal(noisy.target)
+    one = pose(circuit, truth[3:4], Slice(), noise=noise, generators=[chance(16)[3]])
+    torch.testing.assert_close(one.target, noisy.target[3:4])
+
+
+@pytest.mark.parametrize("text", ["[:, :, :1]", "[:, :, :4]", "[:, :, :]"])
+def test_the_limit_under_noise_holds_for_the_truth(small_model: Make, text: str) -> None:
+    circuit, truth = Circuit(small_model(), 1), prompts(count=64, length=31)
+    problem = pose(circuit, truth, Slice.parse(text), noise=1.0, generators=chance(64))
+    beyond = problem.distances(circuit.of_tokens(truth)) > problem.limit
+    assert beyond.float().mean() < 0.002
+
+
+class Peeking(torch.nn.Module):
+    """A token mixer that looks at the future."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(1)
+
+    def prefix(self, x: Tensor, state: object = None) -> tuple[Tensor, object]:
+        return x, None
+
+    def step(self, x: Tensor, state: object) -> Tensor:
+        return x
+
+
+def test_a_model_that_is_not_causal_is_named(small_model: Make) -> None:
+    model = small_model()
+    model.blocks[0].token_mixer = Peeking()  # pyright: ignore
+    with pytest.raises(RequestError, match="layer 2 is not causal: tokens after position 4 change"):
+        measure(Circuit(model, 2), prompts())
+
+
+def test_attention_without_mask_can_be_shown(small_model: Make) -> None:
+    circuit = Circuit(small_model(mixers=("attention",)), 2, "block", frozenset({"mask"}))
+    problem = pose(circuit, prompts(), Slice())
+    assert problem.residual(prompts())[1].all()
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+def test_outputs_that_are_not_numbers_are_named(small_model: Make, layer: int) -> None:
+    model = small_model(n_layers=3)
+    with torch.no_grad():
+        model.blocks[layer - 1].norm_token.weight[0] = torch.nan  # pyright: ignore
+    with pytest.raises(RequestError, match=f"layer {layer} gives numbers that are not finite"):
+        pose(Circuit(model, 3), prompts(), Slice())
+
+
+def test_an_infinite_embedding_is_layer_0(small_model: Make) -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.embedding.weight[int(prompts()[1, 2])] = torch.inf
+    with pytest.raises(RequestError, match="layer 0 gives numbers that are not finite"):
+        measure(Circuit(model, 2), prompts())
+
+
+def test_prompts_past_the_context(small_model: Make) -> None:
+    with pytest.raises(RequestError, match="a prompt of 33 tokens is longer than the model's cont"):
+        measure(Circuit(small_model(), 1), prompts(length=33))
