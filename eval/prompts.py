@@ -33,8 +33,17 @@ class Prompt:
         return len(self.tokens) - self.pads
 
 
-def story_prompts(corpus: str, tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
+def story_prompts(
+    corpus: str, tokenizer: Tokenizer, count: int, length: int, skip: int = 0
+) -> list[Prompt]:
     """The first `length` tokens of validation stories, `count` beginnings that all differ.
+
+    Args:
+        corpus: where stories come from.
+        tokenizer: the model's.
+        count: how many.
+        length: tokens of each.
+        skip: beginnings left out before the first that is taken.
 
     Raises:
         RequestError: too few of them.
@@ -45,11 +54,12 @@ def story_prompts(corpus: str, tokenizer: Tokenizer, count: int, length: int) ->
         tokens = tuple(tokenizer.encode(story, add_special_tokens=False).ids[:length])
         if len(tokens) == length and tokens not in found:
             found[tokens] = Prompt("story", len(found), tokens)
-        if len(found) == count:
-            return list(found.values())
+        if len(found) == skip + count:
+            return list(found.values())[skip:]
+    after = f" after --skip {skip}" if skip else ""
     raise RequestError(
-        f"--count {count}: the corpus {corpus} has {len(found)} different beginnings of {length} "
-        "tokens; ask for fewer, or for another length"
+        f"--count {count}{after}: the corpus {corpus} has {len(found)} different beginnings of "
+        f"{length} tokens; ask for fewer, or for another length"
     )
 
 

@@ -76,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompts.add_argument("--prompts", nargs="+", choices=SETS, metavar="SET", help="story, random")
     prompts.add_argument("--text", nargs="+", help="texts to recover as they are")
     prompts.add_argument("--count", type=positive, help="prompts of each set")
+    prompts.add_argument(
+        "--skip", type=natural, default=0, metavar="N", help="story prompts left out at the start"
+    )
     prompts.add_argument("--length", type=positive, help="tokens of each prompt")
     prompts.add_argument("--pad-to", type=positive, metavar="N", help="pads after each prompt")
     prompts.add_argument("--allowed", metavar="TEXT", help="gradient methods answer in its tokens")
@@ -193,7 +196,9 @@ def _prompts(
     prompts = text_prompts(options.text or [], tokenizer)
     sets = wanted["set"] if options.prompts or not options.text else []
     if "story" in sets:
-        prompts += story_prompts(options.corpus, tokenizer, wanted["count"], wanted["length"])
+        prompts += story_prompts(
+            options.corpus, tokenizer, wanted["count"], wanted["length"], options.skip
+        )
     if "random" in sets:
         prompts += random_prompts(tokenizer, wanted["count"], wanted["length"])
     if options.pad_to:

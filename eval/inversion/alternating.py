@@ -32,7 +32,7 @@ from eval.inversion.slices import Slice
 from eval.inversion.sweep import BATCH, sweep_from, try_some
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
-SCREEN = 4  # visible positions, at most, on which tokens are tried at a hidden one
+SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later
 LIKELY = 32  # visible tokens tried at a position, by its output and by the text before it
 QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
 SAMPLE = 512  # tokens whose changes are computed before the others' are guessed
@@ -90,7 +90,7 @@ class _Search:
         self.problem, self.reader, self.generator = problem, reader, generator
         self.k, self.rounds, self.beams = problem.hidden, rounds, beams
         self.circuit = problem.circuit
-        self.screen = min(SCREEN, max(2, self.k - 1))  # more hidden tokens, more that must explain
+        self.screen = SCREENS[0]
         self.vocabulary = self.circuit.vocabulary
         length = min(problem.length, self.k + WINDOW)
         channels = {"low": problem.slice.low, "high": problem.slice.high}
@@ -112,6 +112,7 @@ class _Search:
         started = time.perf_counter()
         ends = []
         for start in range(starts):
+            self.screen = SCREENS[min(start, 1)]
             ends.append(self._descend(self._start(start), patient=start >= QUICK_STARTS))
             if ends[-1].proved:
                 break

@@ -16,7 +16,7 @@ from eval.inversion.lexicon import Lexicon
 from eval.inversion.metrics import extras, ranks, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
-from eval.inversion.sweep import sweep, sweep_layers
+from eval.inversion.sweep import sweep_layers
 from eval.prompts import Prompt
 from eval.results import Row, row_key
 
@@ -88,7 +88,8 @@ class Runner:
         if method.name == "sweep":
             shown = [problem.shortened() for problem in problems]
             same = len({len(problem.target) for problem in shown}) == 1
-            found = sweep_layers(shown) if same else [sweep(problem) for problem in shown]
+            groups = [shown] if same else [[problem] for problem in shown]
+            found = [own for group in groups for own in sweep_layers(group, **method.settings)]
             lengths = [problem.length for problem in problems]
             return [
                 _lengthened(answer, length)

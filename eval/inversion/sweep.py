@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from arch import State
+from eval.circuit import Circuit
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Problem
 
+VERIFIED = 64  # tokens that are run again where the first run was coarse
 BATCH = 1024  # candidates sent through the model at once: what a CPU's caches like
 
 
-def sweep(problem: Problem) -> list[Answer]:
-    """Recovers P prompts whose every position is shown, `[:, 0:, :]`."""
-    started = time.perf_counter()
-    swept = sweep_from(problem, None)
-    return _answers(problem, swept, (time.perf_counter() - started) / len(swept.tokens))
+def sweep(problem: Problem, coarse: bool = False) -> list[Answer]:
+    """Recovers P prompts whose every position is shown, `[:, 0:, :]`; see `sweep_layers`."""
+    return sweep_layers([problem], coarse)[0]
 
 
-def sweep_layers(problems: list[Problem]) -> list[list[Answer]]:
+def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Answer]]:
     """Sweeps several layers of the same prompts in one pass of the deepest.
 
     All tokens run through the blocks once, and are looked at behind each layer asked for. That
@@ -34,6 +34,8 @@ def sweep_layers(problems: list[Problem]) -> list[list[Answer]]:
 
     Args:
         problems: of circuits that differ in their layers only, and of the same prompts.
+        coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
+            the others stays what bfloat16 says.
 
     Returns:
         The answers of each problem; the time of the pass is shared evenly.
@@ -45,23 +47,39 @@ def sweep_layers(problems: list[Problem]) -> list[list[Answer]]:
         torch.cat([torch.arange(D) + layers.index(layer) * D for layer in circuit.sites])
         for circuit in circuits
     ]
-    started, state = time.perf_counter(), None
+    started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
     found, distances = [], []
+
+    def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
+        outputs = circuit.step(x[:, None], state)[:, 0].float()
+        return [
+            _distances(problem, t, outputs[:, place], P)
+            for problem, place in zip(problems, places, strict=True)
+        ]
+
     for t in range(T):
         prefixes = 1 if state is None else P
-        parts: list[list[Tensor]] = [[] for _ in problems]
-        for candidates in whole.vocabulary.split(max(1, BATCH // prefixes)):
-            outputs = whole.step(candidates.repeat(prefixes, 1)[:, None], state)[:, 0]
-            for own, problem, place in zip(parts, problems, places, strict=True):
-                own.append(_distances(problem, t, outputs[:, place], prefixes))
-        each = [torch.cat(own, dim=1) for own in parts]
+        first, prefix = (whole.coarse, rough) if coarse else (whole, state)
+        batches = [
+            look(first, candidates.repeat(prefixes, 1), prefix, t, prefixes)
+            for candidates in first.vocabulary.split(max(1, BATCH // prefixes))
+        ]
+        each = [torch.cat(parts, dim=1) for parts in zip(*batches, strict=True)]
+        if coarse:
+            count = min(VERIFIED, len(whole.vocabulary))
+            near = torch.cat([d.topk(count, largest=False).indices for d in each], dim=1)
+            x = whole.vocabulary[near.flatten()]
+            again = look(whole, x, state, t, P)
+            each = [d.scatter(1, near, exact) for d, exact in zip(each, again, strict=True)]
         tokens = torch.stack([distance.argmin(dim=1) for distance in each])
-        if (tokens != tokens[0]).any():
-            return [sweep(problem) for problem in problems]
+        if len(problems) > 1 and (tokens != tokens[0]).any():
+            return [sweep_layers([problem], coarse)[0] for problem in problems]
+        token = tokens[0, :, None]
         found.append(tokens[0])
         distances.append(each)
-        state = whole.prefix(tokens[0, :, None], state)
+        state = whole.prefix(token, state)
+        rough = whole.coarse.prefix(token, rough) if coarse else None
     seconds = (time.perf_counter() - started) / P / len(problems)
     tokens = torch.stack(found, dim=1)
     return [
