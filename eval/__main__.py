@@ -7,6 +7,7 @@ import torch
 
 from arch import ModelError
 from eval.commands import (
+    curves,
     describe,
     generate,
     geometry,
@@ -24,6 +25,7 @@ examples:
   python -m eval loss runs/*/models/* --corpus data/tinystories
   python -m eval generate runs/flat/models/step-000800 --prompt "Once upon a time"
   python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
+  python -m eval curves runs/flat/models/step-000800 --corpus data/tinystories --out results/curves
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
   python -m eval summary results/flat --csv flat.csv
@@ -40,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (describe, loss, generate, invert, probe, geometry, summary, report):
+    for command in (describe, loss, generate, invert, curves, probe, geometry, summary, report):
         name = command.__name__.rsplit(".", 1)[-1]
         assert command.__doc__
         sub = commands.add_parser(

@@ -1,0 +1,343 @@
+"""Recovery against what is shown of a site: the number of channels, or the noise in the target.
+
+A curve starts from a grid and is bisected where recovery crosses one half. More channels or less
+noise never make a token harder to tell, so a curve is monotone in expectation; of what was
+measured, with a few prompts, the nearest monotone curve is taken (isotonic regression). Every point
+consists of ordinary rows, so that an interrupted curve goes on where it was; what the curve says
+is a row of its own, of kind "curve".
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.inversion.methods import Method
+from eval.inversion.questions import Cell, Job, Question, Site, plan
+from eval.inversion.run import Runner
+from eval.inversion.slices import Slice
+from eval.prompts import Prompt
+from eval.results import Results, Row, read_rows, row_key
+from eval.statistics import CONFIDENCE, RESAMPLES
+
+HALF = 0.5
+"""The share of tokens at which a curve is read."""
+NOISES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
+QUIETEST = 1e-6  # what is lost to less noise than this is lost to rounding
+RESOLUTION = 1.0  # dB: noise is bisected to this
+
+
+@dataclass(frozen=True)
+class Channels:
+    """How many channels are shown, `[:, :, :c]`, of a site that has `width`."""
+
+    width: int
+    name = "channels"
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Powers of two, and the width, the easiest first."""
+        powers = {1 << i for i in range(self.width.bit_length())}
+        return tuple(sorted(powers | {self.width}, reverse=True))
+
+    def asked(self, values: Iterable[float]) -> dict[str, Any]:
+        """The fields of a question that ask these values."""
+        counts = [int(value) for value in values]
+        return {"slices": tuple(Slice(high=None if c == self.width else c) for c in counts)}
+
+    def of(self, cell: Cell) -> float:
+        """The value that a cell has."""
+        return self.width if cell.slice.high is None else cell.slice.high
+
+    def middle(self, easy: float, hard: float) -> float | None:
+        """The value to ask next between two; None where they are near enough."""
+        return (easy + hard) // 2 if easy - hard > 1 else None
+
+    def difficulty(self, value: float) -> float:
+        """Rises along the curve."""
+        return -math.log(value)
+
+    def value(self, difficulty: float) -> float:
+        """The whole channels that it takes; infinite where all are too few."""
+        if difficulty == -math.inf:
+            return math.inf
+        return math.ceil(math.exp(-min(difficulty, 0.0)) - 1e-9)  # one is the fewest
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much noise the target has, as a fraction of its root mean square."""
+
+    name = "noise"
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """Geometric, after none at all."""
+        return NOISES
+
+    def asked(self, values: Iterable[float]) -> dict[str, Any]:
+        """As of channels."""
+        return {"noise": tuple(values)}
+
+    def of(self, cell: Cell) -> float:
+        """As of channels."""
+        return cell.noise
+
+    def middle(self, easy: float, hard: float) -> float | None:
+        """The geometric mean; a quarter of the least noise where that is too much already."""
+        if not easy:
+            return hard / 4 if hard > QUIETEST else None
+        return math.sqrt(easy * hard) if hard > easy * 10 ** (RESOLUTION / 20) else None
+
+    def difficulty(self, value: float) -> float:
+        """As of channels."""
+        return math.log(value) if value else -math.inf
+
+    def value(self, difficulty: float) -> float:
+        """The noise; infinite beyond the grid, none where recovery is below one half without."""
+        return math.exp(difficulty)
+
+
+Axis = Channels | Noise
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve to be: a site of a checkpoint along an axis, by one method."""
+
+    checkpoint: Checkpoint
+    site: Site
+    axis: Axis
+    method: Method
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def key(self) -> str:
+        """The row's key."""
+        about = self.checkpoint.provenance
+        return row_key(
+            "curve",
+            *(about[name] for name in ("name", "step", "weights_sha256")),
+            self.site.record,
+            self.axis.name,
+            self.method.name,
+            self.method.settings,
+            [prompt.tokens for prompt in self.prompts],
+        )
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in no unit: the grid, and half of it again."""
+        return 1.5 * sum(job.cost for job in self.jobs(self.axis.grid, set()))
+
+    def jobs(self, values: Iterable[float], done: set[str]) -> list[Job]:
+        """The work that some points make, less the rows that are there."""
+        asked = self.axis.asked(values)
+        methods = {self.method.name: self.method}
+        question = Question(methods, layers=(self.site.layers,), **asked)
+        return plan(self.checkpoint, question, list(self.prompts), done)
+
+    def trace(self, runner: Runner, results: Results, known: dict[str, Row]) -> Row:
+        """Asks the grid, then bisects; rows are saved as they come, the curve's own at the end.
+
+        Args:
+            runner: that knows the prompts.
+            results: where rows go.
+            known: all rows there by key, to which new ones are added.
+        """
+
+        def save(rows: list[Row]) -> None:
+            results.append(rows)
+            known.update((row["key"], row) for row in rows)
+
+        points: dict[float, list[Row]] = {}
+        wanted: tuple[float, ...] = self.axis.grid
+        while wanted:
+            for _ in runner.run_all(self.jobs(wanted, set(known)), save):
+                pass
+            for job in self.jobs(wanted, set()):
+                for cell in job.cells:
+                    points.setdefault(self.axis.of(cell), []).append(known[job.key(cell)])
+            wanted = self._next(points)
+        row = self._row(points)
+        save([row])
+        return row
+
+    def _next(self, points: dict[float, list[Row]]) -> tuple[float, ...]:
+        """The value between the two at which recovery crosses one half; none where near enough."""
+        values, shares = self._shares(points)
+        between = bracket(shares.mean(axis=0))
+        if between is None:
+            return ()
+        middle = self.axis.middle(values[between], values[between + 1])
+        return () if middle is None else (middle,)
+
+    def _shares(self, points: dict[float, list[Row]]) -> tuple[list[float], np.ndarray]:
+        """Values, the easiest first, and each prompt's share of tokens there, `(P, N)`."""
+        values = sorted(points, key=self.axis.difficulty)
+        columns = []
+        for value in values:
+            own = sorted(points[value], key=lambda row: row["prompt"])
+            columns.append([row["self"]["top1"] for row in own])
+        return values, np.array(columns).T
+
+    def _row(self, points: dict[float, list[Row]]) -> Row:
+        values, shares = self._shares(points)
+        found = [points[value] for value in values]
+        difficulties = np.array([self.axis.difficulty(value) for value in values])
+        limits = sorted(map(self.axis.value, interval(difficulties, shares)))
+        estimate = self.axis.value(float(crossing(difficulties, shares.mean(axis=0)[None])[0]))
+        low, high = min(limits[0], estimate), max(limits[1], estimate)
+        between = bracket(shares.mean(axis=0))
+        row = {
+            "key": self.key,
+            "kind": "curve",
+            "checkpoint": self.checkpoint.provenance,
+            "site": self.site.record,
+            "axis": self.axis.name,
+            "method": self.method.name,
+            "family": self.method.family,
+            "settings": self.method.settings,
+            "prompts": self.prompts[0].kind,
+            "count": len(self.prompts),
+            "length": len(self.prompts[0].tokens),
+            "values": values,
+            "top1": shares.mean(axis=0).tolist(),
+            "exact": [_mean(row["exact"] for row in own) for own in found],
+            "ambiguous": [
+                _mean(said == "ambiguous" for row in own for said in row["verdict"])
+                for own in found
+            ],
+            "threshold": HALF,
+            "bracket": None if between is None else values[between : between + 2],
+            "value": _finite(estimate),
+            "low": _finite(low),
+            "high": _finite(high),
+        }
+        if isinstance(self.axis, Noise):
+            row |= {
+                "snr50": decibels(estimate),
+                "snr50_low": decibels(high),
+                "snr50_high": decibels(low),
+            }
+        return row
+
+
+def plan_curves(
+    checkpoint: Checkpoint,
+    layers: tuple[int, ...] | str,
+    axes: list[str],
+    methods: dict[str, Method],
+    prompts: list[Prompt],
+    done: set[str],
+) -> list[Curve]:
+    """The curves of a checkpoint, less those that are there already.
+
+    Args:
+        checkpoint: what is asked about.
+        layers: numbers, or `all` or `last`.
+        axes: some of `channels` and `noise`; methods with a prior are asked about noise alone.
+        methods: by name.
+        prompts: all of one length.
+        done: keys of rows that are there.
+
+    Raises:
+        RequestError: a layer that does not exist, or a method that hidden positions are needed for.
+    """
+    for name, method in methods.items():
+        refusal = method.refusal(Slice(), len(prompts[0].tokens), causal=True)
+        if refusal:
+            raise RequestError(
+                f"--methods {name}: {refusal}; a curve shows every position, so ask a gradient "
+                "method, sweep, propose or expected"
+            )
+    curves = []
+    for site in Question(methods, layers=layers).sites(checkpoint):
+        all_axes: tuple[Axis, ...] = Channels(site.circuit(checkpoint).width), Noise()
+        for axis in (axis for axis in all_axes if axis.name in axes):
+            curves += [
+                Curve(checkpoint, site, axis, method, tuple(prompts))
+                for method in methods.values()
+                if axis.name == "noise" or method.family != "prior"
+            ]
+    return [curve for curve in curves if curve.key not in done]
+
+
+def run_curves(curves: Iterable[Curve], runner: Runner, results: Results) -> Iterator[Row]:
+    """Traces curves one after the other."""
+    known = {row["key"]: row for row in read_rows([results.directory])}
+    for curve in curves:
+        yield curve.trace(runner, results, known)
+
+
+def monotone(shares: np.ndarray) -> np.ndarray:
+    """The nearest curves that never rise, in least squares, of `(R, N)` curves.
+
+    By the min-max formula of isotonic regression (Robertson, Wright & Dykstra 1988, 1.4):
+    the least, over starts a <= i, of the greatest mean of a ... b with b >= i.
+    """
+    R, N = shares.shape
+    sums = np.concatenate([np.zeros((R, 1)), shares.cumsum(axis=1)], axis=1)
+    start, stop = np.arange(N)[:, None], np.arange(N)[None]
+    means = (sums[:, None, 1:] - sums[:, :-1, None]) / np.maximum(stop - start + 1, 1)
+    means = np.where(stop >= start, means, -np.inf)  # (R, start, stop)
+    fits = [means[:, : i + 1, i:].max(axis=2).min(axis=1) for i in range(N)]
+    return np.stack(fits, axis=1)
+
+
+def bracket(share: np.ndarray) -> int | None:
+    """The last point at which a curve `(N,)` is at least one half, unless it is the last or none.
+
+    The next point lies below one half.
+    """
+    count = int(_above(monotone(share[None])).sum())
+    return count - 1 if 0 < count < len(share) else None
+
+
+def crossing(difficulties: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Where curves `(R, N)` cross one half, `(R,)`: interpolated between ascending difficulties.
+
+    Minus infinity where recovery is below one half at the easiest point, infinity where it is not
+    even at the hardest.
+    """
+    fit, R = monotone(shares), np.arange(len(shares))
+    count = _above(fit).sum(axis=1)
+    inner = np.clip(count, 1, fit.shape[1] - 1)
+    left, right = fit[R, inner - 1], fit[R, inner]
+    part = (left - HALF) / np.maximum(left - right, np.finfo(float).tiny)
+    low, high = difficulties[inner - 1], difficulties[inner]
+    with np.errstate(invalid="ignore"):
+        between = np.where(np.isneginf(low), low, low + np.clip(part, 0, 1) * (high - low))
+    return np.where(count == 0, -np.inf, np.where(count == fit.shape[1], np.inf, between))
+
+
+def interval(difficulties: np.ndarray, shares: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % limits of the crossing of `(P, N)` shares' mean, by a bootstrap over the P prompts."""
+    P = len(shares)
+    draws = np.random.default_rng([seed, P]).multinomial(P, np.full(P, 1 / P), size=RESAMPLES)
+    crossings = crossing(difficulties, draws @ shares / P)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(crossings, [tail, 1 - tail], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def decibels(noise: float) -> float | None:
+    """Signal to noise, 1 / noise^2; None without noise or without bound."""
+    return -20 * math.log10(noise) if 0 < noise < math.inf else None
+
+
+def _above(fit: np.ndarray) -> np.ndarray:
+    return fit >= HALF - 1e-12  # sums in another order must not matter
+
+
+def _mean(values: Iterable[bool]) -> float:
+    counted = list(values)
+    return sum(counted) / len(counted)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
