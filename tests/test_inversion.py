@@ -1,34 +1,34 @@
-"""The solvers on small models: exact search finds all, descent equals its plain restatement."""
+"""Exact search on small models where all is shown: the sweep, propose and verify."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
+from eval.inversion.lexicon import Lexicon
 from eval.inversion.metrics import ranks, tally, verdicts
-from eval.inversion.problem import ACCEPT, pose
+from eval.inversion.problem import ACCEPT, Problem, pose
+from eval.inversion.propose import propose
 from eval.inversion.slices import Slice
-from eval.inversion.sweep import sweep
+from eval.inversion.sweep import sweep, sweep_layers
+from tests.search_cases import (
+    MIXERS,
+    chance,
+    found,
+    lexicon,
+    prompts,
+    sharpened,
+    useless,
+    with_twins,
+)
 
-MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
+ALL_MIXERS = [*MIXERS, "expanded(factor=2)", "parallel(branches=2)", "headed(heads=2)", "toeplitz"]
 Make = Callable[..., LanguageModel]
-
-
-def chance(count: int, seed: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(100 * seed + i) for i in range(count)]
-
-
-def prompts(count: int = 3, length: int = 8, vocab: int = 400) -> torch.Tensor:
-    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(7))
-
-
-def found(answers: list[Answer]) -> torch.Tensor:
-    return torch.stack([answer.tokens for answer in answers])
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -39,6 +39,8 @@ def test_sweep_recovers_every_token(small_model: Make, mixer: str, layer: int) -
     answers = sweep(problem)
     assert found(answers).equal(truth)
     for p, answer in enumerate(answers):
+        assert answer.certificate == "enumerated"
+        assert answer.evaluations == 8 * 400
         assert not answer.collisions
         assert answer.runner_up is not None
         assert (answer.runner_up > ACCEPT * problem.floor[p]).all()
@@ -48,79 +50,138 @@ def test_sweep_recovers_every_token(small_model: Make, mixer: str, layer: int) -
     assert (residual <= ACCEPT * problem.floor.norm(dim=-1)).all()
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("k", [1, 3])
-def test_alternating_finds_hidden_tokens_with_nothing_given(
-    small_model: Make, mixer: str, k: int
-) -> None:
-    circuit, truth = Circuit(small_model(mixers=(mixer,)), 2), prompts(length=10)
-    problem = pose(circuit, truth, Slice(k))
-    assert problem.target.shape == (3, 10 - k, 32)
-    answers = alternating(problem, chance(3))
-    assert found(answers).equal(truth)
-    assert problem.residual(found(answers))[1].all()
-    assert all(answer.scores[:k].argmax(dim=-1).equal(answer.tokens[:k]) for answer in answers)
+def test_the_sweep_is_brute_force(small_model: Make) -> None:
+    """Each token's distance at each position, against one whole pass per candidate."""
+    circuit, truth = Circuit(small_model(mixers=("attention+flat",)), 2), prompts(2, 4)
+    problem = pose(circuit, truth, Slice.parse("[:, :, 3:20]"))
+    for p, answer in enumerate(sweep(problem)):
+        for t in range(4):
+            tried = truth[p].repeat(400, 1)
+            tried[:, t] = torch.arange(400)
+            apart = problem.slice.select(circuit.of_tokens(tried))[:, t] - problem.target[p, t]
+            torch.testing.assert_close(-answer.scores[t], apart.norm(dim=1), atol=1e-4, rtol=1e-4)
+            assert answer.runner_up is not None
+            second = apart.norm(dim=1).sort().values[1]
+            assert float(answer.runner_up[t]) == pytest.approx(float(second), rel=1e-4)
 
 
-def test_a_wrong_answer_is_not_at_the_floor(small_model: Make) -> None:
-    truth = prompts()
-    problem = pose(Circuit(small_model(), 2), truth, Slice(1))
-    wrong = truth.clone()
-    wrong[:, 0] = (wrong[:, 0] + 1) % 400
-    residual, at_floor = problem.residual(wrong)
-    assert not at_floor.any()
-    assert (residual > 1e3 * problem.floor.norm(dim=-1)).all()
+@pytest.mark.parametrize("text", ["[:, :, :]", "[:, :, 4:12]"])
+def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: str) -> None:
+    model, truth = small_model(mixers=("flat", "attention"), n_layers=3), prompts()
+    layers = [2, 0, (1, 3), 3]
+    problems = [pose(Circuit(model, layer), truth, Slice.parse(text)) for layer in layers]
+    for together, problem in zip(sweep_layers(problems), problems, strict=True):
+        alone = sweep(problem)
+        assert found(together).equal(found(alone))
+        assert found(together).equal(truth)
+        for a, b in zip(together, alone, strict=True):
+            assert a.certificate == b.certificate == "enumerated"
+            torch.testing.assert_close(a.scores, b.scores, atol=1e-4, rtol=1e-4)
 
 
-def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make) -> None:
-    model = small_model()
-    truth = prompts()
-    with torch.no_grad():
-        model.embedding.weight[11] = model.embedding.weight[truth[0, 3]]
-    problem = pose(Circuit(model, 2), truth, Slice(0))
-    answer = sweep(problem)[0]
-    assert answer.collisions[3] == sorted({11, int(truth[0, 3])})
-    said = verdicts(answer, truth[0], at_floor=True)
-    assert said[3] == "ambiguous"
-    assert said[2] == "recovered"
+def test_layers_that_disagree_are_swept_alone(small_model: Make) -> None:
+    """With noise, layers find different tokens: each goes on with its own."""
+    model, truth = small_model(), prompts()
+    problems = [
+        pose(Circuit(model, layer), truth, Slice(), noise=3.0, generators=chance(3, layer))
+        for layer in (1, 2)
+    ]
+    together = sweep_layers(problems)
+    assert not found(together[0]).equal(found(together[1]))
+    for own, problem in zip(together, problems, strict=True):
+        assert found(own).equal(found(sweep(problem)))
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("[:, :, :]", [0, 1, 2, 3, 4]),
-        ("[:, 2:, :]", [2, 3, 4]),
-        ("[:,:2,:]", [0, 1]),
-        ("[:, 1:3, :]", [1, 2]),
-        ("[:, -1, :]", [4]),
-        ("[:, 2, :]", [2]),
-        ("[:, -2:, :]", [3, 4]),
-    ],
+    ("mixer", "guesses"),
+    [*((mixer, lexicon) for mixer in ALL_MIXERS), *((mixer, useless) for mixer in MIXERS)],
 )
-def test_slices_are_pythons(text: str, shown: list[int]) -> None:
-    parsed = Slice.parse(text)
-    assert parsed.positions(5) == shown
-    assert parsed.select(torch.arange(5)[None, :, None])[0, :, 0].tolist() == shown
-    assert Slice.parse(str(parsed)) == parsed
+def test_proposals_are_exact_whatever_the_guesses(
+    small_model: Make, mixer: str, guesses: Callable[[Circuit], Lexicon]
+) -> None:
+    """Untrained and with large weights, at every layer: every token, each proved."""
+    for factor in (1.0, 4.0):
+        model, truth = sharpened(small_model(mixers=(mixer,)), factor), prompts(6)
+        for layer in (0, 1, 2):
+            circuit = Circuit(model, layer)
+            problem = pose(circuit, truth, Slice(0))
+            answers = propose(problem, guesses(circuit))
+            assert found(answers).equal(truth)
+            assert all(answer.certificate == "residual" for answer in answers)
+            assert all(answer.scores.shape == (8, 400) for answer in answers)
 
 
-@pytest.mark.parametrize("text", ["", "3:", "[3:]", "[:, a:, :]", "[:, 1:2:3, :]", "[:, , :]"])
-def test_unknown_slices_are_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"slice .* cannot be read; allowed: \[:, k:, :\]"):
-        Slice.parse(text)
+def test_proposals_cost_a_few_passes_where_guesses_hit(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(6)
+    answers = propose(pose(circuit, truth, Slice(0)), lexicon(circuit))
+    assert found(answers).equal(truth)
+    assert all(answer.notes["swept"] == 0 for answer in answers)
+    assert max(answer.evaluations for answer in answers) < 400
 
 
-def test_slice_that_shows_nothing_is_refused() -> None:
-    with pytest.raises(RequestError, match="shows nothing of a prompt of 5 tokens"):
-        Slice(5).positions(5)
+@pytest.mark.parametrize("part", ["mixer", "stream"])
+@pytest.mark.parametrize("text", ["[:, :, :]", "[:, :, :12]", "[:, :, 5:20]"])
+def test_proposals_of_parts_and_channels(small_model: Make, part: str, text: str) -> None:
+    for layers in (2, (1, 2)):
+        circuit = Circuit(small_model(mixers=("attention+flat",)), layers, part)
+        problem = pose(circuit, prompts(), Slice.parse(text))
+        answers = propose(problem, lexicon(circuit))
+        assert found(answers).equal(found(sweep(problem)))
+        assert found(answers).equal(prompts())
 
 
-def test_outputs_that_are_not_numbers_are_named(small_model: Make) -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.blocks[1].norm_token.weight[0] = torch.nan  # pyright: ignore
-    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
-        pose(Circuit(model, 2), prompts(), Slice(0))
+def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(), 2), prompts(8)
+    for noise in (0.1, 1.0, 4.0):
+        problem = pose(circuit, truth, Slice(), noise=noise, generators=chance(8))
+        answers = propose(problem, lexicon(circuit))
+        within = problem.residual(found(answers))[1]
+        assert within.tolist() == [answer.certificate == "residual" for answer in answers]
+
+
+def test_what_cannot_be_explained_is_not_certified(small_model: Make) -> None:
+    """Targets that no tokens give: an answer all the same, and nothing that vouches for it."""
+    circuit = Circuit(small_model(), 2)
+    real = pose(circuit, prompts(4, 7), Slice(0))
+    noise = torch.randn(real.target.shape, generator=torch.Generator().manual_seed(0))
+    problem = replace(real, target=noise * real.target.std())
+    hidden: Problem = replace(problem, slice=Slice(2), target=problem.target[:, 2:])
+    hidden = replace(hidden, floor=real.floor[:, 2:], limit=real.limit[:, 2:])
+    guesses = lexicon(circuit)
+    answers: dict[str, list[Answer]] = {
+        "sweep": sweep(problem),
+        "propose": propose(problem, guesses),
+        "alternating": alternating(hidden, guesses, chance(4), starts=1, rounds=1),
+    }
+    for name, own in answers.items():
+        assert found(own).shape == (4, 7), name
+        assert [answer.certificate for answer in own] == [None] * 4, name
+    assert all(answer.notes["swept"] > 0 for answer in answers["propose"])
+
+
+def test_a_wrong_answer_is_not_at_the_floor(small_model: Make) -> None:
+    truth = prompts(16)
+    problem = pose(Circuit(small_model(), 2), truth, Slice(1))
+    for t in range(8):
+        wrong = truth.clone()
+        wrong[:, t] = (wrong[:, t] + 1) % 400
+        residual, at_floor = problem.residual(wrong)
+        assert not at_floor.any()
+        assert (residual > 1e3 * problem.floor.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make, mixer: str) -> None:
+    truth = prompts()
+    one = int(truth[0, 3])
+    problem = pose(Circuit(with_twins(small_model(mixers=(mixer,)), one, 11), 2), truth, Slice(0))
+    answer = sweep(problem)[0]
+    assert answer.collisions[3] == sorted({11, one})
+    assert int(answer.tokens[3]) in (11, one)
+    assert answer.certificate == "enumerated"
+    said = verdicts(answer, truth[0], at_floor=True)
+    assert said[3] == "ambiguous"
+    assert said[2] == "recovered"
 
 
 def test_ranks_and_tallies() -> None:

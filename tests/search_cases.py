@@ -1,0 +1,44 @@
+"""What tests of solvers stand on: random prompts, guesses of two kinds, changed models."""
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.inversion.answer import Answer
+from eval.inversion.lexicon import Lexicon
+
+MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
+
+
+def chance(count: int, seed: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(100 * seed + i) for i in range(count)]
+
+
+def prompts(count: int = 3, length: int = 8, vocab: int = 400, seed: int = 7) -> Tensor:
+    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lexicon(circuit: Circuit) -> Lexicon:
+    return Lexicon(circuit, prompts(8, 32, len(circuit.vocabulary), seed=8))
+
+
+def useless(circuit: Circuit) -> Lexicon:
+    """Guesses from a background of a single token, over and over."""
+    return Lexicon(circuit, torch.full((8, 32), 5))
+
+
+def found(answers: list[Answer]) -> Tensor:
+    return torch.stack([answer.tokens for answer in answers])
+
+
+def sharpened(model: LanguageModel, factor: float = 4.0) -> LanguageModel:
+    """With weights as large as training makes them, so that blocks do more than pass on."""
+    for parameter in model.blocks.parameters():
+        parameter.mul_(factor)
+    return model
+
+
+def with_twins(model: LanguageModel, one: int, other: int) -> LanguageModel:
+    model.embedding.weight[other] = model.embedding.weight[one]
+    return model

@@ -1,0 +1,126 @@
+"""Hidden tokens with nothing given: the alternating search on small models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.inversion.alternating import alternating
+from eval.inversion.metrics import verdicts
+from eval.inversion.problem import pose
+from eval.inversion.slices import Slice
+from tests.search_cases import (
+    MIXERS,
+    chance,
+    found,
+    lexicon,
+    prompts,
+    sharpened,
+    useless,
+    with_twins,
+)
+
+Make = Callable[..., LanguageModel]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("k", [1, 3])
+def test_alternating_finds_hidden_tokens_with_nothing_given(
+    small_model: Make, mixer: str, k: int
+) -> None:
+    circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(2, 10)
+    problem = pose(circuit, truth, Slice(k))
+    assert problem.target.shape == (2, 10 - k, 64)
+    answers = alternating(problem, lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+    assert problem.residual(found(answers))[1].all()
+    for answer in answers:
+        assert answer.certificate == ("enumerated" if k == 1 else "residual")
+        assert answer.scores[:k].argmax(dim=-1).equal(answer.tokens[:k])
+        assert answer.evaluations > 400
+        assert answer.notes["distance"] == 0
+
+
+@pytest.mark.parametrize(
+    "mixer", ["flat", pytest.param("attention(heads=2)", marks=pytest.mark.slow)]
+)
+def test_alternating_finds_five(small_model: Make, mixer: str) -> None:
+    circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(1, 12)
+    answers = alternating(pose(circuit, truth, Slice(5)), lexicon(circuit), chance(1))
+    assert found(answers).equal(truth)
+    assert answers[0].certificate == "residual"
+
+
+def test_alternating_does_not_need_good_guesses(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 9)
+    answers = alternating(pose(circuit, truth, Slice(2)), useless(circuit), chance(2))
+    assert found(answers).equal(truth)
+
+
+def test_hidden_tokens_behind_large_weights(small_model: Make) -> None:
+    circuit, truth = Circuit(sharpened(small_model(d_model=64), 2.0), 2), prompts(2, 9)
+    answers = alternating(pose(circuit, truth, Slice(2)), lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+
+
+def test_the_last_position_alone(small_model: Make) -> None:
+    """`[:, -1, :]`: one visible position, all others hidden."""
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 3)
+    problem = pose(circuit, truth, Slice.parse("[:, -1, :]"))
+    assert problem.hidden == 2
+    answers = alternating(problem, lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+    assert all(answer.certificate == "residual" for answer in answers)
+
+
+def test_hidden_tokens_from_a_part_and_from_joined_layers(small_model: Make) -> None:
+    model, truth = small_model(mixers=("attention",), d_model=64), prompts(1, 8)
+    for layers, part in ((2, "mixer"), ((1, 2), "block")):
+        circuit = Circuit(model, layers, part)
+        answers = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+        assert found(answers).equal(truth)
+
+
+def test_the_same_seed_gives_the_same_answer(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
+    problem = pose(circuit, truth, Slice(4))
+    both = [
+        alternating(problem, lexicon(circuit), chance(1), starts=1, rounds=2)[0] for _ in range(2)
+    ]
+    assert both[0].tokens.equal(both[1].tokens)
+    assert both[0].evaluations == both[1].evaluations
+
+
+@pytest.mark.parametrize(
+    ("mixers", "count"), [(["flat"], 4), pytest.param(MIXERS, 16, marks=pytest.mark.slow)]
+)
+def test_no_false_accept(small_model: Make, mixers: list[str], count: int) -> None:
+    """A search cut short is often wrong: whatever it certifies is the truth."""
+    certified = wrong = 0
+    for mixer in mixers:
+        model = sharpened(small_model(mixers=(mixer,)), 3.0)
+        for layer, k in ((1, 1), (2, 3)):
+            circuit, truth = Circuit(model, layer), prompts(count, 9, seed=layer)
+            problem = pose(circuit, truth, Slice(k))
+            short: dict[str, Any] = {"starts": 1, "rounds": 1, "beams": 16}
+            answers = alternating(problem, lexicon(circuit), chance(count), **short)
+            right = (found(answers) == truth).all(dim=1).tolist()
+            said = [answer.certificate is not None for answer in answers]
+            assert not any(s and not r for s, r in zip(said, right, strict=True))
+            assert said == problem.residual(found(answers))[1].tolist()
+            certified += sum(said)
+            wrong += len(right) - sum(right)
+    assert certified > 0
+    assert wrong > 0  # or nothing was tested
+
+
+def test_one_hidden_token_with_a_twin_is_ambiguous(small_model: Make) -> None:
+    truth = prompts(1, 6)
+    one = int(truth[0, 0])
+    circuit = Circuit(with_twins(small_model(d_model=64), one, 11), 2)
+    (answer,) = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+    assert answer.collisions[0] == sorted({11, one})
+    assert answer.tokens[1:].equal(truth[0, 1:])
+    assert verdicts(answer, truth[0], at_floor=True) == ["ambiguous", *["recovered"] * 5]
