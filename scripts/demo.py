@@ -69,8 +69,9 @@ def _steps(out: Path) -> None:
     _run("eval", "loss", *checkpoints, "--corpus", "toy", "--stories", 100)
     # The sweep is quick enough for every layer; the rest looks at the first and the last one.
     prompts = ["--count", 3, "--length", 12, "--out", results]
-    _run("eval", "invert", *checkpoints, *prompts, "--methods", "sweep", "--slices", "[:, 0:, :]")
-    _run("eval", "invert", *checkpoints, *prompts, "--layers", 1, 3)
+    sweep = ["--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all"]
+    _run("eval", "invert", *checkpoints, *prompts, *sweep)
+    _run("eval", "invert", *checkpoints, *prompts, "--suite", "quick", "--layers", 1, 3)
     _run("eval", "report", results, "--out", out / "page.html")
 
 

@@ -25,8 +25,7 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
-from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, gaussian_given, ridge
-from eval.probes.proposer import fit_proposer, replace_evenly
+from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, ridge
 from eval.probes.windows import story_windows
 from eval.results import read_rows
 from tokenizer import open_corpus, pack, train_tokenizer
@@ -90,18 +89,6 @@ def test_gaussian_is_the_discriminant_of_its_means(
     found = gaussian(moments(x, y), embedding)(x)
     assert np.allclose(differences(found), differences(wanted), rtol=1e-3, atol=1e-3)
     assert (found.argmax(1) == y).float().mean() > 0.6
-
-
-def test_what_the_context_tells_is_subtracted() -> None:
-    """The first features are the token's plus a map of the others, far larger than the token's."""
-    y, context = torch.randint(V, (600,)), 10 * torch.randn(600, D)
-    embedding, told = torch.randn(V, D), torch.eye(D).flip(0)
-    x = embedding[y] + context @ told + 0.01 * torch.randn(600, D)
-    joint = torch.cat([x, context], dim=1)
-    given = gaussian_given(moments(joint, y), embedding, D)(joint)
-    alone = gaussian(moments(x, y), embedding)(x)
-    assert (given.argmax(1) == y).all()
-    assert (alone.argmax(1) == y).float().mean() < 0.5
 
 
 def test_a_factor_makes_probabilities(examples: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -196,36 +183,6 @@ def test_outputs_that_are_not_numbers_are_named(small_model: Make) -> None:
         model.blocks[1].norm_token.weight[0] = torch.nan  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
         fit_linear(Circuit(model, (1, 2)), random_windows(10), [0], Training(steps=0))
-
-
-@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "attention+flat"])
-@pytest.mark.parametrize("layer", [0, 2])
-def test_proposals_are_nearly_all_right(small_model: Make, mixer: str, layer: int) -> None:
-    circuit = Circuit(small_model(mixers=(mixer,)), layer)
-    propose = fit_proposer(circuit, random_windows(400))
-    truth = random_windows(20, seed=4)
-    outputs = circuit.of_tokens(truth)
-    right = propose(outputs).argmax(dim=-1) == truth
-    assert right[:, 0].all()  # a first output depends on its token alone
-    assert right.float().mean() > 0.98
-    hidden = propose(outputs[:, 3:], start=3)
-    assert hidden.shape == (20, 13, 400)
-    assert (hidden.argmax(dim=-1) == truth[:, 3:]).float().mean() > 0.97
-
-
-def test_proposals_need_a_causal_circuit(small_model: Make) -> None:
-    circuit = Circuit(small_model(mixers=("attention",)), 2, without=frozenset({"mask"}))
-    with pytest.raises(RequestError, match="--without mask: every output depends on every token"):
-        fit_proposer(circuit, random_windows(10))
-
-
-def test_tokens_are_replaced_evenly() -> None:
-    stories = torch.zeros(100, 20, dtype=torch.long)
-    replaced = replace_evenly(stories, 50, 0.5, torch.Generator().manual_seed(0))
-    count = torch.bincount(replaced.flatten(), minlength=50)[1:]
-    assert count.max() - count.min() <= 1
-    assert 800 < count.sum() < 1200
-    assert replace_evenly(stories, 50, 0.0, torch.Generator()).equal(stories)
 
 
 def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model: Make) -> None:

@@ -106,24 +106,6 @@ def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
     return _discriminant(moments.mean, means, within)
 
 
-def gaussian_given(moments: Moments, embedding: Tensor, width: int) -> Classifier:
-    """The same of the first `width` features, *given* the other ones.
-
-    What the others tell of the first by linear regression within tokens is subtracted. Which
-    tokens go along with them is not used: nothing is learnt of the language.
-    """
-    means, within = groups(moments, embedding)
-    others = _loaded(within[width:, width:], SHRINK)
-    told = torch.linalg.solve(others, within[width:, :width])
-    means = means[:, :width] - means[:, width:] @ told
-    left = within[:width, :width] - within[:width, width:] @ told
-    m = moments.mean
-    center = m[:width] - m[width:] @ told
-    classify = _discriminant(center, means, left)
-    weight = torch.cat([classify.weight, -told.to(classify.weight) @ classify.weight])
-    return Classifier(m.float(), weight, classify.bias)
-
-
 def _discriminant(center: Tensor, means: Tensor, within: Tensor) -> Classifier:
     apart = means - center
     weight = torch.linalg.solve(_loaded(within, SHRINK), apart.T)
