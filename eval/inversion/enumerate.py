@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from eval.circuit import Circuit
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Problem
 
-PROBES = 2048  # random pairs that are run to see how far from additive the model is
-SPARE = 2.0  # times the largest of those counts as possible
-BLUR = 0.1  # of the target's length: several times what bfloat16 was seen to move outputs by
+PROBES = 2048  # random pairs run to see how far from additive, or from bfloat16, the model is
+SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat16's errors
 BATCH = 1024  # pairs that are run together
 
 
@@ -56,7 +56,7 @@ def _rule_out(
     started = time.perf_counter()
     pairs = _Pairs(problem, answer.tokens)
     if exact:
-        left = pairs.all()
+        left = pairs.all(generator)
     else:
         left, allowance = pairs.possible(generator, most)
         answer.notes["allowance"] = allowance
@@ -64,6 +64,7 @@ def _rule_out(
         nearest, equal, count = pairs.run(left)
         answer.notes |= {"pairs": count, "nearest": nearest}
         answer.certificate = "enumerated" if exact else "screened"
+        equal = pairs.told_apart_by_none(problem, answer.tokens, equal)
         if len(equal) > 1:
             for j in range(2):
                 answer.collisions[j] = sorted({pair[j] for pair in equal})
@@ -81,7 +82,7 @@ class _Pairs:
         self.target, self.limit = problem.target[0, 0], problem.limit[0, 0]
         self.evaluations = 0
 
-    def all(self) -> Iterator[Tensor]:
+    def all(self, generator: torch.Generator) -> Iterator[Tensor]:
         """Every pair that bfloat16 does not tell from the target, `(n, 2)` at a time.
 
         All V x V are run in it, each second token on the remembered first one.
@@ -89,13 +90,16 @@ class _Pairs:
         coarse, second = self.circuit.coarse, torch.arange(self.V, device=self.own.device)
         visible = coarse.model.embed(self.visible).expand(self.V, 1, -1)
         both = torch.cat([coarse.vocabulary[:, None], visible], dim=1)
+        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.own.device)
+        off = self._outputs(drawn) - self._outputs(drawn, coarse).float()
+        blur = self.limit + SPARE * torch.linalg.vector_norm(off, dim=-1).max()
         self.evaluations += 2 * self.V * self.V
         for first in range(self.V):
             state = coarse.prefix(second[first : first + 1, None])
             parts = [coarse.step(some, state)[:, 1] for some in both.split(BATCH)]
             outputs = self.shown.narrow(torch.cat(parts)).float()
             apart = torch.linalg.vector_norm(outputs - self.target, dim=-1)
-            near = second[apart <= BLUR * self.target.norm()]
+            near = second[apart <= blur]
             yield torch.stack([torch.full_like(near, first), near], dim=1)
 
     def possible(
@@ -142,8 +146,19 @@ class _Pairs:
             count += len(pairs)
         return nearest, equal, count
 
-    def _outputs(self, pairs: Tensor) -> Tensor:
+    def told_apart_by_none(
+        self, problem: Problem, tokens: Tensor, pairs: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Those of the pairs that explain every visible position, not the first one alone."""
+        fitting = []
+        for some in torch.tensor(pairs, device=tokens.device).view(-1, 2).split(BATCH):
+            whole = torch.cat([some, tokens[2:].expand(len(some), -1)], dim=1)
+            self.evaluations += whole.numel()
+            fitting += [(int(a), int(b)) for a, b in some[problem.residual(whole)[1]].tolist()]
+        return fitting
+
+    def _outputs(self, pairs: Tensor, circuit: Circuit | None = None) -> Tensor:
         """The first visible output after pairs, `(n, 2)`, as far as it is shown: `(n, C)`."""
         self.evaluations += 3 * len(pairs)
         whole = torch.cat([pairs, self.visible.expand(len(pairs), 1)], dim=1)
-        return self.shown.narrow(self.circuit.of_tokens(whole)[:, 2])
+        return self.shown.narrow((circuit or self.circuit).of_tokens(whole)[:, 2])
