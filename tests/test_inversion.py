@@ -79,6 +79,19 @@ def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: s
             torch.testing.assert_close(a.scores, b.scores, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_sweep_screened_in_low_precision_finds_the_same(small_model: Make, mixer: str) -> None:
+    model, truth = sharpened(small_model(mixers=(mixer,)), 3.0), prompts(4)
+    problems = [pose(Circuit(model, layer), truth, Slice()) for layer in (1, 2)]
+    for answers, problem in zip(sweep_layers(problems, coarse=True), problems, strict=True):
+        assert found(answers).equal(truth)
+        for answer, exact in zip(answers, sweep(problem), strict=True):
+            assert answer.certificate == "enumerated"
+            assert answer.runner_up is not None
+            assert exact.runner_up is not None
+            torch.testing.assert_close(answer.runner_up, exact.runner_up, atol=1e-4, rtol=1e-4)
+
+
 def test_layers_that_disagree_are_swept_alone(small_model: Make) -> None:
     """With noise, layers find different tokens: each goes on with its own."""
     model, truth = small_model(), prompts()
