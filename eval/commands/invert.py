@@ -104,6 +104,29 @@ def run(options: argparse.Namespace) -> None:
         for own in open_models(options)
         for checkpoint in (own, *(derive(own, c) for c in options.controls if c != SHUFFLED))
     ]
+    prompts, texts, allowed = {}, {}, {}
+    for checkpoint in checkpoints:
+        name = checkpoint.provenance["name"]
+        own = _prompts(options, suite.prompts, checkpoint)
+        if prompts.setdefault(name, own) != own:
+            raise RequestError(
+                f"{checkpoint.path}: another model is named {name} too, and reads text otherwise; "
+                "ask them apart"
+            )
+        texts[name] = background(options.corpus, checkpoint.tokenizer)
+        allowed[name] = _tokens(options.allowed, checkpoint)
+
+    def planned(done: set[str]) -> list[Job]:
+        jobs = []
+        for checkpoint in checkpoints:
+            name = checkpoint.provenance["name"]
+            for question in suite.questions:
+                jobs += plan(
+                    checkpoint, question, prompts[name], done, options.batch, allowed[name]
+                )
+        return jobs
+
+    planned(set())  # what cannot be asked is refused before anything is written
     with shards.together():
         whole = Results(options.out) if shards.rank() == 0 else None
         if whole:
@@ -115,20 +138,10 @@ def run(options: argparse.Namespace) -> None:
             raise RequestError(
                 f"--no-resume: {options.out} holds {len(results.keys)} rows; give another directory"
             )
-        jobs, prompts, texts, allowed = [], {}, {}, {}
-        for checkpoint in checkpoints:
-            name = checkpoint.provenance["name"]
-            prompts[name] = _prompts(options, suite.prompts, checkpoint)
-            texts[name] = background(options.corpus, checkpoint.tokenizer)
-            if options.allowed:
-                allowed[name] = _tokens(options.allowed, checkpoint)
-            for question in suite.questions:
-                jobs += plan(checkpoint, question, prompts[name], results.keys, options.batch)
-        jobs = shards.share(_first(jobs, options.limit))
+        jobs = shards.share(_first(planned(results.keys), options.limit))
         if not jobs:
             print(f"{results.path}: every row is there already", file=sys.stderr)
-        runner = Runner(prompts, texts, allowed)
-        work = runner.run_all(jobs, results.append)
+        work = Runner(prompts, texts).run_all(jobs, results.append)
         for _ in track(work, [job.cost for job in jobs], "inverting"):
             pass
         shards.wait()
@@ -212,8 +225,10 @@ def _prompts(
     return prompts
 
 
-def _tokens(text: str, checkpoint: Checkpoint) -> list[int]:
-    found = sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids))
+def _tokens(text: str | None, checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    found = tuple(sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)))
     if not found:
         raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
     return found

@@ -58,7 +58,8 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
 def _with_embedding(checkpoint: Checkpoint, control: str) -> Checkpoint:
     path = control.removeprefix("embedding=")
     own = checkpoint.model.embedding.weight
-    other = open_checkpoint(path, own.device).model.embedding.weight
+    source = open_checkpoint(path, own.device)
+    other = source.model.embedding.weight
     if own.shape != other.shape:
         raise RequestError(
             f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
@@ -66,13 +67,16 @@ def _with_embedding(checkpoint: Checkpoint, control: str) -> Checkpoint:
         )
     model = copy.deepcopy(checkpoint.model)
     model.embedding.weight = torch.nn.Parameter(other.clone(), requires_grad=False)
-    return _derived(checkpoint, control, model, step=int(checkpoint.meta.get("step", 0)))
+    step = int(checkpoint.meta.get("step", 0))
+    return _derived(checkpoint, control, model, step, source.weights_sha256)
 
 
-def _derived(checkpoint: Checkpoint, control: str, model: LanguageModel, step: int) -> Checkpoint:
+def _derived(
+    checkpoint: Checkpoint, control: str, model: LanguageModel, step: int, foreign: str = ""
+) -> Checkpoint:
     meta: dict[str, Any] = checkpoint.meta | {"step": step, "val_loss": None}
     meta["name"] = f"{checkpoint.meta['name']} [{control}]"
-    digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}{foreign}".encode()).hexdigest()
     return replace(
         checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest
     )

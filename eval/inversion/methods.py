@@ -1,7 +1,7 @@
 """The solvers by name: what each can be asked, its settings, and how it is called."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +9,11 @@ from eval.errors import RequestError
 from eval.inversion import gradient
 from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
+from eval.inversion.decode import DECODERS
 from eval.inversion.enumerate import enumerate_hidden
+from eval.inversion.gradient.variable import VARIABLES
 from eval.inversion.guess import chance
+from eval.inversion.objective import objective
 from eval.inversion.prior import expected
 from eval.inversion.propose import propose
 from eval.inversion.slices import Slice
@@ -19,6 +22,9 @@ from eval.inversion.sweep import sweep
 
 GIVEN = ("batch", "problem", "lexicon", "chance", "truth", "start", "free")
 """Arguments that are no settings."""
+
+NAMES: dict[str, Collection[Any]] = {"variable": VARIABLES, "decode": DECODERS}
+"""Settings whose values are names."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,13 @@ class Method:
                 )
             if kind in (int, float) and value <= 0:
                 raise RequestError(f"method {self.name}, setting {name}: {value!r} must be above 0")
+            if name == "objective":
+                objective(str(value))
+            elif value not in NAMES.get(name, (value,)):
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} does not exist; "
+                    f"use one of {', '.join(NAMES[name])}"
+                )
         return replace(self, settings=self.settings | settings)
 
 
@@ -141,13 +154,23 @@ def parse_methods(wanted: dict[str, Any] | list[str]) -> dict[str, Method]:
     Raises:
         RequestError: no such method or setting.
     """
+    if not isinstance(wanted, dict) and not (
+        isinstance(wanted, list) and all(isinstance(name, str) for name in wanted)
+    ):
+        raise RequestError(
+            f"methods: {wanted!r} is neither a list of names nor a mapping of names to settings"
+        )
     known, found = methods(), {}
     for label, settings in (
         wanted.items() if isinstance(wanted, dict) else ((name, {}) for name in wanted)
     ):
+        if not isinstance(settings or {}, dict):
+            raise RequestError(
+                f"method {label}: {settings!r} is not a mapping of settings, as in {{steps: 100}}"
+            )
         settings = dict(settings or {})
         name = settings.pop("method", label)
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
         found[label] = known[name].configured(settings)
     return found

@@ -1,6 +1,7 @@
 """What is asked: a question is a grid, its cells are the rows to be, its jobs what runs at once."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -113,6 +114,12 @@ class Job:
     label: str
     method: Method
     cells: list[Cell] = field(default_factory=list)
+    allowed: tuple[int, ...] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The `settings` field of its rows."""
+        return self.method.settings | ({"allowed": list(self.allowed)} if self.allowed else {})
 
     def key(self, cell: Cell) -> str:
         """The row's key: everything that its content depends on."""
@@ -123,7 +130,7 @@ class Job:
             str(cell.slice),
             self.label,
             self.method.name,
-            self.method.settings,
+            self.settings,
             cell.prompt.tokens,
             cell.prompt.pads,
             cell.seed,
@@ -149,6 +156,7 @@ def plan(
     prompts: list[Prompt],
     done: set[str],
     batch: int = 64,
+    allowed: tuple[int, ...] | None = None,
 ) -> list[Job]:
     """The work that a question makes, less the rows that are there already.
 
@@ -158,17 +166,27 @@ def plan(
         prompts: what is to be recovered.
         done: keys of rows that are there.
         batch: rows that a gradient solver treats at once.
+        allowed: the tokens that gradient solvers may answer with; None for all.
 
     Raises:
-        RequestError: a site that does not exist, a slice that shows nothing, or nothing left to do
-            because no method can answer any slice.
+        RequestError: a site that does not exist, a slice that shows nothing, a prompt that stands
+            alone and cannot be shuffled, or nothing left to do because no method can answer any
+            slice.
     """
     jobs, refusals, asked = [], [], 0
+    if question.shuffled:
+        for length, count in Counter(len(prompt.tokens) for prompt in prompts).items():
+            if count < 2:
+                raise RequestError(
+                    f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
+                )
     sites = question.sites(checkpoint)
     for label, method in question.methods.items():
         groups: dict[Any, list[Cell]] = {}
+        gradient = method.family == "gradient"
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
             shown.channels(site.circuit(checkpoint).width)
+            shown.positions(len(prompt.tokens))
             causal = "mask" not in site.without
             refusal = method.refusal(shown, len(prompt.tokens), causal)
             if refusal:
@@ -177,19 +195,16 @@ def plan(
             for seed in question.seeds if method.random or noise else question.seeds[:1]:
                 for control in (None, "shuffled") if question.shuffled else (None,):
                     cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
-                    together = len(prompt.tokens), control if method.family == "gradient" else None
-                    alone = () if method.family == "gradient" else cell.target
+                    together = len(prompt.tokens), control if gradient else None
+                    alone = () if gradient else cell.target
                     if method.name == "sweep":  # all layers in one pass
                         alone = (site.part, site.without, *cell.target[1:])
                     groups.setdefault((*together, alone), []).append(cell)
         for cells in groups.values():
-            job = Job(checkpoint, label, method)
+            job = Job(checkpoint, label, method, allowed=allowed if gradient else None)
             left = [cell for cell in cells if job.key(cell) not in done]
             asked += len(cells)
-            jobs += [
-                Job(checkpoint, label, method, left[i : i + batch])
-                for i in range(0, len(left), batch)
-            ]
+            jobs += [replace(job, cells=left[i : i + batch]) for i in range(0, len(left), batch)]
     if not asked:
         raise RequestError(
             f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.decode import restrict
@@ -29,16 +28,14 @@ class Runner:
     Args:
         prompts: all prompts, so that floors are measured on all of one length at once.
         background: ordinary text by checkpoint, for the searches' guesses.
-        allowed: the tokens that gradient solvers may answer with; None for all.
     """
 
     def __init__(
         self,
         prompts: dict[str, list[Prompt]],
         background: dict[str, Tensor],
-        allowed: dict[str, list[int]] | None = None,
     ) -> None:
-        self._prompts, self._background, self._allowed = prompts, background, allowed or {}
+        self._prompts, self._background = prompts, background
         self._now: Checkpoint | None = None
         self._measured: dict[tuple[Site, int], tuple[dict[Prompt, int], Measured]] = {}
         self._lexicons: dict[Site, Lexicon] = {}
@@ -67,7 +64,7 @@ class Runner:
         rows = []
         for problem, own in zip(problems, grouped.values(), strict=True):
             mine, answers = answers[: len(own)], answers[len(own) :]
-            found = torch.stack([answer.tokens for answer in mine])
+            found = torch.stack([answer.tokens for answer in mine]).to(problem.target.device)
             residual, within = problem.residual(found)
             rows += [
                 _row(job, problem, cell, answer, p, float(residual[p]), bool(within[p]))
@@ -83,7 +80,7 @@ class Runner:
             given = [torch.tensor(cell.prompt.tokens, device=device) for cell in cells]
             truth = (torch.stack(given),) if method.name == "descent" else ()
             answers = method.solve(Batch(tuple(problems)), chance, *truth, **method.settings)
-            allowed = self._allowed.get(self._now.provenance["name"])
+            allowed = job.allowed
             return [_restricted(answer, allowed) for answer in answers] if allowed else answers
         if method.name == "sweep":
             shown = [problem.shortened() for problem in problems]
@@ -112,10 +109,6 @@ class Runner:
         numbers, measured = self._measure(first.site, length)
         rows = [numbers[cell.prompt] for cell in cells]
         if first.control == SHUFFLED:
-            if len(numbers) < 2:
-                raise RequestError(
-                    f"--shuffled: only one prompt of {length} tokens; ask for two or more"
-                )
             rows = [(row + 1) % len(numbers) for row in rows]
         own = Measured(measured.outputs[rows], measured.apart[:, rows])
         circuit = first.site.circuit(self._now)
@@ -176,7 +169,7 @@ def _row(
         "control": cell.control,
         "method": job.label,
         "family": job.method.family,
-        "settings": job.method.settings,
+        "settings": job.settings,
         "prompts": prompt.kind,
         "prompt": prompt.index,
         "seed": cell.seed,
@@ -224,7 +217,7 @@ def _lengthened(answer: Answer, length: int) -> Answer:
     return answer
 
 
-def _restricted(answer: Answer, allowed: list[int]) -> Answer:
+def _restricted(answer: Answer, allowed: tuple[int, ...]) -> Answer:
     """The best tokens among those allowed."""
     answer.scores = restrict(answer.scores, allowed)
     answer.tokens = answer.scores.argmax(dim=-1)

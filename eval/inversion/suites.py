@@ -19,6 +19,7 @@ from eval.errors import RequestError
 from eval.inversion.methods import parse_methods
 from eval.inversion.questions import Question
 from eval.inversion.slices import Slice
+from eval.prompts import SETS
 
 DIRECTORY = Path(__file__).parent.parent / "suites"
 PROMPTS = {"set": ["story"], "count": 8, "length": 16}
@@ -51,7 +52,9 @@ def load_suite(name: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("questions"), list):
         raise RequestError(f"--suite {path}: needs a list under the key questions")
     _only(data, {"prompts", "questions"}, f"--suite {path}")
-    _only(data.get("prompts") or {}, set(PROMPTS), f"--suite {path}, prompts")
+    _check_prompts(data.get("prompts") or {}, f"--suite {path}, prompts")
+    if not data["questions"]:
+        raise RequestError(f"--suite {path}: no questions; give at least one")
     return data
 
 
@@ -84,19 +87,27 @@ def _question(entry: dict[str, Any], where: str) -> Question:
     if "layers" in entry:
         found["layers"] = _layers(entry["layers"], where)
     if "parts" in entry:
-        found["parts"] = tuple(_list(entry, "parts"))
+        found["parts"] = tuple(str(part) for part in _list(entry, "parts"))
     if "without" in entry:
         found["without"] = tuple(
-            frozenset([each] if isinstance(each, str) else each) for each in _list(entry, "without")
+            frozenset(map(str, each if isinstance(each, list) else [each]))
+            for each in _list(entry, "without")
         )
     for name, kind in (("seeds", int), ("noise", (int, float))):
         if name in entry:
             values = _list(entry, name)
-            if not all(isinstance(v, kind) and v >= 0 for v in values):
-                raise RequestError(f"{where}, {name}: {values} must be numbers of at least 0")
+            numbers = all(isinstance(v, kind) and not isinstance(v, bool) for v in values)
+            if not numbers or not all(0 <= v < float("inf") for v in values):
+                words = "whole numbers" if kind is int else "numbers"
+                raise RequestError(f"{where}, {name}: {values} must be {words} of at least 0")
             found[name] = tuple(values)
     if "shuffled" in entry:
-        found["shuffled"] = bool(entry["shuffled"])
+        if not isinstance(entry["shuffled"], bool):
+            raise RequestError(f"{where}, shuffled: {entry['shuffled']!r} must be true or false")
+        found["shuffled"] = entry["shuffled"]
+    for name in ("slices", "parts", "without", "seeds", "noise"):
+        if found.get(name) == ():
+            raise RequestError(f"{where}, {name}: empty; give some, or leave it out")
     return Question(**found)
 
 
@@ -109,6 +120,19 @@ def _layers(value: Any, where: str) -> Any:
     if not flat or not all(type(one) is int for one in flat):
         raise RequestError(f"{where}, layers: {value!r} must be all, last, or a list of numbers")
     return joined
+
+
+def _check_prompts(data: Any, where: str) -> None:
+    if not isinstance(data, dict):
+        raise RequestError(f"{where}: {data!r} is not a mapping, as in {PROMPTS}")
+    _only(data, set(PROMPTS), where)
+    wanted = data.get("set", PROMPTS["set"])
+    if not isinstance(wanted, list) or not wanted or not all(name in SETS for name in wanted):
+        raise RequestError(f"{where}, set: {wanted!r} must be a list of {', '.join(SETS)}")
+    for name in ("count", "length"):
+        value = data.get(name, 1)
+        if type(value) is not int or value < 1:
+            raise RequestError(f"{where}, {name}: {value!r} must be a whole number of at least 1")
 
 
 def _list(entry: dict[str, Any], name: str) -> list[Any]:
