@@ -327,7 +327,7 @@ def interval(difficulties: np.ndarray, shares: np.ndarray, seed: int = 0) -> tup
 
 def decibels(noise: float) -> float | None:
     """Signal to noise, 1 / noise^2; None without noise or without bound."""
-    return -20 * math.log10(noise) if 0 < noise < math.inf else None
+    return 20 * math.log10(1 / noise) if 0 < noise < math.inf else None
 
 
 def _above(fit: np.ndarray) -> np.ndarray:
