@@ -124,6 +124,22 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
     return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
 
 
+def agreement(subject: Subject, options: argparse.Namespace) -> str:
+    """Positions at which the batched protocol and a plain restatement of it decode the same."""
+    truth = subject.tokens[:8, :16]
+    problem = _problem(subject, truth)
+    chance = [torch.Generator().manual_seed(p) for p in range(8)]
+    answers = descent(Batch((problem,)), chance, truth, steps=200)
+    inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
+    for p, answer in enumerate(answers):
+        start = torch.randn(
+            truth.shape[1], inverse.shape[0], generator=torch.Generator().manual_seed(p)
+        )
+        x = _published(subject.model, truth[p : p + 1], 200, start[None].to(inverse))
+        same += int(((x @ inverse)[0].argmax(dim=-1) == answer.tokens).sum())
+    return f"{same} of {truth.numel()}"
+
+
 def products(subject: Subject, options: argparse.Namespace) -> str:
     """The exhaustive sweep, over the bare matrix products of the same shapes."""
     tokens = subject.tokens[:1, :8]
@@ -189,6 +205,7 @@ def hidden(subject: Subject, options: argparse.Namespace) -> str:
 
 
 QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
+    "published descent, 200 steps: tokens that a plain restatement decodes alike": agreement,
     "published descent, 64 problems of 16 tokens: one by one / batched": batched,
     "exhaustive sweep / bare matrix products": products,
     "sweep / propose and verify, 64 prompts of 24 tokens": proposed,
@@ -229,16 +246,20 @@ def _problem(subject: Subject, tokens: Tensor, shown: Slice | None = None) -> Pr
     return pose(Circuit(subject.model, len(subject.model.blocks)), tokens, shown or Slice())
 
 
-def _published(model: LanguageModel, tokens: Tensor, steps: int, rate: float = 0.02) -> None:
+def _published(
+    model: LanguageModel, tokens: Tensor, steps: int, start: Tensor | None = None
+) -> Tensor:
     """The protocol as one would write it down: one prompt, gradients by `backward`."""
+    rate = 0.02
     with torch.enable_grad():
         layer, e = len(model.blocks), model.embed(tokens)
-        target, x = model.hidden(e, layer), torch.randn_like(e)
+        target, x = model.hidden(e, layer), torch.randn_like(e) if start is None else start
         for i in range(steps):
             x = x.detach().requires_grad_()
             torch.sum(torch.abs(model.hidden(x, layer) - target)).backward()
             assert x.grad is not None
             x = x - (rate * (steps - i) + rate / 10 * i) / steps * x.grad
+    return x.detach()
 
 
 def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:

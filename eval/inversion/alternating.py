@@ -101,6 +101,7 @@ class _Search:
             target=problem.target[:, :WINDOW],
             floor=problem.floor[:, :WINDOW],
             limit=problem.limit[:, :WINDOW],
+            noise=problem.noise[:, :WINDOW],
         )
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
         self.evaluations = 0

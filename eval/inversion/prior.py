@@ -32,7 +32,8 @@ def expected(problem: Problem, lexicon: Lexicon, weight: float = 1.0) -> list[An
     prior = problem.target.new_zeros(P, len(problem.circuit.vocabulary))  # nothing stands before
     for t in range(S):
         apart = try_all(problem, t, state)
-        variance = problem.limit[:, t, None].square() / C  # of each channel, from what is allowed
+        rounding = problem.floor[:, t, None].square() / C
+        variance = problem.noise[:, t, None].square() + rounding  # of each channel
         scores = -apart.square() / (2 * variance) + weight * prior
         token = scores.argmax(dim=-1, keepdim=True)
         tokens.append(token)

@@ -28,6 +28,7 @@ class Problem:
         floor: the distance that rounding alone makes at each shown position, `(P, S)`.
         limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
             what the noise adds.
+        noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
     """
 
     circuit: Circuit
@@ -36,6 +37,7 @@ class Problem:
     target: Tensor
     floor: Tensor
     limit: Tensor
+    noise: Tensor
 
     @property
     def hidden(self) -> int | None:
@@ -45,7 +47,11 @@ class Problem:
     def of(self, rows: Tensor | list[int]) -> "Problem":
         """The same problem of some of the prompts."""
         return replace(
-            self, target=self.target[rows], floor=self.floor[rows], limit=self.limit[rows]
+            self,
+            target=self.target[rows],
+            floor=self.floor[rows],
+            limit=self.limit[rows],
+            noise=self.noise[rows],
         )
 
     def shortened(self) -> "Problem":
@@ -145,15 +151,14 @@ def pose(
     channels = shown.channels(circuit.width)
     measured = measured or measure(circuit, tokens)
     target, floor = shown.select(measured.outputs), measured.floor(shown)
-    limit = ACCEPT * floor
+    size = noise * target.norm(dim=-1) / channels**0.5
     if noise:
         assert generators
-        size = noise * target.norm(dim=-1, keepdim=True) / channels**0.5
         drawn = torch.stack([torch.randn(target.shape[1:], generator=g) for g in generators])
-        target = target + size * drawn.to(target)
-        # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
-        limit = limit + size[..., 0] * (channels**0.5 + 4 / 2**0.5)
-    return Problem(circuit, shown, tokens.shape[1], target, floor, limit)
+        target = target + size[..., None] * drawn.to(target)
+    # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
+    limit = ACCEPT * floor + size * (channels**0.5 + 4 / 2**0.5)
+    return Problem(circuit, shown, tokens.shape[1], target, floor, limit, size)
 
 
 def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:

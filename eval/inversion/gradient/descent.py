@@ -134,6 +134,7 @@ def _only(batch: Batch, t: int) -> tuple[Tensor, Batch] | None:
                     target=problem.target[:, at],
                     floor=problem.floor[:, at],
                     limit=problem.limit[:, at],
+                    noise=problem.noise[:, at],
                 )
             )
         start = end
