@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from arch import load_model, save_model
 from eval.__main__ import main
 from eval.inversion.run import Runner
 from eval.inversion.suites import DIRECTORY, load_suite, read_suite
 from eval.results import read_rows
+from tokenizer import open_corpus, train_tokenizer
 
 Directory = Callable[..., Path]
 QUICK = ["--count", "2", "--length", "6"]
@@ -56,7 +59,6 @@ def test_controls_stand_beside_the_model(model_directory: Directory, tmp_path: P
     hits = [a == b for row in searched for a, b in zip(row["found"], row["truth"], strict=True)]
     assert sum(hits) / len(hits) < 0.5  # stories share some tokens at the same place
     names = {control: own[0]["checkpoint"]["name"] for control, own in rows.items()}
-    assert names[None] == names["shuffled"] or "shuffled" in rows
     assert names["identity"] == "flat [identity]"
     weights = {own[0]["checkpoint"]["weights_sha256"] for c, own in rows.items() if c != "shuffled"}
     assert len(weights) == 4
@@ -209,8 +211,6 @@ def test_without_mask_gradient_methods_answer(model_directory: Directory, tmp_pa
 def test_equal_rows_of_the_embedding_are_ambiguous(
     model_directory: Directory, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     model = model_directory()
     words = [*ONE, "--methods", "sweep"]
     assert invert(model, "--out", tmp_path / "before", *words) == 0
@@ -276,7 +276,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--methods", "adam", "--set", "adam.steps=1.5"], "setting steps: 1.5 is not int"),
     (["--methods", "adam", "--set", "adam.steps=0"], "setting steps: 0 must be above 0"),
     (["--methods", "sweep", "--set", "sweep.coarse=1"], "setting coarse: 1 is not bool"),
-    (["--methods", "adam", "--set", "adam.objective=fit"], "objective 'fit' does not exist; use on"),
+    (["--methods", "adam", "--set", "adam.objective=fit"], "objective 'fit' does not exist; use"),
     (["--methods", "adam", "--set", "adam.variable=fit"], "setting variable: 'fit' does not exist"),
     (["--methods", "adam", "--set", "adam.decode=fit"], "setting decode: 'fit' does not exist"),
     (["--noise", "-1", "--methods", "sweep"], "noise: [-1.0] must be numbers of at least 0"),
@@ -290,7 +290,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--controls", "magic"], "--controls magic: allowed are shuffled, identity, scale=NUMBER"),
     (["--controls", "scale=x"], "--controls scale=x: allowed are shuffled"),
     (["--controls", "embedding=nowhere"], "nowhere: no such model directory"),
-    (["--controls", "shuffled", "--count", "1"], "--controls shuffled: only one prompt of 6 tokens"),
+    (["--controls", "shuffled", "--count", "1"], "--controls shuffled: only one prompt of 6"),
     (["--pad-to", "4"], "--pad-to 4: a prompt has 6 tokens; give at least as many"),
     (["--pad-to", "64"], "a prompt of 64 tokens is longer than the context"),
     (["--allowed", "", "--methods", "adam"], "--allowed '': there is no token in it"),
@@ -373,12 +373,8 @@ def test_wrong_suites_get_one_line(
 def test_models_of_one_name_that_read_text_otherwise(
     model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokenizer import open_corpus, train_tokenizer
-
     one = model_directory("flat")
     text = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=400).to_str()
-    from arch import load_model, save_model
-
     other = tmp_path / "elsewhere"
     save_model(other, load_model(one).model, text, {"name": "flat", "step": 0})
     assert invert(one, other, "--out", tmp_path / "out", *ONE, "--methods", "sweep") == 2
@@ -392,8 +388,6 @@ def test_numbers_that_are_not_finite_name_their_layer(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     path = model_directory()
     weights = load_file(path / "model.safetensors")
     weights["blocks.1.norm_token.weight"][0] = torch.nan
