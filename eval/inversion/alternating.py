@@ -185,7 +185,7 @@ class _Search:
         missing = (self.window.target / self.unit - base)[:, : self.screen].flatten()
         guess = (hidden, visible[:, : self.screen], not thorough)
         if thorough:
-            listed = [torch.arange(len(self.vocabulary))] * self.k
+            listed = [torch.arange(len(self.vocabulary), device=self.unit.device)] * self.k
             changes = [self._changes(j, tokens, *guess) for j, tokens in enumerate(listed)]
         else:
             sampled = [self._changes(j, self.sample, *guess) for j in range(self.k)]
