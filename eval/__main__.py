@@ -6,6 +6,7 @@ import sys
 import torch
 
 from arch import ModelError
+from eval import shards
 from eval.commands import (
     curves,
     describe,
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         with torch.no_grad():
             options.run(options)
     except (ModelError, CorpusError, RequestError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        if shards.rank() == 0:
+            print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

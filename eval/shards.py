@@ -37,7 +37,7 @@ def together() -> Iterator[None]:
     if world() == 1:
         yield
         return
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    dist.init_process_group("gloo")
     try:
         yield
     finally:
@@ -47,4 +47,4 @@ def together() -> Iterator[None]:
 def wait() -> None:
     """Until every process has come here."""
     if world() > 1:
-        dist.barrier()
+        dist.monitored_barrier(timeout=PATIENCE)

@@ -181,6 +181,8 @@ def plan(
                     f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
                 )
     sites = question.sites(checkpoint)
+    # a model to compare with is compared as it is
+    controls = (None, "shuffled") if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
         groups: dict[Any, list[Cell]] = {}
         gradient = method.family == "gradient"
@@ -193,7 +195,7 @@ def plan(
                 refusals.append(f"{label} {refusal}")
                 continue
             for seed in question.seeds if method.random or noise else question.seeds[:1]:
-                for control in (None, "shuffled") if question.shuffled else (None,):
+                for control in controls:
                     cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
                     together = len(prompt.tokens), control if gradient else None
                     alone = () if gradient else cell.target
