@@ -38,6 +38,8 @@ QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhe
 SAMPLE = 512  # tokens whose changes are computed before the others' are guessed
 LISTED = 64  # tokens at a position that are looked at because alone they explain most
 SINGLES = 16  # tokens tried exactly at each hidden position, the others held
+CROSSED = 5  # of the nearest ends of earlier starts whose tokens are combined
+COMBINED = 1024  # combinations that are run, at most
 PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
@@ -46,7 +48,7 @@ def alternating(
     problem: Problem,
     lexicon: Lexicon,
     chance: list[torch.Generator],
-    starts: int = 16,
+    starts: int = 24,
     rounds: int = 8,
     beams: int = 128,
 ) -> list[Answer]:
@@ -111,10 +113,12 @@ class _Search:
     def answer(self, starts: int) -> Answer:
         """Descends from one start after the other until one is proved."""
         started = time.perf_counter()
-        ends = []
+        ends: list[_End] = []
         for start in range(starts):
             self.screen = SCREENS[min(start, 1)]
-            ends.append(self._descend(self._start(start), patient=start >= QUICK_STARTS))
+            hidden = self._cross(ends) if start > 1 and start % 2 == 0 else None
+            hidden = self._start(start) if hidden is None else hidden
+            ends.append(self._descend(hidden, patient=start >= QUICK_STARTS))
             if ends[-1].proved:
                 break
         end = min(ends, key=lambda end: end.distance)
@@ -131,6 +135,21 @@ class _Search:
         (proposal,) = adam(Batch((self.problem,)), [self.generator], steps=PROPOSAL_STEPS)
         self.evaluations += proposal.evaluations
         return proposal.tokens[None, : self.k]
+
+    def _cross(self, ends: "list[_End]") -> Tensor | None:
+        """The nearest of what the ends so far have at each position, combined; None if not new.
+
+        Ends that are wrong are mostly wrong at different positions.
+        """
+        ends = sorted(ends, key=lambda end: end.distance)[:CROSSED]
+        tokens = torch.cat([end.hidden for end in ends])
+        chosen = list(itertools.product(*(column.unique().tolist() for column in tokens.T)))
+        if len(chosen) > COMBINED:
+            drawn = torch.randperm(len(chosen), generator=self.generator)[:COMBINED]
+            chosen = [chosen[i] for i in drawn.tolist()]
+        combined = torch.cat([tokens, torch.tensor(chosen, device=tokens.device)])
+        best, _ = self._nearest(combined, self._read(ends[0].hidden))
+        return None if (best == tokens).all(dim=1).any() else best
 
     def _descend(self, hidden: Tensor, patient: bool) -> _End:
         """From a start to where neither turn improves; if patient, not even a thorough one."""
