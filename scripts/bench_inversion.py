@@ -308,7 +308,7 @@ def _machine(options: argparse.Namespace) -> str:
 
 def _arguments() -> list[str]:
     """As given, without where the files lie."""
-    return [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    return ["/".join(Path(word).parts[-3:]) for word in sys.argv[1:]]
 
 
 if __name__ == "__main__":

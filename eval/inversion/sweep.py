@@ -43,18 +43,15 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
     circuits = [problem.circuit for problem in problems]
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
     whole, D = replace(circuits[0], layers=tuple(layers)), circuits[0].model.config.d_model
-    places = [
-        torch.cat([torch.arange(D) + layers.index(layer) * D for layer in circuit.sites])
-        for circuit in circuits
-    ]
+    places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
     started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
     found, distances = [], []
 
     def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
-        outputs = circuit.step(x[:, None], state)[:, 0].float()
+        outputs = circuit.step(x[:, None], state)[:, 0].float().split(D, dim=1)
         return [
-            _distances(problem, t, outputs[:, place], P)
+            _distances(problem, t, _join([outputs[i] for i in place]), P)
             for problem, place in zip(problems, places, strict=True)
         ]
 
@@ -86,6 +83,10 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
         _answers(problem, Swept(tokens, torch.stack([each[i] for each in distances], 1)), seconds)
         for i, problem in enumerate(problems)
     ]
+
+
+def _join(outputs: list[Tensor]) -> Tensor:
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _answers(problem: Problem, swept: "Swept", seconds: float) -> list[Answer]:
