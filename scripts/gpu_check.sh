@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, in one call and under nine minutes.
+# Everything that only a GPU can tell, in one call and under ten minutes.
 #
-#   scripts/gpu_check.sh [DIR] [PART...]      parts: tests tune kernels (all of them, in this order)
+#   scripts/gpu_check.sh [DIR] [PART...]      parts: tests tune kernels inversion (all, in this order)
 #
-# Needs a CUDA device and Python with torch, triton, lightning, numpy and pytest; downloads nothing.
-# Writes to DIR (gpu-check): PART.log of each part, tuned.py, kernels-cuda.csv, .md and .png.
+# Needs a CUDA device and Python with torch, triton, lightning, numpy, tokenizers, safetensors and
+# pytest; downloads nothing. Writes to DIR (gpu-check): PART.log of each part, tuned.py,
+# kernels-cuda.csv, .md and .png, inversion-cuda.md.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and DIR/kernels-cuda.* to
-# docs/benchmarks/kernels-gpu.*.
+# docs/benchmarks/kernels-gpu.*, DIR/inversion-cuda.md to docs/benchmarks/inversion-gpu.md.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-ALL=(tests tune kernels)
+ALL=(tests tune kernels inversion)
 
 # A part is a function, with the seconds that it may take. To add one, write it and name it in ALL.
 tests_seconds=200
@@ -39,6 +40,11 @@ kernels() {
     local tuned=()
     [ -f "$out/tuned.py" ] && tuned=(--tuned "$out/tuned.py")
     "$python" -m scripts.bench_kernels --device cuda --seconds 150 --out "$out" "${tuned[@]}"
+}
+
+inversion_seconds=60
+inversion() {
+    "$python" -m scripts.bench_inversion --device cuda --turns 2 --save "$out/inversion-cuda.md"
 }
 
 run() {
