@@ -132,8 +132,11 @@ class _Pairs:
                 return None, allowance
         return iter(torch.cat(found).split(BATCH)), allowance
 
-    def run(self, left: Iterator[Tensor]) -> tuple[float, list[tuple[int, int]], int]:
-        """Distance of the nearest other pair, the pairs within the limit, and how many were run."""
+    def run(self, left: Iterator[Tensor]) -> tuple[float | None, list[tuple[int, int]], int]:
+        """Distance of the nearest other pair (None: no other), those within the limit, how many.
+
+        Only pairs that had to be run are looked at.
+        """
         nearest, equal, count = float("inf"), [], 0
         for pairs in left:
             if not len(pairs):
@@ -144,7 +147,7 @@ class _Pairs:
                 nearest = min(nearest, float(apart[other].min()))
             equal += [(int(a), int(b)) for a, b in pairs[apart <= self.limit].tolist()]
             count += len(pairs)
-        return nearest, equal, count
+        return None if nearest == float("inf") else nearest, equal, count
 
     def told_apart_by_none(
         self, problem: Problem, tokens: Tensor, pairs: list[tuple[int, int]]
