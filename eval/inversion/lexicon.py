@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
+from eval.inversion.sweep import BATCH
 
 LENGTHS = (1, 2, 4, 8, 16)  # of the prefixes; together five sweeps of one position
 RIDGE = 1e-4  # of the mean variance, added to the scatter before it is inverted
-BATCH = 1024  # candidates sent through the model at once: what a CPU's caches like
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,15 @@ class Lexicon:
         """Every token's output at the first position, `(V, width)`: exact."""
         return _outputs(self.circuit, None)
 
-    @cached_property
+    @property
     def entries(self) -> Tensor:
         """Every token's mean output after some text, `(V, width)`."""
-        return self._samples.mean(dim=0)
+        return self._learnt[0]
 
-    @cached_property
+    @property
     def scatter(self) -> Tensor:
         """Covariance of outputs around the entries once a prefix's own shift is out, square."""
-        samples = self._samples
-        shift = samples.mean(dim=1, keepdim=True) - self.entries.mean(dim=0)
-        apart = (samples - shift - self.entries).flatten(0, 1)
-        return apart.T @ apart / len(apart)
+        return self._learnt[1]
 
     @cached_property
     def features(self) -> Tensor:
@@ -69,12 +66,16 @@ class Lexicon:
         return torch.linalg.inv(scatter + ridge * torch.eye(len(scatter)).to(scatter))
 
     @cached_property
-    def _samples(self) -> Tensor:
-        """`(prefixes, V, width)`; freed of use once the entries and the scatter are known."""
+    def _learnt(self) -> tuple[Tensor, Tensor]:
+        """Entries and scatter; the outputs behind them, `(prefixes, V, width)`, are let go."""
         room = self.circuit.model.config.context - 1
         rows = self.background[: len(LENGTHS)]
         prefixes = [rows[i : i + 1, : min(n, room)] for i, n in enumerate(LENGTHS)]
-        return torch.stack([_outputs(self.circuit, p) for p in prefixes if p.shape[1]])
+        samples = torch.stack([_outputs(self.circuit, p) for p in prefixes if p.shape[1]])
+        entries = samples.mean(dim=0)
+        shift = samples.mean(dim=1, keepdim=True) - entries.mean(dim=0)
+        apart = (samples - shift - entries).flatten(0, 1)
+        return entries, apart.T @ apart / len(apart)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Runner:
         self._prompts, self._background = prompts, background
         self._now: Checkpoint | None = None
         self._measured: dict[tuple[Site, int], tuple[dict[Prompt, int], Measured]] = {}
+        self._circuits: dict[Site, Circuit] = {}  # they hold what is slow to make of a model
         self._lexicons: dict[Site, Lexicon] = {}
 
     def run_all(
@@ -54,6 +55,7 @@ class Runner:
         if job.checkpoint is not self._now:
             self._now = job.checkpoint
             self._measured.clear()
+            self._circuits.clear()
             self._lexicons.clear()
         grouped: dict[Any, list[Cell]] = {}
         for cell in job.cells:
@@ -111,7 +113,7 @@ class Runner:
         if first.control == SHUFFLED:
             rows = [(row + 1) % len(numbers) for row in rows]
         own = Measured(measured.outputs[rows], measured.apart[:, rows])
-        circuit = first.site.circuit(self._now)
+        circuit = self._circuit(first.site)
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
         return pose(circuit, truth, first.slice, own, first.noise, chance)
@@ -124,7 +126,7 @@ class Runner:
             same = [p for p in self._prompts[name] if len(p.tokens) == length]
             device = self._now.model.embedding.weight.device
             truth = torch.tensor([prompt.tokens for prompt in same], device=device)
-            measured = measure(site.circuit(self._now), truth)
+            measured = measure(self._circuit(site), truth)
             self._measured[key] = {p: i for i, p in enumerate(same)}, measured
         return self._measured[key]
 
@@ -133,9 +135,14 @@ class Runner:
         if site not in self._lexicons:
             device = self._now.model.embedding.weight.device
             background = self._background[self._now.provenance["name"]].to(device)
-            circuit: Circuit = site.circuit(self._now)
-            self._lexicons[site] = Lexicon(circuit, background)
+            self._lexicons[site] = Lexicon(self._circuit(site), background)
         return self._lexicons[site]
+
+    def _circuit(self, site: Site) -> Circuit:
+        assert self._now
+        if site not in self._circuits:
+            self._circuits[site] = site.circuit(self._now)
+        return self._circuits[site]
 
 
 def _row(
