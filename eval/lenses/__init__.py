@@ -1,1 +1,1 @@
-"""Lenses: what a model's inside looks like, as arrays with named axes. Pure functions of a model."""
+"""Lenses: what a model looks like inside, as arrays with named axes."""
