@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,14 @@ import torch.nn.functional as F
 
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.statistics import Interval, clustered
 from tokenizer import END_OF_TEXT, open_corpus
+
+PARTS = 500
+"""Stories are kept apart in at most so many parts, for intervals."""
+
+Parts = dict[str, list[Any]]
+"""`nats`, `tokens` and `bytes` of each part: of a story, or of several that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Loss:
         bits_per_byte: comparable between tokenizers.
         perplexity: e to the nats per token.
         tokens_per_second: of this evaluation.
+        stories: how many.
+        parts: the same sums part by part.
     """
 
     tokens: int
@@ -33,6 +43,8 @@ class Loss:
     bits_per_byte: float
     perplexity: float
     tokens_per_second: float
+    stories: int
+    parts: Parts
 
     def record(self) -> dict[str, Any]:
         """The figures by name."""
@@ -61,10 +73,10 @@ def measure_loss(
         RequestError: fewer than two tokens.
         CorpusError: the corpus cannot be read.
     """
-    tokens, size = _tokens(checkpoint, corpus, stories)
+    tokens, owner, sizes = _tokens(checkpoint, corpus, stories)
     T = checkpoint.config.context
     device = checkpoint.model.embedding.weight.device
-    started, nats = time.perf_counter(), 0.0
+    started, found = time.perf_counter(), []
     whole = (len(tokens) - 1) // T * T
     windows = [
         (tokens[:whole].reshape(-1, T), tokens[1 : whole + 1].reshape(-1, T)),
@@ -75,29 +87,72 @@ def measure_loss(
             x = torch.from_numpy(inputs[i : i + batch_size].astype(np.int64)).to(device)
             y = torch.from_numpy(targets[i : i + batch_size].astype(np.int64)).to(device)
             logits = checkpoint.model(x).float()
-            nats += float(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum"))
-    predicted = len(tokens) - 1
-    mean = nats / predicted
+            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+            found.append(each.double().cpu().numpy())
+    nats, predicted = np.concatenate(found), len(tokens) - 1
+    total, mean = float(nats.sum()), float(nats.mean())
     return Loss(
         tokens=predicted,
-        bytes=size,
+        bytes=int(sizes.sum()),
         nats_per_token=mean,
-        bits_per_byte=nats / math.log(2) / size,
+        bits_per_byte=total / math.log(2) / int(sizes.sum()),
         perplexity=math.exp(min(mean, 700.0)),
         tokens_per_second=predicted / (time.perf_counter() - started),
+        stories=len(sizes),
+        parts=_parts(nats, owner[1:], sizes),
     )
 
 
-def _tokens(checkpoint: Checkpoint, corpus: str, limit: int | None) -> tuple[np.ndarray, int]:
+def bits_per_byte(parts: Sequence[Parts], models: Sequence[Hashable]) -> Interval | None:
+    """Bits per byte of models on the same text, by a bootstrap over its parts and the models.
+
+    Args:
+        parts: of each model.
+        models: the model (its training seed) of each.
+
+    Returns:
+        The estimate between its limits; None where there is nothing to draw from.
+    """
+    if sum(len(own["nats"]) for own in parts) < 2:
+        return None
+    nats = [value for own in parts for value in own["nats"]]
+    sizes = [value for own in parts for value in own["bytes"]]
+    part = [i for own in parts for i in range(len(own["nats"]))]
+    model = [m for own, m in zip(parts, models, strict=True) for _ in own["nats"]]
+    return Interval(*(bound / math.log(2) for bound in clustered(nats, sizes, part, model)))
+
+
+def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> Parts:
+    """Sums over stories that follow each other, as many in each part as in the next one.
+
+    Args:
+        nats: of each predicted token.
+        owner: the story of each predicted token.
+        sizes: bytes of each story.
+    """
+    count = min(PARTS, len(sizes))
+    part = np.arange(len(sizes)) * count // len(sizes)
+    return {
+        "nats": [round(x, 4) for x in np.bincount(part[owner], nats, count).tolist()],
+        "tokens": np.bincount(part[owner], minlength=count).tolist(),
+        "bytes": np.bincount(part, sizes, count).astype(int).tolist(),
+    }
+
+
+def _tokens(
+    checkpoint: Checkpoint, corpus: str, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tokens, the story of each, and the bytes of each story."""
     end = checkpoint.tokenizer.token_to_id(END_OF_TEXT)
     texts = []
     for story in open_corpus(corpus, "valid"):
         texts.append(story)
         if len(texts) == limit:
             break
-    ids: list[int] = []
-    for encoded in checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-        ids += [*encoded.ids, end]
-    if len(ids) < 2:
+    encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    stories = [[*own.ids, end] for own in encoded]
+    owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
+    if len(owner) < 2:
         raise RequestError(f"--corpus {corpus}: it has nothing to predict")
-    return np.array(ids, dtype=np.uint16), sum(len(text.encode()) for text in texts)
+    tokens = np.array([token for story in stories for token in story], dtype=np.uint16)
+    return tokens, owner, np.array([len(text.encode()) for text in texts])
