@@ -13,6 +13,55 @@ from typing import Any
 from arch.errors import ModelError
 
 
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file by way of a temporary sibling, a flush to the disk, and one rename.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; nothing is left behind, and a file
+            that was there stays as it was.
+    """
+    make_directory(path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    _flush(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it, and flushes their names to the disk."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        _flush(each.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what writers that were killed left in a folder: hidden siblings ending in `.tmp`.
+
+    Only for a folder that nobody else is writing in. A directory that was being replaced, and is
+    called `.NAME.old` for the moment, gets its name back if nothing took it.
+    """
+    for path in folder.glob(".*.old"):
+        name = path.with_name(path.name[1 : -len(".old")])
+        if not name.exists():
+            path.rename(name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     """Makes `directory` by `write(temporary sibling)`, a flush to the disk, and one rename.
 
@@ -27,7 +76,7 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     directory = directory.resolve()
     if os.path.lexists(directory) and not _replaceable(directory):
         raise ModelError(f"{directory} is there and is not a model directory; give another place")
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(directory.parent)
     temporary = Path(
         tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent)
     )

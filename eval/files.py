@@ -1,23 +1,14 @@
-"""Files that are written whole or not at all."""
+"""Text files that are written whole or not at all."""
 
-import os
 from pathlib import Path
+
+from arch.files import write_file
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file by way of a temporary sibling; its directory is made when missing.
+    """Writes a file in UTF-8; its directory is made when missing, lone surrogates are spelt out.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_file(Path(path), text.encode("utf-8", errors="backslashreplace"))

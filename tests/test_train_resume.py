@@ -1,6 +1,5 @@
 """Runs that are interrupted, go on, or must not."""
 
-import errno
 import json
 import os
 import re
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from arch import load_model
 from tests.train_cases import fit, pack_toy
-from train.checkpoints import write_file
 from train.module import LanguageModule
 from train.windows import Batch
 
@@ -225,17 +223,3 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(
         assert names(run / "checkpoints") == ["step-000003.ckpt"]
     assert fit(data, run, *more) == 0
     assert load_model(run / "models" / "step-000006").meta["step"] == 6
-
-
-def test_a_file_that_cannot_be_flushed_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    write_file(tmp_path / "file", b"old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_file(tmp_path / "file", b"new")
-    assert names(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() == b"old"

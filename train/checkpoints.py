@@ -7,14 +7,13 @@ read with `weights_only=True`. Model directories, not these, are for everything 
 
 import contextlib
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from arch.files import write_file
 from train.errors import RunError
 
 IDENTITY = "remnant"
@@ -88,32 +87,6 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
             f"--resume {path}: {'; '.join(differing)}; give what the run was started with, or "
             "start anew in another --run"
         )
-
-
-def write_file(path: Path, content: bytes | memoryview) -> None:
-    """Writes a file atomically.
-
-    Raises:
-        OSError: the place is full or cannot be written; nothing is left behind, and a file that was
-            there stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

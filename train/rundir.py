@@ -12,7 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from train.checkpoints import step_of, write_file
+from arch.files import write_file
+from train.checkpoints import step_of
 from train.errors import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "wandb", "wandb_id"}

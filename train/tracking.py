@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any, TextIO
 
-from train.checkpoints import write_file
+from arch.files import write_file
 from train.errors import RunError
 from train.settings import RunSettings
 
