@@ -16,6 +16,7 @@ from eval.commands import (
     loss,
     probe,
     report,
+    retrieval,
     summary,
 )
 from eval.errors import RequestError
@@ -29,6 +30,7 @@ examples:
   python -m eval curves runs/flat/models/step-000800 --corpus data/tinystories --out results/curves
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
+  python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out results/pairs
   python -m eval summary results/flat --csv flat.csv
   python -m eval report results/flat --out flat.html
 """
@@ -43,7 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (describe, loss, generate, invert, curves, probe, geometry, summary, report):
+    for command in (
+        describe,
+        loss,
+        generate,
+        invert,
+        curves,
+        probe,
+        geometry,
+        retrieval,
+        summary,
+        report,
+    ):
         name = command.__name__.rsplit(".", 1)[-1]
         assert command.__doc__
         sub = commands.add_parser(

@@ -74,8 +74,8 @@ def clustered(
 
 
 def share(
-    hits: Sequence[int],
-    counts: Sequence[int],
+    hits: Sequence[float],
+    counts: Sequence[float],
     prompts: Sequence[Hashable],
     models: Sequence[Hashable],
 ) -> Interval:

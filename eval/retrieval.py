@@ -1,0 +1,237 @@
+"""Which story does a sentence belong to? Stories and sentences matched by their hidden states.
+
+A sentence and the rest of its story are read apart, each on its own; the pair is found when their
+states are more alike (cosine) than the sentence and any other story. Asked of the states as they
+are, and of a copy of the model after a short fit that pulls pairs together (InfoNCE, van den Oord
+et al. 1807.03748).
+"""
+
+import copy
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.errors import RequestError
+from eval.statistics import Interval, share
+from tokenizer import open_corpus
+
+SENTENCES = ("first", "last")
+POOLS = ("last", "mean")
+BATCH = 64
+_END = re.compile(r"(?<=[.!?])[\"'”’]?\s+")
+
+Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentences, and the stories that they were taken out of, as tokens."""
+
+    sentences: list[Tokens]
+    stories: list[Tokens]
+
+    def __len__(self) -> int:
+        """How many pairs."""
+        return len(self.sentences)
+
+
+def story_pairs(
+    corpus: str,
+    split: str,
+    tokenizer: Tokenizer,
+    sentence: str,
+    context: int,
+    count: int | None = None,
+    unlike: Pairs | None = None,
+) -> Pairs:
+    """Stories without one of their sentences, and that sentence.
+
+    Of a story too long for the model the end away from the sentence is cut off.
+
+    Many stories begin alike. Of those that share the sentence only the first is taken: no reading,
+    however good, could tell them apart.
+
+    Args:
+        corpus: where stories come from.
+        split: train or valid.
+        tokenizer: the model's.
+        sentence: first or last.
+        context: the most tokens that the model can see.
+        count: stop after so many pairs; all there are when not given.
+        unlike: pairs whose sentences are not to be met again.
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+    """
+    seen = {tuple(tokens) for tokens in unlike.sentences} if unlike else set()
+    found = Pairs([], [])
+    for story in open_corpus(corpus, split):
+        if count is not None and len(found) == count:
+            break
+        parts = _END.split(story.strip())
+        if len(parts) < 3:
+            continue
+        picked, rest = (parts[0], parts[1:]) if sentence == "first" else (parts[-1], parts[:-1])
+        tokens, body = (
+            tokenizer.encode(text, add_special_tokens=False).ids
+            for text in (picked, " ".join(rest))
+        )
+        tokens, body = tokens[:context], body[:context] if sentence == "first" else body[-context:]
+        if tokens and body and tuple(tokens) not in seen:
+            seen.add(tuple(tokens))
+            found.sentences.append(tokens)
+            found.stories.append(body)
+    return found
+
+
+@torch.no_grad()
+def states(model: LanguageModel, texts: list[Tokens], pool: str, batch: int = BATCH) -> Tensor:
+    """What a model makes of each text at every layer, `(n_layers + 1, N, D)`.
+
+    Args:
+        model: any.
+        texts: N of them, of any lengths; those of about equal length share a batch.
+        pool: last (the state of the last token) or mean (over all of them).
+        batch: texts at a time.
+    """
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    layers = len(model.blocks) + 1
+    found = torch.empty(layers, len(texts), model.config.d_model)
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        for layer, x in enumerate(_pooled(model, [texts[i] for i in chosen], pool)):
+            found[layer, chosen] = x.float().cpu()
+    return found
+
+
+def _pooled(model: LanguageModel, texts: list[Tokens], pool: str) -> Iterator[Tensor]:
+    """The pooled states after each layer, `(B, D)`; texts are filled up at the end, unseen."""
+    device = model.embedding.weight.device
+    lengths = torch.tensor([len(text) for text in texts], device=device)
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(t) for t in texts], batch_first=True)
+    x = model.embed(tokens.to(device))
+    real = torch.arange(x.shape[1], device=device) < lengths[:, None]
+    yield _pool(x, real, lengths, pool)
+    x = model.with_positions(x)
+    for block in model.blocks:
+        x = block(x)
+        yield _pool(x, real, lengths, pool)
+
+
+def _pool(x: Tensor, real: Tensor, lengths: Tensor, pool: str) -> Tensor:
+    if pool == "last":
+        return x[torch.arange(len(x), device=x.device), lengths - 1]
+    return (x * real[..., None]).sum(1) / lengths[:, None]
+
+
+def nearer(sentences: Tensor, stories: Tensor) -> Tensor:
+    """How many other stories are at least as like each sentence as its own, `(Q,)`.
+
+    Args:
+        sentences: `(Q, D)`.
+        stories: `(N, D)`, N >= Q; the first Q are the sentences' own, in order.
+    """
+    likeness = F.normalize(sentences, dim=-1) @ F.normalize(stories, dim=-1).T
+    own = likeness.diagonal()[:, None]
+    return (likeness >= own).sum(1) - 1
+
+
+def top1(better: Tensor, pool: int, candidates: int) -> Interval:
+    """The share of sentences whose own story comes first among `candidates`, with its interval.
+
+    Exact over every way to draw the others: of the `pool - 1` other stories `better` come before
+    it, and none of them is among the `candidates - 1` drawn with probability
+    C(pool - 1 - better, candidates - 1) / C(pool - 1, candidates - 1). The interval is that over
+    sentences.
+
+    Raises:
+        RequestError: more candidates than stories.
+    """
+    if not 2 <= candidates <= pool:
+        raise RequestError(f"{candidates} candidates: allowed are 2 to {pool}, the stories here")
+    left, drawn = (pool - 1 - better).double(), candidates - 1
+    log = _log_choose(left, drawn) - _log_choose(torch.tensor(pool - 1.0).double(), drawn)
+    chances = torch.where(left >= drawn, log.exp(), 0.0).tolist()
+    return share(chances, [1] * len(chances), range(len(chances)), [0] * len(chances))
+
+
+def _log_choose(n: Tensor, k: int) -> Tensor:
+    n = n.clamp(min=k)
+    return torch.lgamma(n + 1) - torch.lgamma(n - k + 1) - math.lgamma(k + 1)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A short fit by AdamW; the rate rises over a tenth and falls to zero.
+
+    Attributes:
+        steps: number of steps.
+        batch: pairs of a step: each sentence's own story against those of the others.
+        rate: the highest rate.
+        temperature: that likeness is divided by.
+        seed: of the order of the pairs.
+    """
+
+    steps: int = 100
+    batch: int = 32
+    rate: float = 1e-3
+    temperature: float = 0.05
+    seed: int = 0
+
+
+def fit(
+    model: LanguageModel,
+    pairs: Pairs,
+    pool: str,
+    settings: Fit,
+    told: Callable[[int, float], None] = lambda step, loss: None,
+) -> LanguageModel:
+    """A copy of the model, fitted so that pairs are alike after its last block.
+
+    Args:
+        model: stays as it is.
+        pairs: what to fit on.
+        pool: last or mean.
+        settings: of the fit.
+        told: called after each step with its number and loss in nats.
+
+    Raises:
+        RequestError: fewer pairs than a batch.
+    """
+    if len(pairs) < settings.batch:
+        raise RequestError(
+            f"{len(pairs)} pairs to fit on are fewer than a batch of {settings.batch}; give more "
+            "stories, or a smaller batch"
+        )
+    fitted = copy.deepcopy(model).train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(fitted.parameters(), lr=settings.rate, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(settings.seed)
+    chosen: Tokens = []
+    with torch.enable_grad():
+        for step in range(settings.steps):
+            done = step / settings.steps
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate * min((step + 1) / (0.1 * settings.steps), 1 - done, 1)
+            if len(chosen) < settings.batch:
+                chosen = torch.randperm(len(pairs), generator=generator).tolist()
+            now, chosen = chosen[: settings.batch], chosen[settings.batch :]
+            ends = []
+            for texts in (pairs.sentences, pairs.stories):
+                *_, x = _pooled(fitted, [texts[i] for i in now], pool)
+                ends.append(F.normalize(x, dim=-1))
+            scores = ends[0] @ ends[1].T / settings.temperature
+            own = torch.arange(len(now), device=scores.device)
+            loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(fitted.parameters(), 1.0)
+            optimizer.step()
+            told(step + 1, loss.item())
+    return fitted.eval().requires_grad_(False)
