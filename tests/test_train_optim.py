@@ -1,20 +1,30 @@
 """The optimiser's groups, the schedule and the loss."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from arch import LanguageModel
+from tests.train_cases import fit, pack_toy
 from train.module import LanguageModule, bits_per_byte, cross_entropy
+from train.muon import Muon, orthogonalise
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
 from train.windows import IGNORE
 
 SCHEDULE = ScheduleSettings(warmup_steps=10, decay="linear", floor=0.2)
 MakeModel = Callable[..., LanguageModel]
+
+
+@pytest.fixture(scope="module")
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4).path
 
 
 def gradient_norm(model: LanguageModel) -> torch.Tensor:
@@ -45,6 +55,17 @@ def test_a_cosine_starts_and_ends_flatter_than_a_line():
     assert rate(100, 110, cosine) < rate(100, 110, SCHEDULE)
 
 
+def test_wsd_stays_at_the_highest_and_falls_at_the_end_faster_than_a_line_at_first():
+    schedule = replace(SCHEDULE, decay="wsd", decay_steps=20)
+    assert [rate(step, 110, schedule) for step in (10, 50, 90)] == [1, 1, 1]
+    after = [rate(step, 110, schedule) for step in range(90, 111)]
+    assert after == sorted(after, reverse=True)
+    assert after[10] < 0.6
+    assert after[-1] == rate(200, 110, schedule) == pytest.approx(0.2)
+    assert rate(88, 110, replace(schedule, decay_steps=None)) == 1
+    assert rate(89, 110, replace(schedule, decay_steps=None)) < 1
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_only_linear_layers_decay(small_model: MakeModel, tied: bool):
     model = small_model(mixers=("flat", "attention(heads=4)"), tied=tied).requires_grad_(True)
@@ -68,6 +89,92 @@ def test_weights_above_the_diagonal_stay_zero_in_training(small_model: MakeModel
         optimizer.step()
     weight = model.state_dict()["blocks.0.token_mixer.mix.weight"]
     assert torch.equal(weight, weight.tril())
+
+
+def test_muon_is_that_of_torch_to_the_bit():
+    shapes = [(8, 24), (24, 8), (16, 16), (8, 24)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    muon = Muon([{"params": ours}], lr=0.02, momentum=0.9, weight_decay=0.3)
+    oracle = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.9, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        muon.step()
+        oracle.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_orthogonalising_keeps_the_directions_and_evens_out_the_lengths():
+    matrices = torch.randn(2, 3, 20, 12)
+    found = orthogonalise(matrices).float()
+    U, S, Vh = torch.linalg.svd(matrices, full_matrices=False)
+    assert torch.linalg.svdvals(found).sub(1).abs().max() < 0.4 < (S.amax() / S.amin()).log()
+    cosine = torch.cosine_similarity(found.flatten(2), (U @ Vh).flatten(2), dim=-1)
+    assert cosine.min() > 0.97
+
+
+def test_muon_takes_the_hidden_matrices_and_leaves_the_rest(small_model: MakeModel):
+    model = small_model(mixers=("flat", "attention(heads=4)")).requires_grad_(True)
+    names = {id(p): name for name, p in model.named_parameters()}
+    settings = OptimizerSettings(name="muon", lr=0.01, muon_lr=0.03)
+    head, others, hidden, triangles = build_optimizer(model, settings).param_groups
+    assert [names[id(p)] for p in head["params"]] == ["head.weight"]
+    linear = {n for n in names.values() if n.endswith(("proj.weight", "up.weight", "down.weight"))}
+    assert {names[id(p)] for p in hidden["params"]} == linear
+    assert triangles["params"] == []
+    assert [g["lr"] for g in (head, others, hidden, triangles)] == [0.01, 0.01, 0.03, 0.03]
+    assert [g["weight_decay"] for g in (head, others, hidden, triangles)] == [0.1, 0, 0.1, 0]
+    assert len(names) == sum(map(len, (head["params"], others["params"], hidden["params"])))
+
+
+@pytest.mark.parametrize("mixer", ["flat", "headed(heads=2)", "expanded(factor=2)"])
+def test_muon_on_mixing_matrices_moves_nothing_above_the_diagonal(
+    small_model: MakeModel, mixer: str
+):
+    model = small_model(mixers=(mixer,)).requires_grad_(True)
+    optimizer = build_optimizer(model, OptimizerSettings(name="muon", lr=0.02, muon_mixing=True))
+    triangles = optimizer.param_groups[-1]["params"]
+    before = [p.detach().clone() for p in triangles]
+    tokens = torch.randint(400, (4, 33))
+    losses = []
+    for _ in range(4):
+        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:], "mean")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert len(triangles) == (4 if "expanded" in mixer else 2)
+    for start, end in zip(before, triangles, strict=True):
+        assert torch.equal(end, end.tril())
+        assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
+
+
+def test_muon_beside_adamw_goes_on_to_the_bit_from_its_saved_state(small_model: MakeModel):
+    settings = OptimizerSettings(name="muon", lr=0.02, muon_mixing=True)
+    tokens = torch.randint(400, (4, 33))
+
+    def steps(model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            cross_entropy(model(tokens[:, :-1]), tokens[:, 1:], "mean").backward()
+            optimizer.step()
+
+    first, second = (small_model().requires_grad_(True) for _ in range(2))
+    optimizer = build_optimizer(first, settings)
+    steps(first, optimizer)
+    second.load_state_dict(first.state_dict())
+    again = build_optimizer(second, settings)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    steps(first, optimizer)
+    steps(second, again)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("clip", [0.5, 0.0])
@@ -106,3 +213,49 @@ def test_validation_sums_nats_and_counts_targets(small_model: MakeModel):
 
 def test_one_bit_per_byte_is_ln_2_nats_per_byte():
     assert bits_per_byte(4 * 0.6931471805599453, 4.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--optimizer.name sgd", "--optimizer.name is sgd; expected: 'adamw', 'muon'"),
+        ("--optimizer.name muon --optimizer.muon_lr 0", "--optimizer.muon_lr is 0.0; it must be"),
+        ("--optimizer.name muon --optimizer.muon_momentum 1", "muon_momentum is 1.0; allowed: fr"),
+        ("--optimizer.muon_mixing true", "muon_mixing is True, --optimizer.name is adamw; only"),
+        ("--optimizer.muon_lr 0.1", "muon_lr is 0.1, --optimizer.name is adamw; only muon uses"),
+        ("--optimizer.name muon --trainer.strategy fsdp", "use --trainer.strategy ddp or --opti"),
+        ("--schedule.decay exp", "--schedule.decay is exp; expected: 'cosine', 'linear', 'wsd'"),
+        ("--schedule.decay wsd --schedule.decay_steps 0", "decay_steps is 0; it must be at least"),
+        ("--schedule.decay_steps 3", "decay_steps is 3, --schedule.decay is cosine; only wsd"),
+        ("--schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps are longer than --tr"),
+    ],
+)
+def test_a_bad_setting(
+    data: Path, tmp_path: Path, flags: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(data, tmp_path / "run", *flags.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_muon_and_wsd_goes_on_to_the_bit(data: Path, tmp_path: Path):
+    flags = "--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    chosen = [*flags.split(), "--schedule.decay_steps", "3", "--checkpoint_every", "3"]
+    assert fit(data, whole, *chosen) == 0
+    assert fit(data, parts, *chosen, "--resume", whole / "checkpoints" / "step-000003.ckpt") == 0
+    weights = Path("models", "step-000006", "model.safetensors")
+    assert (parts / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_an_optimiser_of_another_kind_does_not_resume(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    assert fit(data, run) == 0
+    more = ["--resume", "auto", "--trainer.max_steps", "8"]
+    assert fit(data, run, *more, "--optimizer.name", "muon") == 2
+    assert "optimizer.name is muon, the checkpoint has adamw" in capsys.readouterr().err

@@ -59,6 +59,13 @@ class Run:
         self.recipe = recipe
         if self.total < 1:
             raise RunError(f"--trainer.max_steps is {self.total}; it must be at least 1")
+        if recipe.schedule.decay == "wsd":
+            recipe.schedule.cooldown(self.total)
+        if recipe.optimizer.name == "muon" and "fsdp" in str(recipe.trainer.get("strategy")):
+            raise RunError(
+                "--trainer.strategy fsdp leaves no device a whole matrix, as --optimizer.name muon "
+                "needs; use --trainer.strategy ddp or --optimizer.name adamw"
+            )
         data_path, run_path = _given("data", settings.data), _given("run", settings.run)
         data = PackedData(data_path)
         _check_vocabulary(recipe.model, data)
@@ -66,7 +73,14 @@ class Run:
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
         resume = settings.resume if self.main or settings.resume != "never" else "auto"
-        identity = {"model": json.loads(recipe.model.to_json()), "data_sha256": data.hash}
+        identity = {
+            "model": json.loads(recipe.model.to_json()),
+            "data_sha256": data.hash,
+            "optimizer": {
+                "name": recipe.optimizer.name,
+                "muon_mixing": recipe.optimizer.muon_mixing,
+            },
+        }
         self.checkpoint = self.directory.resume_from(resume)
         self.done = _steps_done(self.checkpoint, identity)
         self.datamodule = PackedDataModule(

@@ -86,10 +86,18 @@ class BatchSettings:
 
 @dataclass
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter, 1711.05101)."""
+    """AdamW (Loshchilov and Hutter, 1711.05101), alone or beside Muon (see train/muon.py)."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon steps the matrices of the blocks' linear layers, and AdamW the rest."""
     lr: float = 1e-3
     """Highest learning rate, reached after the warm-up."""
+    muon_lr: float | None = None
+    """Muon's own highest rate; lr when not given: its steps are scaled to be like AdamW's."""
+    muon_momentum: float = 0.95
+    """Decay of Muon's running mean of the gradient."""
+    muon_mixing: bool = False
+    """Whether Muon takes the mixing matrices too; their update stays below the diagonal."""
     beta1: float = 0.9
     """Decay of the gradient's running mean."""
     beta2: float = 0.95
@@ -105,7 +113,15 @@ class OptimizerSettings:
         """Checks the ranges."""
         if not self.lr > 0:
             raise RunError(f"--optimizer.lr is {self.lr}; it must be above 0")
-        for name in ("beta1", "beta2"):
+        if self.muon_lr is not None and not self.muon_lr > 0:
+            raise RunError(f"--optimizer.muon_lr is {self.muon_lr}; it must be above 0")
+        if self.name != "muon" and (self.muon_mixing or self.muon_lr is not None):
+            given = "muon_mixing" if self.muon_mixing else "muon_lr"
+            raise RunError(
+                f"--optimizer.{given} is {getattr(self, given)}, --optimizer.name is {self.name}; "
+                "only muon uses it"
+            )
+        for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise RunError(
                     f"--optimizer.{name} is {getattr(self, name)}; allowed: from 0 to below 1"
@@ -118,8 +134,10 @@ class ScheduleSettings:
 
     warmup_steps: int = 100
     """Steps over which the rate rises from 0."""
-    decay: Literal["cosine", "linear", "none"] = "cosine"
-    """Shape of the fall after the warm-up."""
+    decay: Literal["cosine", "linear", "wsd", "none"] = "cosine"
+    """Shape of the fall after the warm-up; wsd stays at the highest rate first."""
+    decay_steps: int | None = None
+    """wsd only: steps that the fall at the end takes; a fifth of all when not given."""
     floor: float = 0.1
     """Where the fall ends, as a fraction of the highest rate."""
 
@@ -128,6 +146,28 @@ class ScheduleSettings:
         _at_least("schedule.warmup_steps", self.warmup_steps, 0)
         if not 0 <= self.floor <= 1:
             raise RunError(f"--schedule.floor is {self.floor}; allowed: 0 to 1")
+        if self.decay_steps is not None:
+            _at_least("schedule.decay_steps", self.decay_steps, 1)
+            if self.decay != "wsd":
+                raise RunError(
+                    f"--schedule.decay_steps is {self.decay_steps}, --schedule.decay is "
+                    f"{self.decay}; only wsd uses it"
+                )
+
+    def cooldown(self, total: int) -> int:
+        """Steps of wsd's fall at the end of `total`.
+
+        Raises:
+            RunError: the warm-up and the fall together are longer than the run.
+        """
+        steps = max(1, total // 5) if self.decay_steps is None else self.decay_steps
+        if self.warmup_steps + steps > total:
+            raise RunError(
+                f"--schedule.warmup_steps {self.warmup_steps} and a fall of {steps} steps are "
+                f"longer than --trainer.max_steps {total}; lower --schedule.warmup_steps or "
+                "--schedule.decay_steps"
+            )
+        return steps
 
 
 def _at_least(name: str, value: int, least: int) -> None:
