@@ -13,6 +13,7 @@ from eval.commands import (
     generate,
     geometry,
     invert,
+    lens,
     loss,
     probe,
     report,
@@ -30,7 +31,8 @@ examples:
   python -m eval curves runs/flat/models/step-000800 --corpus data/tinystories --out results/curves
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
-  python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out results/pairs
+  python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
+  python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval summary results/flat --csv flat.csv
   python -m eval report results/flat --out flat.html
 """
@@ -54,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         probe,
         geometry,
         retrieval,
+        lens,
         summary,
         report,
     ):

@@ -1,0 +1,103 @@
+"""What a model looks like inside: stream, logits by layer, tokens, mixers: documents and rows."""
+
+import argparse
+import sys
+
+from eval.checkpoints import Checkpoint
+from eval.commands.options import add_models, natural, open_models, positive
+from eval.errors import RequestError
+from eval.lenses.catalogue import ALL, LENSES, choose
+from eval.lenses.lens import Request
+from eval.lenses.questions import FOLDER, Look
+from eval.lenses.tables import lens_tables
+from eval.lenses.trace import gather
+from eval.lenses.words import word_tokens
+from eval.progress import track
+from eval.prompts import Prompt, story_prompts, text_prompts
+from eval.results import Results
+
+LENGTH = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    add_models(parser)
+    parser.add_argument("--out", required=True, metavar="DIR", help="results directory")
+    lines = "; ".join(f"{name}: {lens.about}" for name, lens in LENSES.items())
+    parser.add_argument(
+        "--lens",
+        nargs="+",
+        default=[ALL],
+        metavar="NAME",
+        help=f"default: all that can look at the model. {lines}",
+    )
+    prompts = parser.add_argument_group("what is looked at")
+    prompts.add_argument("--text", nargs="+", metavar="T", help="texts; default: stories")
+    prompts.add_argument("--count", type=positive, metavar="N", help="of stories; default: 4")
+    prompts.add_argument(
+        "--length", type=positive, metavar="L", help=f"tokens of a story's beginning; {LENGTH}"
+    )
+    prompts.add_argument(
+        "--words",
+        nargs="+",
+        default=[],
+        metavar="W",
+        help="tokens that are followed, each one token, its space before it included: ' happy'",
+    )
+    parser.add_argument(
+        "--corpus",
+        default="toy",
+        metavar="SOURCE",
+        help="where stories come from, and the text that lenses are fitted on: toy (default), a "
+        "file, a directory, or hub:NAME",
+    )
+    parser.add_argument(
+        "--tokens", type=positive, default=20_000, metavar="N", help="of text to fit on"
+    )
+    parser.add_argument("--seed", type=natural, default=0)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Checks everything first, then looks; what was looked at before is shown again."""
+    lenses = choose(options.lens)
+    if options.text and (options.count or options.length):
+        raise RequestError("--count and --length are of stories; leave them out with --text")
+    checkpoints = open_models(options)
+    requests = [_request(options, checkpoint) for checkpoint in checkpoints]
+    results = Results(options.out)
+    looks = [
+        Look(lens, checkpoint, request)
+        for checkpoint, request in zip(checkpoints, requests, strict=True)
+        for lens in lenses
+    ]
+    for look in track(looks, [1.0] * len(looks), "looking"):
+        try:
+            document, rows = look.run(results)
+        except RequestError as refusal:
+            if ALL not in options.lens:
+                raise
+            print(f"{look.lens.name} left out: {refusal}", file=sys.stderr)
+            continue
+        print(lens_tables(document, rows) + "\n")
+    print(f"rows: {results.path}, documents: {results.directory / FOLDER}")
+
+
+def _request(options: argparse.Namespace, checkpoint: Checkpoint) -> Request:
+    word_tokens(checkpoint, options.words)
+    prompts = tuple(_prompts(options, checkpoint))
+    gather(checkpoint, prompts)
+    return Request(
+        prompts, tuple(options.words), options.corpus, tokens=options.tokens, seed=options.seed
+    )
+
+
+def _prompts(options: argparse.Namespace, checkpoint: Checkpoint) -> list[Prompt]:
+    if options.text:
+        return text_prompts(options.text, checkpoint.tokenizer)
+    context = checkpoint.config.context
+    length = options.length or min(LENGTH, context)
+    if length > context:
+        raise RequestError(
+            f"--length {length}: the context of {checkpoint.path} is {context}; give a shorter one"
+        )
+    return story_prompts(options.corpus, checkpoint.tokenizer, options.count or 4, length)

@@ -1,0 +1,30 @@
+"""All lenses by name."""
+
+import difflib
+
+from eval.errors import RequestError
+from eval.lenses.lens import Lens
+from eval.lenses.logit_lens import LOGIT_LENS
+from eval.lenses.residual import RESIDUAL
+
+LENSES: dict[str, Lens] = {lens.name: lens for lens in (RESIDUAL, LOGIT_LENS)}
+ALL = "all"
+
+
+def choose(names: list[str]) -> list[Lens]:
+    """The lenses of these names, `all` standing for every one, each once.
+
+    Raises:
+        RequestError: a name that is not there.
+    """
+    chosen: dict[str, Lens] = {}
+    for name in names:
+        if name != ALL and name not in LENSES:
+            near = difflib.get_close_matches(name, LENSES, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise RequestError(
+                f"--lens {name}: no lens of that name; {hint}use {ALL} or some of "
+                f"{', '.join(LENSES)}"
+            )
+        chosen |= LENSES if name == ALL else {name: LENSES[name]}
+    return list(chosen.values())

@@ -1,0 +1,114 @@
+"""What lenses are asked of checkpoints: one document and its rows for each lens and checkpoint.
+
+A document is `lenses/LENS-KEY.json` in the results directory: everything that the lens found, with
+provenance, prompts and what was asked. It is written whole or not at all, before its rows, which
+can be made of it again; what has a document is not looked at twice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.checkpoints import Checkpoint
+from eval.files import write_text
+from eval.lenses.lens import Finding, Lens, Request
+from eval.results import SCHEMA, Results, Row, row_key
+
+FOLDER = "lenses"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A task: one lens, one checkpoint, one request."""
+
+    lens: Lens
+    checkpoint: Checkpoint
+    request: Request
+
+    @property
+    def key(self) -> str:
+        """Names what is asked: equal questions have equal keys."""
+        provenance = self.checkpoint.provenance
+        model = [provenance[field] for field in ("name", "step", "weights_sha256")]
+        return row_key("lens", self.lens.name, model, asdict(self.request))
+
+    def path(self, directory: Path) -> Path:
+        """Where its document is, in a results directory."""
+        return directory / FOLDER / f"{self.lens.name}-{self.key}.json"
+
+    def run(self, results: Results) -> tuple[dict[str, Any], list[Row]]:
+        """Looks, or reads what was found before: the document and its rows.
+
+        Raises:
+            RequestError: the lens cannot look at this model, or at what is asked.
+        """
+        path = self.path(results.directory)
+        if path.is_file():
+            document = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            started = time.perf_counter()
+            finding = self.lens.find(self.checkpoint, self.request)
+            document = self._document(finding, time.perf_counter() - started)
+            write_text(path, json.dumps(document, allow_nan=False))
+        rows = self._rows(document)
+        results.append(rows)
+        return document, rows
+
+    def _document(self, finding: Finding, seconds: float) -> dict[str, Any]:
+        request = asdict(self.request)
+        prompts = [
+            prompt | {"pieces": self.checkpoint.pieces(list(prompt["tokens"]))}
+            for prompt in request.pop("prompts")
+        ]
+        return {
+            "schema": SCHEMA,
+            "lens": self.lens.name,
+            "about": self.lens.about,
+            "key": self.key,
+            "checkpoint": self.checkpoint.provenance,
+            "prompts": prompts,
+            "request": request,
+            "arrays": {name: array.plain() for name, array in finding.arrays.items()},
+            "figures": [_finite(figure) for figure in finding.figures],
+            "notes": finding.notes,
+            "seconds": round(seconds, 4),
+        }
+
+    def _rows(self, document: dict[str, Any]) -> list[Row]:
+        prompts = self.request.prompts
+        common = {
+            "kind": "lens",
+            "lens": self.lens.name,
+            "checkpoint": self.checkpoint.provenance,
+            "prompts": len(prompts),
+            "prompt_kind": "/".join(sorted({prompt.kind for prompt in prompts})),
+            "length": max(prompt.real for prompt in prompts),
+            "look": document["key"],
+        }
+        return [
+            {"key": row_key(document["key"], _where(figure)), **common, **figure}
+            for figure in document["figures"]
+        ]
+
+
+def read_documents(directory: str | Path) -> Iterator[dict[str, Any]]:
+    """Every document of a results directory, in the order of their names."""
+    for path in sorted((Path(directory) / FOLDER).glob("*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def _finite(figure: dict[str, Any]) -> dict[str, Any]:
+    """With None for what is no number, as in strict JSON."""
+    return {
+        name: None if isinstance(value, float) and not abs(value) < float("inf") else value
+        for name, value in figure.items()
+    }
+
+
+def _where(figure: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in figure.items() if k not in ("value", "low", "high", "n")}
