@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 from tests.train_cases import pack_toy
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
-from train.data import PackedDataModule, TrainBatches
+from train.data import PackedDataModule
 from train.errors import RunError
+from train.loader import TrainBatches
 from train.settings import BatchSettings
 from train.windows import IGNORE, Windows
 

@@ -4,6 +4,9 @@ tokenizer.json   the tokenizer that made it
 train.bin        token ids, uint16 little endian: one long line (packed) or rows
 valid.bin
 meta.json        layout, counts and hashes
+
+A corpus that is larger than memory stands in many files instead: train-00000.bin, ... Each holds
+whole stories; meta.json lists them, with their counts and hashes, under `shards`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import numpy as np
 
 from tokenizer.bpe import load_tokenizer, tokenizer_hash
 from tokenizer.errors import CorpusError
+from tokenizer.line import Shard, TokenLine
 from tokenizer.splits import SPLITS
 
 SCHEMA = 1
-DTYPE = np.dtype("<u2")
 
 
 class PackedData:
@@ -49,27 +52,49 @@ class PackedData:
                 " pack it again"
             )
         for split in SPLITS:
-            _check_size(
-                self.path / f"{split}.bin", DTYPE.itemsize * int(np.prod(self._shape(split)))
-            )
+            for shard in self.shards(split):
+                shard.check()
         hashes = "".join(self.meta["splits"][split]["sha256"] for split in SPLITS)
         self.hash = hashlib.sha256(hashes.encode()).hexdigest()
 
-    def tokens(self, split: str) -> np.memmap:
-        """Map the token ids of a split: uint16, (N,) when packed, (rows, context) in rows."""
-        shape = self._shape(split)
-        return np.memmap(self.path / f"{split}.bin", dtype=DTYPE, mode="r", shape=shape)
+    def shards(self, split: str) -> list[Shard]:
+        """Return the files of a split, in their order; mostly it is one."""
+        counts = self.meta["splits"][split]
+        if "shards" not in counts:
+            return [Shard(self.path / f"{split}.bin", self._size(counts))]
+        return [
+            Shard(self.path / shard["file"], self._size(shard), index)
+            for index, shard in enumerate(counts["shards"])
+        ]
+
+    def line(self, split: str) -> TokenLine:
+        """Return the tokens of a split as one line, rows one after the other; nothing is read."""
+        return TokenLine(self.shards(split))
+
+    def tokens(self, split: str, limit: int | None = None) -> np.ndarray:
+        """Return the token ids of a split: uint16, (N,) when packed, (rows, context) in rows.
+
+        They are mapped into memory when they stand in one file, and copied into it when they stand
+        in several: then ask for no more than is needed, or read the `line`.
+
+        Args:
+            split: `train` or `valid`.
+            limit: Stop after so many tokens, or rows.
+        """
+        width = self.meta["context"] if self.meta["layout"] == "rows" else 1
+        line = self.line(split)
+        tokens = line.read(0, len(line) if limit is None else limit * width)
+        return tokens.reshape(-1, width) if self.meta["layout"] == "rows" else tokens
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the stories per token, end-of-text counted as a token, pads not."""
         counts = self.meta["splits"][split]
         return counts["bytes"] / counts["tokens"]
 
-    def _shape(self, split: str) -> tuple[int, ...]:
-        counts = self.meta["splits"][split]
-        if self.meta["layout"] == "rows":
-            return counts["rows"], self.meta["context"]
-        return (counts["tokens"],)
+    def _size(self, counts: dict[str, Any]) -> int:
+        """Return how many ids a file holds, pads included."""
+        rows = self.meta["layout"] == "rows"
+        return counts["rows"] * self.meta["context"] if rows else counts["tokens"]
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:
@@ -88,11 +113,3 @@ def _read_meta(directory: Path) -> dict[str, Any]:
     if meta.get("schema") != SCHEMA:
         raise CorpusError(f"{file}: schema {meta.get('schema')}, known is {SCHEMA}; pack again")
     return meta
-
-
-def _check_size(file: Path, expected: int) -> None:
-    size = file.stat().st_size if file.is_file() else 0
-    if size != expected:
-        raise CorpusError(
-            f"{file}: {size} bytes, {expected} expected (incomplete copy?); pack the data again"
-        )

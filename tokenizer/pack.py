@@ -29,9 +29,10 @@ from tokenizer.bpe import (
     tokenizer_hash,
 )
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import DTYPE, SCHEMA, PackedData
+from tokenizer.data import SCHEMA, PackedData
 from tokenizer.errors import CorpusError
 from tokenizer.files import whole_directory
+from tokenizer.line import DTYPE
 from tokenizer.splits import SPLITS
 
 VALID_FRACTION = 0.05

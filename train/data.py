@@ -8,6 +8,7 @@ from lightning.pytorch import LightningDataModule
 
 from tokenizer import PackedData
 from train.errors import RunError
+from train.loader import TrainBatches
 from train.settings import BatchSettings
 from train.windows import IGNORE, Batch, Windows
 
@@ -15,8 +16,9 @@ from train.windows import IGNORE, Batch, Windows
 class PackedDataModule(LightningDataModule):
     """Feeds a model from memory-mapped tokens.
 
-    The order of samples depends on the seed alone, not on the number of devices or of accumulated
-    parts, so `samples_seen` is all there is to resume.
+    The order of samples depends on the seed alone, not on the number of devices, of accumulated
+    parts or of loader workers, so `samples_seen` is all there is to resume. It counts what was
+    trained on, not what was cut ahead.
 
     Args:
         data: the packed data.
@@ -24,6 +26,7 @@ class PackedDataModule(LightningDataModule):
         batch: how many windows make a step.
         seed: of the order.
         validate_tokens: how much of the validation split to use; all of it when not given.
+        workers: processes that cut batches ahead; when not given, 2 beside a GPU, 0 beside a CPU.
 
     Raises:
         RunError: the training split is smaller than one batch, or the context above its rows.
@@ -36,11 +39,12 @@ class PackedDataModule(LightningDataModule):
         batch: BatchSettings,
         seed: int,
         validate_tokens: int | None,
+        workers: int | None = None,
     ) -> None:
         super().__init__()
         self.train_windows = Windows(data, "train", context, seed)
         self.valid_windows = Windows(data, "valid", context)
-        self.batch, self.context = batch, context
+        self.batch, self.context, self.workers = batch, context, workers
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
         self.samples_seen = 0
         self.tokens_seen = 0
@@ -56,7 +60,11 @@ class PackedDataModule(LightningDataModule):
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
         micro, _ = self.batch.split(devices)
-        return TrainBatches(self.train_windows, self.samples_seen, micro, rank, devices)
+        gpu = self.trainer.strategy.root_device.type == "cuda"
+        workers = (2 if gpu else 0) if self.workers is None else self.workers
+        return TrainBatches(
+            self.train_windows, self.samples_seen, micro, rank, devices, workers, pin=gpu
+        )
 
     def val_dataloader(self) -> Iterator[Batch]:
         """This device's share of the validation split."""
@@ -76,9 +84,14 @@ class PackedDataModule(LightningDataModule):
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""
         assert self.trainer is not None
-        inputs, targets = batch
-        self.samples_seen += len(inputs) * self.trainer.world_size
-        self.tokens_seen += int((targets != IGNORE).sum()) * self.trainer.world_size
+        devices, (inputs, targets) = self.trainer.world_size, batch
+        size = len(inputs) * devices
+        self.tokens_seen += (
+            self.train_windows.targets(self.samples_seen, size)
+            if devices > 1
+            else int((targets != IGNORE).sum())
+        )
+        self.samples_seen += size
         return batch
 
     def state_dict(self) -> dict[str, int]:
@@ -89,20 +102,3 @@ class PackedDataModule(LightningDataModule):
         """Goes on where `state_dict` stood."""
         self.samples_seen = state_dict["samples_seen"]
         self.tokens_seen = state_dict["tokens_seen"]
-
-
-class TrainBatches:
-    """Endless batches of `micro` windows; those of all devices together are consecutive samples."""
-
-    def __init__(
-        self, windows: Windows, first: int, micro: int, rank: int = 0, devices: int = 1
-    ) -> None:
-        self._windows, self._first = windows, first
-        self._micro, self._rank, self._devices = micro, rank, devices
-
-    def __iter__(self) -> Iterator[Batch]:
-        """From `first` on."""
-        first = self._first + self._rank * self._micro
-        while True:
-            yield self._windows.batch(first, self._micro)
-            first += self._devices * self._micro

@@ -69,6 +69,7 @@ class Run:
         data_path, run_path = _given("data", settings.data), _given("run", settings.run)
         data = PackedData(data_path)
         _check_vocabulary(recipe.model, data)
+        _check_layout(settings.layout, data)
         self.directory = RunDirectory(Path(run_path))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
@@ -84,7 +85,12 @@ class Run:
         self.checkpoint = self.directory.resume_from(resume)
         self.done = _steps_done(self.checkpoint, identity)
         self.datamodule = PackedDataModule(
-            data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
+            data,
+            recipe.model.context,
+            recipe.batch,
+            settings.seed,
+            settings.validate_tokens,
+            settings.loader_workers,
         )
         seed_everything(settings.seed, verbose=False)
         self.module = LanguageModule(
@@ -201,6 +207,16 @@ def _check_vocabulary(model: ModelConfig, data: PackedData) -> None:
         raise RunError(
             f"--data {data.path}: packed with a vocabulary of {size}, --model.vocab_size is "
             f"{model.vocab_size}; make them equal"
+        )
+
+
+def _check_layout(wanted: str | None, data: PackedData) -> None:
+    found = data.meta["layout"]
+    if wanted not in (None, found):
+        advice = " --context N" if wanted == "rows" else ""
+        raise RunError(
+            f"--data {data.path}: its layout is {found}, the recipe's is {wanted}; pack it with "
+            f"--layout {wanted}{advice}, or train with --layout {found}"
         )
 
 

@@ -34,6 +34,11 @@ class RunSettings:
     """Steps between validations; every saved model is validated too."""
     validate_tokens: int | None = None
     """How much of the validation split is used, in tokens; all of it when not given."""
+    layout: Literal["packed", "rows"] | None = None
+    """Layout that the data must have; either when not given."""
+    loader_workers: int | None = None
+    """Processes that cut batches ahead; 0 cuts them in the training process; when not given, 2
+    beside a GPU and 0 beside a CPU. The order of the data does not depend on it."""
     log_every: int = 10
     """Steps between lines of progress."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
@@ -48,6 +53,8 @@ class RunSettings:
         for name in ("save_every", "validate_tokens"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
+        if self.loader_workers is not None:
+            _at_least("loader_workers", self.loader_workers, 0)
         _at_least("keep_checkpoints", self.keep_checkpoints, 2)
         if any(step < 0 for step in self.save_steps):
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")

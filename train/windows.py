@@ -3,7 +3,8 @@
 Both layouts of packed data are one long line of tokens, cut into windows of `width` at
 `start = number * stride + offset`. In the packed layout windows overlap by the one token that is a
 target in one and an input in the next, and every epoch shifts them by another offset; in the rows
-layout a window is the part of a row that the model can see.
+layout a window is the part of a row that the model can see. In how many shards the line stands
+makes no difference: a window that crosses the edge of one is read from both.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from tokenizer import PAD, PackedData
 from train.errors import RunError
+from train.order import Order
 
 IGNORE = -100
 """Target of a position that is out of the loss."""
@@ -36,12 +38,12 @@ class Windows:
     """
 
     def __init__(self, data: PackedData, split: str, context: int, seed: int = 0) -> None:
-        tokens = data.tokens(split)
         self._seed = seed
-        self._tokens = tokens.reshape(-1)
+        self._line = data.line(split)
         self._pad = None
         if data.meta["layout"] == "rows":
-            rows, length = tokens.shape
+            length = data.meta["context"]
+            rows = len(self._line) // length
             if context > length:
                 raise RunError(
                     f"--model.context {context} is above the {length} tokens of the rows in "
@@ -52,17 +54,23 @@ class Windows:
             self._offset = length - self.width if data.meta["pad_side"] == "left" else 0
         else:
             # One window less than fits, so that every epoch has as many at any offset.
-            self.count = max(0, len(tokens) - context) // context
+            self.count = max(0, len(self._line) - context) // context
             self.stride, self.width, self._offset = context, context + 1, None
-        self._epoch: tuple[int, np.ndarray] | None = None
+        self._epoch: tuple[int, Order, int] | None = None
 
     def batch(self, first: int, size: int) -> Batch:
         """Training samples `first` to `first + size`, counted from the start of training."""
         epochs, numbers = np.divmod(np.arange(first, first + size), self.count)
         starts = np.concatenate(
-            [self._starts(int(epoch))[numbers[epochs == epoch]] for epoch in np.unique(epochs)]
+            [self._starts(int(epoch), numbers[epochs == epoch]) for epoch in np.unique(epochs)]
         )
-        return self._cut(starts)
+        return self._pair(self._line.windows(starts, self.width))
+
+    def targets(self, first: int, size: int) -> int:
+        """How many targets of these training samples count."""
+        if self._pad is None:
+            return size * (self.width - 1)
+        return int((self.batch(first, size)[1] != IGNORE).sum())
 
     def in_order(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Batches that hold every token as a target once, in the order of the file.
@@ -71,23 +79,23 @@ class Windows:
             size: windows per batch.
             limit: stop after this many windows.
         """
-        last = len(self._tokens) - (self.width if self._offset is not None else 2)
-        starts = np.arange(self._offset or 0, last + 1, self.stride)[:limit]
-        whole = starts[starts + self.width <= len(self._tokens)]
-        for i in range(0, len(whole), size):
-            yield self._cut(whole[i : i + size])
-        for start in starts[len(whole) :]:
-            yield self._pair(self._tokens[None, start:])
+        length = len(self._line)
+        last = length - (self.width if self._offset is not None else 2)
+        starts = range(self._offset or 0, last + 1, self.stride)[:limit]
+        whole = len(range(starts.start, length - self.width + 1, self.stride)[: len(starts)])
+        for i in range(0, whole, size):
+            some = np.array(starts[i : min(i + size, whole)])
+            yield self._pair(self._line.windows(some, self.width))
+        for start in starts[whole:]:
+            yield self._pair(self._line.read(start, length)[None])
 
-    def _starts(self, epoch: int) -> np.ndarray:
+    def _starts(self, epoch: int, numbers: np.ndarray) -> np.ndarray:
         if self._epoch is None or self._epoch[0] != epoch:
             random = np.random.default_rng((self._seed, epoch))
-            offset = random.integers(self.stride) if self._offset is None else self._offset
-            self._epoch = epoch, random.permutation(self.count) * self.stride + offset
-        return self._epoch[1]
-
-    def _cut(self, starts: np.ndarray) -> Batch:
-        return self._pair(self._tokens[starts[:, None] + np.arange(self.width)])
+            offset = int(random.integers(self.stride)) if self._offset is None else self._offset
+            self._epoch = epoch, Order(self.count, random), offset
+        _, order, offset = self._epoch
+        return order[numbers] * self.stride + offset
 
     def _pair(self, windows: np.ndarray) -> Batch:
         tokens = torch.from_numpy(windows.astype(np.int64))
