@@ -20,7 +20,7 @@ from arch.mixers.headed import Headed
 from arch.mixers.parallel import Parallel
 from arch.mixers.side_by_side import SideBySide
 from eval.lenses.readout import constants, fixed_norm
-from eval.lenses.trace import Trace
+from eval.lenses.trace import Trace, blocks_of
 
 
 @torch.no_grad()
@@ -64,9 +64,8 @@ def contributions(
 def split_parts(model: LanguageModel, traced: Trace) -> tuple[list[str], Tensor]:
     """The trace's parts with every token mixer in its heads or branches, for `contributions`."""
     labels, vectors = list(traced.start), list(traced.start.values())
-    for layer, block in enumerate(model.blocks, start=1):
-        mixer: Any = block.token_mixer
-        branches = split_mixer(mixer, block.norm_token(traced.streams[layer - 1]))
+    for layer, block in enumerate(blocks_of(model), start=1):
+        branches = split_mixer(block.token_mixer, block.norm_token(traced.streams[layer - 1]))
         mixed, changed = traced.writes[layer - 1]
         if branches:
             vectors += branches.values()
@@ -111,7 +110,7 @@ def _heads(y: Tensor, merge: Any) -> dict[str, Tensor]:
     """Each head's part of a linear projection of all, `(B, T, H, width)` to H of `(B, T, D)`."""
     H = y.shape[2]
     alone = torch.eye(H, dtype=y.dtype, device=y.device)
-    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2)
+    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2).contiguous()
     bias = merge(torch.zeros_like(apart[0, :1, :1]))
     found = {f"head {h}": part for h, part in enumerate(merge(apart) - bias)}
     return found | ({"projection bias": bias.expand_as(found["head 0"])} if bias.any() else {})

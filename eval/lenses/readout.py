@@ -5,6 +5,8 @@ LayerNorm (a subtraction of the mean, a division, weights, biases) and RMSNorm a
 of vectors is read as the sum of their readings.
 """
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from arch import LanguageModel
 from eval.errors import RequestError
 
 
-def fixed_norm(norm: nn.Module, x: Tensor, writes: Tensor) -> Tensor:
+def fixed_norm(norm: Any, x: Tensor, writes: Tensor) -> Tensor:
     """What a norm makes of parts of x, its scale as x sets it and its bias left out.
 
     Args:
@@ -55,15 +57,15 @@ def readers(model: LanguageModel) -> Tensor:
     Raises:
         RequestError: a final norm that is not known.
     """
-    rows = model.head.weight.detach()
-    if isinstance(model.norm, nn.Identity):
+    rows, norm = model.head.weight.detach(), cast(Any, model.norm)
+    if isinstance(norm, nn.Identity):
         return rows
-    if model.norm.weight is not None:
-        rows = rows * model.norm.weight
-    if isinstance(model.norm, nn.LayerNorm):
-        return rows - rows.mean(-1, keepdim=True)
-    _eps(model.norm, rows)
-    return rows
+    centred = isinstance(norm, nn.LayerNorm)
+    if not centred:
+        _eps(norm, rows)
+    if norm.weight is not None:
+        rows = rows * norm.weight
+    return rows - rows.mean(-1, keepdim=True) if centred else rows
 
 
 def _eps(norm: nn.Module, x: Tensor) -> float:
