@@ -1,0 +1,1 @@
+"""What other people train with, to be measured beside ours."""
