@@ -1,0 +1,207 @@
+"""Is W_E W_U' a table of bigrams? Its rows against what follows each token in a corpus.
+
+    python -m eval lens --models DIR --corpus stories.txt --lenses bigrams
+
+With no block at all a model could learn nothing but bigrams (Elhage et al. 2021, "A Mathematical
+Framework for Transformer Circuits"), and this is the table it would answer from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.named import Named
+from eval.lenses.text import sample_text
+from eval.lenses.vectors import embeddings
+
+TABLES = ("product", "direct", "input only")
+"""Rows asked: W_E W_U'; the same by way of the final norm, as the model would without its blocks;
+W_E W_E', in which a token's successors should not show."""
+PAIRED = ("corpus", "shuffled")
+PAIRS = 512  # ranked at a time
+LIMIT = 3000  # pairs that are ranked
+SHOWN = 10  # tokens in the table of successors
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Bigrams:
+    """Pairs of neighbouring tokens in a text.
+
+    Attributes:
+        first: first token of each distinct pair, in order, `(N,)`.
+        second: its second token, `(N,)`.
+        count: how often the pair occurs, `(N,)`.
+        unigrams: how often each token occurs, `(V,)`.
+        followed: how often something follows it, `(V,)`.
+    """
+
+    first: Tensor
+    second: Tensor
+    count: Tensor
+    unigrams: Tensor
+    followed: Tensor
+
+    @property
+    def log_conditional(self) -> Tensor:
+        """log p(second | first), `(N,)`."""
+        return self.count.log() - self.followed[self.first].log()
+
+    @property
+    def log_pmi(self) -> Tensor:
+        """log p(second | first) / p(second), `(N,)`."""
+        share = self.unigrams / self.unigrams.sum()
+        return self.log_conditional - share[self.second].log()
+
+
+def count_bigrams(tokens: Tensor, vocabulary: int) -> Bigrams:
+    """Counts the neighbours in `(N,)` tokens, in float64."""
+    codes, count = torch.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+    unigrams, followed = (torch.bincount(x, minlength=vocabulary) for x in (tokens, tokens[:-1]))
+    first, second = codes // vocabulary, codes % vocabulary
+    return Bigrams(first, second, count.double(), unigrams.double(), followed.double())
+
+
+@torch.no_grad()
+def table_rows(model: LanguageModel, tokens: Tensor, table: str) -> Tensor:
+    """Rows of one of `TABLES`, `(N, V)` for `(N,)` tokens, on the CPU."""
+    both = embeddings(model)
+    tokens = tokens.to(both["input"].device)
+    if table == "direct":
+        return model.logits(model.embed(tokens)).float().cpu()
+    return (both["input"][tokens] @ both["input" if table == "input only" else "output"].T).cpu()
+
+
+def rank_pairs(
+    model: LanguageModel, first: Tensor, seconds: Tensor, table: str
+) -> dict[str, Tensor]:
+    """Where second tokens stand in the rows of first ones.
+
+    Args:
+        model: whose table is asked.
+        first: `(N,)`, sorted.
+        seconds: `(K, N)`, K second tokens for each.
+        table: one of `TABLES`.
+
+    Returns:
+        `score`, and `rank` among all tokens (0 the largest), `(K, N)` each.
+    """
+    scores, ranks = [], []
+    for some, after in zip(first.split(PAIRS), seconds.split(PAIRS, dim=1), strict=True):
+        rows, place = torch.unique(some, return_inverse=True)
+        values = table_rows(model, rows, table)[place]
+        own = values.gather(1, after.T)
+        scores.append(own.T)
+        ranks.append(torch.stack([(values > column[:, None]).sum(dim=1) for column in own.T]))
+    return {"score": torch.cat(scores, dim=1), "rank": torch.cat(ranks, dim=1)}
+
+
+def thinned(bigrams: Bigrams, limit: int, seed: int) -> Bigrams:
+    """At most so many of the distinct pairs, drawn; what they are compared with stays."""
+    order = torch.randperm(len(bigrams.first), generator=torch.Generator().manual_seed(seed))
+    kept = order[:limit].sort().values
+    first, second, count = bigrams.first[kept], bigrams.second[kept], bigrams.count[kept]
+    return replace(bigrams, first=first, second=second, count=count)
+
+
+def structure(
+    model: LanguageModel, bigrams: Bigrams, table: str, seed: int
+) -> dict[str, dict[str, float]]:
+    """How well a table knows a corpus' bigrams, and how well it does by chance.
+
+    Chance keeps the first tokens and the second tokens and draws anew which goes with which, so
+    that a table which knows single tokens' frequencies only does as well on both.
+
+    Returns:
+        Under `corpus` and `shuffled`: `rank`, the mean rank as a share of V over all occurrences;
+        `top10`, the share ranked under 10; the correlation of scores over distinct pairs with log
+        p(b | a), `conditional`, and with log PMI, `pmi`, within the rows of the first tokens.
+    """
+    V = len(bigrams.unigrams)
+    generator = torch.Generator().manual_seed(seed)
+    weight = (bigrams.count / bigrams.count.sum()).float()
+    drawn = torch.multinomial(weight, len(weight), True, generator=generator)
+    seconds = torch.stack([bigrams.second, bigrams.second[drawn]])  # as common as they are
+    placed = rank_pairs(model, bigrams.first, seconds, table)
+    known = [_within(x, bigrams.first) for x in (bigrams.log_conditional, bigrams.log_pmi)]
+    found = {}
+    for i, name in enumerate(PAIRED):
+        rank = placed["rank"][i].float()
+        score = _within(placed["score"][i].double(), bigrams.first)
+        found[name] = {
+            "rank": float((weight * rank).sum() / (V - 1)),
+            "top10": float((weight * (rank < 10)).sum()),
+            "conditional": _correlation(score, known[0]),
+            "pmi": _correlation(score, known[1]),
+        }
+    return found
+
+
+def _within(values: Tensor, groups: Tensor) -> Tensor:
+    """Values less their group's mean."""
+    size = int(groups.max()) + 1
+    total = torch.zeros(size, dtype=values.dtype).index_add_(0, groups, values)
+    members = torch.bincount(groups, minlength=size).clamp(min=1)
+    return values - (total / members)[groups]
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-30))
+
+
+def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dict[str, Any]]:
+    """The most frequent tokens with what follows them, in the corpus and in a table."""
+    common = bigrams.unigrams.argsort(descending=True)[:SHOWN]
+    rows = table_rows(checkpoint.model, common, table)
+    shown = []
+    for token, best in zip(common.tolist(), rows.topk(TOP, dim=1).indices.tolist(), strict=True):
+        here = bigrams.first == token
+        after = bigrams.second[here][bigrams.count[here].argsort(descending=True)[:TOP]]
+        shown.append(
+            {
+                "token": token,
+                "piece": checkpoint.pieces([token])[0],
+                "corpus": checkpoint.pieces(after.tolist()),
+                "table": checkpoint.pieces(best),
+            }
+        )
+    return shown
+
+
+def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+    tokens = sample_text(request.corpus, checkpoint.tokenizer, request.tokens)
+    bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
+    some = thinned(bigrams, LIMIT, request.seed)
+    figures, values = [], []
+    for table in TABLES:
+        found = structure(checkpoint.model, some, table, request.seed)
+        values.append([list(record.values()) for record in found.values()])
+        figures += [
+            {"figure": f"bigram {name}", "table": table, "pairs": pairs, "value": value}
+            for pairs, record in found.items()
+            for name, value in record.items()
+        ]
+    axes = {
+        "table": TABLES,
+        "pairs": PAIRED,
+        "measure": ("rank", "top10", "conditional", "pmi"),
+    }
+    return Finding(
+        arrays={"bigrams": Named(torch.tensor(values), axes)},
+        figures=figures,
+        notes={
+            "pairs": len(some.first),
+            "successors": successors(checkpoint, bigrams, "product"),
+        },
+    )
+
+
+BIGRAMS = Lens("bigrams", "whether W_E W_U' is a table of what follows what", _find)

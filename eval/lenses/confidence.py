@@ -1,0 +1,114 @@
+"""Length as confidence: what a factor on the final vector, or a temperature, does to the answer.
+
+python -m eval lens --models DIR --lenses confidence
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.named import Named
+from eval.lenses.trace import gather
+
+SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)
+PLACES = ("after norm", "before norm")
+"""Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
+POSITIONS = 64  # of the prompts, evenly spaced
+MEASURES = ("entropy", "best")
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def sharpness(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy in bits and the best token's probability of `(..., V)` logits, `(...)` each."""
+    logs = logits.float().log_softmax(dim=-1)
+    p = logs.exp()
+    return -(p * logs).sum(dim=-1) / math.log(2), p.amax(dim=-1)
+
+
+@torch.no_grad()
+def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], place: str) -> Tensor:
+    """Entropy and best probability when the final vector is scaled, `(scales, N, 2)`.
+
+    Args:
+        model: whose head answers.
+        hidden: the last block's outputs, `(N, D)`.
+        scales: factors, 0 and more.
+        place: one of `PLACES`.
+    """
+    found = []
+    for scale in scales:
+        before = place == "before norm"
+        read = model.norm(scale * hidden) if before else scale * model.norm(hidden)
+        found.append(torch.stack(sharpness(model.head(read)), dim=-1))
+    return torch.stack(found)
+
+
+def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
+    """Entropy and best probability of `(N, V)` logits by temperature, `(temperatures, N, 2)`."""
+    sweep = [torch.stack(sharpness(logits / t), dim=-1) for t in temperatures]
+    return torch.stack(sweep)
+
+
+def monotone(values: Tensor, rising: bool, slack: float = 1e-4) -> float:
+    """Share of the N curves `(S, N)` that never turn."""
+    steps = values.diff(dim=0) if rising else -values.diff(dim=0)
+    return float((steps >= -slack).all(dim=0).float().mean())
+
+
+def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+    model, batch = checkpoint.model, gather(checkpoint, request.prompts)
+    with torch.no_grad():
+        hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
+        hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
+        final = model.norm(hidden)
+        logits = model.head(final)
+    by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
+    by_heat = heated(logits, TEMPERATURES)
+    best, entropy = by_scale[0, :, :, 1], by_scale[0, :, :, 0]
+    V = checkpoint.config.vocab_size
+    figures: list[dict[str, Any]] = [
+        {"figure": "entropy at length 0", "value": float(entropy[0].mean())},
+        {"figure": "entropy of uniform", "value": math.log2(V)},
+        {"figure": "best probability at length 1000", "value": float(best[-1].mean())},
+        {"figure": "confidence rises with length", "value": monotone(best, rising=True)},
+        {"figure": "entropy falls with length", "value": monotone(entropy, rising=False)},
+        {"figure": "confidence falls with heat", "value": monotone(by_heat[..., 1], rising=False)},
+        {"figure": "best probability at T 0.001", "value": float(by_heat[0, :, 1].mean())},
+        {"figure": "best probability at T 1000", "value": float(by_heat[-1, :, 1].mean())},
+        {"figure": "entropy range before norm", "value": _range(by_scale[1, 1:, :, 0])},
+    ]
+    own = sharpness(logits)[0]
+    for place, vectors in zip(PLACES, (final, hidden), strict=True):
+        value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), own]))[0, 1])
+        if not math.isnan(value):
+            figures.append({"figure": "length with entropy", "part": place, "value": value})
+    axes = {"measure": MEASURES, "quantile": QUANTILES}
+    return Finding(
+        arrays={
+            "scale": Named(_quantiles(by_scale), {"part": PLACES, "scale": SCALES, **axes}),
+            "temperature": Named(_quantiles(by_heat), {"temperature": TEMPERATURES, **axes}),
+        },
+        figures=figures,
+    )
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """`(..., N, 2)` to `(..., 2, quantiles)`."""
+    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+    return values.quantile(levels, dim=-2).movedim(0, -1)
+
+
+def _range(curves: Tensor) -> float:
+    """How far each of N curves `(S, N)` moves, on average."""
+    return float((curves.amax(dim=0) - curves.amin(dim=0)).mean())
+
+
+CONFIDENCE = Lens("confidence", "what the final vector's length, or a temperature, decides", _find)
