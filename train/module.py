@@ -1,15 +1,16 @@
 """The Lightning module: a language model, its loss and its optimiser."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel
+from train.loss import head_loss
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
 from train.windows import IGNORE, Batch
@@ -20,9 +21,11 @@ class LanguageModule(LightningModule):
 
     Args:
         model: the model.
-        optimizer: AdamW's settings.
+        optimizer: the optimiser's settings.
         schedule: of the learning rate.
         total_steps: where the schedule ends.
+        loss_chunks: as for `head_loss`.
+        bf16_stream: whether what runs from block to block is bfloat16 rather than float32.
     """
 
     def __init__(
@@ -31,23 +34,60 @@ class LanguageModule(LightningModule):
         optimizer: OptimizerSettings,
         schedule: ScheduleSettings,
         total_steps: int,
+        loss_chunks: int | None = None,
+        bf16_stream: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
+        self.loss_chunks, self.bf16_stream = loss_chunks, bf16_stream
         self.gradient_norm = torch.zeros(())
+        self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._compiled_shape: torch.Size | None = None
+        self._cuda_graphs = False
+
+    def compile_loss(self, cuda_graphs: bool = False) -> None:
+        """Compiles the model and its loss as one, in place: names of tensors stay as they are.
+
+        Args:
+            cuda_graphs: whether a whole pass is launched at once, which small batches gain from.
+        """
+        mode = "reduce-overhead" if cuda_graphs else None
+        self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True, mode=mode)
+        self._cuda_graphs = cuda_graphs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token."""
         inputs, targets = batch
-        return cross_entropy(self.model(inputs), targets, "mean")
+        if self._cuda_graphs and starts_step(self.trainer, batch_idx):
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's gradients may go
+        return self._sum(inputs, targets) / (targets != IGNORE).sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
         inputs, targets = batch
-        nats = cross_entropy(self.model(inputs), targets, "sum")
+        nats = self._sum(inputs, targets)
         return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
+
+    def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed nats: compiled, but for the odd shapes that end a validation."""
+        if self._compiled is None:
+            return self._nats(inputs, targets)
+        if self._compiled_shape is None or self.training:
+            self._compiled_shape = inputs.shape
+        if inputs.shape != self._compiled_shape:
+            return self._nats(inputs, targets)
+        nats = self._compiled(inputs, targets)
+        return nats.clone() if self._cuda_graphs else nats  # the next replay overwrites its output
+
+    def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        model = self.model
+        embedded = model.embed(inputs)
+        if self.bf16_stream:
+            embedded = embedded.to(torch.bfloat16)
+        hidden = model.norm(model.hidden(embedded, len(model.blocks)))
+        return head_loss(hidden, model.head.weight, targets, self.loss_chunks)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
@@ -68,17 +108,14 @@ class LanguageModule(LightningModule):
         }
 
 
+def starts_step(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether this batch is the first, or only, part of a step."""
+    return batch_idx % trainer.accumulate_grad_batches == 0
+
+
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
     """Whether the optimiser has stepped on this batch, rather than taken it as a part of a step."""
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross entropy of logits `(B, T, V)` against targets `(B, T)`, in fp32 at least."""
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(
-        precise.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction=reduction
-    )
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
