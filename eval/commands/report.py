@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from eval.errors import RequestError
+from eval.lenses.questions import read_documents
 from eval.report import render_page, write_page
+from eval.report.charts import FORMATS, write_figures
 from eval.results import read_rows
 from eval.tracking import MODES, track_results
 
@@ -13,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="a results directory")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="the page to write")
     parser.add_argument("--title", help="its title")
+    parser.add_argument("--figures", metavar="DIR", help="also every lens's figure as a file")
+    parser.add_argument("--format", choices=FORMATS, default="svg", help="of those files")
     parser.add_argument(
         "--wandb",
         choices=MODES,
@@ -24,11 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes the page and says where."""
     rows = read_rows(options.results)
-    write_page(options.out, render_page(rows, options.title))
+    documents = [d for place in options.results for d in read_documents(place)]
+    write_page(options.out, render_page(rows, options.title, documents))
     print(options.out)
+    if options.figures:
+        for path in _write_figures(options, documents):
+            print(path)
     if options.wandb:
         first = Path(options.results[0])
         directory = first if first.is_dir() else first.parent
         run_id = track_results(directory, rows, options.out, options.wandb, options.wandb_project)
         kept = f"; it lies in {directory / 'wandb'}" if options.wandb == "offline" else ""
         print(f"W&B run {run_id}{kept}")
+
+
+def _write_figures(options: argparse.Namespace, documents: list[dict[str, Any]]) -> list[Path]:
+    from eval.report.inside import sections
+
+    if not documents:
+        raise RequestError(
+            f"--figures {options.figures}: no lens has looked yet; run `python -m eval lens` first"
+        )
+    drawn = [figure for section in sections(documents) for figure in section.figures]
+    return write_figures(options.figures, drawn, options.format)

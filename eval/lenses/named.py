@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -26,7 +26,7 @@ class Named:
     """
 
     values: Tensor
-    axes: dict[str, Sequence[Label]]
+    axes: Mapping[str, Sequence[Label]]
 
     def __post_init__(self) -> None:
         """Brings the values to the CPU and checks their shape."""

@@ -1,17 +1,20 @@
 """The page of evidence: one HTML file that needs nothing but itself."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.files import write_text
-from eval.inversion.fields import family, weights
+from eval.inversion.fields import family, recoveries, weights
 from eval.inversion.verdicts import VERDICTS, join, question
 from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
+from eval.report.charts import library, theme
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
 from eval.results import Row
 
+LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
 OPEN = 2  # prompts drawn unfolded; the rest open on a click
 COLLISIONS = 60  # lines of that table
@@ -22,12 +25,24 @@ FOLD = 40  # lines beyond which a table of variations opens on a click
 T = TypeVar("T", figures.Panel, outcomes.Outcome)
 
 
-def render_page(rows: list[Row], title: str | None = None) -> str:
+def render_page(
+    rows: list[Row], title: str | None = None, documents: Sequence[dict[str, Any]] = ()
+) -> str:
     """The page for rows of evidence, as HTML.
 
+    Args:
+        rows: of any kinds; those of inversion are shown here.
+        title: the page's; a sentence of its own when not given.
+        documents: what lenses found (`eval.lenses.questions.read_documents`).
+
     Raises:
-        RequestError: there are no rows, or none with a score.
+        RequestError: there are no rows with a score, and no documents.
     """
+    inside = _inside(documents)
+    if inside and not recoveries(rows):
+        return _environment().get_template("lenses.html").render(
+            title=title or LENSES_TITLE, inside=inside, **_drawing(inside)
+        )  # fmt: skip
     every = scores(rows)
     main = plain(every)
     placed = headline(main)
@@ -74,6 +89,8 @@ def render_page(rows: list[Row], title: str | None = None) -> str:
         checkpoints=provenance.checkpoints(every),
         methods=provenance.methods(every),
         totals=provenance.totals(every),
+        inside=inside,
+        **_drawing(inside),
     )  # fmt: skip
 
 
@@ -84,6 +101,21 @@ def write_page(path: str | Path, html: str) -> None:
         OSError: it cannot be written; nothing is left behind.
     """
     write_text(path, html)
+
+
+def _inside(documents: Sequence[dict[str, Any]]) -> list[Any]:
+    """Sections of figures; what draws them takes a second to import, and is not always needed."""
+    if not documents:
+        return []
+    from eval.report.inside import sections
+
+    return sections(documents)
+
+
+def _drawing(inside: list[Any]) -> dict[str, Any]:
+    if not inside:
+        return {}
+    return {"themes": {"light": theme(False), "dark": theme(True)}, "library": library()}
 
 
 def _environment() -> Environment:

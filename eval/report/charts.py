@@ -1,0 +1,111 @@
+"""Interactive figures of the page: Vega-Lite specifications, drawn in the page and as files.
+
+The page carries Vega itself (some 0.9 MB), so that it needs no network. A specification says
+nothing of colours of its own: `theme` does, for light and for dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.errors import RequestError
+
+SERIES = ("#0b63b5", "#b86e00", "#00795c", "#8e3b8c", "#a5243d", "#6a727d")
+SERIES_DARK = ("#62aef7", "#f0a33c", "#3fc8a0", "#d18ccf", "#f08096", "#a3acb7")
+FORMATS = ("svg", "png")
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its words.
+
+    Attributes:
+        name: short, of letters, digits and dashes; its file's name.
+        title: above it.
+        about: what is seen, in a sentence; also what a screen reader says.
+        chart: an altair chart, or its specification.
+    """
+
+    name: str
+    title: str
+    about: str
+    chart: Any
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The Vega-Lite specification, with its description."""
+        spec = self.chart if isinstance(self.chart, dict) else self.chart.to_dict()
+        spec.pop("config", None)
+        return {**spec, "description": self.about}
+
+
+def theme(dark: bool) -> dict[str, Any]:
+    """Vega-Lite's `config` for the page's colours, which the colour-blind tell apart.
+
+    Args:
+        dark: for a dark background.
+    """
+    ink, muted, line, card = (
+        ("#e6eaee", "#9aa6b3", "#2e3844", "#181e25")
+        if dark
+        else ("#1b2430", "#5d6875", "#dde2e7", "#ffffff")
+    )
+    text = {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "titleFontSize": 12}
+    return {
+        "background": card,
+        "font": FONT,
+        "view": {"stroke": None},
+        "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
+        "axis": {**text, "gridColor": line, "domainColor": line, "tickColor": line},
+        "legend": {**text, "symbolStrokeWidth": 2.5},
+        "header": {**text, "labelFontSize": 12},
+        "text": {"color": ink},
+        "rule": {"color": muted},
+        "line": {"strokeWidth": 2},
+        "range": {
+            "category": list(SERIES_DARK if dark else SERIES),
+            "heatmap": {"scheme": "viridis"},
+            "ramp": {"scheme": "viridis"},
+            "diverging": {"scheme": "blueorange"},
+        },
+    }
+
+
+def library() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue] (its stub errs)
+
+
+def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
+    """Every figure as a file of its own, on a light background, as the page first shows it.
+
+    Args:
+        directory: made when missing.
+        figures: their names become the files' names.
+        kind: one of `FORMATS`.
+
+    Raises:
+        RequestError: a format that there is not.
+    """
+    import vl_convert
+
+    if kind not in FORMATS:
+        raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for figure in figures:
+        path = directory / f"{re.sub(r'[^a-z0-9]+', '-', figure.name.lower()).strip('-')}.{kind}"
+        if kind == "svg":
+            path.write_text(vl_convert.vegalite_to_svg(figure.spec, config=theme(False)), "utf-8")
+        else:
+            path.write_bytes(vl_convert.vegalite_to_png(figure.spec, config=theme(False), scale=2))
+        paths.append(path)
+    return paths

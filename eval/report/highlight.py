@@ -1,0 +1,68 @@
+"""Tokens highlighted by their attribution: blue for, orange against, the numbers on hover.
+
+    <section class="attribution"><h4>integrated gradients</h4><p>... <span>token</span> ...</p>
+
+Blue and orange are told apart by every kind of colour blindness. Each token can be reached by
+keyboard and says its number there too. All colours are set by a style sheet that the page has once.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup, escape
+
+STRONGEST = 8  # shades of a colour
+BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
+
+STYLE = Markup(
+    """
+.attribution { --for: 11 99 181; --against: 214 108 0 }
+@media (prefers-color-scheme: dark) { .attribution { --for: 98 174 247; --against: 240 150 50 } }
+.attribution p { line-height: 1.9; white-space: pre-wrap; overflow-wrap: anywhere }
+.attribution span { border-radius: 3px; padding: .1em 0; position: relative }
+.attribution span:focus { outline: 2px solid currentColor }
+.attribution span:focus::after, .attribution span:hover::after { content: attr(data-score);
+  position: absolute; left: 0; top: 1.6em; z-index: 1; padding: 0 .4em; border-radius: 3px;
+  background: Canvas; color: CanvasText; border: 1px solid; font-size: .8rem; white-space: nowrap }
+"""
+    + "\n".join(
+        f".attribution .{letter}{shade} {{ "
+        f"background: rgb(var(--{name}) / {0.6 * shade / STRONGEST:.3g});"
+        + (" text-decoration: underline dotted }" if letter == "a" else " }")
+        for letter, name in (("f", "for"), ("a", "against"))
+        for shade in range(1, STRONGEST + 1)
+    )
+)
+"""What the page's style sheet needs; tokens against are underlined too."""
+
+
+def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -> Markup:
+    """A prompt's tokens once for each method, coloured by score.
+
+    Args:
+        pieces: how each token reads.
+        methods: by name, a score for every token; colours are relative to the method's largest.
+
+    Returns:
+        HTML in which every text is escaped.
+    """
+    return Markup("\n").join(_method(name, pieces, scores) for name, scores in methods.items())
+
+
+def _method(name: str, pieces: Sequence[str], scores: Sequence[float]) -> Markup:
+    largest = max((abs(score) for score in scores), default=0.0)
+    tokens = Markup("").join(
+        _token(piece, score, largest) for piece, score in zip(pieces, scores, strict=True)
+    )
+    return Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>').format(
+        name, tokens
+    )
+
+
+def _token(piece: str, score: float, largest: float) -> Markup:
+    shade = round(STRONGEST * abs(score) / largest) if largest else 0
+    style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
+    text = "".join(BREAKS.get(letter, letter) for letter in piece)
+    number = f"{score:+.3g}".replace("-", "−")
+    return Markup('<span tabindex="0" class="{}" title="{}" data-score="{}">{}</span>').format(
+        style, f"{number} {piece!r}", number, escape(text)
+    )

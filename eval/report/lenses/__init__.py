@@ -1,0 +1,1 @@
+"""What each lens found, as figures: a module for each."""
