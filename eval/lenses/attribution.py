@@ -1,0 +1,299 @@
+"""Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
+
+Gradient x input and integrated gradients are Captum's. Occlusion replaces one token after the
+other, all in one batched pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.means import mean_record
+from eval.lenses.named import Named
+from eval.lenses.trace import gather
+from eval.lenses.variants import run_variants
+from eval.lenses.words import word_tokens
+from tokenizer import PAD
+
+KINDS = ("logit", "log_probability", "every_logit")
+"""Of one token; `every_logit` is the sum over the vocabulary, what the seed differentiates."""
+OWN = "own answer"
+TOLERANCE = 1e-3  # of the attributions' sum against the change of the output
+STEPS = (16, 48, 128, 512)  # of the quadrature, until within tolerance
+BATCH = 4096  # tokens of a quadrature's batch
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is attributed.
+
+    Attributes:
+        position: whose next token.
+        token: which.
+        kind: one of `KINDS`.
+    """
+
+    position: int
+    token: int
+    kind: str = "logit"
+
+    def __post_init__(self) -> None:
+        """Checks the kind."""
+        if self.kind not in KINDS:
+            raise RequestError(
+                f"output {self.kind!r} does not exist; use one of {', '.join(KINDS)}"
+            )
+
+    def read(self, logits: Tensor) -> Tensor:
+        """`(..., V)` logits of the position to `(...)`."""
+        if self.kind == "every_logit":
+            return logits.sum(-1)
+        if self.kind == "log_probability":
+            logits = logits.log_softmax(-1)
+        return logits[..., self.token]
+
+    def of(self, model: LanguageModel, embeddings: Tensor) -> Tensor:
+        """`(B, T, D)` embeddings to `(B,)`."""
+        before = embeddings[:, : self.position + 1]
+        hidden = model.hidden(before, len(model.blocks))
+        return self.read(model.logits(hidden[:, -1:])[:, 0])
+
+
+@dataclass(frozen=True)
+class Integral:
+    """Integrated gradients, and how exact they are.
+
+    Attributes:
+        scores: `(T,)`, what each token adds between the baseline and the prompt.
+        change: of the output between the two, which the scores sum to.
+        error: of that sum, relative to the change.
+        steps: of the quadrature.
+    """
+
+    scores: Tensor
+    change: float
+    error: float
+    steps: int
+
+
+@torch.no_grad()
+def own_answer(model: LanguageModel, tokens: Tensor, position: int = -1) -> Output:
+    """The likeliest next token of a prompt `(T,)`, as an output."""
+    position %= len(tokens)
+    logits = model(tokens[None, : position + 1])[0, -1]
+    return Output(position, int(logits.argmax()))
+
+
+def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
+    """Gradient times embedding, every feature by itself, `(T, D)`.
+
+    Summed over features it is what a linear model's tokens add; the seed takes absolute values
+    first and sums those. Tokens after the output's position get zero.
+    """
+    from captum.attr import InputXGradient  # imports for seconds
+
+    embeddings = model.embed(tokens[None]).detach().requires_grad_()
+    with torch.enable_grad():
+        method = InputXGradient(lambda x: output.of(model, x))
+        return method.attribute(embeddings)[0].detach()
+
+
+def integrated_gradients(
+    model: LanguageModel,
+    tokens: Tensor,
+    output: Output,
+    baseline: Tensor,
+    tolerance: float = TOLERANCE,
+) -> Integral:
+    """Integrated gradients (Sundararajan et al., 1703.01365) from a baseline embedding.
+
+    By Gauss-Legendre, with ever more steps until the scores add up. A baseline as long as an
+    embedding needs the fewest: a norm makes all of its change where a vector is nearly zero.
+
+    Args:
+        model: any language model.
+        tokens: `(T,)`.
+        output: what is attributed.
+        baseline: `(D,)` or `(T, D)`.
+        tolerance: relative error of the sum that is good enough.
+    """
+    from captum.attr import IntegratedGradients
+
+    embeddings = model.embed(tokens[None]).detach()
+    start = baseline.expand_as(embeddings)
+    change = float(output.of(model, embeddings) - output.of(model, start))
+    method = IntegratedGradients(lambda x: output.of(model, x))
+
+    def walk(steps: int) -> Integral:
+        with torch.enable_grad():
+            found = method.attribute(
+                embeddings, start, n_steps=steps, internal_batch_size=max(1, BATCH // len(tokens))
+            )
+        scores = found[0].detach().sum(-1)
+        error = abs(float(scores.sum()) - change) / max(abs(change), 1e-6)
+        return Integral(scores, change, error, steps)
+
+    integral = walk(STEPS[0])
+    for steps in STEPS[1:]:
+        if integral.error > tolerance:
+            integral = walk(steps)
+    return integral
+
+
+@torch.no_grad()
+def occluded(
+    model: LanguageModel, tokens: Tensor, replacement: Tensor, position: int = -1
+) -> tuple[Tensor, Tensor]:
+    """What is predicted with each token in turn replaced, all in one batched pass.
+
+    Args:
+        model: any language model.
+        tokens: `(T,)`.
+        replacement: an embedding, `(D,)`.
+        position: whose next token.
+
+    Returns:
+        Logits of the prompt `(V,)`, and with the token at t replaced `(T, V)`.
+    """
+    T = len(tokens)
+    rows = model.embed(tokens[None]).repeat(T + 1, 1, 1)
+    rows[1:][range(T), range(T)] = replacement
+    first = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(T)]).to(tokens.device)
+    logits = run_variants(model, rows, first, 0, position % T)
+    return logits[0], logits[1:]
+
+
+def replacements(model: LanguageModel, pad: int | None) -> dict[str, Tensor]:
+    """Embeddings that say nothing, `(D,)` by name: the pad's, if it has one, the mean, zero."""
+    matrix = model.embedding.weight.detach()
+    found = {"mean": matrix.mean(0), "zero": torch.zeros_like(matrix[0])}
+    return found if pad is None or not matrix[pad].any() else {"pad": matrix[pad]} | found
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Absolute scores divided by the largest, as the seed does."""
+    scores = scores.abs()
+    return scores / scores.max().clamp_min(1e-30)
+
+
+def combined(gradient: Tensor, change: Tensor) -> Tensor:
+    """The seed's combination: the mean of both, each `(T,)` divided by its largest."""
+    return (normalised(gradient) + normalised(change)) / 2
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's, of two score vectors; nan where one of them is constant."""
+    from scipy.stats import rankdata
+
+    ranks = torch.stack([torch.from_numpy(rankdata(x.double().cpu().numpy())) for x in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def attribute(
+    model: LanguageModel, tokens: Tensor, output: Output, pad: int | None
+) -> tuple[dict[str, Tensor], Integral]:
+    """Every method's scores of one output, `(T,)` by name, up to its position; and the integral.
+
+    Occlusion's are what the output falls by; "every logit" is the seed's, by how much all logits
+    of the position change together (L1). Its combination takes that and the absolute gradient.
+    The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
+    """
+    tokens = tokens[: output.position + 1]
+    product = gradient_x_input(model, tokens, output)
+    silent = replacements(model, pad)
+    del silent["zero"]  # near the mean, and as much work again
+    name, baseline = next(iter(silent.items()))
+    integral = integrated_gradients(model, tokens, output, baseline)
+    falls, changes = {}, []
+    for other, replacement in silent.items():
+        whole, without = occluded(model, tokens, replacement)
+        falls[f"occlusion, {other}"] = output.read(whole) - output.read(without)
+        changes.append((without - whole).abs().sum(-1))
+    absolute = product.abs().sum(-1)
+    scores = {
+        "gradient x input": product.sum(-1),
+        "absolute gradient x input": absolute,
+        "integrated gradients": integral.scores,
+        **falls,
+        f"occlusion, {name}, every logit": changes[0],
+        "combined": combined(absolute, changes[0]),
+    }
+    return scores, integral
+
+
+@torch.no_grad()
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Attributes each prompt's next token: the model's own answer, or the words given.
+
+    Raises:
+        RequestError: a prompt too long, or a word of several tokens.
+    """
+    batch = gather(checkpoint, request.prompts)
+    words = word_tokens(checkpoint, request.words)
+    pad = checkpoint.tokenizer.token_to_id(PAD)
+    found, integrals, answers = [], [], []
+    for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
+        own = own_answer(checkpoint.model, tokens[: last + 1])
+        answers.append(checkpoint.pieces([own.token])[0])
+        outputs = [Output(last, token) for token in words.values()] or [own]
+        both = [attribute(checkpoint.model, tokens, output, pad) for output in outputs]
+        found.append([scores for scores, _ in both])
+        integrals += [integral for _, integral in both]
+    methods = list(found[0][0])
+    T = batch.tokens.shape[1]
+    values = torch.full((len(found), len(found[0]), len(methods), T), torch.nan)
+    for row, outputs in enumerate(found):
+        for column, scores in enumerate(outputs):
+            stacked = torch.stack([scores[method] for method in methods])
+            values[row, column, :, : stacked.shape[1]] = stacked.cpu()
+    axes = {
+        "prompt": batch.labels,
+        "output": list(words) or [OWN],
+        "method": methods,
+        "position": batch.positions,
+    }
+    errors = [integral.error for integral in integrals]
+    steps = [integral.steps for integral in integrals]
+    place = {"method": "integrated gradients"}
+    figures = [
+        {"figure": "completeness error", **place, **mean_record(errors)},
+        {"figure": "largest completeness error", **place, "value": max(errors)},
+        {"figure": "steps", **place, **mean_record(steps)},
+        *_agreement(methods, values, batch.real.cpu()),
+    ]
+    notes = {
+        "tokens": [checkpoint.pieces(list(p.tokens[: p.real])) for p in request.prompts],
+        "answers": answers,
+    }
+    return Finding({"attribution": Named(values, axes)}, figures, notes)
+
+
+def _agreement(methods: list[str], values: Tensor, real: Tensor) -> list[dict]:
+    """Rank correlation of every two methods' magnitudes, over prompts and outputs."""
+    rows = []
+    for a, b in combinations(range(len(methods)), 2):
+        each = [
+            rank_correlation(scores[a, keep].abs(), scores[b, keep].abs())
+            for outputs, keep in zip(values, real, strict=True)
+            for scores in outputs
+        ]
+        each = [value for value in each if value == value]
+        if each:
+            rows.append(
+                {"figure": "rank correlation", "method": methods[a], "with": methods[b]}
+                | mean_record(each)
+            )
+    return rows
+
+
+ATTRIBUTION = Lens(
+    "attribution", "which tokens a prediction comes from, by gradients and by occlusion", find
+)
