@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from arch.channel import build_channel_mixer
 from arch.config import ModelConfig
@@ -63,7 +64,13 @@ class LanguageModel(nn.Module):
     """Embedding, blocks, norm, head.
 
     Layers are counted as sites of evidence: 0 is the embedding, l is the output of block l.
+
+    Attributes:
+        checkpoint_activations: whether a backward pass keeps the input of each block alone, and
+            computes the rest of the block again: less memory for a third more work.
     """
+
+    checkpoint_activations: bool = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -104,8 +111,9 @@ class LanguageModel(nn.Module):
             ModelError: T above the context, or a layer that does not exist.
         """
         x = self._enter(embeddings, 0, layer)
+        again = self.checkpoint_activations and torch.is_grad_enabled()
         for block in self._run(layer):
-            x = block(x)
+            x = _recomputed(block, x) if again else block(x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -180,6 +188,11 @@ class LanguageModel(nn.Module):
 def count_parameters(model: nn.Module) -> int:
     """Number of trainable numbers, a tied head counted once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def _recomputed(block: Block, x: Tensor) -> Any:
+    # Nothing in a block is random, so there is no generator's state to put back.
+    return checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

@@ -139,3 +139,31 @@ def test_a_model_compiles_to_one_graph_and_learns_the_same():
     torch.compiler.reset()
     found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpointed_activations_take_less_memory_and_give_the_same_gradients(compiled):
+    depth = 2 if compiled else 6
+    model = small_model("flat", "attention(heads=2)", n_layers=depth, **LLAMA)
+    tokens = random_tokens(model)
+
+    def gradients(function):
+        kept, own = [], {p.data_ptr() for p in model.parameters()}
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            loss = nn.functional.cross_entropy(function(tokens).flatten(0, 1), tokens.flatten())
+            bytes_kept = sum(t.nbytes for t in kept if t.data_ptr() not in own)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()], bytes_kept
+
+    expected, whole = gradients(model)
+    model.checkpoint_activations = True
+    torch.compiler.reset()
+    found, less = gradients(
+        torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    )
+    if compiled:
+        torch.testing.assert_close(found, expected)
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert less < whole / 2
