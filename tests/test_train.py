@@ -47,10 +47,12 @@ def test_a_run_directory_holds_what_it_says(run: Path):
     kept = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert kept == ["step-000028.ckpt", "step-000030.ckpt"]
     assert sorted(path.name for path in run.iterdir()) == [
+        ".lock",
         "checkpoints",
         "config.yaml",
         "metrics.jsonl",
         "models",
+        "samples.jsonl",
     ]
 
 
@@ -147,29 +149,6 @@ def test_rows_count_their_tokens_without_pads(small_tokenizer: Tokenizer, tmp_pa
     assert meta["tokens_seen"] == expected < targets.size
 
 
-def test_a_terminal_shows_one_line_that_updates_itself(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert fit(data, tmp_path / "run") == 0
-    shown = capsys.readouterr().out
-    assert shown.count("\r\x1b[Kstep 3/6  loss") == 1
-    assert [line for line in shown.split("\n") if "\x1b[Kstep 0  valid loss" in line]
-
-
-def test_a_pipe_shows_a_line_every_so_many_steps(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert fit(data, tmp_path / "run", "--log_every", "2") == 0
-    lines = capsys.readouterr().out.splitlines()
-    steps = [found[1] for line in lines if (found := re.match(r"step (\d)/6  loss", line))]
-    assert steps == ["1", "2", "4", "6"]
-    pattern = (
-        r"step 2/6  loss \d\.\d{3}  bits/byte \d\.\d{3}  lr \S+  [\d,]+ tokens/s  \d:\d\d left"
-    )
-    assert any(re.fullmatch(pattern, line) for line in lines)
-
-
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_is_one_that_can_be_run(name: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
@@ -191,15 +170,3 @@ def test_first_help_does_not_wait_for_lightning():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "python -m train fit --config" in shown.stdout
-
-
-def test_wandb_offline_stays_in_the_run_directory_and_keeps_its_id(data: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    assert fit(data, run, "--wandb", "offline") == 0
-    name = (run / "wandb_id").read_text()
-    more = ["--wandb", "offline", "--resume", "auto", "--trainer.max_steps", "8"]
-    assert fit(data, run, *more) == 0
-    assert (run / "wandb_id").read_text() == name
-    found = [path.name for path in (run / "wandb").glob("offline-run-*")]
-    assert len(found) == 2  # of two runs in one second, wandb numbers the second: -1
-    assert all(re.fullmatch(rf"offline-run-\d+_\d+-{name}(-\d+)?", each) for each in found)

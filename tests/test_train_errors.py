@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import wandb
-import wandb.errors
 from tokenizers import Tokenizer
 
 from tests.train_cases import fit, pack_toy
@@ -136,15 +134,3 @@ def test_a_bad_recipe(
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]):
     assert "there is no command 'fitt'; allowed: fit, recipes" in refused(capsys, main(["fitt"]))
-
-
-def test_wandb_online_without_an_account_leaves_a_place_to_start_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def unknown(**_: object) -> None:
-        raise wandb.errors.UsageError("No API key configured.")
-
-    monkeypatch.setattr(wandb, "init", unknown)
-    line = refused(capsys, fit(data, tmp_path / "run", "--wandb", "online"))
-    assert "--wandb online: No API key configured.; log in with `wandb login`, or use" in line
-    assert fit(data, tmp_path / "run") == 0

@@ -1,9 +1,7 @@
-"""The line of progress: one that updates itself on a terminal, one every so often on a pipe."""
+"""The figures of a training, every so many steps: recorded, shown, and judged."""
 
-import math
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +9,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from train.errors import RunError
+from train.display import Display
 from train.module import LanguageModule, bits_per_byte, ends_step
-from train.rundir import RunDirectory
-from train.tracking import Records
+from train.records import Records
+from train.watch import Watch
 
 
 class Progress(Callback):
@@ -23,26 +21,38 @@ class Progress(Callback):
     The device is waited for on those steps only.
 
     Args:
-        directory: of the run, to name its last checkpoint when the loss is no number.
         records: where the figures go; only the process that records also shows them.
+        watch: told of every loss.
         every: steps between reports.
         bytes_per_token: of the training data.
+        utilisation: from tokens/s to the share of the device's peak, where that is known.
     """
 
     def __init__(
-        self, directory: RunDirectory, records: Records, every: int, bytes_per_token: float
+        self,
+        records: Records,
+        watch: Watch,
+        every: int,
+        bytes_per_token: float,
+        utilisation: Callable[[float], float | None] = lambda speed: None,
     ) -> None:
-        self._directory, self._records, self._every = directory, records, every
-        self._bytes_per_token = bytes_per_token
+        self._records, self._watch, self._every = records, watch, every
+        self._bytes_per_token, self._utilisation = bytes_per_token, utilisation
+        self._display = Display()
         self._losses: list[Tensor] = []
-        self._first_step = self._tokens = 0
+        self._first_step = self._last_step = self._tokens = 0
         self._since = self._start = 0.0
+
+    def open(self) -> None:
+        """Shows things from here on: for the process that records."""
+        self._display.open()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
-        self._first_step = trainer.global_step
+        self._first_step = self._last_step = trainer.global_step
         self._tokens = _tokens_seen(trainer)
         self._since = self._start = time.perf_counter()
+        self._display.start(trainer.global_step, trainer.max_steps)
 
     def on_train_batch_end(
         self,
@@ -59,32 +69,56 @@ class Progress(Callback):
         step = trainer.global_step
         if step % self._every and step != trainer.max_steps and step - self._first_step > 1:
             return
-        mean = trainer.strategy.reduce(torch.stack(self._losses).mean(), reduce_op="mean")
-        # Lightning hands out each part's loss already divided by the number of parts.
-        loss = float(mean) * trainer.accumulate_grad_batches
+        steps, loss = self._waiting(trainer)
         self._losses.clear()
-        if not math.isfinite(loss):
-            raise broken(self._directory, f"the loss is {loss} at step {step}")
+        self._last_step = step
         assert isinstance(pl_module, LanguageModule)
+        gradient_norm = float(pl_module.gradient_norm)
+        self._watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
+        speed = (tokens - self._tokens) / (now - self._since)
         row = {
             "step": step,
             "tokens_seen": tokens,
             "loss": loss,
             "bits_per_byte": bits_per_byte(loss, self._bytes_per_token),
             "lr": pl_module.learning_rate(step - 1),
-            "gradient_norm": float(pl_module.gradient_norm),
-            "tokens_per_second": (tokens - self._tokens) / (now - self._since),
+            "gradient_norm": gradient_norm,
+            "tokens_per_second": speed,
         }
+        share = self._utilisation(speed)
+        if share is not None:
+            row["mfu"] = share
         left = (trainer.max_steps - step) * (now - self._start) / (step - self._first_step)
         self._since, self._tokens = now, tokens
         self._records.add(row)
-        self._show(
-            f"step {step:>{len(str(trainer.max_steps))}}/{trainer.max_steps}  "
+        figures = (
             f"loss {loss:.3f}  bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  "
-            f"{row['tokens_per_second']:,.0f} tokens/s  {_duration(left)} left",
-            passing=True,
+            f"{speed:,.0f} tokens/s" + ("" if share is None else f"  MFU {share:.1%}")
         )
+        self._display.passing(step, trainer.max_steps, figures, f"{duration(left)} left")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The lines stay."""
+        self._display.stop()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """What went wrong is said below the lines, not in the bar."""
+        self._display.stop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the watch knows."""
+        return self._watch.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on watching."""
+        self._watch.restore(state_dict)
+
+    def rising(self, trainer: Trainer) -> bool:
+        """Whether the loss seems to be jumping just now; waits for the device."""
+        return self._watch.rising(*self._waiting(trainer))
 
     def report(self, row: dict[str, Any], line: str) -> None:
         """Records other figures, and shows them on a line that stays."""
@@ -93,7 +127,7 @@ class Progress(Callback):
 
     def say(self, line: str) -> None:
         """Shows a line that stays."""
-        self._show(line, passing=False)
+        self._display.say(line)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -104,28 +138,22 @@ class Progress(Callback):
         self._since += spent
         self._start += spent
 
-    def _show(self, line: str, passing: bool) -> None:
-        if not self._records.started:
-            return
-        if sys.stdout.isatty():
-            sys.stdout.write(f"\r\x1b[K{line}" + ("" if passing else "\n"))
-        else:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    def _waiting(self, trainer: Trainer) -> tuple[int, float]:
+        """How many steps are not reported yet, and their mean loss over all parts and devices."""
+        if not self._losses:
+            return 0, 0.0
+        mean = trainer.strategy.reduce(torch.stack(self._losses).mean(), reduce_op="mean")
+        # Lightning hands out each part's loss already divided by the number of parts.
+        loss = float(mean) * trainer.accumulate_grad_batches
+        return trainer.global_step - self._last_step, loss
 
 
-def broken(directory: RunDirectory, what: str) -> RunError:
-    """The one line for a training that diverged."""
-    good = directory.checkpoints()
-    last = f"the last good checkpoint is {good[-1]}" if good else "there is no checkpoint yet"
-    return RunError(f"{what}; {last}; lower --optimizer.lr and train again in another --run")
+def duration(seconds: float) -> str:
+    """As `1:02:03` or `2:03`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _tokens_seen(trainer: Trainer) -> int:
     return trainer.datamodule.tokens_seen  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

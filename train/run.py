@@ -13,18 +13,23 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
+from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, count_parameters
 from tokenizer import PackedData
-from train.checkpoints import AtomicCheckpointIO, check_identity, read_checkpoint
+from train.checkpoints import AtomicCheckpointIO
 from train.data import PackedDataModule
 from train.errors import RunError
 from train.module import LanguageModule
 from train.progress import Progress
+from train.records import Records
 from train.rundir import RunDirectory
-from train.saving import Saving, StopOnSignal
+from train.samples import Samples
+from train.saving import Saving
 from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
-from train.tracking import Records
+from train.stopping import StopOnSignal
+from train.tracking import Tracker
+from train.watch import Watch
 
 
 @dataclass
@@ -82,8 +87,7 @@ class Run:
                 "muon_mixing": recipe.optimizer.muon_mixing,
             },
         }
-        self.checkpoint = self.directory.resume_from(resume)
-        self.done = _steps_done(self.checkpoint, identity)
+        self.start = self.directory.start_from(resume, identity)
         self.datamodule = PackedDataModule(
             data,
             recipe.model.context,
@@ -96,13 +100,31 @@ class Run:
         self.module = LanguageModule(
             LanguageModel(recipe.model), recipe.optimizer, recipe.schedule, self.total
         )
-        self.records = Records(self.directory.path, settings, recipe.plain())
+        tracker = None
+        if settings.wandb != "disabled":
+            tracker = Tracker(self.directory.path, settings, recipe.plain(), self._say)
+        self.records = Records(self.directory, tracker)
         self.progress = Progress(
-            self.directory, self.records, settings.log_every, data.bytes_per_token("train")
+            self.records,
+            Watch(self.directory, settings.stop_on_spike, recipe.schedule.warmup_steps),
+            settings.log_every,
+            data.bytes_per_token("train"),
         )
         self.stop = StopOnSignal()
-        saving = Saving(self.directory, settings, data, identity, self.progress)
-        self.trainer = _trainer(recipe, self.directory, [self.stop, self.progress, saving])
+        saving = Saving(
+            self.directory, settings, data, identity, self.progress, self.records, self.start.step
+        )
+        samples = Samples(
+            settings.sample_prompts,
+            settings.sample_every,
+            Tokenizer.from_str(data.tokenizer_json),
+            recipe.model.context,
+            settings.seed,
+            self.progress,
+            self.records,
+        )
+        callbacks = [self.stop, self.progress, saving, samples]
+        self.trainer = _trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
 
     def fit(self) -> int | None:
@@ -114,15 +136,24 @@ class Run:
         Raises:
             RunError: the directory cannot be written, the disk is full, or the loss is no number.
         """
-        if self.done >= self.total:
+        start = self.start
+        if start.step > self.total or (
+            start.step == self.total and self.directory.validated(start.step)
+        ):
             print(
-                f"{self.directory.path} is complete: {self.done} of {self.total} steps; "
+                f"{self.directory.path} is complete: {start.step} of {self.total} steps; "
                 "raise --trainer.max_steps to go on"
             )
             return None
         if self.main:
-            self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False))
-            self.records.start(self.done)
+            self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
+            self.progress.open()
+            self.records.start(start.step)
+            for path, reason in start.unreadable.items():
+                self._say(
+                    f"{path.name} cannot be read ({reason}) and is now called "
+                    f"{path.with_suffix('.unreadable').name}; going on from the one before"
+                )
         if self.recipe.run.compile and self.trainer.strategy.root_device.type != "cpu":
             self.module.model.compile()
         self.progress.say(self._describe())
@@ -133,17 +164,22 @@ class Run:
                 self.trainer.fit(
                     self.module,
                     datamodule=self.datamodule,
-                    ckpt_path=self.checkpoint,
+                    ckpt_path=start.checkpoint,
                     weights_only=True,
                 )
         except BaseException:
             self.records.close(failed=True)
             raise
+        finally:
+            self.directory.release()
         self.records.close()
         if self.stop.received is not None:
             step = self.trainer.global_step
             self.progress.say(f"stopped at step {step} and saved; go on with --resume auto")
         return self.stop.received
+
+    def _say(self, line: str) -> None:
+        self.progress.say(line)
 
     def _describe(self) -> str:
         batch, trainer = self.recipe.batch.size, self.trainer
@@ -153,7 +189,7 @@ class Run:
             f"{trainer.world_size} {trainer.strategy.root_device.type}, {trainer.precision}; "
             f"{self.total:,} steps of {batch} x {self.recipe.model.context} tokens, "
             f"{epochs:.2f} epochs"
-            + (f"; from step {self.done} of {self.checkpoint}" if self.checkpoint else "")
+            + (f"; from step {self.start.step}, {path}" if (path := self.start.checkpoint) else "")
         )
 
 
@@ -218,11 +254,3 @@ def _check_layout(wanted: str | None, data: PackedData) -> None:
             f"--data {data.path}: its layout is {found}, the recipe's is {wanted}; pack it with "
             f"--layout {wanted}{advice}, or train with --layout {found}"
         )
-
-
-def _steps_done(checkpoint: Path | None, identity: dict[str, Any]) -> int:
-    if checkpoint is None:
-        return 0
-    content = read_checkpoint(checkpoint)
-    check_identity(checkpoint, content["remnant"], identity)
-    return content["global_step"]

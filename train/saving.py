@@ -1,12 +1,11 @@
-"""When a run is saved and validated, and how it is stopped.
+"""When a run is saved and validated.
 
-Whatever a step is worth saving for is on the disk before that step's validation starts.
+Whatever a step is worth saving for is on the disk before that step's validation starts; a
+validation that a run did not live to see is made up for when it goes on.
 """
 
-import signal
 import subprocess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,11 +14,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from arch import save_model
 from tokenizer import PackedData
 from train.checkpoints import IDENTITY
-from train.errors import RunError
 from train.module import LanguageModule, bits_per_byte, ends_step
-from train.progress import Progress, broken
+from train.progress import Progress
+from train.records import Records
 from train.rundir import RunDirectory
 from train.settings import RunSettings
+from train.validation import validation_loss
+from train.watch import broken
 
 
 class Saving(Callback):
@@ -31,6 +32,8 @@ class Saving(Callback):
         data: what the run trains on.
         identity: what a checkpoint must agree with to be resumed from.
         progress: where to report.
+        records: told of every model directory.
+        done: the steps done before.
     """
 
     def __init__(
@@ -40,9 +43,12 @@ class Saving(Callback):
         data: PackedData,
         identity: dict[str, Any],
         progress: Progress,
+        records: Records,
+        done: int,
     ) -> None:
         self._directory, self._settings, self._data = directory, settings, data
-        self._identity, self._progress = identity, progress
+        self._identity, self._progress, self._records = identity, progress, records
+        self._done = done
         self._provenance = {
             "name": directory.path.resolve().name,
             "data_sha256": data.hash,
@@ -50,11 +56,18 @@ class Saving(Callback):
             "git_commit": git_commit(),
         }
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes up for the last step's validation: Lightning will not train a complete run."""
+        if self._done == trainer.max_steps and not trainer.strategy.restore_checkpoint_after_setup:
+            self._make_up(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the untrained model."""
-        if trainer.global_step == 0:
+        """Saves the untrained model, or makes up for a validation."""
+        if self._done:
+            self._make_up(trainer, pl_module)
+        else:
             with self._progress.paused():
-                self._work(trainer, pl_module, model=True, checkpoint=False)
+                self._work(trainer, pl_module, 0, model=True, checkpoint=False, validate=True)
 
     def on_train_batch_end(
         self,
@@ -67,14 +80,17 @@ class Saving(Callback):
         """Does what is due after this step."""
         if not ends_step(trainer, batch_idx):
             return
-        step, settings = trainer.global_step, self._settings
+        step, must = trainer.global_step, trainer.should_stop
         last = step == trainer.max_steps
-        model = last or step in settings.save_steps or _every(settings.save_every, step)
-        checkpoint = last or trainer.should_stop or _every(settings.checkpoint_every, step)
-        validate = not trainer.should_stop and _every(settings.validate_every, step)
+        model, validate = self.due(step, last)
+        checkpoint = last or must or _every(self._settings.checkpoint_every, step)
+        validate = validate and (last or not must)  # who stops a run may not wait: see _make_up
         if model or checkpoint or validate:
             with self._progress.paused():
-                self._work(trainer, pl_module, model, checkpoint, validate)
+                if checkpoint and not (last or must) and self._progress.rising(trainer):
+                    self._progress.say(f"step {step}  the loss is jumping: no checkpoint is taken")
+                    checkpoint = False
+                self._work(trainer, pl_module, step, model, checkpoint, validate)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -82,30 +98,49 @@ class Saving(Callback):
         """Says in the checkpoint which model and data it belongs to."""
         checkpoint[IDENTITY] = self._identity
 
+    def due(self, step: int, last: bool) -> tuple[bool, bool]:
+        """Whether a model directory and a validation are due after a step; the one has the other.
+
+        Args:
+            step: of the optimiser.
+            last: whether the run ends with it.
+        """
+        settings = self._settings
+        model = last or step in settings.save_steps or _every(settings.save_every, step)
+        return model, model or _every(settings.validate_every, step)
+
+    def _make_up(self, trainer: Trainer, module: LightningModule) -> None:
+        model, validate = self.due(self._done, self._done == trainer.max_steps)
+        missing = validate and not self._directory.validated(self._done)
+        if trainer.strategy.broadcast(missing):
+            with self._progress.paused():
+                self._work(trainer, module, self._done, model, checkpoint=False, validate=True)
+
     def _work(
         self,
         trainer: Trainer,
         module: LightningModule,
+        step: int,
         model: bool,
         checkpoint: bool,
-        validate: bool = False,
+        validate: bool,
     ) -> None:
         assert isinstance(module, LanguageModule)
-        step = trainer.global_step
         if not torch.nn.utils.get_total_norm(list(module.parameters())).isfinite():
-            raise broken(self._directory, f"the weights are not finite after step {step}")
+            raise broken(self._directory, f"the weights are not finite after step {step}", step)
         meta: dict[str, Any] = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
         if model:
             self._save_model(trainer, module, meta)
         if checkpoint:
-            self._save_checkpoint(trainer)
-        if not (model or validate):
+            self._save_checkpoint(trainer, step)
+        if not validate:
             return
         nats, tokens = validation_loss(trainer, module)
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
         if model:
             self._save_model(trainer, module, meta | figures)
+            self._records.add_model(self._directory.model(step), meta | figures)
         self._progress.report(
             {**meta, **figures},
             f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
@@ -118,78 +153,19 @@ class Saving(Callback):
             try:
                 save_model(path, module.model, self._data.tokenizer_json, self._provenance | meta)
             except OSError as error:
-                raise self._unsaved(path, error) from error
+                raise self._directory.unsaved(path, error) from error
         trainer.strategy.barrier()
 
-    def _save_checkpoint(self, trainer: Trainer) -> None:
-        path = self._directory.checkpoint(trainer.global_step)
+    def _save_checkpoint(self, trainer: Trainer, step: int) -> None:
+        path = self._directory.checkpoint(step)
+        if trainer.is_global_zero:
+            self._records.flush()
         try:
             trainer.save_checkpoint(path)
         except OSError as error:
-            raise self._unsaved(path, error) from error
+            raise self._directory.unsaved(path, error) from error
         if trainer.is_global_zero:
             self._directory.prune(self._settings.keep_checkpoints)
-
-    def _unsaved(self, path: Path, error: OSError) -> RunError:
-        good = self._directory.checkpoints()
-        last = f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
-        return RunError(
-            f"{path}: cannot be saved ({error.strerror}); {last}; mend that, then go on with "
-            "--resume auto"
-        )
-
-
-class StopOnSignal(Callback):
-    """SIGTERM and Ctrl-C end the run after the current step, saved; a second Ctrl-C at once.
-
-    Comes before `Saving` among the callbacks.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the signals over, also from Lightning, which puts them back at the end."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Stops every device after the same step."""
-        if not ends_step(trainer, batch_idx):
-            return
-        stop = self.received is not None
-        if trainer.world_size > 1:
-            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
-        trainer.should_stop = trainer.should_stop or stop
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        signal.signal(
-            number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
-        )
-
-
-def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
-    """Mean loss in nats over the validation split, and over how many tokens."""
-    sums: list[Any] = []
-    module.eval()
-    with torch.no_grad():
-        for i, batch in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
-            on_device = tuple(tensor.to(module.device) for tensor in batch)
-            sums.append(trainer.strategy.validation_step(on_device, i))
-    module.train()
-    total = torch.stack(sums).cpu().double().sum(0) if sums else torch.zeros(2).double()
-    if trainer.world_size > 1:
-        total = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
-    nats, tokens = total.tolist()  # pyright: ignore
-    return nats / tokens, int(tokens)
 
 
 def git_commit() -> str | None:

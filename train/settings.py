@@ -41,10 +41,21 @@ class RunSettings:
     beside a GPU and 0 beside a CPU. The order of the data does not depend on it."""
     log_every: int = 10
     """Steps between lines of progress."""
+    stop_on_spike: float = 2.0
+    """Nats by which the loss of 10 steps or more may rise above its lowest so far before the run
+    is stopped; not looked at in the warm-up; 0 never stops."""
+    sample_every: int = 500
+    """Steps between texts that the model writes; 0 writes none."""
+    sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
+    """How those texts begin."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """Weights & Biases: offline writes into the run directory and needs no account."""
     wandb_project: str = "remnant"
     """Project that the run belongs to in Weights & Biases."""
+    wandb_group: str | None = None
+    """Group of runs in Weights & Biases; mixers, width and depth when not given."""
+    wandb_tags: list[str] = field(default_factory=list)
+    """Tags in Weights & Biases, besides the names of the mixers."""
 
     def __post_init__(self) -> None:
         """Checks every count."""
@@ -58,6 +69,9 @@ class RunSettings:
         _at_least("keep_checkpoints", self.keep_checkpoints, 2)
         if any(step < 0 for step in self.save_steps):
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
+        if not self.stop_on_spike >= 0:
+            raise RunError(f"--stop_on_spike is {self.stop_on_spike}; it must be 0 (off) or above")
+        _at_least("sample_every", self.sample_every, 0)
 
 
 @dataclass

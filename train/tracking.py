@@ -1,99 +1,135 @@
-"""Where figures go: `metrics.jsonl` in the run directory, and Weights & Biases.
+"""Weights & Biases: a view of a run, never its only home, and never a reason for it to end.
 
-The file is the record and W&B a view of it. W&B is offline unless asked, needs no account, writes
-into the run directory (`wandb sync RUN/wandb/offline-run-*` uploads it later), and keeps its run id
-across resumes.
+Offline unless asked: it needs no account and writes into the run directory (`wandb sync
+RUN/wandb/offline-run-*` uploads it later). The run keeps its id across resumes. Online, model
+directories are logged as versions of the artifact `model-ID`, with aliases such as `step-000500`.
 """
 
-import json
+import html
+import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from arch.files import write_file
-from train.errors import RunError
 from train.settings import RunSettings
 
+PATIENCE = 30.0
+"""Seconds to wait for W&B's server, where WANDB_INIT_TIMEOUT does not say otherwise."""
 
-class Records:
-    """Rows of figures, one per line of progress or validation.
+
+class Tracker:
+    """The run in W&B.
 
     Args:
         run: the run directory.
-        settings: how W&B is used.
-        config: the whole configuration, for W&B.
+        settings: project, group, tags, and whether to go online.
+        config: the whole configuration.
+        say: shows the user a line.
     """
 
-    def __init__(self, run: Path, settings: RunSettings, config: dict[str, Any]) -> None:
-        self._run, self._settings, self._config = run, settings, config
-        self._file: TextIO | None = None
-        self._wandb: Any = None
+    def __init__(
+        self,
+        run: Path,
+        settings: RunSettings,
+        config: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        self._path, self._settings, self._config, self._say = run, settings, config, say
+        self._run: Any = None
 
-    @property
-    def started(self) -> bool:
-        """Whether this is the process that records: the first device's."""
-        return self._file is not None
+    def start(self) -> None:
+        """Begins it, or goes on with it; offline where online does not work."""
+        id_file = self._path / "wandb_id"
+        if not id_file.is_file():
+            write_file(id_file, uuid.uuid4().hex[:8].encode())
+        name = id_file.read_text().strip()
+        if self._settings.wandb == "offline":
+            self._attempt(lambda: self._init(name, "offline"), "going on without it")
+            return
+        if not self._attempt(lambda: self._init(name, "online"), "going on offline"):
+            import wandb
 
-    def start(self, step: int) -> None:
-        """Opens the records; rows after `step` belong to what a resume undoes, and are dropped."""
-        path = self._run / "metrics.jsonl"
-        _drop_after(path, step)
-        if self._settings.wandb != "disabled":
-            self._wandb = _wandb_run(self._run, self._settings, self._config)
-        self._file = path.open("a", encoding="utf-8")
+            # What is left of the attempt would hold the run's id.
+            self._attempt(wandb.teardown, "going on without it")
+            self._attempt(lambda: self._init(name, "offline"), "going on without it")
 
     def add(self, row: dict[str, Any]) -> None:
-        """Appends a row; it has at least a `step`."""
-        if self._file is None:
+        """Logs figures at their `step`."""
+        self._log(row["step"], {k: v for k, v in row.items() if k != "step"})
+
+    def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
+        """Logs texts, to be leafed through by step."""
+        if self._run is None:
             return
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-        if self._wandb is not None:
-            self._wandb.log({k: v for k, v in row.items() if k != "step"}, step=row["step"])
+        import wandb
 
-    def close(self, failed: bool = False) -> None:
-        """Ends the file and the W&B run."""
-        if self._file is not None:
-            self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=int(failed))
-
-
-def _drop_after(path: Path, step: int) -> None:
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the last line of a killed run
-            continue
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    write_file(path, "".join(kept).encode())
-
-
-def _wandb_run(run: Path, settings: RunSettings, config: dict[str, Any]) -> Any:
-    import wandb
-
-    id_file = run / "wandb_id"
-    if not id_file.is_file():
-        write_file(id_file, uuid.uuid4().hex[:8].encode())
-    online = settings.wandb == "online"
-    try:
-        return wandb.init(
-            project=settings.wandb_project,
-            name=run.name,
-            id=id_file.read_text().strip(),
-            resume="allow" if online else None,
-            dir=run,
-            mode=settings.wandb,
-            config=config,
-            job_type="train",
-            settings=wandb.Settings(console="off", silent=True),
+        page = "".join(
+            f"<p><b>{html.escape(sample['prompt'])}</b>{html.escape(sample['text'])}</p>"
+            for sample in samples
         )
-    except wandb.Error as error:
-        reason = " ".join(str(error).split())
-        raise RunError(
-            f"--wandb {settings.wandb}: {reason}; log in with `wandb login`, or use --wandb offline"
-        ) from error
+        self._log(step, {"samples": wandb.Html(page)})
+
+    def add_model(self, path: Path, meta: dict[str, Any]) -> None:
+        """Logs a model directory as a version of the run's artifact; online only."""
+        if self._run is None or self._run.settings.mode != "online":
+            return
+
+        def log() -> None:
+            import wandb
+
+            artifact = wandb.Artifact(f"model-{self._run.id}", type="model", metadata=meta)
+            artifact.add_dir(str(path))
+            self._run.log_artifact(artifact, aliases=["latest", path.name])
+
+        self._attempt(log, "going on without it")
+
+    def finish(self, failed: bool = False) -> None:
+        """Ends it."""
+        if self._run is not None:
+            self._attempt(lambda: self._run.finish(exit_code=int(failed)), "its last rows may lack")
+            self._run = None
+
+    def _log(self, step: int, figures: dict[str, Any]) -> None:
+        if self._run is None:
+            return
+        if not self._attempt(lambda: self._run.log(figures, step=step), "going on without it"):
+            self._run = None
+
+    def _attempt(self, action: Callable[[], Any], then: str) -> bool:
+        """Whether it worked; what did not is said, and ends nothing: the files hold it all."""
+        try:
+            action()
+        except Exception as error:
+            if not (isinstance(error, OSError) or type(error).__module__.startswith("wandb")):
+                raise  # a mistake of ours
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._say(f"--wandb {self._settings.wandb}: {reason}; {then}")
+            return False
+        return True
+
+    def _init(self, name: str, mode: str) -> None:
+        import wandb
+
+        settings = wandb.Settings(console="off", silent=True, login_timeout=PATIENCE)
+        if "WANDB_INIT_TIMEOUT" not in os.environ:
+            settings.init_timeout = PATIENCE
+        self._run = wandb.init(
+            project=self._settings.wandb_project,
+            group=self._settings.wandb_group or architecture(self._config["model"]),
+            tags=[*dict.fromkeys([*self._config["model"]["mixers"], *self._settings.wandb_tags])],
+            name=self._path.resolve().name,
+            id=name,
+            resume="allow" if mode == "online" else None,
+            dir=self._path,
+            mode=mode,  # pyright: ignore[reportArgumentType]
+            config=self._config,
+            job_type="train",
+            settings=settings,
+        )
+
+
+def architecture(model: dict[str, Any]) -> str:
+    """What runs are grouped by: mixers, width and depth, for example `attention+flat d128 n4`."""
+    return f"{' '.join(model['mixers'])} d{model['d_model']} n{model['n_layers']}"

@@ -1,0 +1,41 @@
+"""What a run shows while it trains: a bar on a terminal, lines on a pipe, samples, figures."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.train_cases import fit, pack_toy
+
+
+@pytest.fixture(scope="module")
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4).path
+
+
+def test_a_pipe_shows_a_line_every_so_many_steps(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(data, tmp_path / "run", "--log_every", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = [found[1] for line in lines if (found := re.match(r"step (\d)/6  loss", line))]
+    assert steps == ["1", "2", "4", "6"]
+    pattern = (
+        r"step 2/6  loss \d\.\d{3}  bits/byte \d\.\d{3}  lr \S+  [\d,]+ tokens/s  \d:\d\d left"
+    )
+    assert any(re.fullmatch(pattern, line) for line in lines)
+
+
+def test_a_terminal_shows_a_bar_below_the_lines(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "90")
+    assert fit(data, tmp_path / "run") == 0
+    shown = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert re.search(r"step 3/6 \S+ +0:\d\d left *\n *loss \d\.\d{3}  bits/byte", shown)
+    valid = f"step 6  valid loss 6.167  bits/byte 4.702 over 320 tokens  -> {tmp_path}/run/models/"
+    assert valid in shown  # longer than the terminal is wide, and not cut

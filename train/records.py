@@ -1,0 +1,99 @@
+"""What a run leaves to be read: `metrics.jsonl` and `samples.jsonl`, and a view of them in W&B."""
+
+import json
+import os
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from arch.files import write_file
+from train.rundir import RunDirectory
+from train.tracking import Tracker
+
+
+class Records:
+    """Rows of figures and of samples. The files are the record, W&B shows them.
+
+    Args:
+        directory: of the run.
+        tracker: the run in W&B, if there is to be one.
+    """
+
+    def __init__(self, directory: RunDirectory, tracker: Tracker | None) -> None:
+        self._directory, self._tracker = directory, tracker
+        self._metrics = directory.path / "metrics.jsonl"
+        self._samples = directory.path / "samples.jsonl"
+        self._files: dict[Path, FileIO] = {}
+
+    def start(self, step: int) -> None:
+        """Opens the records; rows after `step` belong to what a resume undoes, and are dropped.
+
+        Raises:
+            RunError: a file cannot be written.
+        """
+        for path in (self._metrics, self._samples):
+            try:
+                _drop_after(path, step)
+                self._files[path] = path.open("ab", buffering=0)
+            except OSError as error:
+                raise self._directory.unsaved(path, error) from error
+        if self._tracker is not None:
+            self._tracker.start()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Appends a row of figures; it has at least a `step`."""
+        if self._files:
+            self._append(self._metrics, row)
+            if self._tracker is not None:
+                self._tracker.add(row)
+
+    def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
+        """Appends generated texts, each with its `prompt` and `text`."""
+        if self._files:
+            for sample in samples:
+                self._append(self._samples, {"step": step, **sample})
+            if self._tracker is not None:
+                self._tracker.add_samples(step, samples)
+
+    def add_model(self, path: Path, meta: dict[str, Any]) -> None:
+        """Tells W&B of a model directory, where it is online."""
+        if self._files and self._tracker is not None:
+            self._tracker.add_model(path, meta)
+
+    def flush(self) -> None:
+        """Forces the rows to the disk: a checkpoint must not be there without those before it."""
+        for path, file in self._files.items():
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise self._directory.unsaved(path, error) from error
+
+    def close(self, failed: bool = False) -> None:
+        """Ends the files and the W&B run."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        if self._tracker is not None:
+            self._tracker.finish(failed)
+
+    def _append(self, path: Path, row: dict[str, Any]) -> None:
+        line = (json.dumps(row) + "\n").encode()
+        try:
+            while line:
+                line = line[self._files[path].write(line) :]
+        except OSError as error:
+            raise self._directory.unsaved(path, error) from error
+
+
+def _drop_after(path: Path, step: int) -> None:
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # the last line of a killed run
+            continue
+        if row["step"] <= step:
+            kept.append(line + "\n")
+    write_file(path, "".join(kept).encode())

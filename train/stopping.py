@@ -1,0 +1,46 @@
+"""How a run is stopped from outside."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from train.module import ends_step
+
+
+class StopOnSignal(Callback):
+    """SIGTERM and Ctrl-C end the run after the current step, saved; a second Ctrl-C at once.
+
+    Comes before `Saving` among the callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over, also from Lightning, which puts them back at the end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Stops every device after the same step."""
+        if not ends_step(trainer, batch_idx):
+            return
+        stop = self.received is not None
+        if trainer.world_size > 1:
+            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        trainer.should_stop = trainer.should_stop or stop
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(
+            number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+        )

@@ -1,0 +1,87 @@
+"""Whether a training has gone wrong: a loss or gradient that is no number, or a loss that jumps."""
+
+import math
+from typing import Any
+
+from train.errors import RunError
+from train.rundir import RunDirectory
+
+LEAST = 10
+"""Steps that a jump lasts, at least: single batches may be odd."""
+
+
+class Watch:
+    """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
+
+    Args:
+        directory: of the run, to name its last good checkpoint.
+        limit: nats by which the loss may rise; 0 for any.
+        after: the first step that is looked at: the loss may do anything in the warm-up.
+    """
+
+    def __init__(self, directory: RunDirectory, limit: float, after: int) -> None:
+        self._directory, self._limit, self._after = directory, limit or math.inf, after
+        self._lowest = math.inf
+        self._begin = self._steps = 0
+        self._sum = 0.0
+
+    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> None:
+        """Takes in the mean loss of the last `steps` steps, up to `step`.
+
+        Raises:
+            RunError: the training has gone wrong.
+        """
+        for what, value in (("loss", loss), ("gradient's norm", gradient_norm)):
+            if not math.isfinite(value):
+                raise broken(self._directory, f"the {what} is {value} at step {step}", step - steps)
+        if step - steps < self._after:
+            return
+        if not self._steps:
+            self._begin = step - steps
+        self._sum, self._steps = self._sum + loss * steps, self._steps + steps
+        if self._steps < LEAST:
+            return
+        mean = self._sum / self._steps
+        if mean > self._lowest + self._limit:
+            what = (
+                f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
+                f"{mean - self._lowest:.3f} above its lowest (--stop_on_spike {self._limit:g})"
+            )
+            raise broken(self._directory, what, self._begin)
+        self._lowest = min(self._lowest, mean)
+        self._sum, self._steps = 0.0, 0
+
+    def rising(self, steps: int, loss: float) -> bool:
+        """Whether the stretch that is not judged yet looks like a jump.
+
+        Args:
+            steps: since those that `see` was told of.
+            loss: their mean.
+        """
+        total = self._steps + steps
+        mean = (self._sum + loss * steps) / total if total else -math.inf
+        return not mean <= self._lowest + self._limit
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"lowest": self._lowest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self._lowest = state["lowest"]
+
+
+def broken(directory: RunDirectory, what: str, good_until: int) -> RunError:
+    """The one line for a training that went wrong.
+
+    Args:
+        directory: of the run.
+        what: happened.
+        good_until: the last step before it.
+    """
+    good = directory.checkpoints_until(good_until)
+    if good:
+        advice = f"the last good checkpoint is {good[-1]}; go on from it with --resume {good[-1]}"
+    else:
+        advice = "there is no good checkpoint yet; train again"
+    return RunError(f"{what}; {advice}, a lower --optimizer.lr and another --run")
