@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from arch import LanguageModel
-from arch.pretrained import PretrainedModel
 from arch.wrapped import ParallelBlock
 from eval.errors import RequestError
 from eval.lenses.contribution import contributions, split_mixer, split_parts
@@ -17,49 +16,15 @@ from eval.lenses.residual import similarity, sublayer_streams, updates
 from eval.lenses.survival import survival
 from eval.lenses.trace import Batch, trace
 from tests.arch_cases import random_mixer
-from tests.test_pretrained import FAMILIES, their_model
+from tests.lens_cases import ALL, any_model, shaken, some_tokens
 
 Make = Callable[..., LanguageModel]
-
-OURS = {
-    "flat": {"mixers": ("flat",)},
-    "llama": {
-        "mixers": ("attention(heads=4, kv_heads=2)",),
-        "channel_mixer": "swiglu",
-        "norm": "rmsnorm",
-    },
-    "headed and attention in turn, tied": {
-        "mixers": ("headed(heads=4)", "attention(heads=2)"),
-        "n_layers": 4,
-        "tied": True,
-    },
-    "side by side, no final norm": {
-        "mixers": ("attention(heads=2, bias=true)+parallel(branches=2)",),
-        "final_norm": False,
-    },
-}
-ALL = {**OURS, **dict.fromkeys(FAMILIES)}
-
-
-def shaken(model: Any) -> Any:
-    """Norms and biases drawn, so that none is one or nothing."""
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
 
 
 @pytest.fixture(params=ALL)
 def model(request: pytest.FixtureRequest, small_model: Make) -> LanguageModel:
-    """One of ours, or a small random one of theirs, in float32."""
-    if request.param in OURS:
-        return shaken(small_model(**OURS[request.param]))
-    return PretrainedModel(their_model(request.param, dtype=torch.float32))
-
-
-def some_tokens(model: LanguageModel, length: int = 12) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(model.config.vocab_size, (2, length), generator=generator)
+    """Each of them."""
+    return any_model(request.param, small_model)
 
 
 def assert_sums(found: Tensor, logits: Tensor) -> None:

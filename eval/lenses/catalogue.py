@@ -3,11 +3,19 @@
 import difflib
 
 from eval.errors import RequestError
+from eval.lenses.bigrams import BIGRAMS
+from eval.lenses.confidence import CONFIDENCE
+from eval.lenses.geometry import GEOMETRY
 from eval.lenses.lens import Lens
 from eval.lenses.logit_lens import LOGIT_LENS
+from eval.lenses.path import PATH
 from eval.lenses.residual import RESIDUAL
+from eval.lenses.tuned_lens import TUNED_LENS
 
-LENSES: dict[str, Lens] = {lens.name: lens for lens in (RESIDUAL, LOGIT_LENS)}
+LENSES: dict[str, Lens] = {
+    lens.name: lens
+    for lens in (RESIDUAL, LOGIT_LENS, TUNED_LENS, GEOMETRY, BIGRAMS, CONFIDENCE, PATH)
+}
 ALL = "all"
 
 

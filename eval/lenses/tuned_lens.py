@@ -1,0 +1,259 @@
+"""The tuned lens: the logit lens after a learnt affine map of each layer's stream.
+
+Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
+The maps of all layers are fitted together on stories: least squares to the last stream first, in
+closed form, then a descent on D(output || layer). Where that does not help on stories held back,
+beyond what chance explains, a layer keeps the identity, and its lens is the plain one. What is
+reported is of other stories again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.logit_lens import WIDEST, look
+from eval.lenses.trace import gather, trace
+from eval.probes.windows import story_windows
+
+WINDOW = 128  # tokens, or the context
+HELD = 0.1  # windows to choose on, and as many to report on, in those to fit on
+SURE = 2.0  # standard errors by which a map has to be better than the identity
+RIDGE = 1e-3  # of the mean variance of a feature
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Adam, its rate falling linearly to zero.
+
+    Attributes:
+        steps: number of them; 0 for least squares alone.
+        tokens: positions of a step, taken from one batch of windows.
+        rate: the first rate, for maps of streams brought to unit variance.
+    """
+
+    steps: int = 60
+    tokens: int = 128
+    rate: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Affine maps of the streams of layers 0 ... n - 1; the last stream is itself.
+
+    Attributes:
+        weight: `(n, D, D)`, stream as row: `x @ weight + bias`.
+        bias: `(n, D)`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def read(self, model: LanguageModel, layer: int, stream: Tensor) -> Tensor:
+        """Logits of a layer's stream, `(..., D) -> (..., V)`."""
+        if layer < len(self.weight):
+            stream = stream @ self.weight[layer] + self.bias[layer]
+        return model.logits(stream)
+
+    @classmethod
+    def plain(cls, model: LanguageModel) -> Tuned:
+        """The identity everywhere."""
+        weight = model.head.weight
+        n, D = len(model.blocks), weight.shape[1]
+        return cls(torch.eye(D).to(weight).repeat(n, 1, 1), weight.new_zeros(n, D))
+
+    def choose(self, other: Tuned, mine: Tensor) -> Tuned:
+        """These maps where `mine` `(n,)` says so, the other's elsewhere."""
+        return Tuned(
+            torch.where(mine[:, None, None], self.weight, other.weight),
+            torch.where(mine[:, None], self.bias, other.bias),
+        )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted lens, with what it and the plain one lose on stories that nobody has seen.
+
+    Attributes:
+        lens: the maps.
+        learnt: which layers have a map that is not the identity, `(n,)`.
+        plain: D(output || layer) of the plain lens in bits, by window and layer, `(N, n)`.
+        tuned: that of the fitted one.
+    """
+
+    lens: Tuned
+    learnt: Tensor
+    plain: Tensor
+    tuned: Tensor
+
+
+def fit(
+    model: LanguageModel, windows: tuple[Tensor, Tensor, Tensor], descent: Descent, seed: int = 0
+) -> Fit:
+    """Fits on the first windows `(N, T)`, chooses on the second, and reports on the third."""
+    train, choice, report = windows
+    identity = Tuned.plain(model)
+    squares = least_squares(model, train)
+    found = [identity, squares]
+    if descent.steps:
+        found.append(descend(model, squares, train, descent, seed))
+    losses = [divergences(model, lens, choice) for lens in found]
+    best, lost = identity, losses[0]
+    for lens, loss in zip(found[1:], losses[1:], strict=True):
+        mine = _surely_less(loss, losses[0]) & (loss.mean(0) < lost.mean(0))
+        best, lost = lens.choose(best, mine), torch.where(mine, loss, lost)
+    learnt = ((best.weight - identity.weight) != 0).flatten(1).any(1)
+    return Fit(best, learnt, divergences(model, identity, report), divergences(model, best, report))
+
+
+@torch.no_grad()
+def least_squares(model: LanguageModel, windows: Tensor) -> Tuned:
+    """The affine map of each stream that comes nearest to the last one (ridge regression)."""
+    n, D = len(model.blocks), model.head.weight.shape[1]
+    device, count = model.head.weight.device, windows.numel()
+    total = torch.zeros(n + 1, D, dtype=torch.float64, device=device)
+    products = torch.zeros(n, D, 2 * D, dtype=torch.float64, device=device)
+    for part in _batches(model, windows, wide=False):
+        streams = trace(model, part).streams.flatten(1, 2)
+        total += streams.sum(1)
+        pairs = torch.cat([streams[:-1], streams[-1:].expand(n, -1, -1)], dim=-1)
+        products += streams[:-1].transpose(1, 2) @ pairs
+    mean = total / count
+    own = products[..., :D] / count - mean[:-1, :, None] * mean[:-1, None]
+    toward = products[..., D:] / count - mean[:-1, :, None] * mean[-1]
+    ridge = RIDGE * own.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
+    eye = torch.eye(D, dtype=torch.float64, device=device)
+    weight = torch.linalg.solve(own + ridge[:, None, None] * eye, toward)
+    bias = mean[-1] - (mean[:-1, None] @ weight)[:, 0]
+    dtype = model.head.weight.dtype
+    return Tuned(weight.to(dtype), bias.to(dtype))
+
+
+@torch.enable_grad()
+def descend(
+    model: LanguageModel, start: Tuned, windows: Tensor, descent: Descent, seed: int
+) -> Tuned:
+    """Lowers the mean D(output || layer) of all layers together from a start."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = _scales(model, windows[:8])
+    weight = (start.weight * scale[:, None, None]).requires_grad_()
+    bias = start.bias.clone().requires_grad_()
+    optimiser = torch.optim.Adam([weight, bias], lr=descent.rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / descent.steps)
+    rows = max(1, min(len(windows), 2 * descent.tokens // windows.shape[1]))
+    for _ in range(descent.steps):
+        chosen = windows[torch.randint(len(windows), (rows,), generator=generator)]
+        with torch.no_grad():
+            streams = trace(model, chosen).streams.flatten(1, 2)
+            some = torch.randperm(streams.shape[1], generator=generator)[: descent.tokens]
+            streams = streams[:, some.to(streams.device)]
+            output = model.logits(streams[-1]).float().log_softmax(-1)
+        mapped = (streams[:-1] / scale[:, None, None]) @ weight + bias[:, None]
+        optimiser.zero_grad()
+        for layer in mapped.unbind(0):
+            logs = model.logits(layer).float().log_softmax(-1)
+            loss = -(output.exp() * logs).sum(-1).mean()
+            loss.backward(retain_graph=True)
+        optimiser.step()
+        schedule.step()
+    return Tuned((weight / scale[:, None, None]).detach(), bias.detach())
+
+
+@torch.no_grad()
+def divergences(model: LanguageModel, lens: Tuned, windows: Tensor) -> Tensor:
+    """D(output || layer) in bits of every window, meaned over its positions, `(N, n)`."""
+    found = []
+    for part in _batches(model, windows, wide=True):
+        streams = trace(model, part).streams
+        output = model.logits(streams[-1]).float().log_softmax(-1)
+        share = output.exp()
+        floor = (share * output).sum(-1)
+        by_layer = [
+            floor - (share * lens.read(model, layer, stream).float().log_softmax(-1)).sum(-1)
+            for layer, stream in enumerate(streams[:-1])
+        ]
+        found.append(torch.stack(by_layer, dim=-1).mean(1) / math.log(2))
+    return torch.cat(found)
+
+
+def _surely_less(loss: Tensor, than: Tensor) -> Tensor:
+    """By layer, whether losses of the same windows `(N, n)` are less beyond chance."""
+    gain = than - loss
+    error = gain.std(0) / len(gain) ** 0.5
+    return gain.mean(0) > SURE * error
+
+
+@torch.no_grad()
+def _scales(model: LanguageModel, windows: Tensor) -> Tensor:
+    """Standard deviation of the streams' features, by layer 0 ... n - 1."""
+    return trace(model, windows).streams[:-1].flatten(1).std(1)
+
+
+def _batches(model: LanguageModel, windows: Tensor, wide: bool) -> Iterator[Tensor]:
+    D, V = model.config.d_model, model.config.vocab_size
+    width = V if wide else 4 * D * (1 + len(model.blocks))
+    yield from windows.split(max(1, WIDEST // (windows.shape[1] * width)))
+
+
+def split_windows(checkpoint: Checkpoint, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Stories to fit on, to choose on and to report on: training stories, then validation ones.
+
+    Raises:
+        RequestError: too few tokens.
+        CorpusError: the corpus cannot be read.
+    """
+    T = min(WINDOW, checkpoint.config.context)
+    count = request.tokens // T
+    if count < 2:
+        raise RequestError(
+            f"--tokens {request.tokens}: the tuned lens needs {2 * T} to be fitted on; ask for more"
+        )
+    held = max(2, round(HELD * count))
+    device = checkpoint.model.head.weight.device
+    train = story_windows(request.corpus, "train", checkpoint.tokenizer, count, T)
+    valid = story_windows(request.corpus, "valid", checkpoint.tokenizer, 2 * held, T)
+    return train.to(device), valid[:held].to(device), valid[held:].to(device)
+
+
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Fits the lens on stories and looks at the prompts through it.
+
+    Raises:
+        RequestError: a prompt too long, a word of several tokens, too little text.
+        CorpusError: the corpus cannot be read.
+    """
+    batch, model = gather(checkpoint, request.prompts), checkpoint.model
+    fitted = fit(model, split_windows(checkpoint, request), Descent(), request.seed)
+    streams = trace(model, batch.tokens).streams
+
+    def read(layer: int, stream: Tensor) -> Tensor:
+        return fitted.lens.read(model, layer, stream)
+
+    finding = look(checkpoint, request, batch, streams, read)
+    for method, losses in (("plain", fitted.plain), ("tuned", fitted.tuned)):
+        error = losses.std(0) / len(losses) ** 0.5
+        finding.figures.extend(
+            {
+                "figure": "divergence on other stories",
+                "method": method,
+                "layer": layer,
+                "value": float(value),
+                "low": float(value - 1.96 * about),
+                "high": float(value + 1.96 * about),
+                "n": len(losses),
+            }
+            for layer, (value, about) in enumerate(zip(losses.mean(0), error, strict=True))
+        )
+    finding.notes["learnt"] = fitted.learnt.tolist()
+    return finding
+
+
+TUNED_LENS = Lens("tuned", "the logit lens after an affine map of each layer, fitted", find)
