@@ -167,6 +167,12 @@ class Run:
                     ckpt_path=start.checkpoint,
                     weights_only=True,
                 )
+        except torch.OutOfMemoryError as error:
+            self.records.close(failed=True)
+            raise RunError(
+                f"the device is out of memory after step {self.trainer.global_step}; what was saved"
+                " stays; lower --batch.micro, then go on with --resume auto"
+            ) from error
         except BaseException:
             self.records.close(failed=True)
             raise
