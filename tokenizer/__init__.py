@@ -1,6 +1,6 @@
 """Stories in, packed token files out.
 
-python -m tokenizer train | pack | inspect | sample
+python -m tokenizer train | pack | check | inspect | sample
 """
 
 from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash, train_tokenizer

@@ -1,6 +1,6 @@
 """The commands of this room.
 
-python -m tokenizer train | pack | inspect | sample
+python -m tokenizer train | pack | check | inspect | sample
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizer.bpe import (
@@ -19,11 +20,13 @@ from tokenizer.bpe import (
     train_tokenizer,
 )
 from tokenizer.corpus import open_corpus
+from tokenizer.data import PackedData
 from tokenizer.errors import CorpusError
 from tokenizer.files import whole_file
 from tokenizer.pack import VALID_FRACTION, Layout, pack
 from tokenizer.progress import Progress
 from tokenizer.report import describe, split_text
+from tokenizer.shards import shards_kept
 from tokenizer.splits import SPLITS
 from tokenizer.toy import toy_stories
 
@@ -31,8 +34,10 @@ SOURCES = """
 a SOURCE is one of:
   toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
   stories.txt, .jsonl, .parquet   a file: stories ended by <|endoftext|>, or a field "text"
-  folder                          with train.* and valid.* (or validation.*)
+  folder                          with train.* and valid.* (or validation.*), or with any number of
+                                  files of one kind, also in folders in it
   hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
+  hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
 
 examples:
 """
@@ -44,6 +49,13 @@ PACK = """\
   python -m tokenizer pack toy --tokenizer tokenizer.json --out data
   python -m tokenizer pack stories.txt --tokenizer tokenizer.json --out data --valid-fraction 0.1
   python -m tokenizer pack toy --tokenizer tokenizer.json --out rows --layout rows --context 512
+
+a corpus larger than memory, or than the disk has room for twice; start it again to go on:
+  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --shards 100000000 \
+      --valid-fraction 0.001 --tokenizer tokenizer.json --out fineweb
+"""
+CHECK = """\
+  python -m tokenizer check data
 """
 INSPECT = """\
   python -m tokenizer inspect tokenizer.json
@@ -71,7 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(options: argparse.Namespace) -> None:
     with whole_file(options.out) as temporary:
-        stories = open_corpus(options.source, "train", limit=options.limit)
+        stories = open_corpus(
+            options.source,
+            "train",
+            limit=options.limit,
+            field=options.field,
+            stream=options.limit is not None,  # a few stories are not worth a whole download
+        )
         tokenizer = train_tokenizer(stories, options.vocab_size)
         temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     size = tokenizer.get_vocab_size()
@@ -82,6 +100,8 @@ def _pack(options: argparse.Namespace) -> None:
     if options.workers is not None:
         _at_least_one("--workers", options.workers)
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
+    if options.shards is not None and (kept := shards_kept(options.out)):
+        print(f"{options.out}: {kept} whole shards are there; going on after them", file=sys.stderr)
     progress = Progress()
     data = pack(
         options.source,
@@ -90,21 +110,42 @@ def _pack(options: argparse.Namespace) -> None:
         Layout(options.layout, options.context, options.pad_side),
         valid_fraction=options.valid_fraction,
         limit=options.limit,
+        field=options.field,
         force=options.force,
+        shards=options.shards,
+        workers=options.workers,
         report=lambda corpus, done: progress(corpus.split, done, corpus.expected),
     )
     progress.close()
     for split in SPLITS:
         counts = data.meta["splits"][split]
         print(
-            f"{data.path / split}.bin: {counts['stories']:,} stories, {counts['tokens']:,} tokens,"
-            f" {data.bytes_per_token(split):.3f} bytes per token"
+            f"{data.path / split}{_files(data, split)}: {counts['stories']:,} stories,"
+            f" {counts['tokens']:,} tokens, {data.bytes_per_token(split):.3f} bytes per token"
         )
+
+
+def _files(data: PackedData, split: str) -> str:
+    number = len(data.shards(split))
+    return f"-*.bin ({number:,} shards)" if "shards" in data.meta["splits"][split] else ".bin"
+
+
+def _check(options: argparse.Namespace) -> None:
+    data, progress = PackedData(options.data), Progress()
+    for split in SPLITS:
+        shards = data.shards(split)
+        for done, shard in enumerate(shards, 1):
+            data.verify(split, shard)
+            progress(split, done, partial(len, shards))
+    progress.close()
+    number = sum(len(data.shards(split)) for split in SPLITS)
+    print(f"{data.path}: {number:,} files hold what was packed")
 
 
 def _inspect(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
-    print(describe(tokenizer, open_corpus(options.corpus, "valid", limit=options.limit)))
+    corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
+    print(describe(tokenizer, corpus))
     if options.text is not None:
         print(f"\ntext\n{split_text(load_tokenizer(options.tokenizer), options.text)}")
 
@@ -145,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--vocab-size", type=int, default=VOCAB_SIZE, metavar="N", help="entries (%(default)s)"
     )
-    _add_limit(train)
+    _add_reading(train)
 
     packing = command("pack", _pack, "encode stories into files that training reads", PACK)
     packing.add_argument("source", metavar="SOURCE", help="where the stories come from, see below")
@@ -166,9 +207,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="F",
         help="share set aside for validation if the source sets none aside itself (%(default)s)",
     )
-    packing.add_argument("--workers", type=int, metavar="N", help="threads (all cores)")
+    packing.add_argument(
+        "--shards",
+        type=int,
+        metavar="N",
+        help="files of about N tokens, streamed from the source; resumes (one file a split)",
+    )
+    packing.add_argument(
+        "--workers", type=int, metavar="N", help="processes, without --shards threads (all cores)"
+    )
     packing.add_argument("--force", action="store_true", help="replace packed data that is there")
-    _add_limit(packing)
+    _add_reading(packing)
+
+    check = command(
+        "check", _check, "compare packed data with the hashes it was written with", CHECK
+    )
+    check.add_argument("data", metavar="DIR", help="a directory of packed data")
 
     inspect = command("inspect", _inspect, "show what a tokenizer has learnt", INSPECT)
     inspect.add_argument("tokenizer", metavar="FILE", help="a tokenizer.json")
@@ -179,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measured on its valid split (%(default)s)",
     )
     inspect.add_argument("--text", help="a text to split")
-    _add_limit(inspect)
+    _add_reading(inspect)
 
     sample = command("sample", _sample, "print stories of the built-in generator", SAMPLE)
     sample.add_argument("--count", type=int, default=3, metavar="N", help="stories (%(default)s)")
@@ -187,8 +241,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_limit(parser: argparse.ArgumentParser) -> None:
+def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="stop after N stories of a split")
+    parser.add_argument(
+        "--field", default="text", metavar="NAME", help="the stories' column (%(default)s)"
+    )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
     toy, toy:20000, toy:20000:7      the built-in generator: number of stories, seed
     stories.txt, .jsonl, .parquet    a local file
-    folder                           a folder with train.* and valid.* (or validation.*)
+    folder                           a folder with train.* and valid.* (or validation.*), or with
+                                     files of one kind, also in folders in it
     hub:roneneldan/TinyStories       a dataset of the hub, or hub:folder of the same shape
+    hub:HuggingFaceFW/fineweb-edu:sample-10BT                 one of its subsets
 
-A source that sets stories aside for validation is used as it is divided. A single file sets none
-aside: it is either split, whole, unless a `valid_fraction` of it is asked for.
+A source that sets stories aside for validation is used as it is divided. Any other sets none aside:
+it is either split, whole, unless a `valid_fraction` of it is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from tokenizer.bpe import END_OF_TEXT
 from tokenizer.errors import CorpusError
-from tokenizer.readers import READERS, count_texts, load_hub, read_hub
+from tokenizer.readers import READERS, count_hub, count_texts, load_hub, read_hub
 from tokenizer.splits import SPLITS, held_out
 from tokenizer.toy import toy_stories
 
@@ -33,7 +35,7 @@ class Part:
     """A part of a source: how to read its texts, and how to guess their number."""
 
     read: Callable[[], Iterator[str]]
-    count: Callable[[], int]
+    count: Callable[[], int | None]
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,35 @@ class Corpus:
 
     def __iter__(self) -> Iterator[str]:
         """Yield the stories without the white space around them; empty ones are left out."""
-        pieces = (piece.strip() for text in self.part.read() for piece in text.split(END_OF_TEXT))
-        return islice((story for story in pieces if story and self._keeps(story)), self.limit)
+        return islice((story for story in self.whole() if self.keeps(story)), self.limit)
 
-    def expected(self) -> int:
-        """Return about how many stories there are, without reading them."""
+    def whole(self) -> Iterator[str]:
+        """Yield the stories of the whole part, those of the other split included."""
+        pieces = (piece.strip() for text in self.part.read() for piece in text.split(END_OF_TEXT))
+        return (story for story in pieces if story)
+
+    def expected(self) -> int | None:
+        """Return about how many stories there are, without reading them; None if none can say."""
         count = self.part.count()
+        if count is None:
+            return self.limit
         if self.share is not None:
             count = round(count * (self.share if self.split == "valid" else 1 - self.share))
         return count if self.limit is None else min(count, self.limit)
 
-    def _keeps(self, story: str) -> bool:
+    def keeps(self, story: str) -> bool:
+        """Say whether a story of the part is one of this split."""
         return self.share is None or held_out(story, self.share) == (self.split == "valid")
 
 
 def open_corpus(
-    source: str, split: str, *, valid_fraction: float | None = None, limit: int | None = None
+    source: str,
+    split: str,
+    *,
+    valid_fraction: float | None = None,
+    limit: int | None = None,
+    field: str = "text",
+    stream: bool = False,
 ) -> Corpus:
     """Open one split of a source, and look at its first stories.
 
@@ -80,6 +95,9 @@ def open_corpus(
         split: `train` or `valid`.
         valid_fraction: The share to set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories.
+        field: Name of the stories' column, where the source has columns.
+        stream: Whether a dataset of the hub is read over the network as it is used, rather than
+            downloaded first, whole.
 
     Raises:
         CorpusError: The source is missing, is of no known kind, or holds fewer than two stories.
@@ -91,7 +109,7 @@ def open_corpus(
     if valid_fraction is not None and not 0 < valid_fraction < 1:
         raise CorpusError(f"--valid-fraction {valid_fraction}: must lie between 0 and 1")
 
-    parts = _parts(source)
+    parts = _parts(source, field, stream)
     undivided = parts.get("valid") in (None, parts.get("train"))
     if undivided and valid_fraction is not None:
         corpus = Corpus(source, split, parts["train"], valid_fraction, limit)
@@ -108,15 +126,15 @@ def open_corpus(
     return corpus
 
 
-def _parts(source: str) -> dict[str, Part]:
-    """Map the splits that a source has to its parts; a single file is both."""
+def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
+    """Map the splits that a source has to its parts; what is not divided is both."""
     if source.partition(":")[0] == "toy":
         return _toy_parts(source)
     if source.startswith("hub:"):
-        return _hub_parts(source)
+        return _hub_parts(source, field, stream)
     path = Path(source)
     if path.is_dir():
-        return _directory_parts(path)
+        return _directory_parts(path, field)
     if not path.is_file():
         raise CorpusError(
             f"{source}: no such file or directory; a source is toy, a {_endings()} file,"
@@ -124,7 +142,7 @@ def _parts(source: str) -> dict[str, Part]:
         )
     if path.suffix not in READERS:
         raise CorpusError(f"{source}: unknown kind of file; the name must end in {_endings()}")
-    part = _files_part([path])
+    part = _files_part([path], field)
     return {"train": part, "valid": part}
 
 
@@ -142,11 +160,11 @@ def _toy_parts(source: str) -> dict[str, Part]:
     }
 
 
-def _hub_parts(source: str) -> dict[str, Part]:
-    name = source.removeprefix("hub:")
-    found = load_hub(name)
+def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
+    name, _, subset = source.removeprefix("hub:").partition(":")
+    found = load_hub(name, subset or None, field, stream)
     parts = {
-        split: Part(partial(read_hub, name, found[known]), partial(len, found[known]))
+        split: Part(partial(read_hub, name, found[known], field), partial(count_hub, found[known]))
         for split, names in NAMES.items()
         for known in names
         if known in found
@@ -156,25 +174,40 @@ def _hub_parts(source: str) -> dict[str, Part]:
     return parts
 
 
-def _directory_parts(folder: Path) -> dict[str, Part]:
-    """Find `train.txt`, or parts such as `train-00000-of-00004.parquet`, in their order."""
+def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
+    """Find `train.txt`, or parts such as `train-00000-of-00004.parquet`, in their order.
+
+    Where no name tells of a split, all files of the folder and the folders in it are one part.
+    """
     parts: dict[str, Part] = {}
     for split, names in NAMES.items():
         pattern = re.compile(rf"({'|'.join(names)})([-.].*)?({_endings('|')})")
         files = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name))
-        if len({file.suffix for file in files}) > 1:
-            seen = ", ".join(file.name for file in files)
-            raise CorpusError(f"{folder}: several kinds of file for {split} ({seen}); keep one")
         if files:
-            parts[split] = _files_part(files)
-    if not parts:
+            parts[split] = _files_part(_one_kind(folder, split, files), field)
+    if parts:
+        return parts
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix in READERS and not file.name.startswith(".") and file.is_file()
+    )
+    if not files:
         raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {_endings()}")
-    return parts
+    part = _files_part(_one_kind(folder, "train", files), field)
+    return {"train": part, "valid": part}
 
 
-def _files_part(files: list[Path]) -> Part:
+def _one_kind(folder: Path, split: str, files: list[Path]) -> list[Path]:
+    if len({file.suffix for file in files}) > 1:
+        seen = ", ".join(file.name for file in files[:8]) + (", ..." if len(files) > 8 else "")
+        raise CorpusError(f"{folder}: several kinds of file for {split} ({seen}); keep one")
+    return files
+
+
+def _files_part(files: list[Path], field: str) -> Part:
     return Part(
-        lambda: chain.from_iterable(READERS[file.suffix](file) for file in files),
+        lambda: chain.from_iterable(READERS[file.suffix](file, field) for file in files),
         lambda: sum(map(count_texts, files)),
     )
 

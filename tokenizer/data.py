@@ -24,6 +24,7 @@ from tokenizer.line import Shard, TokenLine
 from tokenizer.splits import SPLITS
 
 SCHEMA = 1
+BLOCK = 1 << 20
 
 
 class PackedData:
@@ -85,6 +86,24 @@ class PackedData:
         line = self.line(split)
         tokens = line.read(0, len(line) if limit is None else limit * width)
         return tokens.reshape(-1, width) if self.meta["layout"] == "rows" else tokens
+
+    def verify(self, split: str, shard: Shard) -> None:
+        """Compare what a file holds with the hash it was written with.
+
+        Raises:
+            CorpusError: They differ.
+        """
+        counts = self.meta["splits"][split]
+        expected = (counts if shard.index is None else counts["shards"][shard.index])["sha256"]
+        digest = hashlib.sha256()
+        with shard.path.open("rb") as file:
+            for block in iter(lambda: file.read(BLOCK), b""):
+                digest.update(block)
+        if digest.hexdigest() != expected:
+            raise CorpusError(
+                f"{shard}: altered, its sha256 is {digest.hexdigest()[:12]}, {expected[:12]} was "
+                "written; copy it again, or pack the data again"
+            )
 
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the stories per token, end-of-text counted as a token, pads not."""

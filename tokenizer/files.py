@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,18 +26,18 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise CorpusError(f"--out {path}: is a directory; give the name of a file")
-    with _no_place(path):
+    with no_place(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
     temporary = Path(name)
     try:
-        with _no_space(path):
+        with no_space(path):
             yield temporary
             temporary.chmod(0o644)
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -53,29 +53,44 @@ def whole_directory(path: Path, replace: bool = False) -> Iterator[Path]:
     Raises:
         CorpusError: The place cannot be written, or its disk is full.
     """
-    with _no_place(path):
+    with no_place(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         name = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary, old = Path(name), Path(name).with_suffix(".old")
+    temporary = Path(name)
     try:
-        with _no_space(path):
+        with no_space(path):
             yield temporary
-            temporary.chmod(0o755)
-            for file in temporary.iterdir():
-                _sync(file)
-            _sync(temporary)
-            if replace and path.exists():
-                path.rename(old)
-            temporary.rename(path)
-            _sync(path.parent)
+            commit_directory(temporary, path, replace)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def commit_directory(temporary: Path, path: Path, replace: bool = False) -> None:
+    """Force a directory of files to disk, and give it its name; the last step of writing it.
+
+    Args:
+        temporary: The directory, beside its place.
+        path: Its place.
+        replace: Whether a directory that is there gives way.
+    """
+    old = temporary.with_suffix(".old")
+    temporary.chmod(0o755)
+    for file in temporary.iterdir():
+        sync(file)
+    sync(temporary)
+    try:
+        if replace and path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        sync(path.parent)
     finally:
         if old.exists() and not path.exists():
             old.rename(path)
-        shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Force what a file or directory holds to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -84,7 +99,8 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _no_place(path: Path) -> Iterator[None]:
+def no_place(path: Path) -> Iterator[None]:
+    """Say of an error inside that `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -95,12 +111,13 @@ def _no_place(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _no_space(path: Path) -> Iterator[None]:
+def no_space(path: Path, left: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
+    """Say of a full disk that it is one, and what it leaves."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise CorpusError(
-            f"--out {path}: the disk is full, nothing was written; free space or choose another"
+            f"--out {path}: the disk is full, {left()}; free space or choose another"
         ) from error

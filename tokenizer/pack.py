@@ -1,81 +1,33 @@
 """Stories to token files: encoded once, on all cores, then mapped into memory by training.
 
     python -m tokenizer pack toy --tokenizer tokenizer.json --out data
+    python -m tokenizer pack parts/ --tokenizer tokenizer.json --out data --shards 100000000
 
 Layout `packed`: all stories in a line, each followed by end-of-text. Layout `rows`: one story a
-row, with its end-of-text, cut at the context and padded on one side.
+row, with its end-of-text, cut at the context and padded on one side. Either stands in one file a
+split, or in shards, which a corpus larger than memory is streamed into (`tokenizer/shards.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
-from tokenizer.bpe import (
-    END_OF_TEXT,
-    LARGEST,
-    PAD,
-    SPECIAL,
-    encode_stories,
-    load_tokenizer,
-    token_bytes,
-    tokenizer_hash,
-)
+from tokenizer.bpe import LARGEST, SPECIAL, load_tokenizer, tokenizer_hash
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import SCHEMA, PackedData
 from tokenizer.errors import CorpusError
 from tokenizer.files import whole_directory
-from tokenizer.line import DTYPE
+from tokenizer.layout import Counts, Encoder, Layout
+from tokenizer.shards import Partial, pack_shards, write_about
 from tokenizer.splits import SPLITS
 
+__all__ = ["VALID_FRACTION", "Layout", "pack"]
+
 VALID_FRACTION = 0.05
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How tokens are laid out.
-
-    Attributes:
-        name: `packed` or `rows`.
-        context: Length of a row; only of `rows`.
-        pad_side: `left` or `right`; only of `rows`, where it is `right` unless given.
-
-    Raises:
-        CorpusError: They do not fit together.
-    """
-
-    name: str = "packed"
-    context: int | None = None
-    pad_side: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.name == "packed":
-            if self.context is not None or self.pad_side is not None:
-                raise CorpusError("--context and --pad-side: need --layout rows; add it")
-            return
-        if self.name != "rows":
-            raise CorpusError(f"--layout {self.name}: must be packed or rows")
-        if self.context is None or self.context < 2:
-            raise CorpusError(f"--context {self.context}: --layout rows needs 2 or more")
-        if self.pad_side not in (None, "left", "right"):
-            raise CorpusError(f"--pad-side {self.pad_side}: must be left or right")
-        object.__setattr__(self, "pad_side", self.pad_side or "right")
-
-    def lay(self, lines: list[list[int]], pad: int) -> np.ndarray:
-        """Lay out stories: (tokens,) when packed, (stories, context) in rows."""
-        if self.context is None:
-            return np.concatenate([np.array(line, DTYPE) for line in lines])
-        rows = np.full((len(lines), self.context), pad, DTYPE)
-        for row, line in zip(rows, lines, strict=True):
-            row[slice(-len(line), None) if self.pad_side == "left" else slice(len(line))] = line
-        return rows
 
 
 def pack(
@@ -86,7 +38,10 @@ def pack(
     *,
     valid_fraction: float = VALID_FRACTION,
     limit: int | None = None,
+    field: str = "text",
     force: bool = False,
+    shards: int | None = None,
+    workers: int | None = None,
     report: Callable[[Corpus, int], None] | None = None,
 ) -> PackedData:
     """Write a data directory; it is whole or not there.
@@ -98,7 +53,11 @@ def pack(
         layout: How to lay the tokens out; packed unless given.
         valid_fraction: Share set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories of each split.
+        field: Name of the stories' column.
         force: Whether packed data that is already at `out` gives way.
+        shards: Tokens in a file; given, the source is streamed, and a packing that was interrupted
+            goes on after its last whole shard. One file a split when not given.
+        workers: Processes that encode, when there are shards; all cores when not given.
         report: Called after every batch with the corpus, and how many stories are done.
 
     Raises:
@@ -106,6 +65,8 @@ def pack(
     """
     out = Path(out)
     layout = layout or Layout()
+    if shards is not None and shards < 1:
+        raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
     _check_free(out, force)
     loaded = load_tokenizer(tokenizer)
     _check_tokenizer(loaded, tokenizer)
@@ -117,47 +78,47 @@ def pack(
         "vocab_size": loaded.get_vocab_size(),
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
-        "splits": {},
     }
     corpora = [
-        open_corpus(source, split, valid_fraction=valid_fraction, limit=limit) for split in SPLITS
+        open_corpus(
+            source,
+            split,
+            valid_fraction=valid_fraction,
+            limit=limit,
+            field=field,
+            stream=shards is not None,
+        )
+        for split in SPLITS
     ]
+    if shards is not None:
+        asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
+        partial = Partial(out, meta | asked, force)
+        pack_shards(corpora, loaded, layout, meta, shards, partial, workers, report)
+        return PackedData(out)
     with whole_directory(out, replace=force) as folder:
-        for corpus in corpora:
-            file = folder / f"{corpus.split}.bin"
-            meta["splits"][corpus.split] = _write_split(file, corpus, loaded, layout, report)
-        (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), encoding="utf-8")
-        (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        splits = {
+            corpus.split: _write_split(folder, corpus, Encoder(loaded, layout), layout, report)
+            for corpus in corpora
+        }
+        write_about(folder, loaded, meta | {"splits": splits})
     return PackedData(out)
 
 
 def _write_split(
-    file: Path,
+    folder: Path,
     corpus: Corpus,
-    tokenizer: Tokenizer,
+    encoder: Encoder,
     layout: Layout,
     report: Callable[[Corpus, int], None] | None,
 ) -> dict[str, Any]:
     """Encode a split into a file, and count what went in."""
-    vocabulary = tokenizer.get_vocab()
-    end, pad = vocabulary[END_OF_TEXT], vocabulary[PAD]
-    length_of = np.array([len(piece) for piece in token_bytes(tokenizer)])
-    stories = tokens = size = cut = 0
-    digest = hashlib.sha256()
-    with file.open("wb") as output:
-        for batch in encode_stories(tokenizer, corpus):
-            lines = [[*ids, end][: layout.context] for ids in batch]
-            stories += len(lines)
-            tokens += sum(map(len, lines))
-            size += sum(int(length_of[line].sum()) for line in lines)  # what is cut off is not in
-            cut += sum(line[-1] != end for line in lines)
-            content = layout.lay(lines, pad).tobytes()
-            digest.update(content)
-            output.write(content)
+    counts = Counts()
+    with (folder / f"{corpus.split}.bin").open("wb") as output:
+        for laid in encoder(corpus):
+            output.write(counts.add(laid))
             if report:
-                report(corpus, stories)
-    counts = {"stories": stories, "tokens": tokens, "bytes": size, "sha256": digest.hexdigest()}
-    return counts if layout.context is None else counts | {"rows": stories, "cut": cut}
+                report(corpus, counts.stories)
+    return counts.plain(layout)
 
 
 def _check_free(out: Path, force: bool) -> None:

@@ -20,20 +20,28 @@ class Progress:
         self.every = TERMINAL_SECONDS if self.terminal else PIPE_SECONDS
         self.task = ""
         self.expected: int | None = None
+        self.asked, self.first = False, 0
         self.began = self.told = time.monotonic()
 
-    def __call__(self, task: str, done: int, expected: Callable[[], int]) -> None:
-        """Tell that `done` of about `expected()` are done, unless that was told just now."""
+    def __call__(self, task: str, done: int, expected: Callable[[], int | None]) -> None:
+        """Tell that `done` of about `expected()` are done, unless that was told just now.
+
+        What was done already when the task was first told of does not count for the time left.
+        """
         now = time.monotonic()
         if task != self.task:
-            self.task, self.expected, self.began, self.told = task, None, now, now
+            self.task, self.began, self.told = task, now, now
+            self.asked, self.expected, self.first = False, None, done
         if now - self.told < self.every:
             return
         self.told = now
-        if self.expected is None:
-            self.expected = expected()
-        left = max(0.0, (now - self.began) / done * (self.expected - done))
-        line = f"{task}: {done:,} of about {self.expected:,}, {left:.0f} s left"
+        if not self.asked:
+            self.asked, self.expected = True, expected()
+        line = f"{task}: {done:,}"
+        if self.expected is not None and done > self.first:
+            rate = (now - self.began) / (done - self.first)
+            left = max(0.0, rate * (self.expected - done))
+            line += f" of about {self.expected:,}, {left:.0f} s left"
         print(line, end="\033[K\r" if self.terminal else "\n", file=self.stream, flush=True)
 
     def close(self) -> None:

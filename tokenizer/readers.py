@@ -15,11 +15,12 @@ from tokenizer.errors import CorpusError
 
 SEPARATOR = END_OF_TEXT.encode()
 BLOCK = 1 << 20
+COLUMN = "rename the stories' column, or tell the tokenizer its name: --field NAME"
 LONGEST_STORY = 64 << 20  # bytes without a separator after which a file is not a list of stories
 
 
-def read_text(path: Path) -> Iterator[str]:
-    """Yield what stands between the `<|endoftext|>` lines of a `.txt` file."""
+def read_text(path: Path, field: str = "text") -> Iterator[str]:
+    """Yield what stands between the `<|endoftext|>` lines of a `.txt` file; it has no fields."""
     with path.open("rb") as file:
         start = 3 if file.read(3) == b"\xef\xbb\xbf" else 0  # a mark some editors put first
         file.seek(start)
@@ -38,8 +39,8 @@ def read_text(path: Path) -> Iterator[str]:
     yield text
 
 
-def read_jsonl(path: Path) -> Iterator[str]:
-    """Yield the field `text` of every line of a `.jsonl` file."""
+def read_jsonl(path: Path, field: str = "text") -> Iterator[str]:
+    """Yield a field of every line of a `.jsonl` file."""
     with path.open("rb") as file:
         start = 0
         for number, line in enumerate(file, 1):
@@ -48,17 +49,18 @@ def read_jsonl(path: Path) -> Iterator[str]:
             if not content.strip():
                 continue
             try:
-                text = json.loads(content)["text"]
+                text = json.loads(content)[field]
                 text.encode()  # half of a surrogate pair is no text
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CorpusError(
-                    f'{path}: line {number} is not an object with a text: {{"text": "Once ..."}}'
+                    f"{path}: line {number} is not an object with a {field}: "
+                    f'{{"{field}": "Once ..."}}'
                 ) from error
             yield text
 
 
-def read_parquet(path: Path) -> Iterator[str]:
-    """Yield the column `text` of a `.parquet` file."""
+def read_parquet(path: Path, field: str = "text") -> Iterator[str]:
+    """Yield a column of a `.parquet` file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -66,11 +68,9 @@ def read_parquet(path: Path) -> Iterator[str]:
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if "text" not in names:
-                raise CorpusError(
-                    f"{path}: no column text, only {', '.join(names)}; rename the stories' column"
-                )
-            for batch in file.iter_batches(columns=["text"]):
+            if field not in names:
+                raise CorpusError(f"{path}: no column {field}, only {', '.join(names)}; {COLUMN}")
+            for batch in file.iter_batches(columns=[field]):
                 for value in batch.column(0):
                     row += 1
                     yield _as_text(value.as_py(), path, row)
@@ -81,7 +81,7 @@ def read_parquet(path: Path) -> Iterator[str]:
         raise CorpusError(f"{path}: row {row} is not valid UTF-8; convert it to UTF-8") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[str]]] = {
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".txt": read_text,
     ".jsonl": read_jsonl,
     ".parquet": read_parquet,
@@ -99,38 +99,70 @@ def count_texts(path: Path) -> int:
         return sum(block.count(mark) for block in iter(lambda: file.read(BLOCK), b""))
 
 
-def load_hub(name: str) -> dict[str, Any]:
+def load_hub(
+    name: str, subset: str | None = None, field: str = "text", stream: bool = False
+) -> dict[str, Any]:
     """Load a dataset of the hub, or a local directory of the same shape: split name -> rows.
 
+    Args:
+        name: Of the dataset.
+        subset: One of its configurations; its default one when not given.
+        field: Name of the stories' column.
+        stream: Whether its rows are read over the network as they are used.
+
     Raises:
-        CorpusError: It cannot be found or reached, or has no column `text`.
+        CorpusError: It cannot be found or reached, or has no such column.
     """
     import datasets
 
+    where = f"hub:{name}" + (f":{subset}" if subset else "")
     try:
-        found = datasets.load_dataset(name)
+        found = datasets.load_dataset(name, subset, streaming=stream)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise CorpusError(
-            f"hub:{name}: cannot be loaded ({reason}); check the name and the network"
+            f"{where}: cannot be loaded ({reason}); check the name and the network"
         ) from error
+    except ValueError as error:
+        known = datasets.get_dataset_config_names(name)
+        if subset in known:
+            raise
+        raise CorpusError(f"{where}: no such subset; allowed: {', '.join(known)}") from error
     loaded: dict[str, Any] = {str(split): rows for split, rows in found.items()}
     for split, rows in loaded.items():
-        if "text" not in rows.column_names:
-            columns = ", ".join(rows.column_names)
+        names = rows.column_names  # None, in a stream that does not know before it is read
+        if names is not None and field not in names:
             raise CorpusError(
-                f"hub:{name}: split {split} has no column text, only {columns}; rename the column"
+                f"{where}: split {split} has no column {field}, only {', '.join(names)}; {COLUMN}"
             )
     return loaded
 
 
-def read_hub(name: str, rows: Any) -> Iterator[str]:
-    """Yield the column `text` of one split that `load_hub` returned."""
+def read_hub(name: str, rows: Any, field: str = "text") -> Iterator[str]:
+    """Yield a column of one split that `load_hub` returned.
+
+    Raises:
+        CorpusError: The network fails for long, or a row has no text.
+    """
     number = 0
-    for batch in rows.select_columns(["text"]).iter(batch_size=1000):
-        for text in batch["text"]:
-            number += 1
-            yield _as_text(text, f"hub:{name}", number)
+    try:
+        for batch in rows.select_columns([field]).iter(batch_size=1000):
+            for text in batch[field]:
+                number += 1
+                yield _as_text(text, f"hub:{name}", number)
+    except (OSError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise CorpusError(
+            f"hub:{name}: row {number + 1} cannot be read ({reason}); start again"
+        ) from error
+
+
+def count_hub(rows: Any) -> int | None:
+    """Return how many rows a split has, if the dataset says so."""
+    if hasattr(rows, "__len__"):
+        return len(rows)
+    split = (rows.info.splits or {}).get(str(rows.split))
+    return split.num_examples if split else None
 
 
 def _as_text(value: object, where: object, row: int) -> str:

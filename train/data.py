@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from tokenizer import PackedData
 from train.errors import RunError
@@ -60,6 +60,7 @@ class PackedDataModule(LightningDataModule):
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
         micro, _ = self.batch.split(devices)
+        _count_whole_steps(self.trainer)
         gpu = self.trainer.strategy.root_device.type == "cuda"
         workers = (2 if gpu else 0) if self.workers is None else self.workers
         return TrainBatches(
@@ -102,3 +103,15 @@ class PackedDataModule(LightningDataModule):
         """Goes on where `state_dict` stood."""
         self.samples_seen = state_dict["samples_seen"]
         self.tokens_seen = state_dict["tokens_seen"]
+
+
+def _count_whole_steps(trainer: Trainer) -> None:
+    """Lets a run resume with its steps in another number of parts.
+
+    Lightning takes a step when the number of parts so far divides by those of a step. A checkpoint
+    stands between two steps: counted in parts of today's size, that is where it stands again.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    # The part after which the checkpoint was written is counted as completed a little later.
+    pending = progress.total.processed - progress.total.completed
+    progress.current.completed = trainer.global_step * trainer.accumulate_grad_batches - pending

@@ -8,6 +8,7 @@ import atexit
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -52,7 +53,6 @@ class TrainBatches:
 
         Raises:
             tokenizer.CorpusError: the data cannot be read any more.
-            RunError: a worker was killed.
         """
         loader = DataLoader(
             _Batches(self._windows, self._micro),
@@ -74,16 +74,28 @@ class TrainBatches:
                 if isinstance(batch, Exception):
                     raise batch
                 yield batch
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise RunError(
-                f"--loader_workers {self._workers}: {str(error).splitlines()[0]} (out of memory?); "
-                "go on with --resume auto, and with fewer of them"
-            ) from error
         finally:
             iterators.clear()
             atexit.unregister(iterators.clear)
+
+
+@contextmanager
+def told_of_workers() -> Iterator[None]:
+    """Say in one line that a worker was killed; torch does it wherever the run is just then.
+
+    Raises:
+        RunError: naming the way on.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].rstrip(". ")
+        raise RunError(
+            f"--loader_workers: {reason} (out of memory?); go on with --resume auto, and fewer of "
+            "them if need be"
+        ) from error
 
 
 class _Starts(Sampler[int]):

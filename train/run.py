@@ -20,6 +20,7 @@ from tokenizer import PackedData
 from train.checkpoints import AtomicCheckpointIO
 from train.data import PackedDataModule
 from train.errors import RunError
+from train.loader import told_of_workers
 from train.module import LanguageModule
 from train.progress import Progress
 from train.records import Records
@@ -27,6 +28,7 @@ from train.rundir import RunDirectory
 from train.samples import Samples
 from train.saving import Saving
 from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+from train.speed import prepare, utilisation_of
 from train.stopping import StopOnSignal
 from train.tracking import Tracker
 from train.watch import Watch
@@ -98,7 +100,12 @@ class Run:
         )
         seed_everything(settings.seed, verbose=False)
         self.module = LanguageModule(
-            LanguageModel(recipe.model), recipe.optimizer, recipe.schedule, self.total
+            LanguageModel(recipe.model),
+            recipe.optimizer,
+            recipe.schedule,
+            self.total,
+            settings.loss_chunks,
+            settings.bf16_stream,
         )
         tracker = None
         if settings.wandb != "disabled":
@@ -109,6 +116,7 @@ class Run:
             Watch(self.directory, settings.stop_on_spike, recipe.schedule.warmup_steps),
             settings.log_every,
             data.bytes_per_token("train"),
+            lambda speed: self._utilisation(speed),
         )
         self.stop = StopOnSignal()
         saving = Saving(
@@ -126,6 +134,8 @@ class Run:
         callbacks = [self.stop, self.progress, saving, samples]
         self.trainer = _trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
+        prepare(self.module, settings, self.trainer)
+        self._utilisation = utilisation_of(self.module, settings, self.trainer)
 
     def fit(self) -> int | None:
         """Trains to the last step.
@@ -154,11 +164,9 @@ class Run:
                     f"{path.name} cannot be read ({reason}) and is now called "
                     f"{path.with_suffix('.unreadable').name}; going on from the one before"
                 )
-        if self.recipe.run.compile and self.trainer.strategy.root_device.type != "cpu":
-            self.module.model.compile()
         self.progress.say(self._describe())
         try:
-            with warnings.catch_warnings():
+            with told_of_workers(), warnings.catch_warnings():
                 # Lightning's own use of torch, which nobody can mend here.
                 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprec")
                 self.trainer.fit(
