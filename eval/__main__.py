@@ -8,6 +8,7 @@ import torch
 from arch import ModelError
 from eval import shards
 from eval.commands import (
+    compare,
     curves,
     describe,
     generate,
@@ -34,6 +35,7 @@ examples:
   python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval summary results/flat --csv flat.csv
+  python -m eval compare runs results --markdown table.md --plot curves.svg
   python -m eval report results/flat --out flat.html
 """
 
@@ -58,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         retrieval,
         lens,
         summary,
+        compare,
         report,
     ):
         name = command.__name__.rsplit(".", 1)[-1]

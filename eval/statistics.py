@@ -112,6 +112,21 @@ def exact_share(
     return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
 
 
+def over_seeds(values: Sequence[float]) -> Interval | None:
+    """The mean of one figure of each of several models, with Student's t interval.
+
+    None of a single model: one seed says nothing about seeds.
+    """
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    mean = float(np.mean(values))
+    spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    return Interval(mean, mean - half, mean + half)
+
+
 def _numbered(names: Sequence[Hashable]) -> tuple[np.ndarray, int]:
     """Names as numbers from 0 in order of appearance, and how many there are."""
     known: dict[Hashable, int] = {}

@@ -1,0 +1,241 @@
+"""What a comparison reads: model directories, runs and rows, found in the places given."""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from arch import ModelConfig, describe
+from arch.cost import Cost
+from arch.files import read_json
+from eval.errors import RequestError
+from eval.results import ROWS, Row, read_rows
+
+METRICS = "metrics.jsonl"
+UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory: how it was set up, and what it wrote down while training.
+
+    Attributes:
+        path: of the directory.
+        settings: its config.yaml; empty without one.
+        metrics: rows of figures in the order of steps.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    @cached_property
+    def seconds(self) -> dict[int, float]:
+        """Time spent in training until each reported step, by the speeds reported."""
+        spent, tokens, found = 0.0, 0, {0: 0.0}
+        for row in self.metrics:
+            if row.get("tokens_per_second"):
+                spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
+                tokens = row["tokens_seen"]
+                found[row["step"]] = spent
+        return found
+
+    def at(self, step: int, figure: str) -> float | None:
+        """A figure as last reported at a step; None where it was not."""
+        known = [row[figure] for row in self.metrics if row["step"] == step and figure in row]
+        return known[-1] if known else None
+
+
+@dataclass
+class Checkpoint:
+    """One model at one training step, and all that is known of it.
+
+    Attributes:
+        name: of its run.
+        step: how far it was trained.
+        about: fields of rows' `checkpoint`, as far as they are known: mixers, d_model, ...
+        meta: the meta.json of its directory; empty without one.
+        path: its directory, if that was found.
+        config: of the model, if it is known.
+        run: the run that it is of, if that was found.
+        rows: the evidence about it.
+    """
+
+    name: str
+    step: int
+    about: dict[str, Any]
+    meta: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+    config: ModelConfig | None = None
+    run: Run | None = None
+    rows: list[Row] = field(default_factory=list)
+
+    @cached_property
+    def weights(self) -> str | None:
+        """The hash of its weights' file."""
+        file = self.path / "model.safetensors" if self.path else None
+        if file is None or not file.is_file():
+            return self.about.get("weights_sha256")
+        digest = hashlib.sha256()
+        with file.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+    @property
+    def cost(self) -> Cost | None:
+        """Parameters and FLOPs; None where the model's configuration is not known."""
+        return _cost(self.config.to_json()) if self.config else None
+
+    @property
+    def tokens_seen(self) -> int | None:
+        """How much it was trained on."""
+        if "tokens_seen" in self.meta:
+            return self.meta["tokens_seen"]
+        return 0 if self.step == 0 and self.config else None
+
+
+def gather(places: Iterable[str | Path]) -> list[Checkpoint]:
+    """Everything in the places, one entry a checkpoint, rows with the checkpoint they are about.
+
+    Args:
+        places: model directories, run directories, results directories, or directories of those.
+
+    Raises:
+        RequestError: nothing is there, or a file that cannot be read.
+        ModelError: a model directory whose files do not hold what they must.
+    """
+    runs: dict[Path, Run] = {}
+    found: dict[Path, Checkpoint] = {}
+    rows: dict[str, Row] = {}
+    for place in map(Path, places):
+        anything = False
+        for path in _walk(place):
+            anything = True
+            if path.name == METRICS:
+                _run(path.parent, runs)
+            elif path.name == "config.json":
+                key = path.parent.resolve()
+                if key not in found:
+                    found[key] = _checkpoint(path.parent, runs)
+            else:
+                rows.update((row["key"], row) for row in read_rows([path]))
+        if not anything:
+            raise RequestError(
+                f"{place}: nothing to compare here; give a model directory, a run, results, or a "
+                "directory that holds some"
+            )
+    checkpoints = list(found.values())
+    whose = {id(checkpoint.run) for checkpoint in checkpoints}
+    checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
+    _assign(list(rows.values()), checkpoints)
+    return checkpoints
+
+
+def _walk(place: Path) -> Iterator[Path]:
+    """The files that say what is in a place."""
+    if place.is_file() and place.suffix == ".jsonl":
+        yield place
+    for folder, names, files in os.walk(place):
+        if "config.json" in files and "meta.json" in files:
+            yield Path(folder, "config.json")
+            names.clear()
+            continue
+        yield from (Path(folder, file) for file in (METRICS, ROWS) if file in files)
+        names[:] = sorted(n for n in names if n not in UNSEARCHED and not n.startswith("."))
+
+
+def _run(path: Path, runs: dict[Path, Run]) -> Run:
+    key = path.resolve()
+    if key not in runs:
+        config = path / "config.yaml"
+        try:
+            settings = yaml.safe_load(config.read_text("utf-8")) if config.is_file() else {}
+        except (yaml.YAMLError, UnicodeDecodeError):
+            raise RequestError(f"{config}: not YAML; is it the config of a run?") from None
+        runs[key] = Run(path, settings or {}, _metrics(path / METRICS))
+    return runs[key]
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], start=1):  # a running training writes the last one
+        try:
+            row = json.loads(line)
+            rows.append(row | {"step": int(row["step"])})
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
+    return rows
+
+
+def _checkpoint(path: Path, runs: dict[Path, Run]) -> Checkpoint:
+    config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
+    meta = read_json(path / "meta.json")
+    above = path.resolve().parent.parent
+    run = _run(above, runs) if (above / METRICS).is_file() else None
+    name, step = str(meta.get("name", path.name)), int(meta.get("step", 0))
+    about = _about(config) | {"trained": step > 0, "val_loss": meta.get("val_loss")}
+    return Checkpoint(name, step, about, meta, path, config, run)
+
+
+def _last(run: Run) -> Checkpoint | None:
+    """The end of a run of which no model is at hand."""
+    judged = [row for row in run.metrics if "val_loss" in row] or run.metrics
+    if not judged:
+        return None
+    last = judged[-1]
+    known = run.settings.get("model")
+    config = ModelConfig.from_json(json.dumps(known), str(run.path)) if known else None
+    about = _about(config) if config else {}
+    return Checkpoint(run.path.resolve().name, last["step"], about, last, None, config, run)
+
+
+def _about(config: ModelConfig) -> dict[str, Any]:
+    names = ("d_model", "n_layers", "context", "init", "embedding_std")
+    cost = _cost(config.to_json())
+    return {
+        "mixers": list(config.mixers),
+        **{name: getattr(config, name) for name in names},
+        "parameters": cost.parameters,
+    }
+
+
+def _assign(rows: list[Row], checkpoints: list[Checkpoint]) -> None:
+    """Gives every row to its checkpoint, and makes those that are known from rows only."""
+    for (name, step), own in itertools.groupby(sorted(rows, key=_place), key=_place):
+        here = [c for c in checkpoints if (c.name, c.step) == (name, step)]
+        by_weights = {c.weights: c for c in here}
+        for row in own:
+            weights = row["checkpoint"].get("weights_sha256")
+            checkpoint = by_weights.get(weights)
+            if checkpoint is None and None in by_weights:  # a run without models: trust its name
+                checkpoint = by_weights[weights] = by_weights.pop(None)
+            if checkpoint is None:
+                checkpoint = by_weights[weights] = Checkpoint(name, step, row["checkpoint"])
+                checkpoints.append(checkpoint)
+            checkpoint.rows.append(row)
+
+
+def _place(row: Row) -> tuple[str, int]:
+    return row["checkpoint"]["name"], row["checkpoint"]["step"]
+
+
+@lru_cache(maxsize=256)
+def _cost(config: str) -> Cost:
+    """Of a model; what depends on the length of a sequence is taken at its whole context."""
+    return describe(ModelConfig.from_json(config, "config")).cost
+
+
+def finite(value: Any) -> bool:
+    """Whether it is a number that can be shown and averaged."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value)
