@@ -113,6 +113,12 @@ def describe(
     return Description(parts, cost, memory, length, batch, precision)
 
 
+def total_cost(model: LanguageModel, length: int | None = None) -> Cost:
+    """Parameters and work of a model at sequences of `length`, its context when not given."""
+    parts = _parts(model, model.config, length or model.config.context)
+    return sum((part.cost for part in parts), Cost())
+
+
 def _parts(model: LanguageModel, config: ModelConfig, length: int) -> list[Part]:
     D, V = config.d_model, config.vocab_size
     parts = [Part("embedding", "embedding", {"weight": (V, D)}, Cost(V * D))]
