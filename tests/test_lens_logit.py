@@ -21,7 +21,7 @@ from eval.lenses.readout import readers
 from eval.lenses.trace import trace
 from eval.lenses.tuned_lens import TUNED_LENS, Descent, Tuned, divergences, fit
 from eval.prompts import Prompt
-from tests.lens_cases import ALL, any_model, some_tokens
+from tests.lens_models import ALL, any_model, some_tokens
 
 Make = Callable[..., LanguageModel]
 Directory = Callable[..., Path]

@@ -1,6 +1,7 @@
 """What is written to the stream: the parts are the logits, and written directions stay or go."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +10,20 @@ from torch import Tensor, nn
 
 from arch import LanguageModel
 from arch.wrapped import ParallelBlock
+from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.contribution import contributions, split_mixer, split_parts
+from eval.lenses.lens import Request
 from eval.lenses.readout import fixed_norm, readers
-from eval.lenses.residual import similarity, sublayer_streams, updates
+from eval.lenses.residual import RESIDUAL, similarity, sublayer_streams, updates
 from eval.lenses.survival import survival
 from eval.lenses.trace import Batch, trace
+from eval.prompts import Prompt
 from tests.arch_cases import random_mixer
-from tests.lens_cases import ALL, any_model, shaken, some_tokens
+from tests.lens_models import ALL, any_model, shaken, some_tokens
 
 Make = Callable[..., LanguageModel]
+Directory = Callable[..., Path]
 
 
 @pytest.fixture(params=ALL)
@@ -185,3 +190,32 @@ def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model: Mak
         torch.testing.assert_close(share[2, 1], share[2, 2])
         torch.testing.assert_close(share[2, 1], share[2, 3])
     torch.testing.assert_close(stays.removed[2, 3], torch.ones(2, 12), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("words", [(), ("a", "b")])
+def test_what_is_found_fits_together(model_directory: Directory, words: tuple[str, ...]) -> None:
+    checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
+    prompts = (Prompt("text", 0, (40, 41, 42, 43, 44)), Prompt("text", 1, (50, 51, 52)))
+    found = RESIDUAL.find(checkpoint, Request(prompts, words))
+    answer = found.arrays["contribution to the answer"]
+    assert answer.values[1, :, 3:].isnan().all()
+    logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]
+    above = logits.max(-1).values - logits.mean(-1)
+    torch.testing.assert_close(answer.values[1, :, :3].sum(0), above, atol=1e-5, rtol=1e-5)
+    heads = found.arrays["contribution of heads"]
+    assert "1 head 1" in heads.axes["part"]
+    torch.testing.assert_close(heads.values.sum(), answer.values.nansum((0, 1, 2)) / 8)
+    assert ("contribution to words" in found.arrays) == bool(words)
+    if words:
+        of_words = found.arrays["contribution to words"].at(word="b", prompt="text 1")
+        token = checkpoint.tokenizer.encode("b").ids[0]
+        own = logits[:, token] - logits.mean(-1)
+        torch.testing.assert_close(of_words.values.sum(0)[:3], own, atol=1e-5, rtol=1e-5)
+    lost = {
+        (f["part"], f["distance"]): f["value"]
+        for f in found.figures
+        if f["figure"] == "share lost without it"
+    }
+    assert [*lost] == [(part, d) for part in ("token mixer", "channel mixer") for d in range(2)]
+    assert lost["channel mixer", 0] == pytest.approx(1, abs=1e-4)
+    assert all(isinstance(f["value"], float) for f in found.figures)

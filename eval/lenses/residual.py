@@ -122,7 +122,7 @@ def _look_at_logits(
 ) -> None:
     figures, model = finding.figures, checkpoint.model
     answers = model.logits(traced.streams[-1]).argmax(-1)
-    chosen = torch.tensor(list(words.values()), device=answers.device).expand(*answers.shape, -1)
+    chosen = answers.new_tensor([*words.values()]).expand(*answers.shape, -1)
     targets = torch.cat([answers[..., None], chosen], dim=-1)
     labels, found = contributions(model, traced, targets, centred=True)
     per_part = found.movedim(-1, 0).transpose(1, 2)  # (K, B, P, T)
