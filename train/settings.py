@@ -58,10 +58,8 @@ class RunSettings:
     stop_on_spike: float = 2.0
     """Nats by which the loss of 10 steps or more may rise above its lowest so far before the run
     is stopped; not looked at in the warm-up; 0 never stops."""
-    sample_every: int = 500
-    """Steps between texts that the model writes; 0 writes none."""
     sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
-    """How those texts begin."""
+    """How the texts begin that the model writes at every validation; [] writes none."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """Weights & Biases: offline writes into the run directory and needs no account."""
     wandb_project: str = "remnant"
@@ -85,7 +83,6 @@ class RunSettings:
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
         if not self.stop_on_spike >= 0:
             raise RunError(f"--stop_on_spike is {self.stop_on_spike}; it must be 0 (off) or above")
-        _at_least("sample_every", self.sample_every, 0)
         if self.peak_flops is not None and not self.peak_flops > 0:
             raise RunError(f"--peak_flops is {self.peak_flops}; it must be above 0")
 
