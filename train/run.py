@@ -120,18 +120,21 @@ class Run:
         )
         self.stop = StopOnSignal()
         saving = Saving(
-            self.directory, settings, data, identity, self.progress, self.records, self.start.step
-        )
-        samples = Samples(
-            settings.sample_prompts,
-            settings.sample_every,
-            Tokenizer.from_str(data.tokenizer_json),
-            recipe.model.context,
-            settings.seed,
+            self.directory,
+            settings,
+            data,
+            identity,
             self.progress,
             self.records,
+            Samples(
+                settings.sample_prompts,
+                Tokenizer.from_str(data.tokenizer_json),
+                recipe.model.context,
+                settings.seed,
+            ),
+            self.start.step,
         )
-        callbacks = [self.stop, self.progress, saving, samples]
+        callbacks = [self.stop, self.progress, saving]
         self.trainer = _trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
@@ -158,7 +161,7 @@ class Run:
         if self.main:
             self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
             self.progress.open()
-            self.records.start(start.step)
+            self.records.start(start.step if start.checkpoint else None)
             for path, reason in start.unreadable.items():
                 self._say(
                     f"{path.name} cannot be read ({reason}) and is now called "
