@@ -5,17 +5,21 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import load_model
 from tests.train_cases import fit, pack_toy
+from train import saving
 from train.module import LanguageModule
 from train.windows import Batch
 
@@ -194,6 +198,145 @@ def test_weights_that_are_no_numbers_are_not_saved(
     assert names(run / "checkpoints") == ["step-000002.ckpt"]
 
 
+def test_a_gradient_that_is_no_number_ends_the_run_too(
+    data: Path, tmp_path: Path, at_step: AtStep, capsys: pytest.CaptureFixture[str]
+):
+    at_step(3, lambda loss: loss + (loss * 0).sqrt())  # finite, but its slope is not
+    assert fit(data, tmp_path / "run", "--checkpoint_every", "2") == 2
+    message = capsys.readouterr().err
+    assert re.search(r"gradient's norm is nan at step 3; the last good check\S+ is \S+2\.", message)
+
+
+def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    original = LanguageModule.training_step
+
+    def training_step(self: LanguageModule, batch: Batch, batch_idx: int) -> Tensor:
+        loss = original(self, batch, batch_idx)
+        return loss + 5 if self.trainer.global_step >= 23 else loss
+
+    monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    run, flags = tmp_path / "run", "--trainer.max_steps 60 --log_every 5 --checkpoint_every 3"
+    assert fit(data, run, *flags.split()) == 2
+    captured = capsys.readouterr()
+    assert "step 27  the loss is jumping: no checkpoint is taken" in captured.out
+    pattern = (
+        r"error: the loss jumped: \d+\.\d{3} over steps 21 to 30, \d\.\d{3} above its lowest "
+        r"\(--stop_on_spike 2\); the last good checkpoint is (\S+); go on from it with "
+        r"--resume \1, a lower --optimizer.lr and another --run\n"
+    )
+    found = re.fullmatch(pattern, captured.err)
+    assert found
+    assert found[1] == str(run / "checkpoints" / "step-000018.ckpt")
+    more = ["--resume", found[1], "--stop_on_spike", "0", "--trainer.max_steps", "30"]
+    assert fit(data, tmp_path / "again", *more) == 0
+
+
+def test_a_model_is_saved_before_it_is_validated(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    original = saving.validation_loss
+
+    def no_memory(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
+        if trainer.global_step:
+            raise torch.OutOfMemoryError
+        return original(trainer, module)
+
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert fit(data, whole) == 0
+    monkeypatch.setattr(saving, "validation_loss", no_memory)
+    assert fit(data, run) == 2
+    message = "error: the device is out of memory after step 6; what was saved stays; lower --batch"
+    assert capsys.readouterr().err.startswith(message)
+    model, checkpoint = run / "models" / "step-000006", run / "checkpoints" / "step-000006.ckpt"
+    assert checkpoint.exists()
+    assert "val_loss" not in load_model(model).meta
+    monkeypatch.undo()
+    assert fit(data, run, "--resume", "auto") == 0  # the validation is made up for
+    expected = load_model(whole / "models" / "step-000006").meta
+    assert load_model(model).meta == expected | {"name": "run"}
+    assert metrics(run) == metrics(whole)
+    assert fit(data, run, "--resume", "auto") == 0
+    assert "is complete: 6 of 6 steps" in capsys.readouterr().out
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty])
+def test_a_damaged_checkpoint_is_passed_over(
+    data: Path,
+    tmp_path: Path,
+    at_step: AtStep,
+    damage: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+):
+    run = tmp_path / "run"
+    at_step(6, fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--checkpoint_every", "2")
+    at_step(6, lambda loss: loss)
+    damage(run / "checkpoints" / "step-000004.ckpt")
+    capsys.readouterr()
+    assert fit(data, run, "--resume", "auto") == 0
+    shown = capsys.readouterr().out
+    pattern = r"step-000004.ckpt cannot be read \(.*\) and is now called step-000004.unreadable; go"
+    assert re.match(pattern, shown)
+    assert "; from step 2, " in shown
+    kept = ["step-000002.ckpt", "step-000004.unreadable", "step-000006.ckpt"]
+    assert names(run / "checkpoints") == kept
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        damage(path)
+    assert fit(data, run, "--resume", "auto") == 2
+    assert (
+        f"--resume auto: no checkpoint in {run} can be read (step-000006.ckpt, step-000002.ckpt); "
+        "start anew in another --run"
+    ) in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_trains_is_left_alone(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    code = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    words = [sys.executable, "-c", f"{code}; print(flush=True); input()", str(run / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        assert fit(data, run, "--resume", "auto") == 2
+        other.communicate(b"\n")
+    assert f"--run {run}: another process is training it; wait" in capsys.readouterr().err
+    assert names(run) == [".lock"]
+    assert fit(data, run, "--resume", "auto") == 0
+
+
+def test_a_run_with_checkpoints_takes_no_other_runs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("a", "b"):
+        assert fit(data, tmp_path / name) == 0
+    other = tmp_path / "a" / "checkpoints" / "step-000006.ckpt"
+    assert fit(data, tmp_path / "b", "--resume", other, "--trainer.max_steps", "8") == 2
+    line = f"--resume {other}: {tmp_path / 'b'} has a last checkpoint of its own, step-000006.ckpt"
+    assert line in capsys.readouterr().err
+
+
 @contextmanager
 def disk_of(size: int) -> Iterator[None]:
     """No file can grow above so many bytes: the nearest to a full disk that needs no root."""
@@ -223,3 +366,28 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(
         assert names(run / "checkpoints") == ["step-000003.ckpt"]
     assert fit(data, run, *more) == 0
     assert load_model(run / "models" / "step-000006").meta["step"] == 6
+
+
+@pytest.mark.parametrize("share", [0.002, 0.02, 0.05, 0.4, 0.97])
+def test_wherever_the_disk_is_full_the_run_goes_on_later(
+    data: Path, tmp_path: Path, share: float, capsys: pytest.CaptureFixture[str]
+):
+    """config.yaml, metrics.jsonl and tokenizer.json, weights, checkpoint do not fit, in turn."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    flags = ["--checkpoint_every", "2", "--save_every", "1"]
+    assert fit(data, whole, *flags) == 0
+    largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    with disk_of(int(share * largest)):
+        assert fit(data, run, *flags, "--resume", "auto") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert "cannot be saved (File too large)" in message or "cannot be written (File" in message
+    for path in (run / "models").glob("*"):
+        load_model(path)
+    assert not list(run.rglob("*.tmp"))
+    assert fit(data, run, *flags, "--resume", "auto") == 0
+    assert metrics(run) == metrics(whole)
+    for name in names(whole / "models"):
+        a, b = (each / "models" / name / "model.safetensors" for each in (whole, run))
+        assert a.read_bytes() == b.read_bytes()

@@ -1,5 +1,6 @@
 """What a run leaves to be read: `metrics.jsonl` and `samples.jsonl`, and a view of them in W&B."""
 
+import contextlib
 import json
 import os
 from io import FileIO
@@ -25,15 +26,22 @@ class Records:
         self._samples = directory.path / "samples.jsonl"
         self._files: dict[Path, FileIO] = {}
 
-    def start(self, step: int) -> None:
-        """Opens the records; rows after `step` belong to what a resume undoes, and are dropped.
+    def start(self, step: int | None) -> None:
+        """Opens the records and drops what is about to happen again.
+
+        Args:
+            step: of the checkpoint that the run goes on from.
 
         Raises:
             RunError: a file cannot be written.
         """
-        for path in (self._metrics, self._samples):
+        last = -1 if step is None else step
+        metrics = [row for row in _read(self._metrics) if row["step"] <= last]
+        validated = {row["step"] for row in metrics if "val_loss" in row}
+        samples = [row for row in _read(self._samples) if row["step"] in validated]
+        for path, rows in ((self._metrics, metrics), (self._samples, samples)):
             try:
-                _drop_after(path, step)
+                write_file(path, b"".join(_line(row) for row in rows))
                 self._files[path] = path.open("ab", buffering=0)
             except OSError as error:
                 raise self._directory.unsaved(path, error) from error
@@ -43,15 +51,14 @@ class Records:
     def add(self, row: dict[str, Any]) -> None:
         """Appends a row of figures; it has at least a `step`."""
         if self._files:
-            self._append(self._metrics, row)
+            self._append(self._metrics, [row])
             if self._tracker is not None:
                 self._tracker.add(row)
 
     def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
         """Appends generated texts, each with its `prompt` and `text`."""
         if self._files:
-            for sample in samples:
-                self._append(self._samples, {"step": step, **sample})
+            self._append(self._samples, [{"step": step, **sample} for sample in samples])
             if self._tracker is not None:
                 self._tracker.add_samples(step, samples)
 
@@ -76,24 +83,23 @@ class Records:
         if self._tracker is not None:
             self._tracker.finish(failed)
 
-    def _append(self, path: Path, row: dict[str, Any]) -> None:
-        line = (json.dumps(row) + "\n").encode()
+    def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        content = b"".join(_line(row) for row in rows)
         try:
-            while line:
-                line = line[self._files[path].write(line) :]
+            while content:
+                content = content[self._files[path].write(content) :]
         except OSError as error:
             raise self._directory.unsaved(path, error) from error
 
 
-def _drop_after(path: Path, step: int) -> None:
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the last line of a killed run
-            continue
-        if row["step"] <= step:
-            kept.append(line + "\n")
-    write_file(path, "".join(kept).encode())
+def _read(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed run
+                rows.append(json.loads(line))
+    return rows
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps(row) + "\n").encode()

@@ -18,6 +18,7 @@ from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress
 from train.records import Records
 from train.rundir import RunDirectory
+from train.samples import Samples
 from train.settings import RunSettings
 from train.validation import validation_loss
 from train.watch import broken
@@ -32,7 +33,8 @@ class Saving(Callback):
         data: what the run trains on.
         identity: what a checkpoint must agree with to be resumed from.
         progress: where to report.
-        records: told of every model directory.
+        records: told of every model directory and every sample.
+        samples: drawn at every validation.
         done: the steps done before.
     """
 
@@ -44,11 +46,12 @@ class Saving(Callback):
         identity: dict[str, Any],
         progress: Progress,
         records: Records,
+        samples: Samples,
         done: int,
     ) -> None:
         self._directory, self._settings, self._data = directory, settings, data
         self._identity, self._progress, self._records = identity, progress, records
-        self._done = done
+        self._samples, self._done = samples, done
         self._provenance = {
             "name": directory.path.resolve().name,
             "data_sha256": data.hash,
@@ -138,9 +141,15 @@ class Saving(Callback):
         nats, tokens = validation_loss(trainer, module)
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
+        if trainer.is_global_zero:
+            samples = self._samples.draw(trainer, module.model)
+            self._records.add_samples(step, samples)
+            for sample in samples:
+                self._progress.say(f"step {step}  {_one_line(sample['prompt'] + sample['text'])}")
         if model:
             self._save_model(trainer, module, meta | figures)
             self._records.add_model(self._directory.model(step), meta | figures)
+        # Last, as this row says that the step is done with: see `RunDirectory.validated`.
         self._progress.report(
             {**meta, **figures},
             f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
@@ -179,6 +188,10 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return answers[0].strip() + ("-dirty" if answers[1].strip() else "")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _every(steps: int | None, step: int) -> bool:
