@@ -204,9 +204,49 @@ def test_compiling_for_a_cpu_needs_a_compiler(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler about torch
 def test_a_run_that_is_compiled_for_a_cpu_learns_the_same(data: Path, tmp_path: Path):
     assert fit(data, tmp_path / "plain") == 0
     torch.compiler.reset()
     assert fit(data, tmp_path / "compiled", "--compile", "true") == 0
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+
+
+GPU = """--trainer.accelerator gpu --model.d_model 64 --trainer.max_steps 8 --log_every 100
+--checkpoint_every 100 --validate_every 100 --sample_every 0"""
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("micro", ["4", "2"])
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=4)"])
+def test_cuda_graphs_learn_the_same(data: Path, tmp_path: Path, micro: str, mixer: str):
+    chosen = [*GPU.split(), "--batch.micro", micro, "--model.mixers", f"[{mixer}]"]
+    chosen += ["--precision", "32-true", "--log_every", "1"]
+    assert fit(data, tmp_path / "eager", *chosen, "--compile", "false") == 0
+    torch.compiler.reset()
+    assert fit(data, tmp_path / "graphs", *chosen, "--cuda_graphs", "true") == 0
+    assert losses(tmp_path / "graphs") == pytest.approx(losses(tmp_path / "eager"), rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("flags", ["--compile false", "--compile true", "--optimizer.name muon"])
+def test_a_step_never_waits_for_the_device(
+    data: Path, tmp_path: Path, flags: str, monkeypatch: pytest.MonkeyPatch
+):
+    watched = []
+
+    def start(self: LanguageModule, batch: object, batch_idx: int) -> None:
+        if 3 <= batch_idx <= 6:  # neither the first steps, which compile, nor those that report
+            torch.cuda.set_sync_debug_mode("error")
+            watched.append(batch_idx)
+
+    def end(self: LanguageModule, outputs: object, batch: object, batch_idx: int) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(LanguageModule, "on_train_batch_start", start, raising=False)
+    monkeypatch.setattr(LanguageModule, "on_train_batch_end", end, raising=False)
+    torch.compiler.reset()
+    assert fit(data, tmp_path / "run", *GPU.split(), *flags.split()) == 0
+    assert watched == [3, 4, 5, 6]
