@@ -13,6 +13,8 @@ LEAST = 10
 class Watch:
     """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
 
+    A loss half as high as a jump is not calm: its steps are not called good afterwards.
+
     Args:
         directory: of the run, to name its last good checkpoint.
         limit: nats by which the loss may rise; 0 for any.
@@ -22,8 +24,8 @@ class Watch:
     def __init__(self, directory: RunDirectory, limit: float, after: int) -> None:
         self._directory, self._limit, self._after = directory, limit or math.inf, after
         self._lowest = math.inf
-        self._begin = self._steps = 0
-        self._sum = 0.0
+        self._begin = self._steps = self._calm = 0
+        self._sum = self._last = 0.0
 
     def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> None:
         """Takes in the mean loss of the last `steps` steps, up to `step`.
@@ -34,8 +36,11 @@ class Watch:
         for what, value in (("loss", loss), ("gradient's norm", gradient_norm)):
             if not math.isfinite(value):
                 raise broken(self._directory, f"the {what} is {value} at step {step}", step - steps)
+        self._last = loss
         if step - steps < self._after:
             return
+        if self._is_calm(loss):
+            self._calm = step
         if not self._steps:
             self._begin = step - steps
         self._sum, self._steps = self._sum + loss * steps, self._steps + steps
@@ -47,20 +52,18 @@ class Watch:
                 f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
                 f"{mean - self._lowest:.3f} above its lowest (--stop_on_spike {self._limit:g})"
             )
-            raise broken(self._directory, what, self._begin)
+            raise broken(self._directory, what, self._calm)
         self._lowest = min(self._lowest, mean)
         self._sum, self._steps = 0.0, 0
 
     def rising(self, steps: int, loss: float) -> bool:
-        """Whether the stretch that is not judged yet looks like a jump.
+        """Whether the loss may be jumping just now.
 
         Args:
             steps: since those that `see` was told of.
-            loss: their mean.
+            loss: their mean, if there are any.
         """
-        total = self._steps + steps
-        mean = (self._sum + loss * steps) / total if total else -math.inf
-        return not mean <= self._lowest + self._limit
+        return not self._is_calm(loss if steps else self._last)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -69,6 +72,9 @@ class Watch:
     def restore(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
         self._lowest = state["lowest"]
+
+    def _is_calm(self, loss: float) -> bool:
+        return loss <= self._lowest + self._limit / 2
 
 
 def broken(directory: RunDirectory, what: str, good_until: int) -> RunError:
