@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 
 from eval.checkpoints import Checkpoint
 from eval.commands.options import add_models, natural, open_models, positive
@@ -70,16 +71,23 @@ def run(options: argparse.Namespace) -> None:
         for checkpoint, request in zip(checkpoints, requests, strict=True)
         for lens in lenses
     ]
-    for look in track(looks, [1.0] * len(looks), "looking"):
+    answers = _answers(looks, results, strict=ALL not in options.lens)
+    for shown in track(answers, [1.0] * len(looks), "looking"):
+        if shown:
+            print(shown + "\n")
+    print(f"rows: {results.path}, documents: {results.directory / FOLDER}")
+
+
+def _answers(looks: list[Look], results: Results, strict: bool) -> Iterator[str]:
+    """Each look's tables; nothing where a lens cannot look, unless it was asked for by name."""
+    for look in looks:
         try:
-            document, rows = look.run(results)
+            yield lens_tables(*look.run(results))
         except RequestError as refusal:
-            if ALL not in options.lens:
+            if strict:
                 raise
             print(f"{look.lens.name} left out: {refusal}", file=sys.stderr)
-            continue
-        print(lens_tables(document, rows) + "\n")
-    print(f"rows: {results.path}, documents: {results.directory / FOLDER}")
+            yield ""
 
 
 def _request(options: argparse.Namespace, checkpoint: Checkpoint) -> Request:

@@ -1,0 +1,211 @@
+"""`python -m eval lens` as a user types it: documents, rows, resuming, and every wrong wish."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from eval.__main__ import main
+from eval.errors import RequestError
+from eval.lenses import catalogue
+from eval.lenses.catalogue import LENSES
+from eval.lenses.lens import Finding, Lens
+from eval.lenses.named import Named
+from eval.lenses.questions import read_documents
+from eval.results import ROWS, read_rows
+from tests.arch_cases import byte_tokenizer
+from tests.test_pretrained import their_model
+
+Directory = Callable[..., Path]
+FAST = ("--corpus", "toy:200", "--tokens", "400")
+
+
+def look(*words: object) -> int:
+    return main(["lens", *map(str, words)])
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Asks for what cannot be: the one line that is said of it."""
+
+    def ask(*words: object) -> str:
+        capsys.readouterr()
+        assert look(*words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return ask
+
+
+def counting(name: str, seen: list[str]) -> Lens:
+    """A lens that tells whom it looked at."""
+
+    def find(checkpoint: Any, request: Any) -> Finding:
+        seen.append(checkpoint.meta["name"])
+        arrays = {"numbers": Named(torch.tensor([1.0, torch.nan]), {"layer": [0, 1]})}
+        figures = [
+            {"figure": "size", "layer": 0, "value": 1.5},
+            {"figure": "size", "layer": 1, "value": float("nan")},
+            {"figure": "share", "part": "a [b]", "value": 0.25, "low": 0.2, "high": 0.3, "n": 7},
+        ]
+        table = {"title": "a table", "columns": ["[x]", "y"], "rows": [["[red]", "2"]]}
+        return Finding(arrays, figures, {"tables": [table]})
+
+    return Lens(name, "counts", find)
+
+
+def fussy(checkpoint: Any, request: Any) -> Finding:
+    raise RequestError("this model has no such part; use another lens")
+
+
+def test_documents_and_rows_hold_what_was_found(model_directory: Directory, tmp_path: Path) -> None:
+    models = [model_directory("flat", step=0), model_directory("flat", step=10)]
+    out = tmp_path / "out"
+    words = ("--lens", "residual", "logit", "--count", 2, "--length", 12, "--words", "a")
+    assert look(*models, "--out", out, *words, *FAST) == 0
+    documents = list(read_documents(out))
+    assert [(d["lens"], d["checkpoint"]["step"]) for d in documents].count(("logit", 10)) == 1
+    assert len(documents) == 4
+    for document in documents:
+        assert [len(prompt["pieces"]) for prompt in document["prompts"]] == [12, 12]
+        assert document["request"] == {
+            "words": ["a"], "corpus": "toy:200", "tokens": 400, "seed": 0
+        }  # fmt: skip
+        assert all(Named.read(array).values.numel() for array in document["arrays"].values())
+    rows = read_rows([out])
+    assert len({row["key"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["kind"] == "lens"
+        assert isinstance(row["value"], float)
+        assert (row["prompts"], row["prompt_kind"], row["length"]) == (2, "story", 12)
+        nested = [name for name, value in row.items() if isinstance(value, dict | list)]
+        assert nested == ["checkpoint"]
+    norms = [r for r in rows if r["figure"] == "norm" and r["checkpoint"]["step"] == 10]
+    assert [row["layer"] for row in norms] == [0, 1, 2]
+    chosen = [row for row in rows if row["figure"] == "probability"]
+    assert {row["word"] for row in chosen} == {"a"}
+
+
+def test_what_was_looked_at_is_not_looked_at_again(
+    model_directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setitem(LENSES, "counting", counting("counting", seen))
+    out, asked = tmp_path / "out", ("--lens", "counting", "--text", "Tom sat.", *FAST)
+    first = model_directory("first")
+    assert look(first, "--out", out, *asked) == 0
+    shown = capsys.readouterr().out
+    for part in ("size", "a [b]", "0.2 to 0.3", "7", "a table", "[red]", "step 0"):
+        assert part in shown
+    assert look(first, model_directory("second"), "--out", out, *asked) == 0
+    assert shown.split("rows:")[0] in capsys.readouterr().out
+    assert seen == ["first", "second"]
+    rows = read_rows([out])
+    assert [row["value"] for row in rows] == [1.5, None, 0.25] * 2
+    (out / ROWS).unlink()  # they are made of the documents again
+    assert look(first, "--out", out, *asked) == 0
+    assert read_rows([out]) == rows[:3]
+    assert look(first, "--out", out, *asked, "--seed", 1) == 0
+    assert seen == ["first", "second", "first"]
+    document = next(read_documents(out))
+    assert document["arrays"]["numbers"]["values"] == [1.0, None]
+    text = (out / "lenses").glob("*.json")
+    assert all("NaN" not in path.read_text() for path in text)
+
+
+def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
+    model_directory: Directory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    refused: Callable[..., str],
+) -> None:
+    seen: list[str] = []
+    both = {"fussy": Lens("fussy", "refuses", fussy), "counting": counting("counting", seen)}
+    monkeypatch.setattr(catalogue, "LENSES", both)
+    model, out = model_directory(), tmp_path / "out"
+    assert look(model, "--out", out, "--text", "Tom sat.") == 0
+    said = capsys.readouterr().err
+    assert "fussy left out: this model has no such part; use another lens\n" in said
+    assert seen == ["flat"]
+    line = refused(model, "--out", out, "--text", "Tom sat.", "--lens", "fussy")
+    assert line == "error: this model has no such part; use another lens"
+
+
+def test_a_failed_write_leaves_no_document(
+    model_directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(LENSES, "counting", counting("counting", []))
+    asked = (model_directory(), "--out", tmp_path / "out", "--lens", "counting", "--text", "Tom")
+    with monkeypatch.context() as context:
+        context.setattr(json, "dumps", broken)
+        with pytest.raises(KeyboardInterrupt):
+            look(*asked)
+    assert not list(read_documents(tmp_path / "out"))
+    assert look(*asked) == 0
+    assert len(list(read_documents(tmp_path / "out"))) == 1
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj"])
+def test_a_pretrained_model_is_looked_at(family: str, tmp_path: Path) -> None:
+    directory, out = tmp_path / "small", tmp_path / "out"
+    their_model(family, dtype=torch.float32).save_pretrained(directory)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    tokenizer.save_pretrained(directory)
+    names = ("residual", "logit", "tuned")
+    asked = ("--lens", *names, "--text", "Tom sat.", 'A <b>"quote"', "--words", "T")
+    assert look(f"hf:{directory}", "--out", out, *asked, *FAST) == 0
+    assert {document["lens"] for document in read_documents(out)} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            ("--words", "kitten"),
+            '"kitten" is {n} tokens here: {split}; choose one of them',
+        ),
+        (("--words", ""), "--words '': there is no token in it; give a word"),
+        (
+            ("--text", "Tom sat. " * 20),
+            "prompt text 0 has {n} tokens; the context of {path} is 32: give a shorter --text or",
+        ),
+        (("--length", "33"), "--length 33: the context of {path} is 32; give a shorter one"),
+        (("--text", "a", "--count", "3"), "--count and --length are of stories; leave them out"),
+        (("--lens", "logt"), "--lens logt: no lens of that name; did you mean logit? use all or"),
+        (("--lens", "xyz"), "--lens xyz: no lens of that name; use all or some of residual, logit"),
+        (("--text", ""), "--text '': there is nothing to recover; give some text"),
+        (("--corpus", "nowhere"), "nowhere"),
+    ],
+)
+def test_wrong_wishes_get_one_line(
+    model_directory: Directory,
+    tmp_path: Path,
+    refused: Callable[..., str],
+    small_tokenizer: Any,
+    asked: tuple[str, ...],
+    message: str,
+) -> None:
+    path = model_directory()
+    line = refused(path, "--out", tmp_path / "out", *asked)
+    ids = small_tokenizer.encode(asked[1]).ids
+    split = " ".join(f'"{small_tokenizer.decode([token])}"' for token in ids)
+    assert line.startswith("error: ")
+    assert message.format(path=path, n=len(ids), split=split) in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_word_that_is_one_token_after_a_space_is_offered(
+    model_directory: Directory, tmp_path: Path, refused: Callable[..., str], small_tokenizer: Any
+) -> None:
+    vocabulary = small_tokenizer.get_vocab()
+    word = next(t[1:] for t in vocabulary if t[0] == "Ġ" and len(t) > 3 and t[1:] not in vocabulary)
+    line = refused(model_directory(), "--out", tmp_path / "out", "--words", word)
+    assert line.endswith(f'; choose one of them, or " {word}", which is one')
