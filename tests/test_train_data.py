@@ -74,15 +74,8 @@ def test_a_run_resumed_with_workers_is_the_same_to_the_bit(
 
 
 def test_a_run_may_resume_in_parts_of_another_size(packed: PackedData, tmp_path: Path):
-    double = [
-        "--precision",
-        "64-true",
-        "--schedule.decay",
-        "none",
-        "--batch.size",
-        "12",
-        "--trainer.max_steps",
-    ]
+    double = ["--precision", "64-true", "--schedule.decay", "none", "--batch.size", "12"]
+    double.append("--trainer.max_steps")
     for name, sizes in (("whole", [12]), ("parts", [6, 4, 12, 2])):
         for i, micro in enumerate(sizes):
             steps = str(8 if name == "whole" else 2 * (i + 1))
@@ -188,7 +181,7 @@ def children(process: int) -> list[int]:
             command = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if parent == process and "spawn_main" in command and "tracker" not in command:
+        if parent == process and "spawn_main" in command:
             found.append(int(folder.name))
     return found
 
@@ -215,7 +208,7 @@ def test_a_computed_order_holds_every_window_once(count: int, monkeypatch: pytes
 
 def test_a_computed_order_is_as_good_as_chance(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(order, "TABLE", 0)
-    count, epochs = 40, 4000
+    count, epochs = 40, 1200
     orders = np.array(
         [Order(count, np.random.default_rng(e))[np.arange(count)] for e in range(epochs)]
     )
@@ -227,7 +220,7 @@ def test_a_computed_order_is_as_good_as_chance(monkeypatch: pytest.MonkeyPatch):
         chi = ((table - expected) ** 2 / expected).sum()
         assert chi < 63 + 5 * (2 * 63) ** 0.5
     steps = np.diff(orders, axis=1)
-    assert abs((steps > 0).mean() - 0.5) < 0.01
+    assert abs((steps > 0).mean() - 0.5) < 0.015
 
 
 def test_ten_billion_tokens_have_an_order_without_a_table():

@@ -92,8 +92,8 @@ def pack(
     ]
     if shards is not None:
         asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
-        partial = Partial(out, meta | asked, force)
-        pack_shards(corpora, loaded, layout, meta, shards, partial, workers, report)
+        with Partial(out, meta | asked, force) as partial:
+            pack_shards(corpora, loaded, layout, meta, shards, partial, workers, report)
         return PackedData(out)
     with whole_directory(out, replace=force) as folder:
         splits = {

@@ -51,17 +51,25 @@ class Partial:
         self._asked = json.loads(json.dumps(asked))
         self.shards: dict[str, list[dict[str, Any]]] = {}
         self.ended: list[str] = []
-        with no_place(out):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / LOCK).open("w")
+        with ExitStack() as stack:
+            with no_place(out):
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((self.path / LOCK).open("w"))
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise CorpusError(
                     f"--out {out}: another packing is writing it; wait for it, or choose another"
                 ) from None
-        if (self.path / JOURNAL).is_file():
-            self._read(force)
+            if (self.path / JOURNAL).is_file():
+                self._read(force)
+            self._lock = stack.pop_all()
+
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
 
     def add(self, split: str, shard: dict[str, Any]) -> None:
         """Note a shard that is safe on the disk."""
@@ -76,7 +84,6 @@ class Partial:
     def commit(self) -> None:
         """Give the complete directory its name."""
         commit_directory(self.path, self.out, self.force)
-        self._lock.close()
         for name in (JOURNAL, LOCK):
             (self.out / name).unlink()
 

@@ -113,5 +113,5 @@ def _count_whole_steps(trainer: Trainer) -> None:
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     # The part after which the checkpoint was written is counted as completed a little later.
-    pending = progress.total.processed - progress.total.completed
+    pending = progress.total.processed - progress.total.completed  # pyright: ignore[reportAttributeAccessIssue]
     progress.current.completed = trainer.global_step * trainer.accumulate_grad_batches - pending
