@@ -42,7 +42,7 @@ class Run:
         """Time spent in training until each reported step, by the speeds reported."""
         spent, tokens, found = 0.0, 0, {0: 0.0}
         for row in self.metrics:
-            if row.get("tokens_per_second"):
+            if row.get("tokens_per_second") and "tokens_seen" in row:
                 spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
                 tokens = row["tokens_seen"]
                 found[row["step"]] = spent

@@ -160,7 +160,9 @@ def _speed(checkpoint: Checkpoint) -> float | None:
 def _run_losses(checkpoints: Sequence[Checkpoint]) -> Figures:
     readings: dict[Quantity, list[float | None]] = {
         TRAIN_LOSS: [c.run.at(c.step, "loss") if c.run else None for c in checkpoints],
-        Quantity(LOSS, "validation nats/token"): [c.about.get("val_loss") for c in checkpoints],
+        Quantity(LOSS, "validation nats/token"): [
+            c.meta.get("val_loss", c.about.get("val_loss")) for c in checkpoints
+        ],
         VALID_BITS: [c.meta.get("val_bits_per_byte") for c in checkpoints],
     }
     return {quantity: pool(own) for quantity, own in _known(readings).items()}

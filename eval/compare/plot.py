@@ -195,7 +195,7 @@ def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Axis
     drawn = []
     for heading, points in panels.items():
         share, most = points[0]["share"], _most(points)
-        points = _side_by_side(points, names) if most <= FEW else points
+        points = _side_by_side(points, names) if _overlap(points) else points
         base = alt.Chart(alt.Data(values=points)).encode(
             x=alt.X(
                 "x:Q",
@@ -236,6 +236,12 @@ def _most(points: list[dict[str, Any]]) -> int:
     """Points of the model that has most."""
     counted = [point["model"] for point in points]
     return max(counted.count(model) for model in set(counted))
+
+
+def _overlap(points: list[dict[str, Any]]) -> bool:
+    """Whether intervals of a few points would hide each other."""
+    known = [point["x"] for point in points if point["low"] < point["high"]]
+    return _most(points) <= FEW and len(set(known)) < len(known)
 
 
 def _side_by_side(points: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
