@@ -205,7 +205,7 @@ def test_copying_is_that_of_the_whole_table():
 
 def test_ov_of_a_mixer_is_refused(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("flat",)))
-    with pytest.raises(RequestError, match="a flat mixer has no OV circuit") as caught:
+    with pytest.raises(RequestError, match="the flat mixer has no OV circuit") as caught:
         OV.find(checkpoint, Request((Prompt("text", 0, (1, 2, 3)),)))
     assert "\n" not in str(caught.value)
 

@@ -4,7 +4,7 @@
 
 Of a head h, W_V W_O `(D, D)`, and as tokens see it, W_E W_V W_O W_U' `(V, V)`: does reading a token
 raise that token? Its eigenvalues say so without the table being made (Elhage et al. 2021). A headed
-masked mixer has such circuits too; other mixers write what they read.
+masked mixer has such circuits too.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor]:
         values = (mixer.in_proj(each) - mixer.in_proj(none)).unflatten(-1, (heads, -1))
     else:
         raise RequestError(
-            f"a {type(mixer).__name__.lower()} mixer has no OV circuit: it writes what it reads; "
-            "choose a model with attention or headed mixers"
+            f"the {_name(mixer)} mixer has no OV circuit; only attention and headed mixers have: "
+            "choose such a model, or lenses other than ov"
         )
     width = values.shape[-1]
     wide = torch.eye(heads * width, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,259 @@
+"""Where the tokens of a word can be read from its last one: put together early, apart again late?
+
+    python -m eval lens --models DIR --corpus stories.txt --lenses detokenisation
+
+A linear probe for every layer and offset is fitted at all positions and judged at the last tokens
+of words, as in Feucht et al. (2024), "Token Erasure as a Footprint of Implicit Vocabulary Items in
+LLMs". Words of several tokens are held against words of one and against any position, and every
+score against what the tokens' frequencies alone would have given at the same places.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.named import Named
+from eval.lenses.pieces import Words, alphabet, census, words_of
+from eval.lenses.trace import gather, trace
+from eval.probes.linear import calibrated
+from eval.probes.moments import Classifier, Moments, gaussian
+from eval.probes.windows import story_windows
+from eval.statistics import wilson
+
+OFFSETS = (-2, -1, 0, 1)
+BACK, AHEAD = 2, 1  # positions that every offset needs around it
+GROUPS = ("words of several", "words of one", "any position")
+MEASURES = ("top1", "nats", "nats unigram")
+WINDOW = 64  # tokens
+LAYERS = 6  # that are looked at, the first and last among them
+BATCH = 4096  # tokens sent through the model together
+EXAMPLES = 128  # for the factor of the probes' scores
+JUDGED = 256  # positions of a group, at most
+SMOOTHING = 0.5
+
+Probes = dict[tuple[int, int], Classifier]
+"""By layer and offset."""
+
+
+class Examples(NamedTuple):
+    """Positions with everything around them that a probe may be asked for.
+
+    Attributes:
+        vectors: the stream at each position, `(N, D)`.
+        tokens: by offset, `(N, len(OFFSETS))`.
+    """
+
+    vectors: Tensor
+    tokens: Tensor
+
+
+def sites(depth: int, count: int = LAYERS) -> list[int]:
+    """At most `count` layers from 0 to the last, evenly spaced."""
+    return sorted({round(i * depth / (count - 1)) for i in range(count)})
+
+
+def around(tokens: Tensor) -> Tensor:
+    """Tokens at every offset from the inner positions of `(N, T)`: `(N, T - 3, offsets)`."""
+    T = tokens.shape[1]
+    return torch.stack([tokens[:, BACK + o : T - AHEAD + o] for o in OFFSETS], dim=-1)
+
+
+@torch.no_grad()
+def streams_of(model: LanguageModel, tokens: Tensor, layers: list[int]) -> Tensor:
+    """The stream of `(N, T)` tokens at the inner positions, `(layers, N, T - 3, D)`."""
+    streams = trace(model, tokens).streams[layers]
+    return streams[:, :, BACK : tokens.shape[1] - AHEAD].float()
+
+
+def fit(model: LanguageModel, windows: Tensor, layers: list[int]) -> Probes:
+    """Gaussian probes of all layers and offsets, in closed form, by one pass over `(N, T)` tokens.
+
+    Raises:
+        RequestError: a stream that is not finite.
+    """
+    V, D = model.embedding.weight.shape
+    device = windows.device
+    held = windows[-math.ceil(EXAMPLES / (windows.shape[1] - BACK - AHEAD)) :]
+    sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
+    for batch in windows[: len(windows) - len(held)].split(max(1, BATCH // windows.shape[1])):
+        y = around(batch).flatten(0, 1)
+        counts = [torch.bincount(column, minlength=V) for column in y.T]
+        for layer, stream in zip(layers, streams_of(model, batch, layers), strict=True):
+            if not stream.isfinite().all():
+                raise RequestError(f"layer {layer} gives numbers that are not finite")
+            x = stream.flatten(0, 1).double()
+            inner = x.T @ x  # the same for every offset, so made once
+            for i, o in enumerate(OFFSETS):
+                own = sums[layer, o]
+                own.count += counts[i]
+                own.total.index_add_(0, y[:, i], x)
+                own.second += inner
+    y = around(held).flatten(0, 1)[:EXAMPLES]
+    probes: Probes = {}
+    vocabulary = model.embedding.weight.detach()
+    for layer, stream in zip(layers, streams_of(model, held, layers), strict=True):
+        x = stream.flatten(0, 1)[:EXAMPLES]
+        for i, o in enumerate(OFFSETS):
+            known = sums[layer, o]
+            share = known.log_share(SMOOTHING).float()
+            probes[layer, o] = calibrated(gaussian(known, vocabulary), share, x, y[:, i])
+    return probes
+
+
+def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Tensor]:
+    """Which inner positions are judged, `(K,)` into the flattened `(N, T - 3)`.
+
+    By group and offset: an earlier token of a word is asked for where the word has it only.
+    """
+    T = tokens.shape[1]
+    inner = slice(BACK, T - AHEAD)
+    length, last = words.length[:, inner].flatten(), words.last[:, inner].flatten()
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for o in OFFSETS:
+        for name, here in (
+            (GROUPS[0], last & (length > max(1, -o))),
+            (GROUPS[1], last & (length == 1)),
+            (GROUPS[2], torch.ones_like(last)),
+        ):
+            places = here.nonzero()[:, 0].cpu()
+            order = torch.randperm(len(places), generator=generator)[:JUDGED]
+            found[name, o] = places[order].sort().values
+    return found
+
+
+def unigram_nats(train: Tensor, tokens: Tensor, vocabulary: int) -> float:
+    """Cross entropy of `(N,)` tokens by their frequencies in `train` alone."""
+    counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
+    return float(-(counts / counts.sum()).log()[tokens].mean())
+
+
+def judge(probes: Probes, examples: dict[int, Tensor], tokens: Tensor, o: int) -> dict[int, Tensor]:
+    """Whether each answer is right, and its nats, `(2, K)` by layer, for one offset.
+
+    Args:
+        probes: by layer and offset.
+        examples: vectors `(K, D)` by layer.
+        tokens: the right answers, `(K,)`.
+        o: the offset.
+    """
+    found = {}
+    for layer, x in examples.items():
+        logits = probes[layer, o](x)
+        nats = F.cross_entropy(logits, tokens, reduction="none")
+        found[layer] = torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
+    return found
+
+
+def _load(checkpoint: Checkpoint, request: Request) -> tuple[Tensor, Tensor]:
+    length = min(WINDOW, checkpoint.config.context)
+    train, valid = request.tokens // length, request.tokens // (4 * length)
+    if train < 3 or valid < 1 or length <= BACK + AHEAD:
+        raise RequestError(
+            f"--tokens {request.tokens}: probes need {4 * length} at least; ask for more"
+        )
+    device = checkpoint.model.embedding.weight.device
+    parts = (("train", train), ("valid", valid))
+    first, second = (
+        story_windows(request.corpus, split, checkpoint.tokenizer, count, length).to(device)
+        for split, count in parts
+    )
+    return first, second
+
+
+def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+    model, V = checkpoint.model, checkpoint.config.vocab_size
+    train, valid = _load(checkpoint, request)
+    known = alphabet(checkpoint.tokenizer, V)
+    words = words_of(valid.cpu(), known)
+    layers = sites(len(model.blocks))
+    probes = fit(model, train, layers)
+    streams = streams_of(model, valid, layers).flatten(1, 2)
+    right = around(valid).flatten(0, 1)
+    values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
+    figures: list[dict[str, Any]] = []
+    counts = census(words_of(train.cpu(), known))
+    for (group, o), chosen in groups(valid, words, request.seed).items():
+        if not len(chosen):
+            continue
+        i, places = OFFSETS.index(o), chosen.to(valid.device)
+        tokens = right[places, i]
+        examples = {layer: streams[n, places] for n, layer in enumerate(layers)}
+        chance = unigram_nats(train, tokens, V)
+        for n, (layer, found) in enumerate(judge(probes, examples, tokens, o).items()):
+            top1, nats = found.mean(dim=1).tolist()
+            values[i, GROUPS.index(group), n] = torch.tensor([top1, nats, chance])
+            share = wilson(int(found[0].sum()), len(tokens))
+            place = {"group": group, "offset": o, "layer": layer}
+            limits = {"low": share.low, "high": share.high, "n": len(tokens)}
+            figures += [
+                {"figure": "read", **place, "value": top1, **limits},
+                {"figure": "nats gained", **place, "value": chance - nats, "n": len(tokens)},
+            ]
+    figures += _turns(values, layers)
+    figures += [{"figure": name, "value": value} for name, value in counts.items()]
+    axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
+    return Finding(
+        arrays={"detokenisation": Named(values, axes), **_prompt(checkpoint, request, probes)},
+        figures=figures,
+        notes={"examples": _examples(checkpoint, valid, words)},
+    )
+
+
+def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
+    """Where a token is read best, how much of that is lost by the last layer, what comes back."""
+    figures = []
+    for i, o in enumerate(OFFSETS):
+        for g, group in enumerate(GROUPS):
+            top1 = values[i, g, :, 0]
+            if top1.isfinite().all():
+                turns = {
+                    "read best at layer": layers[int(top1.argmax())],
+                    "lost by the end": float(top1.max() - top1[-1]),
+                    "back at the end": float(top1[-1] - top1.min()),
+                }
+                place = {"group": group, "offset": o}
+                figures += [{"figure": name, **place, "value": v} for name, v in turns.items()]
+    return figures
+
+
+@torch.no_grad()
+def _prompt(checkpoint: Checkpoint, request: Request, probes: Probes) -> dict[str, Named]:
+    """Probability that each probe gives the right token, at each position of the first prompt."""
+    batch = gather(checkpoint, request.prompts[:1])
+    layers = list(dict.fromkeys(layer for layer, _ in probes))
+    streams = trace(checkpoint.model, batch.tokens).streams[layers, 0].float()
+    tokens = batch.tokens[0]
+    T = len(tokens)
+    values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
+    for i, o in enumerate(OFFSETS):
+        here = slice(max(0, -o), max(max(0, -o), T - max(0, o)))
+        asked = tokens[max(0, o) : T + min(0, o)] if abs(o) < T else tokens[:0]
+        for n, layer in enumerate(layers):
+            p = probes[layer, o](streams[n, here]).softmax(dim=-1)
+            values[i, n, here] = p.gather(1, asked[:, None])[:, 0].cpu()
+    axes = {"offset": OFFSETS, "layer": layers, "position": range(T)}
+    return {"reading": Named(values, axes)}
+
+
+def _examples(checkpoint: Checkpoint, windows: Tensor, words: Words) -> list[list[str]]:
+    """Some words of several tokens, in pieces."""
+    found: dict[tuple[int, ...], None] = {}
+    for row, end in (words.last & (words.length > 1)).nonzero().tolist():
+        first = end - int(words.length[row, end]) + 1
+        found[tuple(windows[row, first : end + 1].tolist())] = None
+    return [checkpoint.pieces(list(tokens)) for tokens in list(found)[:20]]
+
+
+DETOKENISATION = Lens(
+    "detokenisation", "where a word's tokens can be read from its last one, layer by layer", _find
+)

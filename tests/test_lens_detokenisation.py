@@ -1,0 +1,173 @@
+"""Words of several tokens, and what probes read from their last one."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from arch.pretrained import PretrainedModel
+from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.errors import RequestError
+from eval.lenses.detokenisation import (
+    DETOKENISATION,
+    GROUPS,
+    OFFSETS,
+    around,
+    fit,
+    groups,
+    judge,
+    sites,
+    streams_of,
+    unigram_nats,
+)
+from eval.lenses.lens import Request
+from eval.lenses.pieces import Alphabet, alphabet, census, words_of
+from eval.prompts import Prompt
+from tests.arch_cases import byte_tokenizer
+from tests.test_pretrained import their_model
+
+PROMPT = Prompt("text", 0, tuple(range(30, 50)))
+
+
+def plain_words(text, spans):
+    """Each word's last lettered token and how many lettered tokens it has, from the text itself."""
+    found, start = [], 0
+    for word in text.split(" "):
+        own = [i for i, (a, b) in enumerate(spans) if start <= b - 1 < start + len(word)]
+        lettered = [i for i in own if any(map(str.isalpha, text[slice(*spans[i])]))]
+        if lettered:
+            found.append((lettered[-1], len(lettered)))
+        start += len(word) + 1
+    return found
+
+
+def test_words_are_those_of_the_text(small_tokenizer):
+    text = "the elephant and a hippopotamus went walking (slowly) to Constantinople again"
+    encoded = small_tokenizer.encode(text)
+    ids = torch.tensor([encoded.ids])
+    found = words_of(ids, alphabet(small_tokenizer, small_tokenizer.get_vocab_size()))
+    ends = found.last[0].nonzero()[:, 0].tolist()
+    expected = plain_words(text, encoded.offsets)
+    assert expected[-1][0] == ids.shape[1] - 1  # it may go on after the window
+    assert list(zip(ends, found.length[0, ends].tolist(), strict=True)) == expected[:-1]
+    assert max(length for _, length in expected) >= 3
+
+
+def test_a_sentencepiece_tokenizer_has_words_too():
+    pieces = ["▁un", "happ", "y", "▁dog", ",", "s", "<0x0A>"]
+    tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    known = alphabet(tokenizer, len(pieces))
+    found = words_of(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 5, 3, 4]]), known)
+    assert found.length.tolist() == [[1, 2, 3, 1, 0, 1, 0, 1, 1, 0]]
+    assert found.last[0].nonzero()[:, 0].tolist() == [2, 3, 5, 7, 8]
+
+
+def test_what_begins_and_what_ends_a_word():
+    known = Alphabet(
+        begins=torch.tensor([True, False, False]), lettered=torch.tensor([True, True, False])
+    )  # a beginning, a continuation, a comma
+    found = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), known)
+    assert found.length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
+    assert found.last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
+    counted = census(found)
+    assert counted["words"] == 4
+    assert counted["share of several tokens"] == 2 / 4
+    assert counted["share of three and more"] == 1 / 4
+
+
+def test_tokens_around_a_position():
+    tokens = torch.arange(20).view(2, 10)
+    found = around(tokens)
+    assert found.shape == (2, 7, len(OFFSETS))
+    for i, o in enumerate(OFFSETS):
+        assert found[1, 3, i] == tokens[1, 2 + 3 + o]
+
+
+def test_layers_are_spread():
+    assert sites(4, 6) == [0, 1, 2, 3, 4]
+    assert sites(1, 6) == [0, 1]
+    assert sites(24, 6) == [0, 5, 10, 14, 19, 24]
+
+
+def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
+    known = Alphabet(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
+    tokens = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]])
+    words = words_of(tokens, known)
+    found = groups(tokens, words, seed=0)
+    inner = {key: (places + 2).tolist() for key, places in found.items()}
+    assert inner[GROUPS[0], -1] == [2, 5]
+    assert inner[GROUPS[0], -2] == [5]
+    assert inner[GROUPS[0], 0] == inner[GROUPS[0], 1] == [2, 5]
+    assert inner[GROUPS[1], -2] == inner[GROUPS[1], 0] == [7, 8]
+    assert inner[GROUPS[2], 0] == [*range(2, 9)]
+
+
+def test_probes_read_the_token_itself_and_not_those_before_it_at_the_embedding(small_model):
+    model = small_model(d_model=64)
+    windows = torch.randint(20, (120, 32))
+    probes = fit(model, windows[:100], [0, 2])
+    held = windows[100:]
+    streams, right = streams_of(model, held, [0, 2]).flatten(1, 2), around(held).flatten(0, 1)
+    assert torch.equal(streams[0], model.embed(held)[:, 2:-1].flatten(0, 1))
+    chance = unigram_nats(windows[:100], right[:, 2], 400)
+    assert chance == pytest.approx(math.log(20), rel=0.2)
+    own = judge(probes, {0: streams[0], 2: streams[1]}, right[:, 2], 0)
+    assert own[0][0].mean() == 1
+    assert own[2][0].mean() > 0.9
+    assert own[0][1].mean() < 0.1
+    before = judge(probes, {0: streams[0]}, right[:, 1], -1)
+    assert before[0][0].mean() < 0.15
+    assert before[0][1].mean() == pytest.approx(chance, abs=0.3)
+
+
+def test_probes_read_what_a_mixer_carries(small_model):
+    model = small_model(d_model=64, n_layers=1)
+    mixer: Any = model.blocks[0].token_mixer
+    mixer.mix.weight.copy_(2 * torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
+    mixer.mix.bias.zero_()
+    windows = torch.randint(20, (120, 32))
+    probes = fit(model, windows[:100], [0, 1])
+    held = windows[100:]
+    streams, right = streams_of(model, held, [0, 1]).flatten(1, 2), around(held).flatten(0, 1)
+    for i, o in enumerate(OFFSETS):
+        found = judge(probes, {1: streams[1]}, right[:, i], o)[1]
+        assert (found[0].mean() > 0.9) == (o in (-1, 0))
+
+
+def test_the_lens(model_directory):
+    checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
+    request = Request((PROMPT,), corpus="toy:60", tokens=2000)
+    found = DETOKENISATION.find(checkpoint, request)
+    array = found.arrays["detokenisation"]
+    assert array.at(group="any position", offset=0, layer=0, measure="top1").item() > 0.9
+    read = [f for f in found.figures if f["figure"] == "read"]
+    assert all(f["low"] <= f["value"] <= f["high"] for f in read)
+    reading = found.arrays["reading"]
+    assert reading.values.shape == (len(OFFSETS), 3, 20)
+    assert reading.at(offset=1, layer=2).values[-1].isnan()
+    assert reading.at(offset=-2, layer=2).values[2:].isfinite().all()
+    assert all(len(word) > 1 for word in found.notes["examples"])
+    with pytest.raises(RequestError, match="--tokens 50: probes need 128 at least"):
+        DETOKENISATION.find(checkpoint, Request((PROMPT,), corpus="toy:60", tokens=50))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "llama 3"])
+def test_the_lens_on_wrapped_models(family):
+    model = PretrainedModel(their_model(family, dtype=torch.float32))
+    checkpoint = Checkpoint(
+        model,
+        model.config,
+        byte_tokenizer(),
+        {"name": "x"},
+        SimpleNamespace(),  # pyright: ignore
+    )
+    prompt = Prompt("text", 0, tuple(range(60, 72)))
+    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:60", tokens=2000))
+    assert found.arrays["detokenisation"].values[:, 0].isfinite().all()
