@@ -11,7 +11,7 @@ from eval.compare.evidence import Checkpoint
 from eval.compare.figures import Figures, measure
 from eval.inversion.fields import ARCHITECTURE
 
-SEED = re.compile(r"[-_. ]?(?:s|seed)[-_.= ]?\d+(?= \[|$)")
+SEED = re.compile(r"[-_. ]?(?:s[-_. ]?|seed[-_.= ]?)\d+(?= \[|$)")
 NOT_COMPARED = {
     "run", "seed", "resume", "precision", "compile", "save_steps", "save_every", "checkpoint_every",
     "keep_checkpoints", "validate_every", "validate_tokens", "log_every", "wandb", "wandb_project",
