@@ -3,20 +3,38 @@
 import difflib
 
 from eval.errors import RequestError
+from eval.lenses.attribution import ATTRIBUTION
 from eval.lenses.bigrams import BIGRAMS
 from eval.lenses.confidence import CONFIDENCE
 from eval.lenses.geometry import GEOMETRY
+from eval.lenses.intervention import INTERVENTION
 from eval.lenses.lens import Lens
 from eval.lenses.logit_lens import LOGIT_LENS
+from eval.lenses.mixing import MIXING
+from eval.lenses.ov import OV
 from eval.lenses.path import PATH
 from eval.lenses.residual import RESIDUAL
+from eval.lenses.steering import STEERING
 from eval.lenses.tuned_lens import TUNED_LENS
 
+ALL = "all"
 LENSES: dict[str, Lens] = {
     lens.name: lens
-    for lens in (RESIDUAL, LOGIT_LENS, TUNED_LENS, GEOMETRY, BIGRAMS, CONFIDENCE, PATH)
+    for lens in (
+        RESIDUAL,
+        LOGIT_LENS,
+        TUNED_LENS,
+        GEOMETRY,
+        BIGRAMS,
+        CONFIDENCE,
+        PATH,
+        MIXING,
+        OV,
+        ATTRIBUTION,
+        INTERVENTION,
+        STEERING,
+    )
 }
-ALL = "all"
 
 
 def choose(names: list[str]) -> list[Lens]:
