@@ -1,0 +1,183 @@
+"""Features that two texts share: do two tellings of one story wake the same units of a model?
+
+A unit is active in a text if it is among the strongest few at any of its positions. Overlap is
+intersection over union of the units active in two texts. Tellings of one story are compared with
+tellings of different stories, and with what would be shared if units were active independently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.means import mean_record
+from eval.lenses.named import Named
+from eval.lenses.retellings import RETELLINGS
+from eval.lenses.trace import blocks_of
+
+OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
+"""What the layer after the hidden units is called, ours first, then in four families."""
+SHARE = 1 / 64  # of the units may be active at a position
+COMPARED = ("retold", "unrelated", "chance")
+
+
+@torch.no_grad()
+def hidden_units(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The channel mixers' hidden units after their activation, `(n, B, T, F)`.
+
+    Raises:
+        RequestError: a channel mixer whose parts are not known.
+    """
+    found: list[Tensor] = []
+    layers = [_output_layer(block.channel_mixer) for block in blocks_of(model)]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        for layer in layers
+    ]
+    try:
+        model.hidden(model.embed(tokens), len(layers))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(found)
+
+
+def _output_layer(channel_mixer: nn.Module) -> nn.Module:
+    children = dict(channel_mixer.named_children())
+    for name in OUTPUTS:
+        if name in children:
+            return children[name]
+    raise RequestError(
+        f"a {type(channel_mixer).__name__} has no hidden units that are known; known are those of "
+        "gelu, swiglu and the wrapped families"
+    )
+
+
+def active_in_text(values: Tensor, most: int) -> Tensor:
+    """Which units are among the `most` strongest at any position, `(..., T, F)` to `(..., F)`.
+
+    A unit that is zero is not active.
+    """
+    size = values.abs()
+    strongest = size.topk(most, dim=-1)
+    marks = torch.zeros_like(size).scatter_(-1, strongest.indices, strongest.values)
+    return (marks > 0).any(-2)
+
+
+def overlap(first: Tensor, second: Tensor) -> Tensor:
+    """Intersection over union of every first with every second set, `(N, F), (M, F) -> (N, M)`.
+
+    Two empty sets overlap in nothing: 0.
+    """
+    a, b = first.double(), second.double()
+    both = a @ b.T
+    either = a.sum(1)[:, None] + b.sum(1) - both
+    return both / either.clamp_min(1)
+
+
+def chance_overlap(active: Tensor) -> float:
+    """The overlap of two texts in which units are active independently, as often as in `(N, F)`.
+
+    Expected intersection over expected union, the first without bias for N texts.
+    """
+    N, count = len(active), active.double().sum(0)
+    both = (count * (count - 1)).sum() / (N * (N - 1))
+    return float(both / (2 * count.sum() / N - both).clamp_min(1e-12))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Overlaps of N stories told twice.
+
+    Attributes:
+        retold: of each story's two tellings, `(N,)`.
+        unrelated: mean of each story's tellings with the other tellings of other stories, `(N,)`.
+        chance: what independence would give.
+    """
+
+    retold: Tensor
+    unrelated: Tensor
+    chance: float
+
+
+def shared(first: Tensor, second: Tensor) -> Shared:
+    """From the active units of first and second tellings, each `(N, F)`, N of 2 or more."""
+    every = overlap(first, second)
+    retold, N = every.diagonal(), len(every)
+    others = (every.sum(0) + every.sum(1) - 2 * retold) / (2 * (N - 1))
+    return Shared(retold, others, chance_overlap(torch.cat([first, second])))
+
+
+def retelling_tokens(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+    """Both tellings of every story, all cut to one length, each `(N, T)`."""
+    told = [
+        [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for text in one]
+        for one in zip(*RETELLINGS, strict=True)
+    ]
+    shortest = min(len(ids) for one in told for ids in one)
+    length = min(shortest, checkpoint.config.context)
+    device = checkpoint.model.embedding.weight.device
+    first, second = (torch.tensor([ids[:length] for ids in one], device=device) for one in told)
+    return first, second
+
+
+def token_sets(tokens: Tensor, size: int) -> Tensor:
+    """Which tokens a text has, `(N, T)` to `(N, V)`: the overlap that needs no model."""
+    return torch.zeros(len(tokens), size, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
+
+
+def overlap_finding(sets: dict[str | int, tuple[Tensor, Tensor]], of: str) -> Finding:
+    """Overlaps by layer, with intervals over stories.
+
+    Args:
+        sets: active units of first and second tellings `(N, F)` by layer; `tokens` is no layer.
+        of: what the units are.
+    """
+    figures: list[dict[str, Any]] = []
+    values = torch.full((len(sets), len(COMPARED)), torch.nan)
+    for row, (layer, (first, second)) in enumerate(sets.items()):
+        found = shared(first.cpu(), second.cpu())
+        place = {"of": of, "layer": layer}
+        means = {"retold": found.retold, "unrelated": found.unrelated}
+        for name, each in means.items():
+            record = mean_record(each.tolist())
+            figures.append({"figure": "feature overlap", "texts": name, **place} | record)
+        figures += [
+            {"figure": "feature overlap", "texts": "chance", **place, "value": found.chance},
+            {"figure": "overlap above unrelated", **place}
+            | mean_record((found.retold - found.unrelated).tolist()),
+        ]
+        numbers = [float(found.retold.mean()), float(found.unrelated.mean()), found.chance]
+        values[row] = torch.tensor(numbers)
+    axes = {"layer": list(sets), "texts": list(COMPARED)}
+    return Finding({"overlap": Named(values, axes)}, figures)
+
+
+@torch.no_grad()
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Compares built-in stories told twice, by the hidden units of every channel mixer.
+
+    Raises:
+        RequestError: a channel mixer whose parts are not known.
+    """
+    first, second = retelling_tokens(checkpoint)
+    size = checkpoint.config.vocab_size
+    sets: dict[str | int, tuple[Tensor, Tensor]] = {
+        "tokens": (token_sets(first, size), token_sets(second, size))
+    }
+    units = hidden_units(checkpoint.model, torch.cat([first, second]))
+    most = max(1, round(units.shape[-1] * SHARE))
+    for layer, values in enumerate(units, 1):
+        one, other = active_in_text(values, most).chunk(2)
+        sets[layer] = (one, other)
+    return overlap_finding(sets, "channel mixer units")
+
+
+FEATURES = Lens("features", "whether two tellings of one story wake the same units, by layer", find)

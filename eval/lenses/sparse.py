@@ -1,0 +1,209 @@
+"""A small sparse autoencoder of a model's stream, fitted on stories, and the features it finds.
+
+Top-k (Gao et al., 2406.04093): of F > D features only the k strongest speak for a position. One is
+fitted for each of a few layers, all of them in the same products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
+from eval.lenses.features import (
+    active_in_text,
+    overlap_finding,
+    retelling_tokens,
+    token_sets,
+)
+from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.named import Named
+from eval.lenses.steering import spaced_layers
+from eval.lenses.text import sample_text
+from eval.lenses.trace import trace
+
+WINDOW = 128  # tokens of a piece of text
+BATCH = 32  # windows run through the model together
+HELD_OUT = 0.1  # of the windows, for the figures
+LEAST = 1000  # tokens below which nothing is fitted
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How an autoencoder is fitted.
+
+    Attributes:
+        expansion: features for each of the stream's.
+        active: of them at a position.
+        epochs: over the text.
+        batch: positions of a step.
+        rate: Adam's, falling linearly to zero.
+        seed: of the start and the order.
+    """
+
+    expansion: int = 4
+    active: int = 16
+    epochs: int = 4
+    batch: int = 512
+    rate: float = 4e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class SparseAutoencoder:
+    """S autoencoders side by side, of S streams.
+
+    Attributes:
+        centre: of each stream, `(S, 1, D)`.
+        scale: its root mean square around that, `(S, 1, 1)`.
+        encoder: `(S, D, F)`.
+        bias: `(S, 1, F)`.
+        decoder: `(S, F, D)`, rows of length 1.
+        active: features at a position.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    encoder: Tensor
+    bias: Tensor
+    decoder: Tensor
+    active: int
+
+    def encode(self, streams: Tensor) -> Tensor:
+        """`(S, N, D)` to features `(S, N, F)`, all but the strongest zero."""
+        return _strongest(self._normed(streams) @ self.encoder + self.bias, self.active)
+
+    def decode(self, features: Tensor) -> Tensor:
+        """`(S, N, F)` to streams `(S, N, D)`."""
+        return features @ self.decoder * self.scale + self.centre
+
+    def _normed(self, streams: Tensor) -> Tensor:
+        return (streams - self.centre) / self.scale
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well each of S autoencoders does on text that it was not fitted on, each `(S,)`.
+
+    Attributes:
+        explained: share of the variance.
+        active: features at a position, in the mean.
+        dead: share of the features that are never active.
+    """
+
+    explained: Tensor
+    active: Tensor
+    dead: Tensor
+
+
+def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
+    """Fits autoencoders to streams `(S, N, D)`."""
+    S, N, D = streams.shape
+    centre = streams.mean(1, keepdim=True)
+    scale = (streams - centre).square().mean((1, 2), keepdim=True).sqrt().clamp_min(1e-12)
+    data = (streams - centre) / scale
+    generator = torch.Generator().manual_seed(fit.seed)
+    decoder = torch.randn(S, fit.expansion * D, D, generator=generator).to(streams)
+    decoder = torch.nn.functional.normalize(decoder, dim=-1)
+    encoder, bias = decoder.mT.clone(), torch.zeros_like(decoder[..., 0])[:, None]
+    parameters = [p.requires_grad_() for p in (encoder, bias, decoder)]
+    optimiser = torch.optim.Adam(parameters, lr=fit.rate)
+    steps = max(1, fit.epochs * N // fit.batch)
+    with torch.enable_grad():
+        for step in range(steps):
+            optimiser.param_groups[0]["lr"] = fit.rate * (1 - step / steps)
+            picks = torch.randint(N, (min(fit.batch, N),), generator=generator)
+            x = data[:, picks.to(data.device)]
+            features = _strongest(x @ encoder + bias, fit.active)
+            loss = (features @ decoder - x).square().mean((1, 2)).sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            with torch.no_grad():
+                decoder /= decoder.norm(dim=-1, keepdim=True)
+    encoder, bias, decoder = (p.detach() for p in parameters)
+    return SparseAutoencoder(centre, scale, encoder, bias, decoder, fit.active)
+
+
+def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> Quality:
+    """How autoencoders do on streams `(S, N, D)`."""
+    features = autoencoder.encode(streams)
+    missed = (autoencoder.decode(features) - streams).square().sum((1, 2))
+    whole = (streams - streams.mean(1, keepdim=True)).square().sum((1, 2)).clamp_min(1e-12)
+    on = features > 0
+    return Quality(
+        explained=1 - missed / whole,
+        active=on.sum(-1).float().mean(1),
+        dead=1 - on.any(1).float().mean(1),
+    )
+
+
+def _strongest(values: Tensor, most: int) -> Tensor:
+    """The largest `most` of the last axis where they are above zero, zeros elsewhere."""
+    top = values.topk(min(most, values.shape[-1]), dim=-1)
+    return torch.zeros_like(values).scatter(-1, top.indices, top.values.relu())
+
+
+@torch.no_grad()
+def streams_at(model: LanguageModel, windows: Tensor, layers: list[int]) -> Tensor:
+    """Streams of windows `(B, T)` at some layers, `(S, B, T, D)`."""
+    parts = [trace(model, some).streams[layers] for some in windows.split(BATCH)]
+    return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Fits autoencoders at several layers and compares built-in stories told twice by them.
+
+    Raises:
+        RequestError: too little text asked for, or there.
+        CorpusError: the corpus cannot be read.
+    """
+    if request.tokens < LEAST:
+        raise RequestError(
+            f"--tokens {request.tokens}: too few to fit a sparse autoencoder on; give {LEAST:,} "
+            "or more"
+        )
+    model = checkpoint.model
+    layers = spaced_layers(len(model.blocks))
+    length = min(WINDOW, checkpoint.config.context)
+    text = sample_text(request.corpus, checkpoint.tokenizer, request.tokens)
+    windows = text[: len(text) // length * length].view(-1, length)
+    windows = windows.to(model.embedding.weight.device)
+    streams = streams_at(model, windows, layers)
+    kept = max(1, round(len(windows) * HELD_OUT))
+    autoencoder = fit_sparse(streams[:, kept:].flatten(1, 2), Fit(seed=request.seed))
+    quality = judge(autoencoder, streams[:, :kept].flatten(1, 2))
+    first, second = retelling_tokens(checkpoint)
+    told = streams_at(model, torch.cat([first, second]), layers)
+    features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, told.shape[1:3])
+    size = checkpoint.config.vocab_size
+    sets: dict[str | int, tuple[Tensor, Tensor]] = {
+        "tokens": (token_sets(first, size), token_sets(second, size))
+    }
+    for layer, values in zip(layers, features, strict=True):
+        one, other = active_in_text(values, autoencoder.active).chunk(2)
+        sets[layer] = (one, other)
+    found = overlap_finding(sets, "sparse features")
+    figures: list[dict[str, Any]] = []
+    names = ("explained", "active", "dead")
+    measured = torch.stack([getattr(quality, name) for name in names], dim=1)
+    for layer, row in zip(layers, measured.tolist(), strict=True):
+        for name, value in zip(names, row, strict=True):
+            figures.append({"figure": f"sparse {name}", "layer": layer, "value": value})
+    arrays = {"quality": Named(measured, {"layer": layers, "measured": list(names)})}
+    notes = {
+        "features": autoencoder.decoder.shape[1],
+        "tokens": int(streams[0, kept:, :, 0].numel()),
+    }
+    return Finding(found.arrays | arrays, figures + found.figures, notes)
+
+
+SPARSE = Lens(
+    "sparse", "features of a sparse autoencoder, and whether retold stories share them", find
+)
