@@ -161,8 +161,10 @@ def _look_at_survival(
         "share lost without it": stays.removed,
         "change without it": stays.effect,
     }
+    size = batch.mean(stays.size)[:, None]
     for name, values in measures.items():
-        finding.arrays[name] = Named(batch.mean(values.nan_to_num()), where)
+        mean = batch.mean(values.nan_to_num() * stays.size[:, None]) / size
+        finding.arrays[name] = Named(mean, where)
         means = finding.arrays[name].values
         for write, born in enumerate(stays.born):
             means[write, :born] = torch.nan

@@ -27,6 +27,8 @@ class Survival:
         projection: share along the write that the stream has, `(W, n + 1, B, T)`.
         removed: share along the write that the stream loses without it, `(W, n + 1, B, T)`.
         effect: length of the whole change of the stream without it, in lengths of the write.
+        size: squared length of the writes, `(W, B, T)`. Means are weighted by it: the shares of a
+            write of next to nothing are anything.
     """
 
     labels: list[str]
@@ -34,6 +36,7 @@ class Survival:
     projection: Tensor
     removed: Tensor
     effect: Tensor
+    size: Tensor
 
 
 @torch.no_grad()
@@ -68,4 +71,4 @@ def survival(model: LanguageModel, traced: Trace) -> Survival:
             kept[:alive, layer] = share
     depth = range(1, n + 1)
     labels = ["embedding", *(f"{layer} {name}" for layer in depth for name in SUBLAYERS)]
-    return Survival(labels, born, *found)
+    return Survival(labels, born, *found, size=squares)

@@ -27,6 +27,7 @@ from eval.probes.windows import story_windows
 WINDOW = 128  # tokens, or the context
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
+EXAMPLES = 32  # tokens for each feature, at most, for least squares
 RIDGE = 1e-3  # of the mean variance of a feature
 
 
@@ -40,7 +41,7 @@ class Descent:
         rate: the first rate, for maps of streams brought to unit variance.
     """
 
-    steps: int = 60
+    steps: int = 40
     tokens: int = 64
     rate: float = 1e-2
 
@@ -114,6 +115,7 @@ def fit(
 def least_squares(model: LanguageModel, windows: Tensor) -> Tuned:
     """The affine map of each stream that comes nearest to the last one (ridge regression)."""
     n, D = len(model.blocks), model.head.weight.shape[1]
+    windows = windows[: -(-EXAMPLES * D // windows.shape[1])]
     device, count = model.head.weight.device, windows.numel()
     total = torch.zeros(n + 1, D, dtype=torch.float64, device=device)
     products = torch.zeros(n, D, 2 * D, dtype=torch.float64, device=device)
