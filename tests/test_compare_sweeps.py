@@ -1,0 +1,180 @@
+"""Sweep files: as W&B's agent would start them, and as they are run here."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer
+from wandb.sdk.launch.sweeps.utils import (
+    create_sweep_command,
+    create_sweep_command_args,
+    load_sweep_config,
+)
+
+from scripts.sweep import SweepError, main, plan, read_sweep, trial_name
+from tests.train_cases import TINY, pack_toy
+from train.cli import _settings
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted((ROOT / "scripts" / "sweeps").glob("*.yaml"))
+FIELDS = {"name", "method", "metric", "command", "parameters", "run_cap"}
+TOY: dict[str, Any] = {
+    "name": "toy",
+    "method": "grid",
+    "command": ["sh", "trial.sh", "--seed=3", "${args}"],
+    "parameters": {
+        "optimizer.lr": {"values": [0.001, 0.004]},
+        "model.mixers": {"value": "[attention(heads=2)]"},
+    },
+}
+
+
+def save(path: Path, content: object) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_there_are_sweeps() -> None:
+    assert [file.stem for file in FILES] == ["llama", "mixers", "recipe"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_files_say_what_wandb_and_training_know(file: Path) -> None:
+    content = load_sweep_config(str(file))
+    assert content == read_sweep(file)
+    assert content is not None
+    assert set(content) <= FIELDS
+    assert content["metric"] == {"name": "val_bits_per_byte", "goal": "minimize"}
+    assert set(content["parameters"]) <= set(_settings())
+    trials = [trial for trial, _ in zip(plan(content), range(100), strict=False)]
+    assert 10 < len(trials) < 100
+    varied = [n for n in trials[0] if len({str(t[n]) for t in trials}) > 1]
+    assert len({trial_name(trial, varied) for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_agent_starts_training_in_a_directory_of_its_own(file: Path, tmp_path: Path) -> None:
+    """The command as `wandb agent` makes it, with a stand-in for python that says its flags."""
+    content = load_sweep_config(str(file))
+    assert content is not None
+    trial = next(plan(content))
+    filled = create_sweep_command(list(content["command"]))
+    flags = create_sweep_command_args({"args": {n: {"value": v} for n, v in trial.items()}})["args"]
+    command = [word for part in filled for word in (flags if part == "${args}" else [part])]
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{python.parent}:{os.environ['PATH']}", "WANDB_SWEEP_ID": "swept",
+        "WANDB_RUN_ID": "abc123", "SWEEP_RUNS": str(tmp_path / "runs"),
+    }  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "swept" / "abc123"
+    said = done.stdout.splitlines()
+    assert said[:3] == ["-m", "train", "fit"]
+    assert said[-1] == f"--run={run}"
+    assert set(flags) < set(said)
+    assert "--wandb=online" in said
+    assert (run / "wandb_id").read_text() == "abc123"  # training goes on with this id
+
+
+def test_a_trial_without_an_agent_says_so(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "SWEEP_RUNS": str(tmp_path / "runs")}
+    trial = ROOT / "scripts" / "sweeps" / "trial.sh"
+    done = subprocess.run(["sh", trial], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "start this by wandb agent" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_here_goes_on_and_compares(
+    tmp_path: Path, small_tokenizer: Tokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = pack_toy(small_tokenizer, tmp_path / "packed", 200)
+    file, out = save(tmp_path / "toy.yaml", TOY), tmp_path / "out"
+    words = [str(file), "--data", str(data.path), "--out", str(out), "--", *TINY.split()]
+    assert main([*words[:5], "--limit", "1", *words[5:]]) == 0
+    assert [path.name for path in out.iterdir()] == ["lr=0.001"]
+    assert main(words) == 0
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["lr=0.001", "lr=0.004"]
+    config = yaml.safe_load((out / "lr=0.004" / "config.yaml").read_text())
+    assert config["optimizer"]["lr"] == 0.004
+    assert (config["seed"], config["model"]["mixers"]) == (3, ["attention(heads=2)"])
+    capfd.readouterr()
+    assert main(words) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("finished before") == 2
+    assert "validation" in printed
+    assert "lr=0.004" in printed.partition("Loss")[2]
+
+
+def test_runs_that_fail_do_not_end_the_sweep(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = save(tmp_path / "toy.yaml", TOY)
+    assert main([str(file), "--data", str(tmp_path / "no"), "--out", str(tmp_path / "out")]) == 1
+    said = capfd.readouterr().err
+    assert said.count("did not end well") == 2
+
+
+def test_random_draws_lie_between_the_limits() -> None:
+    parameters = {
+        "lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-1},
+        "beta": {"min": 0.5, "max": 0.9},
+        "steps": {"min": 2, "max": 4},
+        "kind": {"values": ["a", "b"], "probabilities": [0.0, 1.0]},
+    }
+    content = {"method": "random", "run_cap": 300, "parameters": parameters}
+    trials = list(plan(content))
+    assert trials == list(plan(content))
+    assert trials != list(plan(content, seed=1))
+    assert len(trials) == 300
+    assert {trial["steps"] for trial in trials} == {2, 3, 4}
+    assert {trial["kind"] for trial in trials} == {"b"}
+    assert all(1e-4 <= t["lr"] <= 1e-1 and 0.5 <= t["beta"] <= 0.9 for t in trials)
+    assert 80 < sum(trial["lr"] < 10**-2.5 for trial in trials) < 220  # half, in the logarithm
+
+
+def test_seeds_stand_at_the_end_of_names() -> None:
+    trial = {"seed": 1, "model.mixers": "[attention(heads=4)]", "optimizer.lr": 0.0123456}
+    assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "bayes"}, "method bayes runs at W&B only; allowed here: grid, random"),
+        ({"parameters": None}, "has no parameters; see scripts/sweeps"),
+        ({"parameters": {"seed": 3}}, "seed must have a value, values, or min and max"),
+        ({"parameters": {"seed": {"min": 3}}}, "seed: a grid needs its value or values"),
+        ({"command": ["python"]}, "its command does not pass ${args} on"),
+        ({"method": "random", "parameters": {"seed": {"min": 3}}}, "seed: needs a value, values"),
+        (
+            {"method": "random", "parameters": {"seed": {"min": 1, "max": 2, "distribution": "q"}}},
+            "seed: distribution q is drawn at W&B only; allowed here: int_uniform, uniform",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    file = save(tmp_path / "bad.yaml", TOY | change)
+    assert main([str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_files_that_are_no_sweeps(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a: [")
+    with pytest.raises(SweepError, match="not YAML"):
+        read_sweep(tmp_path / "text")
+    with pytest.raises(SweepError, match="cannot be read"):
+        read_sweep(tmp_path / "none")
