@@ -105,9 +105,19 @@ def machine() -> str:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
-        device = f"{_processor()}, 1 of {torch.get_num_threads()} threads"
+        device = f"{processor()}, 1 of {torch.get_num_threads()} threads"
     triton = f", triton {version('triton')}" if find_spec("triton") else ""
     return f"{device}, Python {platform.python_version()}, torch {torch.__version__}{triton}"
+
+
+def processor() -> str:
+    """Return the CPU's name, and how many cores of it there are."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+        return f"{names[0]} ({len(names)} cores)"
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
 
 
 def plot(rows: list[Row], path: Path) -> bool:
@@ -176,12 +186,3 @@ def _number(ratio: float | None) -> str:
 
 def _line(cells: list[Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-        return f"{names[0]} ({len(names)} cores)"
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()

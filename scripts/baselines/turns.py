@@ -1,0 +1,198 @@
+"""Contenders that train in turns, each in a process of its own.
+
+All start together and warm up; then one at a time trains a few steps while the others wait, round
+after round, so that whatever else the machine does meets them alike. The first steps of a turn do
+not count: they find the caches as another left them.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+UNCOUNTED = 2  # steps at the start of every turn
+PATIENCE = 240.0  # seconds that a contender may take to answer, compilation included
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn took.
+
+    Attributes:
+        steps: that counted.
+        seconds: by the clock.
+        work: by the processor, over all threads.
+        memory: bytes at the peak so far: of the GPU by PyTorch, or of the process.
+    """
+
+    steps: int
+    seconds: float
+    work: float
+    memory: int
+
+
+class Over(BaseException):
+    """Ends training from inside a callback, when no more turns are wanted."""
+
+
+class Turns:
+    """A contender's side: counts its steps, and waits where a turn ends.
+
+    Args:
+        line: to the race.
+        device: cpu or cuda.
+    """
+
+    def __init__(self, line: Connection, device: str) -> None:
+        self._line, self._cuda = line, device == "cuda"
+        self._wait()
+
+    def step(self) -> None:
+        """To be called after every optimiser step.
+
+        Raises:
+            Over: the race is.
+        """
+        self._done += 1
+        if self._done == UNCOUNTED:
+            self._started = self._now()
+        if self._done < UNCOUNTED + self._wanted:
+            return
+        seconds, work = (b - a for a, b in zip(self._started, self._now(), strict=True))
+        if self._cuda:
+            memory = torch.cuda.max_memory_allocated()
+            torch.cuda.empty_cache()  # the others need it
+        else:
+            memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._line.send(Turn(self._wanted, seconds, work, memory))
+        self._wait()
+
+    def _wait(self) -> None:
+        self._done, self._wanted = 0, self._line.recv()
+        if not self._wanted:
+            raise Over
+
+    def _now(self) -> tuple[float, float]:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter(), time.process_time()
+
+
+@dataclass
+class Entrant:
+    """The race's side of a contender.
+
+    Attributes:
+        name: how the table calls it.
+        readings: one a round.
+        failed: why it is out of the race, in a line.
+    """
+
+    name: str
+    process: Any
+    line: Connection
+    log: Path
+    readings: list[Turn] = field(default_factory=list)
+    failed: str | None = None
+
+    def ask(self, steps: int) -> None:
+        """Starts a turn."""
+        if self.failed is None:
+            try:
+                self.line.send(steps)
+            except OSError:
+                self._fail()
+
+    def answer(self) -> Turn | None:
+        """The turn that was asked for, or None once it has failed."""
+        if self.failed is not None:
+            return None
+        try:
+            found = self.line.recv() if self.line.poll(PATIENCE) else "no answer"
+        except (EOFError, OSError):
+            self._fail()
+            return None
+        if isinstance(found, Turn):
+            return found
+        self.failed = str(found)
+        return None
+
+    def end(self) -> None:
+        """Lets it go, or makes it."""
+        with contextlib.suppress(OSError):
+            self.line.send(0)
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    def _fail(self) -> None:
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
+        self.failed = next((line for line in reversed(lines) if line.strip()), "it ended")
+
+
+def enter(
+    name: str, device: str, threads: int, log: Path, work: Callable[..., None], *arguments: Any
+) -> Entrant:
+    """Starts a contender: `work(turns, *arguments)` in a new process, its words in a log."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_main, args=(there, device, threads, log, work, arguments))
+    process.start()
+    there.close()
+    return Entrant(name, process, here, log)
+
+
+def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
+    """Fills in the entrants' readings.
+
+    Args:
+        entrants: already started.
+        turn: seconds that one should last.
+        until: no round is begun after this moment of the monotonic clock.
+        rounds: the fewest, whatever the clock says, and the most.
+    """
+    for entrant in entrants:
+        entrant.ask(2)
+    for entrant in entrants:
+        entrant.answer()
+    steps: dict[str, int] = {}
+    for entrant in entrants:  # alone now: how long does a step take?
+        entrant.ask(2)
+        if found := entrant.answer():
+            steps[entrant.name] = max(1, round(turn * found.steps / max(found.seconds, 1e-9)))
+    for number in range(rounds[1]):
+        if number >= rounds[0] and time.monotonic() > until:
+            break
+        for entrant in entrants:
+            entrant.ask(steps.get(entrant.name, 1))
+            if found := entrant.answer():
+                entrant.readings.append(found)
+
+
+def _main(
+    line: Connection, device: str, threads: int, log: Path, work: Any, arguments: tuple[Any, ...]
+) -> None:
+    with log.open("w", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        torch.set_num_threads(threads)
+        try:
+            work(Turns(line, device), *arguments)
+        except Over:
+            return
+        except BaseException as error:
+            traceback.print_exc()
+            lines = str(error).strip().splitlines() or [""]
+            line.send(f"{type(error).__name__}: {lines[0]}"[:200])

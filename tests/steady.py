@@ -1,0 +1,14 @@
+"""A contender of the training benchmark that costs nothing; its process imports only this."""
+
+import time
+
+
+def steady(turns, work, fails_at=0):
+    """A contender that does nothing, and may fail."""
+    step = 0
+    while True:
+        step += 1
+        if step == fails_at:
+            raise ValueError("the first line\nthe second")
+        time.sleep(0.001)
+        turns.step()

@@ -1,0 +1,207 @@
+"""The benchmark of training, as far as it goes without timings."""
+
+import csv
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from arch import ModelConfig, describe
+from scripts import bench_training
+from scripts.baselines import contenders
+from scripts.baselines.contenders import Work, ours, plain_convolution, theirs
+from scripts.baselines.page import page
+from scripts.baselines.races import COMPILED, OFF, OURS, RACES, REFERENCE, TRAINER, Contender, races
+from scripts.baselines.rows import Row, row
+from scripts.baselines.turns import UNCOUNTED, Over, Turn, Turns, enter, race
+from tests.steady import steady
+from tests.train_cases import pack_toy
+
+LLAMA = {"mixers": ("attention(heads=4)",), "channel_mixer": "swiglu", "norm": "rmsnorm"}
+
+
+@pytest.fixture(scope="session")
+def packed(small_tokenizer, tmp_path_factory):
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("packed") / "toy", 60)
+
+
+class FewSteps(Turns):
+    """Stands for the race: lets three steps pass."""
+
+    def __init__(self):
+        self.left = 3
+
+    def step(self):
+        self.left -= 1
+        if not self.left:
+            raise Over
+
+
+def work_of(packed, folder, precision="fp32", **model):
+    sizes = {"vocab_size": 400, "context": 16, "d_model": 16, "n_layers": 1}
+    config = ModelConfig(**{**sizes, **model})  # pyright: ignore[reportArgumentType]
+    return Work(config, 4, "cpu", precision, False, packed.path, folder)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "kernels"),
+    [("llama-small", LLAMA, True), ("flat-small", {}, True), ("flat-small", {}, False)],
+)
+def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, monkeypatch, capsys):
+    from arch.mixers import triangle
+
+    monkeypatch.setattr(triangle, "masked_convolution", triangle.masked_convolution)
+    turns = FewSteps()
+    with pytest.raises(Over):
+        ours(turns, work_of(packed, tmp_path, **model), recipe, kernels)
+    assert turns.left == 0
+    assert "steps of 4 x 16 tokens" in capsys.readouterr().out
+    assert (triangle.masked_convolution is plain_convolution) == (not kernels)
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "flat"])
+def test_theirs_trains_under_trainer_or_its_loop(kind, real, packed, tmp_path, monkeypatch):
+    if real:
+        pytest.importorskip("accelerate")
+    monkeypatch.setattr(contenders, "TRAINER", real)
+    turns = FewSteps()
+    with pytest.raises(Over):
+        theirs(turns, work_of(packed, tmp_path, **(LLAMA if kind == "llama" else {})), kind)
+    assert turns.left == 0
+
+
+def test_kernels_off_computes_the_same():
+    from arch.kernels import masked_convolution
+
+    x, residual = torch.randn(2, 3, 5, 4)
+    weight, bias = torch.randn(5, 5), torch.randn(5)
+    for arguments in ((x, weight), (x, weight, bias), (x, weight, bias, residual)):
+        torch.testing.assert_close(plain_convolution(*arguments), masked_convolution(*arguments))
+
+
+def test_turns_and_a_contender_that_fails(tmp_path):
+    entrants = [
+        enter(name, "cpu", 1, tmp_path / f"{name}.log", steady, None, fails_at)
+        for name, fails_at in (("well", 0), ("ill", UNCOUNTED + 2 + UNCOUNTED + 2 + 1))
+    ]
+    try:
+        race(entrants, turn=0.01, until=0.0, rounds=(2, 9))
+    finally:
+        for entrant in entrants:
+            entrant.end()
+    well, ill = entrants
+    assert well.failed is None
+    assert len(well.readings) == 2
+    assert all(t.seconds >= 0.001 * t.steps and t.memory > 1e6 for t in well.readings)
+    assert (ill.failed, ill.readings) == ("ValueError: the first line", [])
+    assert "the second" in ill.log.read_text()
+    assert [entrant.process.exitcode for entrant in entrants] == [0, 0]
+
+
+def test_figures_of_a_contender():
+    about = Row("llama", "d=1", TRAINER, "fp32")
+    mine = [Turn(10, seconds, seconds, 5) for seconds in (1.0, 2.0, 4.0)]
+    its = [Turn(5, seconds, 3 * seconds, memory) for seconds, memory in ((1, 7), (2, 9), (3, 8))]
+    found = row(about, its, mine, batch_tokens=100, flops=6)
+    assert (found.tokens, found.least, found.most) == (250, 500 / 3, 500)
+    assert (found.memory, found.turns) == (9, 3)
+    assert found.flops == 1500
+    ratios = (found.ratio, found.ratio_least, found.ratio_most, found.ratio_work)
+    assert ratios == pytest.approx((2, 1.5, 2, 6))
+
+
+def test_page_sets_what_was_found_beside_what_was_asked():
+    found = Row("llama", "d=8 n=1 T=4, 2 windows", OURS, "bf16", 3, 1.25e6, 1.2e6, 1.3e6, 2**30)
+    rows = [
+        found,
+        Row("llama", found.size, TRAINER, "bf16", 3, 1e6, 9e5, 2e6, 2**31, 1e12, 1.25, 1.1, 1.4),
+        Row("llama", found.size, TRAINER + COMPILED, "bf16", failed="out of | memory"),
+    ]
+    text = page(rows, ["headed: d=8"], "command", "cpu", 2, (4e12, "as said"), False)
+    assert "| llama, d=8 n=1 T=4 | ours / transformers' Trainer | 1.1 | 1.25 |" in text
+    assert "| 1,000,000 | 900,000 to 2,000,000 | 2.00 | 1 | 25.0% | 1.25 | 1.10 to 1.40 |" in text
+    assert "| transformers' Trainer, compiled | failed: out of / memory |" in text
+    assert "- headed: d=8" in text
+    assert "**not transformers' own**" in text
+    assert "4 TFLOP/s, as said" in text
+
+
+def test_races_of_a_gpu():
+    options = bench_training._options(["--device", "cuda"])
+    found = list(races(options, 4096))
+    assert [one.name for one in found] == [
+        *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
+    ]
+    assert all(next(iter(one.contenders)) == OURS for one in found)
+    assert {c.precision for one in found for c in one.contenders.values()} == {"bf16", "fp16"}
+    llama, flat, *kernels = found[:5]
+    assert llama.size.startswith("d=512 n=8 T=512, 128 windows a step, feed-forward 2048")
+    assert list(flat.contenders) == [OURS, REFERENCE, REFERENCE + COMPILED]
+    assert [list(one.contenders) for one in kernels] == [[OURS, OFF]] * 3
+    assert [one.batch * one.model.context for one in kernels] == [65536] * 3
+    # Every figure that is asked for has its race.
+    text = page([], [], "command", "cpu", 1, (1.0, ""), True)
+    assert "not measured" in text
+
+
+def check_table(words, packed, folder):
+    """Runs the command for flat; the page."""
+    words += " --device cpu --only flat --eager --widths 16 --layers 1 --length 16 --batch 2"
+    words += f" --turn 0.01 --threads 1 --data {packed.path} --out {folder / 'out'}"
+    assert bench_training.main(words.split()) == 0
+    with open(folder / "out/training-cpu.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [line["contender"] for line in rows] == [OURS, REFERENCE]
+    model = ModelConfig(vocab_size=400, context=16, d_model=16, n_layers=1)
+    for line in rows:
+        assert float(line["flops"]) == pytest.approx(
+            float(line["tokens"]) * describe(model).cost.training_flops
+        )
+    text = (folder / "out/training-cpu.md").read_text(encoding="utf-8")
+    assert str(folder) not in text
+    assert re.search(r"^\| the reference under Trainer \(fp32\) \| [\d,]+ \|", text, re.MULTILINE)
+    return text
+
+
+def test_table_from_one_command(packed, tmp_path, monkeypatch, capsys):
+    """With contenders that only count, or this would take a minute."""
+
+    def quick(one):
+        return replace(one, contenders={n: Contender(steady, (), "fp32") for n in one.contenders})
+
+    monkeypatch.setattr(bench_training, "races", lambda *given: map(quick, races(*given)))
+    text = check_table("--rounds 2", packed, tmp_path)
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_table_of_real_contenders(packed, tmp_path):
+    check_table("--rounds 1", packed, tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu(capsys):
+    assert bench_training.main(["--device", "cuda"]) == 2
+    line = "error: --device cuda: there is no CUDA device here; use cpu\n"
+    assert capsys.readouterr().err == line
+
+
+def test_data_that_is_not_there(tmp_path, capsys):
+    words = ["--device", "cpu", "--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    assert bench_training.main(words) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+def test_every_race_on_a_gpu(tmp_path):
+    words = "--device cuda --widths 64 --layers 1 --length 32 --batch 8 --turn 0.01 --rounds 1"
+    only = [name for name in RACES if name != "kernels"]
+    chosen = [*words.split(), "--only", *only, "--seconds", "150", "--eager"]
+    assert bench_training.main([*chosen, "--out", str(tmp_path)]) == 0
+    with open(tmp_path / "training-cuda.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [line["contender"] for line in rows] == [OURS, TRAINER, *[OURS, REFERENCE] * 4]
+    assert all(not line["failed"] and float(line["tokens"]) > 0 for line in rows)
