@@ -2,11 +2,14 @@
 
 W&B is offline unless asked and needs no account; what it writes offline lies in the results
 directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
-that the same command adds to the same run. Logged are, by training step of the checkpoints, the
-figures of the summary, and once the whole summary as a table and the page.
+that the same command adds to the same run, in the group of the architecture, as training has it.
+Logged are, by training step of the checkpoints, the figures of the summary, and once the whole
+summary as a table and the page. Online, the run is linked to the models that training logged.
 """
 
+import json
 import os
+import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -53,8 +56,10 @@ def track_results(
     records = summarise(rows)
     histories = history(records)
     with _files_in(Path(directory).resolve() / "wandb", mode):
-        run = _open_run(Path(directory), mode, project, records)
+        run = _open_run(Path(directory), mode, project, rows, records)
         try:
+            if mode == "online":
+                _link(run, rows)
             _log(run, records, histories, page)
         except BaseException:
             run.finish(exit_code=1)
@@ -126,7 +131,9 @@ def _files_in(directory: Path, mode: str) -> Iterator[None]:
         del os.environ[name]
 
 
-def _open_run(directory: Path, mode: str, project: str, records: list[Record]) -> Any:
+def _open_run(
+    directory: Path, mode: str, project: str, rows: list[Row], records: list[Record]
+) -> Any:
     import wandb
 
     id_file = directory / "wandb_id"
@@ -140,6 +147,7 @@ def _open_run(directory: Path, mode: str, project: str, records: list[Record]) -
             resume="allow" if mode == "online" else None,
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]
+            group=_group(rows),
             job_type="invert",
             config={"models": sorted({record["model"] for record in records})},
             settings=wandb.Settings(console="off", silent=True),
@@ -149,6 +157,42 @@ def _open_run(directory: Path, mode: str, project: str, records: list[Record]) -
         raise RequestError(
             f"--wandb {mode}: {reason}; log in with `wandb login`, or use --wandb offline"
         ) from error
+
+
+def _group(rows: list[Row]) -> str | None:
+    """The architecture, as training names its groups; None for several."""
+    found = {
+        f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}"
+        for about in (row["checkpoint"] for row in rows)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def models_used(rows: list[Row]) -> list[str]:
+    """The artifacts that training logged of the rows' models, where its run can be told.
+
+    The run's id stands in the model's meta.json, or beside the models in the run directory.
+    """
+    paths = dict.fromkeys(Path(row["checkpoint"]["path"]) for row in rows)
+    found = []
+    for path in paths:
+        meta, beside = path / "meta.json", path.parent.parent / "wandb_id"
+        known = json.loads(meta.read_text()).get("wandb_id") if meta.is_file() else None
+        run_id = known or (beside.read_text().strip() if beside.is_file() else None)
+        if run_id:
+            found.append(f"model-{run_id}:{path.name}")
+    return found
+
+
+def _link(run: Any, rows: list[Row]) -> None:
+    """Says in W&B which models were asked; one that was trained offline is not there."""
+    import wandb
+
+    for name in models_used(rows):
+        try:
+            run.use_artifact(name)
+        except (wandb.Error, ValueError):
+            print(f"--wandb online: {name} is not there, and not linked", file=sys.stderr)
 
 
 def _log(
