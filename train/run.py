@@ -64,19 +64,15 @@ class Run:
     def __init__(self, recipe: Recipe) -> None:
         settings, self.total = recipe.run, recipe.trainer["max_steps"]
         self.recipe = recipe
-        if self.total < 1:
-            raise RunError(f"--trainer.max_steps is {self.total}; it must be at least 1")
-        if recipe.schedule.decay == "wsd":
-            recipe.schedule.cooldown(self.total)
+        check_steps(recipe)
         if recipe.optimizer.name == "muon" and "fsdp" in str(recipe.trainer.get("strategy")):
             raise RunError(
                 "--trainer.strategy fsdp leaves no device a whole matrix, as --optimizer.name muon "
                 "needs; use --trainer.strategy ddp or --optimizer.name adamw"
             )
-        data_path, run_path = _given("data", settings.data), _given("run", settings.run)
-        data = PackedData(data_path)
-        _check_vocabulary(recipe.model, data)
-        _check_layout(settings.layout, data)
+        _given("data", settings.data)
+        run_path = _given("run", settings.run)
+        data = open_data(recipe)
         self.directory = RunDirectory(Path(run_path))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
@@ -135,7 +131,7 @@ class Run:
             self.start.step,
         )
         callbacks = [self.stop, self.progress, saving]
-        self.trainer = _trainer(recipe, self.directory, callbacks)
+        self.trainer = build_trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
         self._utilisation = utilisation_of(self.module, settings, self.trainer)
@@ -210,7 +206,38 @@ class Run:
         )
 
 
-def _trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
+def check_steps(recipe: Recipe) -> None:
+    """Whether there are steps, and enough for the schedule.
+
+    Raises:
+        RunError: there are not.
+    """
+    total = recipe.trainer["max_steps"]
+    if total < 1:
+        raise RunError(f"--trainer.max_steps is {total}; it must be at least 1")
+    if recipe.schedule.decay == "wsd":
+        recipe.schedule.cooldown(total)
+
+
+def open_data(recipe: Recipe) -> PackedData:
+    """The data that a recipe names.
+
+    Raises:
+        RunError: it names none, or its vocabulary or layout is not the recipe's.
+        tokenizer.CorpusError: it is not there, or not packed data.
+    """
+    data = PackedData(_given("data", recipe.run.data))
+    _check_vocabulary(recipe.model, data)
+    _check_layout(recipe.run.layout, data)
+    return data
+
+
+def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
+    """Lightning's trainer, as a recipe has it.
+
+    Raises:
+        RunError: a device that is not there, or the like.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     precision = recipe.run.precision
     if precision == "auto":
