@@ -133,4 +133,4 @@ def test_a_bad_recipe(
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]):
-    assert "there is no command 'fitt'; allowed: fit, recipes" in refused(capsys, main(["fitt"]))
+    assert "there is no command 'fitt'; allowed: fit, plan, recipes" in refused(capsys, main(["fitt"]))

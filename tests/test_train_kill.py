@@ -25,8 +25,8 @@ from tests.forked import (
 )
 from tests.train_cases import TINY, pack_toy
 
-KILLS = 60
-STEPS = 30
+KILLS = 50
+STEPS = 15
 
 
 @pytest.fixture(scope="module")

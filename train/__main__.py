@@ -1,6 +1,7 @@
 """The commands of this room.
 
 python -m train recipes
+python -m train plan --config flat --data DIR
 python -m train fit --config flat --data DIR --run runs/flat
 python -m train fit --config flat --data DIR --run runs/flat --resume auto
 """
@@ -13,13 +14,15 @@ from tokenizer import CorpusError
 from train.errors import RunError
 from train.recipes import find_recipe, recipes
 
-USAGE = """usage: python -m train [-h] {fit,recipes} ...
+USAGE = """usage: python -m train [-h] {fit,plan,recipes} ...
 
 Trains a model on packed data, as a recipe says, into a run directory.
 
   fit      train; python -m train fit --help lists every setting
+  plan     print the memory, time and disk that fit would need, with the same settings
   recipes  list the recipes that come with the project
 
+  python -m train plan --config flat --data DIR
   python -m train fit --config flat --data DIR --run runs/flat
   python -m train fit --config llama --data DIR --run runs/llama --optimizer.lr 1e-3
   python -m train fit --config runs/flat/config.yaml --resume auto
@@ -37,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, line in recipes().items():
                 print(f"{name:12}  {line}")
             return 0
-        if words[0] != "fit":
-            raise RunError(f"there is no command {words[0]!r}; allowed: fit, recipes")
-        return _fit(words[1:])
+        if words[0] not in ("fit", "plan"):
+            raise RunError(f"there is no command {words[0]!r}; allowed: fit, plan, recipes")
+        return _run(words)
     except (RunError, ModelError, CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _fit(words: list[str]) -> int:
+def _run(words: list[str]) -> int:
     for i, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag in ("--config", "-c"):
@@ -57,7 +60,7 @@ def _fit(words: list[str]) -> int:
         TrainingCLI,
     )  # takes seconds: only now that the recipe is known to be there
 
-    signal = TrainingCLI(["fit", *words]).signal
+    signal = TrainingCLI(words).signal
     return 0 if signal is None else 128 + signal
 
 

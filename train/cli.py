@@ -1,4 +1,4 @@
-"""The command line of `fit`: LightningCLI's parser over this project's own sections.
+"""The command line of `fit` and `plan`: LightningCLI's parser over this project's own sections.
 
 The classes are fixed: nothing in a recipe names a class, and every flag has its section's prefix.
 """
@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import inspect
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jsonargparse import set_parsing_settings
 from lightning.pytorch import Trainer
@@ -15,6 +15,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from arch import ModelConfig
 from train.errors import RunError
+from train.plan import print_plan
 from train.run import Recipe, Run
 from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
 
@@ -46,14 +47,26 @@ class Parser(LightningArgumentParser):
         raise RunError(_one_line(" ".join(message.split())))
 
 
+class Commands(Trainer):
+    """Where the parser finds the commands and the flags that they alone have."""
+
+    def plan(self, measure: bool = True) -> None:
+        """Prints the memory, time and disk that a run would need.
+
+        Args:
+            measure: Whether a few steps are timed on this machine, for the estimate of the time.
+        """
+
+
 class TrainingCLI(LightningCLI):
-    """`fit`, and nothing else."""
+    """`fit` and `plan`, and nothing else."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.signal: int | None = None
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         super().__init__(
             args=arguments,
+            trainer_class=Commands,
             parser_kwargs={
                 "prog": "python -m train",
                 "fit": {"description": "Trains a model on packed data, into a run directory."},
@@ -66,8 +79,8 @@ class TrainingCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """`fit` alone; what it passes to the trainer is not for the command line."""
-        return {"fit": set(inspect.signature(Trainer.fit).parameters) - {"self"}}
+        """The two; what `fit` passes to the trainer is not for the command line."""
+        return {"fit": set(inspect.signature(Trainer.fit).parameters) - {"self"}, "plan": set()}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The flags without a prefix."""
@@ -97,20 +110,21 @@ class TrainingCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds the run; it is checked, and nothing is written yet."""
         self.config_init = self.config
-        values = self.config["fit"]
+        values = self.config[self.config["subcommand"]]
         settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
-        recipe = Recipe(
+        self.recipe = Recipe(
             run=RunSettings(**settings),
             trainer=values["trainer"].as_dict(),
             **{name: section(**values[name].as_dict()) for name, section in SECTIONS.items()},
         )
-        self.run = Run(recipe)
-        self.trainer, self.model = self.run.trainer, self.run.module
-        self.datamodule = self.run.datamodule
+        self.trainer = self.model = self.datamodule = None  # pyright: ignore
 
-    def fit(self, **_: Any) -> None:
-        """Runs it."""
-        self.signal = self.run.fit()
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Runs it; Lightning's own would call the trainer's method of that name."""
+        if subcommand == "plan":
+            print_plan(self.recipe, self.config["plan"]["measure"])
+        else:
+            self.signal = Run(self.recipe).fit()
 
 
 def _one_line(message: str) -> str:
@@ -133,4 +147,5 @@ def _settings() -> list[str]:
     return [
         *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
         *(f"trainer.{name}" for name in TRAINER),
+        "measure",
     ]

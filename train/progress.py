@@ -73,7 +73,9 @@ class Progress(Callback):
         self._losses.clear()
         self._last_step = step
         assert isinstance(pl_module, LanguageModule)
-        gradient_norm = float(pl_module.gradient_norm)
+        # In 16-mixed an overflow is nothing new: the step is left out and the scale lowered.
+        overflow = trainer.precision == "16-mixed" and not pl_module.gradient_norm.isfinite()
+        gradient_norm = 0.0 if overflow else float(pl_module.gradient_norm)
         self._watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
@@ -83,7 +85,7 @@ class Progress(Callback):
             "loss": loss,
             "bits_per_byte": bits_per_byte(loss, self._bytes_per_token),
             "lr": pl_module.learning_rate(step - 1),
-            "gradient_norm": gradient_norm,
+            "gradient_norm": None if overflow else gradient_norm,
             "tokens_per_second": speed,
         }
         share = self._utilisation(speed)

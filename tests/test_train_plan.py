@@ -1,0 +1,138 @@
+"""What a run would need, compared with what it takes."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from arch import ModelConfig
+from tests.train_cases import fit, pack_toy
+from train.__main__ import main
+from train.plan import memory
+from train.run import Recipe, build_trainer
+from train.rundir import RunDirectory
+from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+
+SMALL = """--wandb disabled --trainer.accelerator cpu --model.vocab_size 400 --model.context 16
+--model.d_model 16 --model.n_layers 2 --batch.size 4 --trainer.max_steps 6 --save_steps [3]
+--schedule.warmup_steps 2 --validate_tokens 320"""
+
+MEASURE = """
+import resource, sys
+import torch
+from arch import LanguageModel, ModelConfig
+from train.module import LanguageModule
+from train.settings import OptimizerSettings, ScheduleSettings
+torch.set_num_threads(1)
+torch.ones(64, 64, requires_grad=True).matmul(torch.ones(64, 64)).sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+config = ModelConfig(400, 256, 256, 4, tuple(sys.argv[1].split(",")))
+module = LanguageModule(LanguageModel(config), OptimizerSettings(), ScheduleSettings(), 9)
+module.model.checkpoint_activations = sys.argv[2] == "True"
+optimizer = module.configure_optimizers()["optimizer"]
+tokens = torch.zeros(16, 256, dtype=torch.long)
+for _ in range(2):
+    module.training_step((tokens, tokens), 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(small_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4).path
+
+
+@pytest.mark.parametrize(
+    ("mixer", "again"), [("flat", False), ("flat", True), ("attention(heads=4)", False)]
+)
+def test_the_memory_is_what_a_process_takes(mixer: str, again: bool, tmp_path: Path):
+    """Within a factor of 1.5 of how much a process grows, which it does in large pieces."""
+    words = [sys.executable, "-c", MEASURE, mixer, str(again)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    recipe = Recipe(
+        RunSettings(),
+        ModelConfig(400, 256, 256, 4, (mixer,)),
+        BatchSettings(16),
+        OptimizerSettings(),
+        ScheduleSettings(),
+        {"accelerator": "cpu", "devices": 1, "max_steps": 9},
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    needs = memory(recipe, trainer, 16, 1, again)
+    assert needs.peak / 1.5 < int(done.stdout) < needs.peak * 1.5
+    assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
+
+
+def plan(*words: str) -> int:
+    return main(["plan", *SMALL.split(), *words])
+
+
+def test_a_plan_says_what_the_run_then_does(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert plan("--data", str(data)) == 0
+    shown = capsys.readouterr().out
+    assert fit(data, tmp_path / "run", *SMALL.split()) == 0
+    started = capsys.readouterr().out
+    said = re.search(r"model +([\d,]+) parameters: flat, d 16, n 2, context 16, voc", shown)
+    assert said
+    assert f"{said[1]} parameters on 1 cpu" in started
+    epochs = re.search(r"6 steps of 4 x 16 = 384 tokens, (\d\.\d\d) epochs of", shown)
+    assert epochs
+    assert f"{epochs[1]} epochs" in started
+    assert re.search(r"memory +[\d.]+ [KM]iB on each of 1 cpu at the peak: weights 69.4 KiB", shown)
+    assert re.search(r"speed +[\d,]+ tokens/s, measured over \d+ steps of 4 x 16 tokens on", shown)
+    assert re.search(r"time +0:\d\d of training, about 0:\d\d for 3 validations", shown)
+    size = (tmp_path / "run" / "models" / "step-000003" / "model.safetensors").stat().st_size
+    found = re.search(
+        r"disk .* 3 model directories of ([\d.]+) KiB, 2 checkpoints of ([\d.]+) Ki", shown
+    )
+    assert found
+    assert float(found[1]) * 1024 == pytest.approx(size, rel=0.05)
+    checkpoint = (tmp_path / "run" / "checkpoints" / "step-000006.ckpt").stat().st_size
+    assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
+
+
+def test_a_plan_writes_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert plan("--run", str(tmp_path / "run"), "--precision", "bf16-mixed") == 0
+    assert not list(tmp_path.iterdir())
+    assert "validations not counted: give --data" in capsys.readouterr().out
+
+
+def test_without_measuring_a_peak_and_an_assumed_share_are_stated(
+    capsys: pytest.CaptureFixture[str],
+):
+    assert plan("--measure", "false", "--peak_flops", "1e12", "--batch.micro", "1") == 0
+    assert "tokens/s, assuming 40% of 1.0 TFLOP/s on each of 1" in capsys.readouterr().out
+    assert plan("--measure", "false", "--optimizer.name", "muon") == 0
+    assert "speed    not known: no peak is known for this device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--config falt", "--config falt: no such recipe or file; did you mean flat? recipes: "),
+        ("--model.d_modl 8", "there is no setting --model.d_modl; did you mean --model.d_model?"),
+        ("--mesure false", "there is no setting --mesure; did you mean --measure?"),
+        ("--measure maybe", "--measure is maybe; expected: bool"),
+        ("--batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
+        ("--model.vocab_size 401 --data DATA", "packed with a vocabulary of 400, --model.vocab"),
+        ("--data nowhere", "nowhere: no such directory of packed data"),
+        ("--trainer.accelerator gpux", "--trainer: "),
+        ("--trainer.max_steps 0", "--trainer.max_steps is 0; it must be at least 1"),
+    ],
+)
+def test_a_bad_plan(data: Path, words: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert plan(*words.replace("DATA", str(data)).split()) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

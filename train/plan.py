@@ -1,0 +1,282 @@
+"""What a recipe needs, before it runs: memory, time, disk.
+
+    python -m train plan --config flat-small --data DIR
+
+A step is run on shapes alone, with nothing allocated, and every tensor that it would hold is
+counted; then a few real steps are timed on this machine. Nothing is written.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from arch import LanguageModel
+from arch.describe import total_cost
+from tokenizer import PackedData
+from train.mfu import peak_flops
+from train.module import LanguageModule
+from train.progress import duration
+from train.run import Recipe, build_trainer, check_steps, open_data
+from train.rundir import RunDirectory
+from train.speed import prepare
+from train.windows import Batch, Windows
+
+ASSUMED = 0.4
+"""Share of a device's peak that training is taken to reach, where nothing is measured."""
+CHEAP = 2e11
+"""FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
+PLACE = RunDirectory(Path(tempfile.gettempdir()))
+"""Lightning asks for a directory; nothing is written there."""
+DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device when a step needs the most; workspaces of libraries are not counted.
+
+    Attributes:
+        peak: all of it.
+        weights: of the model.
+        optimiser: its moments.
+    """
+
+    peak: int
+    weights: int
+    optimiser: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a second over all devices, and how that is known."""
+
+    tokens: float
+    source: str
+
+
+def print_plan(recipe: Recipe, measure: bool) -> None:
+    """Prints what a run needs.
+
+    Args:
+        recipe: its settings; `data` and `run` may lack.
+        measure: whether a few real steps are timed.
+
+    Raises:
+        RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
+    """
+    check_steps(recipe)
+    trainer = build_trainer(recipe, PLACE, [])
+    micro, parts = recipe.batch.split(trainer.world_size)
+    data = None if recipe.run.data is None else open_data(recipe)
+    print(f"model    {_model(recipe)}")
+    print(f"work     {_work(recipe, data)}")
+    again = recipe.run.checkpoint_activations
+    now, other = (memory(recipe, trainer, micro, parts, each) for each in (again, not again))
+    rest = now.peak - now.weights - now.optimiser
+    print(
+        f"memory   {size(now.peak)} on each of {trainer.world_size} "
+        f"{trainer.strategy.root_device.type} at the peak: weights {size(now.weights)}, optimiser "
+        f"{size(now.optimiser)}, activations and gradients {size(rest)}\n"
+        f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
+    )
+    speed = measured(recipe, micro) if measure else assumed(recipe, trainer)
+    if speed is None:
+        print("speed    not known: no peak is known for this device; leave out --measure false")
+    else:
+        print(f"speed    {speed.tokens:,.0f} tokens/s, {speed.source}")
+        print(f"time     {_time(recipe, data, speed)}")
+    print(f"disk     {_disk(recipe, now)}")
+
+
+def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Memory:
+    """What training holds on one device, from two steps on shapes alone.
+
+    Args:
+        recipe: its settings.
+        trainer: knows the precision.
+        micro: windows at once.
+        parts: of a step.
+        again: whether activations are computed again rather than kept.
+    """
+    mixed = trainer.precision == "bf16-mixed"
+    lower = torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext()
+    chunks = recipe.run.loss_chunks
+    if chunks is None and trainer.strategy.root_device.type != "cpu":
+        chunks = 1
+    with FakeTensorMode():
+        with _default_dtype(DTYPES.get(str(trainer.precision), torch.float32)):
+            module = _module(recipe, chunks)
+        module.model.checkpoint_activations = again
+        optimizer = module.configure_optimizers()["optimizer"]
+        tokens = torch.zeros(micro, recipe.model.context, dtype=torch.long)
+        tracker = MemTracker()
+        tracker.track_external(module, optimizer, tokens)
+        with tracker:
+            for _ in range(2):  # the optimiser's moments are there from the first on
+                for part in range(min(parts, 2)):
+                    tracker.reset_mod_stats()
+                    with lower:
+                        loss = module.training_step((tokens, tokens), part)
+                    loss.backward()
+                    del loss
+                optimizer.step()
+                optimizer.zero_grad()
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    held = {str(getattr(kind, "value", kind)): count for kind, count in peak.items()}
+    return Memory(held["Total"], weights, held["Optstate"])
+
+
+def measured(recipe: Recipe, micro: int) -> Speed:
+    """Times a few real steps on random tokens: fewer at once on a CPU, where they would be slow."""
+    devices = build_trainer(recipe, PLACE, []).world_size
+    alone = recipe.trainer | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_steps": -1}
+    timer = _Timer()
+    trainer = build_trainer(dataclasses.replace(recipe, trainer=alone), PLACE, [timer])
+    module = _module(recipe, recipe.run.loss_chunks)
+    prepare(module, recipe.run, trainer)
+    device = trainer.strategy.root_device
+    windows = micro
+    if device.type == "cpu":
+        work = total_cost(module.model).training_flops * recipe.model.context
+        windows = max(1, min(micro, int(CHEAP // work)))
+    tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's, about batches that are no DataLoader's
+        trainer.fit(module, _Same((tokens, tokens)))
+    speed = tokens.numel() * len(timer.seconds) / sum(timer.seconds)
+    what = f"{len(timer.seconds)} steps of {windows} x {recipe.model.context} tokens"
+    others = f", times {devices} devices" if devices > 1 else ""
+    return Speed(speed * devices, f"measured over {what} on one {device.type}{others}")
+
+
+def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
+    """From the device's peak and an assumed share of it; None where the peak is not known."""
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = recipe.run.peak_flops or peak_flops(name, str(trainer.precision))
+    if peak is None:
+        return None
+    with FakeTensorMode():
+        work = total_cost(LanguageModel(recipe.model)).training_flops
+    return Speed(
+        ASSUMED * peak * trainer.world_size / work,
+        f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {trainer.world_size}",
+    )
+
+
+class _Timer(Callback):
+    """Ends a run after three steps, or two seconds, that come after the first two."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._before = 0.0
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.strategy.root_device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if trainer.global_step > 2:
+            self.seconds.append(now - self._before)
+        self._before = now
+        trainer.should_stop = len(self.seconds) >= 3 or sum(self.seconds) > 2
+
+
+class _Same:
+    """The same batch without end."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self._batch
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _module(recipe: Recipe, chunks: int | None) -> LanguageModule:
+    model, total = LanguageModel(recipe.model), recipe.trainer["max_steps"]
+    stream = recipe.run.bf16_stream
+    return LanguageModule(model, recipe.optimizer, recipe.schedule, total, chunks, stream)
+
+
+def _model(recipe: Recipe) -> str:
+    config = recipe.model
+    with FakeTensorMode():
+        count = sum(parameter.numel() for parameter in LanguageModel(config).parameters())
+    return (
+        f"{count:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, n "
+        f"{config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
+    )
+
+
+def _work(recipe: Recipe, data: PackedData | None) -> str:
+    steps, batch, context = recipe.trainer["max_steps"], recipe.batch.size, recipe.model.context
+    with FakeTensorMode():
+        flops = total_cost(LanguageModel(recipe.model)).training_flops
+    tokens = steps * batch * context
+    epochs = ""
+    if data is not None:
+        windows = Windows(data, "train", context, recipe.run.seed)
+        epochs = f", {steps * batch / max(1, windows.count):.2f} epochs of {data.path}"
+    return (
+        f"{steps:,} steps of {batch} x {context} = {tokens:,} tokens{epochs}\n"
+        f"         {flops / 1e6:,.1f} MFLOP a token, {flops * tokens:.2e} FLOP in all"
+    )
+
+
+def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
+    total = recipe.trainer["max_steps"]
+    training = duration(total * recipe.batch.size * recipe.model.context / speed.tokens)
+    if data is None:
+        return f"{training} of training; validations not counted: give --data"
+    times = len(_saved(recipe, total) | {*range(0, total + 1, recipe.run.validate_every)})
+    tokens = data.meta["splits"]["valid"]["tokens"]
+    tokens = min(tokens, recipe.run.validate_tokens or tokens)
+    # A forward pass alone is a third of the work.
+    seconds = times * tokens / (3 * speed.tokens)
+    return f"{training} of training, about {duration(seconds)} for {times} validations"
+
+
+def _disk(recipe: Recipe, needs: Memory) -> str:
+    models, kept = len(_saved(recipe, recipe.trainer["max_steps"])), recipe.run.keep_checkpoints
+    checkpoint = needs.weights + needs.optimiser
+    return (
+        f"{size(models * needs.weights + (kept + 1) * checkpoint)}: {models} model directories of "
+        f"{size(needs.weights)}, {kept} checkpoints of {size(checkpoint)} and one being written"
+    )
+
+
+def _saved(recipe: Recipe, total: int) -> set[int]:
+    """The steps that leave a model directory."""
+    every = recipe.run.save_every
+    regular = range(0, total + 1, every) if every else ()
+    return {0, total, *regular, *(step for step in recipe.run.save_steps if step <= total)}
+
+
+def size(count: float) -> str:
+    """Bytes, to be read."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
