@@ -1,5 +1,6 @@
 """Which tokens make a batch, in both layouts."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tests.train_cases import pack_toy
+from arch import load_model
+from tests.train_cases import fit, pack_toy
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
+from train.__main__ import main
 from train.data import PackedDataModule
 from train.errors import RunError
 from train.loader import TrainBatches
@@ -155,3 +158,29 @@ def test_all_devices_together_see_consecutive_samples(packed: PackedData):
     streams = [iter(TrainBatches(windows, 7, 2, rank, devices=3)) for rank in range(3)]
     inputs = torch.cat([next(stream)[0] for _ in range(2) for stream in streams])
     assert torch.equal(inputs, windows.batch(7, 12)[0])
+
+
+def test_the_reference_recipe_runs_on_rows(rows: PackedData, tmp_path: Path):
+    sizes = "--model.vocab_size 400 --model.context 400 --model.d_model 8 --model.n_layers 1"
+    sizes += " --batch.size 2 --trainer.max_steps 2 --schedule.warmup_steps 1 --wandb disabled"
+    flags = [*sizes.split(), "--precision", "32-true", "--trainer.accelerator", "cpu"]
+    where = ["--data", str(rows.path), "--run", str(tmp_path / "run")]
+    assert main(["fit", "--config", "reference", *where, *flags]) == 0
+    model = load_model(tmp_path / "run" / "models" / "step-000002").model
+    assert isinstance(model.norm, torch.nn.Identity)
+    assert model.embedding.weight.std() == pytest.approx(1, abs=0.05)
+
+
+def test_a_recipe_for_rows_refuses_packed_data(packed: PackedData, tmp_path: Path, capsys):
+    where = ["--data", str(packed.path), "--run", str(tmp_path / "run")]
+    sizes = ["--model.vocab_size", "400", "--precision", "32-true"]
+    assert main(["fit", "--config", "reference", *where, *sizes]) == 2
+    line = capsys.readouterr().err
+    assert "its layout is packed, the recipe's is rows; pack it with --layout rows --con" in line
+    assert "or train with --layout packed" in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
+def test_half_precision_needs_a_gpu(packed: PackedData, tmp_path: Path, capsys):
+    assert fit(packed.path, tmp_path / "run", "--precision", "16-mixed") == 2
+    assert "--precision 16-mixed needs a GPU; without one use 32-true" in capsys.readouterr().err

@@ -48,6 +48,7 @@ class PackedDataModule(LightningDataModule):
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
         self.samples_seen = 0
         self.tokens_seen = 0
+        self._step_end: int | None = None
         if self.train_windows.count < batch.size:
             raise RunError(
                 f"--data {data.path}: its training split makes {self.train_windows.count} windows "
@@ -85,13 +86,14 @@ class PackedDataModule(LightningDataModule):
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""
         assert self.trainer is not None
-        devices, (inputs, targets) = self.trainer.world_size, batch
-        size = len(inputs) * devices
-        self.tokens_seen += (
-            self.train_windows.targets(self.samples_seen, size)
-            if devices > 1
-            else int((targets != IGNORE).sum())
-        )
+        size = len(batch[0]) * self.trainer.world_size
+        if self._step_end is None or self.samples_seen >= self._step_end:
+            self._step_end = self.samples_seen + self.batch.size
+            targets = self.train_windows.targets(self.samples_seen, self.batch.size)
+            self.tokens_seen += targets
+            if len(batch[0]) < self.batch.size:
+                module: Any = self.trainer.lightning_module
+                module.targets_per_part = targets * len(batch[0]) / self.batch.size
         self.samples_seen += size
         return batch
 

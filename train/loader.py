@@ -130,7 +130,7 @@ def _settle(worker: int, parent: int) -> None:
 
     Signals meant to end the run reach its whole group, but it needs its workers to end a step.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if os.getppid() != parent:  # killed while this started; from now on torch looks after that
         os._exit(1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel
+from train.cluster import clip_gradients
 from train.loss import head_loss
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -43,26 +44,33 @@ class LanguageModule(LightningModule):
         self.total_steps = total_steps
         self.loss_chunks, self.bf16_stream = loss_chunks, bf16_stream
         self.gradient_norm = torch.zeros(())
+        # The step's targets, shared out evenly over its parts on all devices, however many of them
+        # are pads; the data module's to set. A step of one part counts its own.
+        self.targets_per_part: float | None = None
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
         self._cuda_graphs = False
 
-    def compile_loss(self, cuda_graphs: bool = False) -> None:
+    def compile_loss(self, cuda_graphs: bool = False, whole: bool = True) -> None:
         """Compiles the model and its loss as one, in place: names of tensors stay as they are.
 
         Args:
             cuda_graphs: whether a whole pass is launched at once, which small batches gain from.
+            whole: whether it has to be one graph; sharded weights come together between several.
         """
         mode = "reduce-overhead" if cuda_graphs else None
-        self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True, mode=mode)
+        self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=whole, mode=mode)
         self._cuda_graphs = cuda_graphs
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean cross entropy over the targets that count, nats per token."""
+        """Mean cross entropy over the targets that count, nats per token.
+
+        Where a step has several parts, the mean over them is the mean over the step.
+        """
         inputs, targets = batch
         if self._cuda_graphs and starts_step(self.trainer, batch_idx):
             torch.compiler.cudagraph_mark_step_begin()  # the last step's gradients may go
-        return self._sum(inputs, targets) / (targets != IGNORE).sum()
+        return self._sum(inputs, targets) / (self.targets_per_part or (targets != IGNORE).sum())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
@@ -92,7 +100,7 @@ class LanguageModule(LightningModule):
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
         limit = self.optimizer_settings.clip or math.inf
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
+        self.gradient_norm = clip_gradients(self, optimizer, limit)
 
     def learning_rate(self, step: int) -> float:
         """The rate of the optimiser's next step, after `step` of them."""

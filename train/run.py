@@ -18,12 +18,14 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, ModelConfig, count_parameters
 from tokenizer import PackedData
 from train.checkpoints import AtomicCheckpointIO
+from train.cluster import environment, strategy
 from train.data import PackedDataModule
 from train.errors import RunError
 from train.loader import told_of_workers
 from train.module import LanguageModule
 from train.progress import Progress
 from train.records import Records
+from train.resuming import OwnSettings
 from train.rundir import RunDirectory
 from train.samples import Samples
 from train.saving import Saving
@@ -130,7 +132,7 @@ class Run:
             ),
             self.start.step,
         )
-        callbacks = [self.stop, self.progress, saving]
+        callbacks = [OwnSettings(), self.stop, self.progress, saving]
         self.trainer = build_trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
@@ -239,16 +241,18 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         RunError: a device that is not there, or the like.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    precision = recipe.run.precision
+    precision, gpu = recipe.run.precision, _on_gpu(recipe.trainer["accelerator"])
     if precision == "auto":
-        precision = _best_precision(recipe.trainer["accelerator"])
+        precision = _best_precision(gpu)
+    if precision == "16-mixed" and not gpu:
+        raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     try:
         return Trainer(
-            **recipe.trainer,
+            **(recipe.trainer | {"strategy": strategy(recipe.trainer.get("strategy"), gpu)}),
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO()],
+            plugins=[AtomicCheckpointIO(), *environment()],
             default_root_dir=directory.path,
             logger=False,
             enable_checkpointing=False,
@@ -262,8 +266,11 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
 
 
-def _best_precision(accelerator: str) -> Literal["bf16-mixed", "32-true"]:
-    gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+def _on_gpu(accelerator: str) -> bool:
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def _best_precision(gpu: bool) -> Literal["bf16-mixed", "32-true"]:
     return (
         "bf16-mixed"
         if gpu and torch.cuda.is_bf16_supported(including_emulation=False)

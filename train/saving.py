@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from arch import save_model
 from tokenizer import PackedData
 from train.checkpoints import IDENTITY
+from train.cluster import weights_are_finite, whole_model
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress
 from train.records import Records
@@ -129,7 +129,7 @@ class Saving(Callback):
         validate: bool,
     ) -> None:
         assert isinstance(module, LanguageModule)
-        if not torch.nn.utils.get_total_norm(list(module.parameters())).isfinite():
+        if not weights_are_finite(trainer, module):
             raise broken(self._directory, f"the weights are not finite after step {step}", step)
         meta: dict[str, Any] = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
         if model:
@@ -157,10 +157,11 @@ class Saving(Callback):
         )
 
     def _save_model(self, trainer: Trainer, module: LanguageModule, meta: dict[str, Any]) -> None:
+        model = whole_model(trainer, module.model)
         if trainer.is_global_zero:
             path = self._directory.model(meta["step"])
             try:
-                save_model(path, module.model, self._data.tokenizer_json, self._provenance | meta)
+                save_model(path, model, self._data.tokenizer_json, self._provenance | meta)
             except OSError as error:
                 raise self._directory.unsaved(path, error) from error
         trainer.strategy.barrier()

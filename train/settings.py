@@ -18,7 +18,7 @@ class RunSettings:
     """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
-    precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "64-true"] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"
     """auto is bf16-mixed on a GPU that has it, else 32-true."""
     bf16_stream: bool = False
     """With bf16-mixed: what runs from block to block is bfloat16 too, and not float32."""
@@ -113,7 +113,7 @@ class BatchSettings:
         if rest:
             raise RunError(
                 f"--batch.size {self.size} is not a multiple of {micro or 1} windows on each of "
-                f"{devices} devices; change --batch.size or --batch.micro"
+                f"{devices} devices; change --batch.size, --batch.micro or --trainer.devices"
             )
         return micro, parts
 

@@ -10,7 +10,9 @@ from train.module import ends_step
 
 
 class StopOnSignal(Callback):
-    """SIGTERM and Ctrl-C end the run after the current step, saved; a second Ctrl-C at once.
+    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once.
+
+    Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
 
     Comes before `Saving` among the callbacks.
     """
@@ -20,7 +22,7 @@ class StopOnSignal(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over, also from Lightning, which puts them back at the end."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
 
     def on_train_batch_end(
@@ -42,5 +44,5 @@ class StopOnSignal(Callback):
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         signal.signal(
-            number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
