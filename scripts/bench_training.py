@@ -28,7 +28,7 @@ from scripts.baselines.contenders import Work
 from scripts.baselines.page import page, write
 from scripts.baselines.races import RACES, Race, races
 from scripts.baselines.rows import Row, row
-from scripts.baselines.turns import Entrant, enter, race
+from scripts.baselines.turns import Entrant, end, enter, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.mfu import peak_flops
 
@@ -109,9 +109,7 @@ def _run(
         least = min(3, options.rounds)
         race(everyone, options.turn, until, (least, options.rounds))
     finally:
-        for _, entrants in entered:
-            for entrant in entrants:
-                entrant.end()
+        end([entrant for _, entrants in entered for entrant in entrants])
     return [found for one, entrants in entered for found in _rows(one, entrants)]
 
 

@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, in one call and under ten minutes.
+# Everything that only a GPU can tell, in two calls, each under ten minutes.
 #
-#   scripts/gpu_check.sh [DIR] [PART...]      parts: tests tune kernels inversion (all, in this order)
+#   scripts/gpu_check.sh [DIR]                 parts: tests tune kernels inversion, in this order
+#   scripts/gpu_check.sh [DIR] training
+#   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
 # Needs a CUDA device and Python with torch, triton, lightning, numpy, tokenizers, safetensors and
-# pytest; downloads nothing. Writes to DIR (gpu-check): PART.log of each part, tuned.py,
-# kernels-cuda.csv, .md and .png, inversion-cuda.md.
+# pytest, for training also transformers, and accelerate for its Trainer (without it the page says
+# what ran instead); downloads nothing. Writes to DIR (gpu-check): PART.log of each part, tuned.py,
+# kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and .md.
 # The exit status is the number of parts that failed.
 #
-# To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and DIR/kernels-cuda.* to
-# docs/benchmarks/kernels-gpu.*, DIR/inversion-cuda.md to docs/benchmarks/inversion-gpu.md.
+# To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and to docs/benchmarks
+# DIR/kernels-cuda.* as kernels-gpu.*, inversion-cuda.md as inversion-gpu.md, training-cuda.* as
+# training-gpu.*. Training uses the tiles of arch/kernels/tuned.py, so copy that first.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-ALL=(tests tune kernels inversion)
+USUAL=(tests tune kernels inversion)
+ALL=("${USUAL[@]}" training)
 
 # A part is a function, with the seconds that it may take. To add one, write it and name it in ALL.
 tests_seconds=200
@@ -47,6 +52,11 @@ inversion() {
     "$python" -m scripts.bench_inversion --device cuda --turns 2 --save "$out/inversion-cuda.md"
 }
 
+training_seconds=520
+training() {
+    "$python" -m scripts.bench_training --device cuda --seconds 380 --out "$out"
+}
+
 run() {
     local part=$1 seconds=${1}_seconds start=$SECONDS status
     export out root python
@@ -62,7 +72,7 @@ run() {
 main() {
     out=${1:-gpu-check}
     shift || true
-    local parts=("${@:-${ALL[@]}}") part failed=0
+    local parts=("${@:-${USUAL[@]}}") part failed=0
     for part in "${parts[@]}"; do
         if ! declare -F "$part" >/dev/null || [[ " ${ALL[*]} " != *" $part "* ]]; then
             echo "error: part '$part': expected one of: ${ALL[*]}" >&2

@@ -127,15 +127,6 @@ class Entrant:
         self.failed = str(found)
         return None
 
-    def end(self) -> None:
-        """Lets it go, or makes it."""
-        with contextlib.suppress(OSError):
-            self.line.send(0)
-        self.process.join(10)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
     def _fail(self) -> None:
         lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
         self.failed = next((line for line in reversed(lines) if line.strip()), "it ended")
@@ -151,6 +142,18 @@ def enter(
     process.start()
     there.close()
     return Entrant(name, process, here, log)
+
+
+def end(entrants: list[Entrant]) -> None:
+    """Lets all go, and makes those that do not."""
+    for entrant in entrants:
+        with contextlib.suppress(OSError):
+            entrant.line.send(0)
+    for entrant in entrants:
+        entrant.process.join(10)
+        if entrant.process.is_alive():
+            entrant.process.kill()
+            entrant.process.join()
 
 
 def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
@@ -188,6 +191,8 @@ def _main(
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
         torch.set_num_threads(threads)
+        # Several may compile at once, each with workers of its own.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
         try:
             work(Turns(line, device), *arguments)
         except Over:
