@@ -112,7 +112,7 @@ def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
 def test_probes_read_the_token_itself_and_not_those_before_it_at_the_embedding(small_model):
     model = small_model(d_model=64)
     windows = torch.randint(20, (120, 32))
-    probes = fit(model, windows[:100], [0, 2])
+    probes = fit(model, windows[:100], [0, 2], torch.arange(400))
     held = windows[100:]
     streams, right = streams_of(model, held, [0, 2]).flatten(1, 2), around(held).flatten(0, 1)
     assert torch.equal(streams[0], model.embed(held)[:, 2:-1].flatten(0, 1))
@@ -133,11 +133,15 @@ def test_probes_read_what_a_mixer_carries(small_model):
     mixer.mix.weight.copy_(2 * torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
     mixer.mix.bias.zero_()
     windows = torch.randint(20, (120, 32))
-    probes = fit(model, windows[:100], [0, 1])
+    windows = 7 * windows + 5
+    classes = torch.unique(windows)
+    probes = fit(model, windows[:100], [0, 1], classes)
     held = windows[100:]
     streams, right = streams_of(model, held, [0, 1]).flatten(1, 2), around(held).flatten(0, 1)
     for i, o in enumerate(OFFSETS):
-        found = judge(probes, {1: streams[1]}, right[:, i], o)[1]
+        found = judge(
+            probes, {1: streams[1]}, torch.searchsorted(classes, right[:, i].contiguous()), o
+        )[1]
         assert (found[0].mean() > 0.9) == (o in (-1, 0))
 
 
@@ -156,6 +160,10 @@ def test_the_lens(model_directory):
     assert all(len(word) > 1 for word in found.notes["examples"])
     with pytest.raises(RequestError, match="--tokens 50: probes need 128 at least"):
         DETOKENISATION.find(checkpoint, Request((PROMPT,), corpus="toy:60", tokens=50))
+    with torch.no_grad():
+        checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
+    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
+        DETOKENISATION.find(checkpoint, request)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama 3"])

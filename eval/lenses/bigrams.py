@@ -1,6 +1,6 @@
 """Is W_E W_U' a table of bigrams? Its rows against what follows each token in a corpus.
 
-    python -m eval lens --models DIR --corpus stories.txt --lenses bigrams
+    python -m eval lens DIR --lens bigrams --corpus stories.txt --out results
 
 With no block at all a model could learn nothing but bigrams (Elhage et al. 2021, "A Mathematical
 Framework for Transformer Circuits"), and this is the table it would answer from.

@@ -1,6 +1,6 @@
 """How a mixer's trained matrices differ from where they started.
 
-    python -m eval lens --models RUN/models --lenses mixing
+    python -m eval lens DIR --lens mixing --out results
 
 A run keeps its start as `step-000000`; a model without one is held against a fresh draw from its
 own initialisation, which has the same statistics but not the same numbers.

@@ -1,6 +1,6 @@
 """Length as confidence: what a factor on the final vector, or a temperature, does to the answer.
 
-python -m eval lens --models DIR --lenses confidence
+python -m eval lens DIR --lens confidence --out results
 """
 
 from __future__ import annotations

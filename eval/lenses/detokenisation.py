@@ -1,11 +1,12 @@
 """Where the tokens of a word can be read from its last one: put together early, apart again late?
 
-    python -m eval lens --models DIR --corpus stories.txt --lenses detokenisation
+    python -m eval lens DIR --lens detokenisation --corpus stories.txt --out results
 
 A linear probe for every layer and offset is fitted at all positions and judged at the last tokens
 of words, as in Feucht et al. (2024), "Token Erasure as a Footprint of Implicit Vocabulary Items in
 LLMs". Words of several tokens are held against words of one and against any position, and every
-score against what the tokens' frequencies alone would have given at the same places.
+score against what the tokens' frequencies alone would have given at the same places. Tokens that
+occur nowhere in the text are left out of account.
 """
 
 from __future__ import annotations
@@ -74,18 +75,23 @@ def streams_of(model: LanguageModel, tokens: Tensor, layers: list[int]) -> Tenso
     return streams[:, :, BACK : tokens.shape[1] - AHEAD].float()
 
 
-def fit(model: LanguageModel, windows: Tensor, layers: list[int]) -> Probes:
+def fit(model: LanguageModel, windows: Tensor, layers: list[int], classes: Tensor) -> Probes:
     """Gaussian probes of all layers and offsets, in closed form, by one pass over `(N, T)` tokens.
+
+    Args:
+        model: whose streams are read.
+        windows: what is fitted on.
+        layers: which.
+        classes: the tokens that are told apart, in order: probes score these alone.
 
     Raises:
         RequestError: a stream that is not finite.
     """
-    V, D = model.embedding.weight.shape
-    device = windows.device
+    V, D, device = len(classes), model.config.d_model, windows.device
     held = windows[-math.ceil(EXAMPLES / (windows.shape[1] - BACK - AHEAD)) :]
     sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
     for batch in windows[: len(windows) - len(held)].split(max(1, BATCH // windows.shape[1])):
-        y = around(batch).flatten(0, 1)
+        y = torch.searchsorted(classes, around(batch)).flatten(0, 1)
         counts = [torch.bincount(column, minlength=V) for column in y.T]
         for layer, stream in zip(layers, streams_of(model, batch, layers), strict=True):
             if not stream.isfinite().all():
@@ -97,9 +103,9 @@ def fit(model: LanguageModel, windows: Tensor, layers: list[int]) -> Probes:
                 own.count += counts[i]
                 own.total.index_add_(0, y[:, i], x)
                 own.second += inner
-    y = around(held).flatten(0, 1)[:EXAMPLES]
+    y = torch.searchsorted(classes, around(held)).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
-    vocabulary = model.embedding.weight.detach()
+    vocabulary = model.embedding.weight.detach()[classes]
     for layer, stream in zip(layers, streams_of(model, held, layers), strict=True):
         x = stream.flatten(0, 1)[:EXAMPLES]
         for i, o in enumerate(OFFSETS):
@@ -131,9 +137,9 @@ def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Ten
     return found
 
 
-def unigram_nats(train: Tensor, tokens: Tensor, vocabulary: int) -> float:
-    """Cross entropy of `(N,)` tokens by their frequencies in `train` alone."""
-    counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
+def unigram_nats(train: Tensor, tokens: Tensor, classes: int) -> float:
+    """Cross entropy of `(N,)` classes by their frequencies in `train` alone."""
+    counts = torch.bincount(train.flatten(), minlength=classes).double() + SMOOTHING
     return float(-(counts / counts.sum()).log()[tokens].mean())
 
 
@@ -143,7 +149,7 @@ def judge(probes: Probes, examples: dict[int, Tensor], tokens: Tensor, o: int) -
     Args:
         probes: by layer and offset.
         examples: vectors `(K, D)` by layer.
-        tokens: the right answers, `(K,)`.
+        tokens: the right answers' classes, `(K,)`.
         o: the offset.
     """
     found = {}
@@ -171,14 +177,17 @@ def _load(checkpoint: Checkpoint, request: Request) -> tuple[Tensor, Tensor]:
 
 
 def _find(checkpoint: Checkpoint, request: Request) -> Finding:
-    model, V = checkpoint.model, checkpoint.config.vocab_size
+    model = checkpoint.model
     train, valid = _load(checkpoint, request)
-    known = alphabet(checkpoint.tokenizer, V)
+    asked = gather(checkpoint, request.prompts[:1]).tokens
+    classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, asked)]))
+    known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
     words = words_of(valid.cpu(), known)
     layers = sites(len(model.blocks))
-    probes = fit(model, train, layers)
+    probes = fit(model, train, layers, classes)
     streams = streams_of(model, valid, layers).flatten(1, 2)
-    right = around(valid).flatten(0, 1)
+    right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
+    counted = torch.searchsorted(classes, train)
     values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
     figures: list[dict[str, Any]] = []
     counts = census(words_of(train.cpu(), known))
@@ -188,7 +197,7 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
         i, places = OFFSETS.index(o), chosen.to(valid.device)
         tokens = right[places, i]
         examples = {layer: streams[n, places] for n, layer in enumerate(layers)}
-        chance = unigram_nats(train, tokens, V)
+        chance = unigram_nats(counted, tokens, len(classes))
         for n, (layer, found) in enumerate(judge(probes, examples, tokens, o).items()):
             top1, nats = found.mean(dim=1).tolist()
             values[i, GROUPS.index(group), n] = torch.tensor([top1, nats, chance])
@@ -203,7 +212,7 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
     figures += [{"figure": name, "value": value} for name, value in counts.items()]
     axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
     return Finding(
-        arrays={"detokenisation": Named(values, axes), **_prompt(checkpoint, request, probes)},
+        arrays={"detokenisation": Named(values, axes), **_prompt(model, asked, probes, classes)},
         figures=figures,
         notes={"examples": _examples(checkpoint, valid, words)},
     )
@@ -227,12 +236,13 @@ def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def _prompt(checkpoint: Checkpoint, request: Request, probes: Probes) -> dict[str, Named]:
-    """Probability that each probe gives the right token, at each position of the first prompt."""
-    batch = gather(checkpoint, request.prompts[:1])
+def _prompt(
+    model: LanguageModel, prompt: Tensor, probes: Probes, classes: Tensor
+) -> dict[str, Named]:
+    """Probability that each probe gives the right token, at each position of a prompt `(1, T)`."""
     layers = list(dict.fromkeys(layer for layer, _ in probes))
-    streams = trace(checkpoint.model, batch.tokens).streams[layers, 0].float()
-    tokens = batch.tokens[0]
+    streams = trace(model, prompt).streams[layers, 0].float()
+    tokens = torch.searchsorted(classes, prompt[0])
     T = len(tokens)
     values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
     for i, o in enumerate(OFFSETS):

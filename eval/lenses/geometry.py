@@ -1,6 +1,6 @@
 """The tokens' vectors: lengths, alignment of input and output, the way back, the nearest.
 
-python -m eval lens --models DIR --corpus stories.txt --lenses geometry
+python -m eval lens DIR --lens geometry --corpus stories.txt --out results
 """
 
 from __future__ import annotations

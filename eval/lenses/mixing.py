@@ -1,6 +1,6 @@
 """Where every layer looks: patterns and masked matrices, how far, how rich, and what training did.
 
-python -m eval lens --models RUN/models --corpus stories.txt --lenses mixing
+python -m eval lens DIR --lens mixing --corpus stories.txt --out results
 """
 
 from __future__ import annotations

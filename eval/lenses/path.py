@@ -1,6 +1,6 @@
 """The way of a position through the layers, seen on the plane of two tokens' directions.
 
-python -m eval lens --models DIR --lenses path --words " dog" " cat"
+python -m eval lens DIR --lens path --words " dog" " cat" --out results
 """
 
 from __future__ import annotations
