@@ -50,6 +50,7 @@ def counting(name: str, seen: list[str]) -> Lens:
         figures = [
             {"figure": "size", "layer": 0, "value": 1.5},
             {"figure": "size", "layer": 1, "value": float("nan")},
+            {"figure": "size", "layer": "all", "value": 7.25},
             {"figure": "share", "part": "a [b]", "value": 0.25, "low": 0.2, "high": 0.3, "n": 7},
         ]
         table = {"title": "a table", "columns": ["[x]", "y"], "rows": [["[red]", "2"]]}
@@ -99,16 +100,16 @@ def test_what_was_looked_at_is_not_looked_at_again(
     first = model_directory("first")
     assert look(first, "--out", out, *asked) == 0
     shown = capsys.readouterr().out
-    for part in ("size", "a [b]", "0.2 to 0.3", "7", "a table", "[red]", "step 0"):
+    for part in ("size", "all", "7.25", "a [b]", "0.2 to 0.3", "7", "a table", "[red]", "step 0"):
         assert part in shown
     assert look(first, model_directory("second"), "--out", out, *asked) == 0
     assert shown.split("rows:")[0] in capsys.readouterr().out
     assert seen == ["first", "second"]
     rows = read_rows([out])
-    assert [row["value"] for row in rows] == [1.5, None, 0.25] * 2
+    assert [row["value"] for row in rows] == [1.5, None, 7.25, 0.25] * 2
     (out / ROWS).unlink()  # they are made of the documents again
     assert look(first, "--out", out, *asked) == 0
-    assert read_rows([out]) == rows[:3]
+    assert read_rows([out]) == rows[:4]
     assert look(first, "--out", out, *asked, "--seed", 1) == 0
     assert seen == ["first", "second", "first"]
     document = next(read_documents(out))

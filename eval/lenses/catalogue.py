@@ -6,6 +6,8 @@ from eval.errors import RequestError
 from eval.lenses.attribution import ATTRIBUTION
 from eval.lenses.bigrams import BIGRAMS
 from eval.lenses.confidence import CONFIDENCE
+from eval.lenses.detokenisation import DETOKENISATION
+from eval.lenses.features import FEATURES
 from eval.lenses.geometry import GEOMETRY
 from eval.lenses.intervention import INTERVENTION
 from eval.lenses.lens import Lens
@@ -14,6 +16,7 @@ from eval.lenses.mixing import MIXING
 from eval.lenses.ov import OV
 from eval.lenses.path import PATH
 from eval.lenses.residual import RESIDUAL
+from eval.lenses.sparse import SPARSE
 from eval.lenses.steering import STEERING
 from eval.lenses.tuned_lens import TUNED_LENS
 
@@ -33,6 +36,9 @@ LENSES: dict[str, Lens] = {
         ATTRIBUTION,
         INTERVENTION,
         STEERING,
+        FEATURES,
+        SPARSE,
+        DETOKENISATION,
     )
 }
 

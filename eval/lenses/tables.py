@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from eval.lenses.named import Label
 from eval.results import Row
 
 WIDTH = 140
@@ -33,12 +34,13 @@ def lens_tables(document: dict[str, Any], rows: list[Row]) -> str:
 
 
 def _by_layer(figures: list[dict[str, Any]]) -> str:
-    layers = sorted({figure["layer"] for figure in figures})
+    labels = dict.fromkeys(figure["layer"] for figure in figures)
+    layers = sorted(labels, key=lambda label: (isinstance(label, str), label))
     if not layers:
         return ""
     step = max(1, -(-len(layers) // LAYERS))
-    shown = sorted({*layers[::step], layers[-1]})
-    lines: dict[str, dict[int, str]] = {}
+    shown = list(dict.fromkeys([*layers[::step], layers[-1]]))
+    lines: dict[str, dict[Label, str]] = {}
     for figure in figures:
         lines.setdefault(_name(figure), {})[figure["layer"]] = _number(figure["value"])
     body = [[name, *(cells.get(layer, "") for layer in shown)] for name, cells in lines.items()]
