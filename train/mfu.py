@@ -15,7 +15,7 @@ PEAKS: dict[str, tuple[float, float]] = {
     "H100": (989e12, 67e12),
     "A100": (312e12, 19.5e12),
     "A40": (150e12, 37e12),
-    "A10G": (70e12, 35e12),
+    "A10": (125e12, 31.2e12),
     "L40S": (362e12, 91.6e12),
     "L4": (121e12, 30.3e12),
     "RTX 4090": (165e12, 82.6e12),
@@ -46,7 +46,7 @@ def peak_flops(name: str, precision: str) -> float | None:
     for part, (bfloat16, float32) in PEAKS.items():
         # Whole words: an "L4" is no "L40".
         if f" {part} " in f" {name.replace('-', ' ')} ":
-            if precision.startswith("bf16"):
+            if precision.startswith(("bf16", "16")):
                 return bfloat16
             return float32 if precision.startswith("32") else None
     return None
