@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import FSDPStrategy
 
 from arch.describe import total_cost
 from train.errors import RunError
@@ -46,8 +47,14 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
             f"--bf16_stream true needs --precision bf16-mixed, and this run is {trainer.precision}"
         )
     module.model.checkpoint_activations = settings.checkpoint_activations
+    sharded = isinstance(trainer.strategy, FSDPStrategy)
+    if sharded and settings.cuda_graphs:
+        raise RunError(
+            "--cuda_graphs true needs weights that stay in their place, and --trainer.strategy "
+            "fsdp moves them; leave one of them out"
+        )
     if compiles(settings, trainer.strategy.root_device):
-        module.compile_loss(settings.cuda_graphs)
+        module.compile_loss(settings.cuda_graphs, whole=not sharded)
 
 
 def utilisation_of(
