@@ -1,12 +1,11 @@
 """Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
 
-Gradient x input and integrated gradients are Captum's. Occlusion replaces one token after the
-other, all in one batched pass.
+Occlusion replaces one token after the other, all in one batched pass. The gradients' scores and
+occlusion's can be compared: both say by how much the output would change.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -14,7 +13,13 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
-from eval.errors import RequestError
+from eval.lenses.gradients import (
+    Integral,
+    Output,
+    gradient_x_input,
+    integrated_gradients,
+    own_answer,
+)
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
@@ -23,129 +28,7 @@ from eval.lenses.variants import run_variants
 from eval.lenses.words import word_tokens
 from tokenizer import PAD
 
-KINDS = ("logit", "log_probability", "every_logit")
-"""Of one token; `every_logit` is the sum over the vocabulary, what the seed differentiates."""
 OWN = "own answer"
-TOLERANCE = 1e-3  # of the attributions' sum against the change of the output
-STEPS = (16, 48, 128, 512)  # of the quadrature, until within tolerance
-BATCH = 4096  # tokens of a quadrature's batch
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is attributed.
-
-    Attributes:
-        position: whose next token.
-        token: which.
-        kind: one of `KINDS`.
-    """
-
-    position: int
-    token: int
-    kind: str = "logit"
-
-    def __post_init__(self) -> None:
-        """Checks the kind."""
-        if self.kind not in KINDS:
-            raise RequestError(
-                f"output {self.kind!r} does not exist; use one of {', '.join(KINDS)}"
-            )
-
-    def read(self, logits: Tensor) -> Tensor:
-        """`(..., V)` logits of the position to `(...)`."""
-        if self.kind == "every_logit":
-            return logits.sum(-1)
-        if self.kind == "log_probability":
-            logits = logits.log_softmax(-1)
-        return logits[..., self.token]
-
-    def of(self, model: LanguageModel, embeddings: Tensor) -> Tensor:
-        """`(B, T, D)` embeddings to `(B,)`."""
-        before = embeddings[:, : self.position + 1]
-        hidden = model.hidden(before, len(model.blocks))
-        return self.read(model.logits(hidden[:, -1:])[:, 0])
-
-
-@dataclass(frozen=True)
-class Integral:
-    """Integrated gradients, and how exact they are.
-
-    Attributes:
-        scores: `(T,)`, what each token adds between the baseline and the prompt.
-        change: of the output between the two, which the scores sum to.
-        error: of that sum, relative to the change.
-        steps: of the quadrature.
-    """
-
-    scores: Tensor
-    change: float
-    error: float
-    steps: int
-
-
-@torch.no_grad()
-def own_answer(model: LanguageModel, tokens: Tensor, position: int = -1) -> Output:
-    """The likeliest next token of a prompt `(T,)`, as an output."""
-    position %= len(tokens)
-    logits = model(tokens[None, : position + 1])[0, -1]
-    return Output(position, int(logits.argmax()))
-
-
-def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
-    """Gradient times embedding, every feature by itself, `(T, D)`.
-
-    Summed over features it is what a linear model's tokens add; the seed takes absolute values
-    first and sums those. Tokens after the output's position get zero.
-    """
-    from captum.attr import InputXGradient  # imports for seconds
-
-    embeddings = model.embed(tokens[None]).detach().requires_grad_()
-    with torch.enable_grad():
-        method = InputXGradient(lambda x: output.of(model, x))
-        return method.attribute(embeddings)[0].detach()
-
-
-def integrated_gradients(
-    model: LanguageModel,
-    tokens: Tensor,
-    output: Output,
-    baseline: Tensor,
-    tolerance: float = TOLERANCE,
-) -> Integral:
-    """Integrated gradients (Sundararajan et al., 1703.01365) from a baseline embedding.
-
-    By Gauss-Legendre, with ever more steps until the scores add up. A baseline as long as an
-    embedding needs the fewest: a norm makes all of its change where a vector is nearly zero.
-
-    Args:
-        model: any language model.
-        tokens: `(T,)`.
-        output: what is attributed.
-        baseline: `(D,)` or `(T, D)`.
-        tolerance: relative error of the sum that is good enough.
-    """
-    from captum.attr import IntegratedGradients
-
-    embeddings = model.embed(tokens[None]).detach()
-    start = baseline.expand_as(embeddings)
-    change = float(output.of(model, embeddings) - output.of(model, start))
-    method = IntegratedGradients(lambda x: output.of(model, x))
-
-    def walk(steps: int) -> Integral:
-        with torch.enable_grad():
-            found = method.attribute(
-                embeddings, start, n_steps=steps, internal_batch_size=max(1, BATCH // len(tokens))
-            )
-        scores = found[0].detach().sum(-1)
-        error = abs(float(scores.sum()) - change) / max(abs(change), 1e-6)
-        return Integral(scores, change, error, steps)
-
-    integral = walk(STEPS[0])
-    for steps in STEPS[1:]:
-        if integral.error > tolerance:
-            integral = walk(steps)
-    return integral
 
 
 @torch.no_grad()
