@@ -41,7 +41,7 @@ def test_the_page_draws_its_figures_without_network_or_error(tmp_path: Path, sch
         page.wait_for_selector("figure.chart[data-drawn=yes] svg")
         assert NASTY in (page.text_content("#lens-residual") or "")
         menu = page.locator("figure.chart select")
-        assert menu.locator("option").all_text_contents()[1] == f"{NASTY}, step 7"
+        assert menu.locator("option").all_text_contents()[1] == f"{NASTY} at 7"
         before = page.locator("figure.chart .mark-rect.role-mark path").all()
         shown = [mark.get_attribute("aria-label") for mark in before]
         menu.focus()

@@ -8,7 +8,7 @@ from eval.errors import RequestError
 from eval.lenses.questions import read_documents
 from eval.report import render_page, write_page
 from eval.report.charts import FORMATS, write_figures
-from eval.results import read_rows
+from eval.results import Row, read_rows
 from eval.tracking import MODES, track_results
 
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     write_page(options.out, render_page(rows, options.title, documents))
     print(options.out)
     if options.figures:
-        for path in _write_figures(options, documents):
+        for path in _write_figures(options, documents, rows):
             print(path)
     if options.wandb:
         first = Path(options.results[0])
@@ -44,12 +44,14 @@ def run(options: argparse.Namespace) -> None:
         print(f"W&B run {run_id}{kept}")
 
 
-def _write_figures(options: argparse.Namespace, documents: list[dict[str, Any]]) -> list[Path]:
+def _write_figures(
+    options: argparse.Namespace, documents: list[dict[str, Any]], rows: list[Row]
+) -> list[Path]:
     from eval.report.inside import sections
 
-    if not documents:
+    drawn = [figure for section in sections(documents, rows) for figure in section.figures]
+    if not drawn:
         raise RequestError(
             f"--figures {options.figures}: no lens has looked yet; run `python -m eval lens` first"
         )
-    drawn = [figure for section in sections(documents) for figure in section.figures]
     return write_figures(options.figures, drawn, options.format)

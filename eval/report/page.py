@@ -12,6 +12,7 @@ from eval.inversion.verdicts import VERDICTS, join, question
 from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
 from eval.report.charts import library, theme
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
+from eval.report.highlight import STYLE
 from eval.results import Row
 
 LENSES_TITLE = "Inside a language model"
@@ -38,7 +39,7 @@ def render_page(
     Raises:
         RequestError: there are no rows with a score, and no documents.
     """
-    inside = _inside(documents)
+    inside = _inside(documents, rows)
     if inside and not recoveries(rows):
         return _environment().get_template("lenses.html").render(
             title=title or LENSES_TITLE, inside=inside, **_drawing(inside)
@@ -103,19 +104,20 @@ def write_page(path: str | Path, html: str) -> None:
     write_text(path, html)
 
 
-def _inside(documents: Sequence[dict[str, Any]]) -> list[Any]:
+def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
     """Sections of figures; what draws them takes a second to import, and is not always needed."""
-    if not documents:
+    if not documents and not any(row.get("kind") == "retrieval" for row in rows):
         return []
     from eval.report.inside import sections
 
-    return sections(documents)
+    return sections(documents, rows)
 
 
 def _drawing(inside: list[Any]) -> dict[str, Any]:
     if not inside:
         return {}
-    return {"themes": {"light": theme(False), "dark": theme(True)}, "library": library()}
+    themes = {"light": theme(False), "dark": theme(True)}
+    return {"themes": themes, "library": library(), "inside_style": STYLE}
 
 
 def _environment() -> Environment:

@@ -4,34 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import altair as alt
-
 from eval.report.charts import Figure
-from eval.report.lenses.frame import Document, chosen, menu, model_name, records
+from eval.report.lenses.frame import (
+    DIVERGING,
+    Document,
+    at_tokens,
+    averaged,
+    by_model,
+    chosen,
+    heat,
+    lines,
+    menu,
+    options,
+    records,
+)
 
 
 def draw(documents: Sequence[Document]) -> list[Figure]:
     """The figures, each over all checkpoints."""
-    return [_similarity(documents)]
-
-
-def _similarity(documents: Sequence[Document]) -> Figure:
-    models = list(dict.fromkeys(map(model_name, documents)))
-    chart = (
-        alt.Chart(alt.Data(values=records(documents, "similarity")))
-        .mark_rect()
-        .encode(
-            x=alt.X("layer:O", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("other layer:O", sort="descending"),
-            color=alt.Color("value:Q", title="cosine"),
-            tooltip=["layer:O", "other layer:O", alt.Tooltip("value:Q", format=".4f")],
-        )
-        .properties(width=300, height=300)
-    )
-    return Figure(
-        "residual-similarity",
-        "How alike are the streams of two layers?",
-        "Cosine similarity of a position's vector after one layer and after another, averaged "
-        "over positions and prompts.",
-        chosen(chart, ("model", menu("model", models, "checkpoint"))),
-    )
+    alike = records(documents, "similarity")
+    norms = [r for r in records(documents, "norm") if r["position"] > 0]
+    shares = records(documents, "update share")
+    written = at_tokens(documents, records(documents, "contribution to the answer"))
+    stays = records(documents, "share still there")
+    return [
+        Figure(
+            "residual-similarity",
+            "How alike are the streams of two layers?",
+            "Cosine similarity of a position's vector after one layer and after another, averaged "
+            "over positions and prompts.",
+            by_model(
+                heat(alike, "layer", "other layer", "cosine", sort_x="ascending",
+                     sort_y="descending", size=(280, 280)),
+                alike,
+            ),
+        ),
+        Figure(
+            "residual-updates",
+            "How much does each part add?",
+            "Length of what is added, as a share of the vector that it is added to.",
+            by_model(lines(shares, "layer", "share of the stream", "part"), shares),
+        ),
+        Figure(
+            "residual-norm",
+            "How long are the vectors?",
+            "Length of the vectors by layer, averaged over positions but the first.",
+            lines(averaged(norms, "model", "layer"), "layer", "mean length", "model"),
+        ),
+        Figure(
+            "residual-contributions",
+            "Which part writes the answer?",
+            "What each part adds directly to the logit of the model's own next token, above what "
+            "it adds to the mean logit, at each position; the parts sum to that logit.",
+            chosen(
+                heat(written, "place", "part", "logit", DIVERGING, sort_y=options(written, "part")),
+                ("model", menu("model", written, "checkpoint")),
+                ("prompt", menu("prompt", written, "prompt")),
+            ),
+        ),
+        Figure(
+            "residual-survival",
+            "How long does what is written stay?",
+            "Share of each part's vector still found in later streams, along its own direction.",
+            by_model(lines(stays, "layer", "share still there", "write", ordered=True), stays),
+        ),
+    ]  # fmt: skip
