@@ -147,6 +147,19 @@ def test_a_longer_run_goes_on_from_a_complete_one(data: Path, tmp_path: Path):
     assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_goes_on_with_the_optimisers_settings_that_it_is_given(
+    data: Path, tmp_path: Path, optimizer: str
+):
+    run, flags = tmp_path / "run", ["--optimizer.name", optimizer]
+    assert fit(data, run, *flags) == 0
+    more = ["--resume", "auto", "--trainer.max_steps", "8", "--optimizer.lr", "1e-12"]
+    assert fit(data, run, *flags, *more) == 0
+    a, b = (load_model(run / "models" / f"step-00000{step}").model for step in (6, 8))
+    for old, new in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
+
+
 def test_a_new_run_may_start_from_another_ones_checkpoint(data: Path, tmp_path: Path):
     assert fit(data, tmp_path / "a") == 0
     flags = ["--resume", tmp_path / "a" / "checkpoints" / "step-000006.ckpt"]

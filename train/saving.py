@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 def _every(steps: int | None, step: int) -> bool:
