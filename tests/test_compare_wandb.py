@@ -44,6 +44,7 @@ def at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_training_logs_what_the_report_draws(tmp_path: Path, small_tokenizer: Tokenizer) -> None:
     data, run = pack_toy(small_tokenizer, tmp_path / "packed", 200).path, tmp_path / "run"
     assert fit(data, run, "--wandb", "offline", "--trainer.max_steps", "2") == 0
+    wandb.teardown()  # its process has written all when it has ended
     records = offline_records(file_of(run))
     known = {key for row in logged(records) for key in row}
     named = set(re.findall(r"`([^`]+)`", section("Training"))) - WANDB_OWN
