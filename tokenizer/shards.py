@@ -191,7 +191,7 @@ def _stories(
 
     A source that is not divided is read once, for both: twice would be twice the network.
     """
-    if len({id(corpus.part) for corpus in corpora}) > 1 or corpora[0].share is None:
+    if corpora[0].share is None:
         for corpus in corpora:
             if corpus.split not in ended:
                 for story in islice(corpus, skip[corpus.split], None):

@@ -1,5 +1,6 @@
 """How a run is spread over devices: Lightning's strategies, and what they leave open."""
 
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,17 @@ class Sharded(FSDPStrategy):
     def __init__(self) -> None:
         super().__init__(auto_wrap_policy={Block}, state_dict_type="full")
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole weights; beside GPUs, empty but on rank 0."""
+        assert self.model is not None
+        with self._whole():
+            return self.model.state_dict()
+
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Whole states, numbered in the order of the optimiser's groups; empty but on rank 0."""
-        named: dict[str, Any] = super().optimizer_state(optimizer)
+        """Whole states, numbered in the order of the optimiser's groups, wherever weights are."""
+        assert self.model is not None
+        with self._whole():
+            named = FullyShardedDataParallel.optim_state_dict(self.model, optimizer)
         if not named:
             return named
         names = chain.from_iterable(group["params"] for group in named["param_groups"])
@@ -54,12 +63,7 @@ class Sharded(FSDPStrategy):
         assert isinstance(self.model, FullyShardedDataParallel)
         checkpoint = read_checkpoint(Path(checkpoint_path))
         name_of = {p: _plain(name) for name, p in self.model.named_parameters()}
-        with FullyShardedDataParallel.state_dict_type(
-            self.model,
-            StateDictType.FULL_STATE_DICT,
-            FullStateDictConfig(rank0_only=False),
-            FullOptimStateDictConfig(rank0_only=False),
-        ):
+        with self._whole(everywhere=True):
             self.model.load_state_dict(checkpoint.pop("state_dict"))
             for optimizer, whole in zip(
                 self.optimizers, checkpoint.get("optimizer_states", []), strict=True
@@ -77,6 +81,16 @@ class Sharded(FSDPStrategy):
                     )
                 )
         return checkpoint
+
+    def _whole(self, everywhere: bool = False) -> AbstractContextManager[Any]:
+        """Inside, states are whole: gathered on the host of rank 0, or wherever they are used."""
+        gather = not everywhere and self.root_device.type != "cpu"
+        return FullyShardedDataParallel.state_dict_type(
+            self.model,  # pyright: ignore[reportArgumentType]
+            StateDictType.FULL_STATE_DICT,
+            FullStateDictConfig(offload_to_cpu=gather, rank0_only=gather),
+            FullOptimStateDictConfig(offload_to_cpu=gather, rank0_only=gather),
+        )
 
 
 def strategy(name: Any, gpu: bool) -> Any:
