@@ -175,10 +175,11 @@ def test_peaks_go_by_the_name_of_the_device(name: str, precision: str, peak: flo
     ("flags", "message"),
     [
         ("--cuda_graphs true", "--cuda_graphs true needs a GPU, and this run is on a cpu; leave"),
+        ("--loss_chunks some", "--loss_chunks is some; expected: int, null"),
         ("--loss_chunks 0", "--loss_chunks is 0; it must be at least 1"),
         ("--peak_flops 0", "--peak_flops is 0.0; it must be above 0"),
         ("--bf16_stream true", "--bf16_stream true needs --precision bf16-mixed, and this run is"),
-        ("--compile maybe", "--compile is maybe; expected: "),
+        ("--compile maybe", "--compile is maybe; expected: bool, 'auto'"),
     ],
 )
 def test_a_bad_setting(

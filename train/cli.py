@@ -139,6 +139,11 @@ def _one_line(message: str) -> str:
         kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
         examples = {"tuple": "a list such as [flat]", "list": "a list such as [100, 200]"}
         return f"--{key} is {value}; expected: {examples.get(kind, kind)}"
+    union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'
+    if found := re.search(union, message):
+        key, kinds, value = found.groups()
+        kinds = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kinds)
+        return f"--{key} is {value}; expected: {kinds.replace('NoneType', 'null')}"
     return message
 
 

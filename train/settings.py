@@ -22,7 +22,7 @@ class RunSettings:
     """auto is bf16-mixed on a GPU that has it, else 32-true."""
     bf16_stream: bool = False
     """With bf16-mixed: what runs from block to block is bfloat16 too, and not float32."""
-    compile: Literal["auto", True, False] = "auto"
+    compile: bool | Literal["auto"] = "auto"
     """Whether the model and its loss are compiled, in place; auto: on a GPU and not on a CPU."""
     cuda_graphs: bool = False
     """Whether the compiled step is launched as CUDA graphs: for batches so small that launching
