@@ -124,7 +124,15 @@ def test_a_divided_source_is_read_once(
         assert len(many.shards(split)) > 3
         np.testing.assert_array_equal(many.tokens(split), one.tokens(split))
     assert read.count(source / "dump-1" / "003_00000.parquet") == 1
-    few = pack(str(source), tokenizer, tmp_path / "few", shards=1500, workers=1, limit=7)
+    few = pack(
+        str(source),
+        tokenizer,
+        tmp_path / "few",
+        valid_fraction=0.2,
+        shards=1500,
+        workers=1,
+        limit=7,
+    )
     assert [few.meta["splits"][split]["stories"] for split in ("train", "valid")] == [7, 7]
 
 

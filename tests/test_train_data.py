@@ -159,7 +159,7 @@ def test_a_worker_that_is_killed_is_told(running: subprocess.Popen[str]):
     assert running.wait(60) == 2
     assert running.stderr is not None
     line = running.stderr.read()
-    assert line.startswith("error: --loader_workers: DataLoader worker")
+    assert line.startswith("error: --loader_workers: one died (")
     assert line.count("\n") == 1
     wait_for_the_end_of(workers)
 

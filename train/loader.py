@@ -88,13 +88,13 @@ def told_of_workers() -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:  # the latter while it hands over
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
-        reason = str(error).splitlines()[0].rstrip(". ")
+        reason = str(error).splitlines()[0].rstrip(". ") if str(error) else "end of file"
         raise RunError(
-            f"--loader_workers: {reason} (out of memory?); go on with --resume auto, and fewer of "
-            "them if need be"
+            f"--loader_workers: one died ({reason}; out of memory?); go on with --resume auto, and "
+            "fewer of them if need be"
         ) from error
 
 
