@@ -50,6 +50,8 @@ def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
         ("--save_every 0", "--save_every is 0; it must be at least 1"),
         ("--save_steps 200", "--save_steps is 200; expected: a list such as [100, 200]"),
         ("--save_steps [-1]", "--save_steps is [-1]; steps are 0 or more"),
+        ("--stop_on_spike -1", "--stop_on_spike is -1.0; it must be 0 (off) or above"),
+        ("--sample_prompts ['']", "--sample_prompts: '' is 0 tokens; allowed: 1 to 15, so that"),
         ("--wandb maybe", "--wandb is maybe; expected: 'offline', 'online', 'disabled'"),
         ("--trainer.strategy none", "--trainer: You selected an invalid strategy name"),
     ],
@@ -133,4 +135,5 @@ def test_a_bad_recipe(
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]):
-    assert "there is no command 'fitt'; allowed: fit, plan, recipes" in refused(capsys, main(["fitt"]))
+    line = refused(capsys, main(["fitt"]))
+    assert "there is no command 'fitt'; allowed: fit, plan, recipes" in line

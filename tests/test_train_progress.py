@@ -1,5 +1,6 @@
 """What a run shows while it trains: a bar on a terminal, lines on a pipe, samples, figures."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -39,3 +40,25 @@ def test_a_terminal_shows_a_bar_below_the_lines(
     assert re.search(r"step 3/6 \S+ +0:\d\d left *\n *loss \d\.\d{3}  bits/byte", shown)
     valid = f"step 6  valid loss 6.167  bits/byte 4.702 over 320 tokens  -> {tmp_path}/run/models/"
     assert valid in shown  # longer than the terminal is wide, and not cut
+
+
+def test_samples_are_shown_kept_and_change_no_weight(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert fit(data, tmp_path / "with", "--sample_prompts", "[Tom, Once upon]") == 0
+    shown = capsys.readouterr().out
+    assert fit(data, tmp_path / "without", "--sample_prompts", "[]") == 0
+    rows = [
+        json.loads(line) for line in (tmp_path / "with" / "samples.jsonl").read_text().splitlines()
+    ]
+    assert [(row["step"], row["prompt"]) for row in rows] == [
+        (step, prompt) for step in (0, 6) for prompt in ("Tom", "Once upon")
+    ]
+    assert "step 6  Tom" in shown
+    assert all(row["text"] for row in rows)
+    assert (tmp_path / "without" / "samples.jsonl").read_text() == ""
+    weights = [
+        tmp_path / run / "models" / "step-000006" / "model.safetensors"
+        for run in ("with", "without")
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
