@@ -261,12 +261,12 @@ def test_a_full_disk_keeps_the_whole_shards(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_packing_leaves_no_process_and_goes_on(
     sharded: PackedData, tokenizer: Path, tmp_path: Path, number: int
 ):
-    command = [sys.executable, "-m", "tokenizer", "pack", "toy:20000", "--tokenizer", tokenizer]
-    command += ["--shards", "5000", "--workers", "2", "--out", tmp_path / "killed"]
+    command = [sys.executable, "-m", "tokenizer", "pack", "toy:6000", "--tokenizer", tokenizer]
+    command += ["--shards", "30000", "--workers", "2", "--out", tmp_path / "killed"]
     journal = tmp_path / ".killed.partial" / "journal.json"
     root = Path(__file__).parents[1]
     with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL) as process:
@@ -282,7 +282,7 @@ def test_a_killed_packing_leaves_no_process_and_goes_on(
     kept = json.loads(journal.read_text())["shards"]
     assert len(kept["train"]) > 0
     subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
-    again = pack("toy:20000", tokenizer, tmp_path / "again", shards=5000, workers=1)
+    again = pack("toy:6000", tokenizer, tmp_path / "again", shards=30000, workers=1)
     assert contents(tmp_path / "killed") == contents(again.path)
 
 
