@@ -3,11 +3,11 @@
 W&B is offline unless asked and needs no account; what it writes offline lies in the results
 directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
 that the same command adds to the same run, in the group of the architecture, as training has it.
-Logged are, by training step of the checkpoints, the figures of the summary, and once the whole
-summary as a table and the page. Online, the run is linked to the models that training logged.
+Logged are, by training step of the checkpoints, the figures of the summary, of lenses, losses and
+retrieval, and once the whole summary as a table and the page. Online, the run is linked to the
+models that training logged.
 """
 
-import json
 import os
 import sys
 import uuid
@@ -18,12 +18,13 @@ from typing import Any
 
 from eval.errors import RequestError
 from eval.files import write_text
+from eval.inversion.fields import recoveries
 from eval.inversion.layout import to_csv
 from eval.inversion.summary import Record, summarise
 from eval.results import Row
+from eval.series import KINDS, STEP, series
 
 MODES = ("offline", "online")
-STEP = "checkpoint/step"
 FIGURES = (
     "self", "nonself", "exact", "set_recall", "margin_bits", "false_accepts", "evaluations",
     "seconds",
@@ -53,8 +54,10 @@ def track_results(
     Raises:
         RequestError: there are no rows, or W&B cannot be reached.
     """
-    records = summarise(rows)
-    histories = history(records)
+    measured = series(rows)
+    recovered = recoveries(rows)
+    records = summarise(recovered) if recovered or not measured else []
+    histories = history(records) + measured
     with _files_in(Path(directory).resolve() / "wandb", mode):
         run = _open_run(Path(directory), mode, project, rows, records)
         try:
@@ -148,8 +151,8 @@ def _open_run(
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]
             group=_group(rows),
-            job_type="invert",
-            config={"models": sorted({record["model"] for record in records})},
+            job_type="invert" if records else "look",
+            config={"models": sorted({row["checkpoint"]["name"] for row in rows})},
             settings=wandb.Settings(console="off", silent=True),
         )
     except wandb.Error as error:
@@ -169,18 +172,13 @@ def _group(rows: list[Row]) -> str | None:
 
 
 def models_used(rows: list[Row]) -> list[str]:
-    """The artifacts that training logged of the rows' models, where its run can be told.
-
-    The run's id stands in the model's meta.json, or beside the models in the run directory.
-    """
+    """The artifacts that training logged of the rows' models, where their run directory is."""
     paths = dict.fromkeys(Path(row["checkpoint"]["path"]) for row in rows)
     found = []
     for path in paths:
-        meta, beside = path / "meta.json", path.parent.parent / "wandb_id"
-        known = json.loads(meta.read_text()).get("wandb_id") if meta.is_file() else None
-        run_id = known or (beside.read_text().strip() if beside.is_file() else None)
-        if run_id:
-            found.append(f"model-{run_id}:{path.name}")
+        beside = path.parent.parent / "wandb_id"
+        if beside.is_file():
+            found.append(f"model-{beside.read_text().strip()}:{path.name}")
     return found
 
 
@@ -201,15 +199,17 @@ def _log(
     import wandb
 
     run.define_metric(STEP, hidden=True)
-    run.define_metric("invert/*", step_metric=STEP)
+    for kind in ("invert", *KINDS):
+        run.define_metric(f"{kind}/*", step_metric=STEP)
     for figures in histories:
         run.log(figures)
-    columns: list[Any] = list(records[0])
-    data: list[Any] = [list(record.values()) for record in records]
-    run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
     files = wandb.Artifact(f"results-{run.id}", type="results")
-    with files.new_file("summary.csv") as file:
-        file.write(to_csv(records))
+    if records:
+        columns: list[Any] = list(records[0])
+        data: list[Any] = [list(record.values()) for record in records]
+        run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})
+        with files.new_file("summary.csv") as file:
+            file.write(to_csv(records))
     if page is not None:
         run.log({"page": wandb.Html(Path(page).read_text(encoding="utf-8"), inject=False)})
         files.add_file(str(page), "page.html")

@@ -106,9 +106,8 @@ def test_models_are_named_by_their_run(tmp_path: Path) -> None:
     for path in (first, other):
         path.mkdir(parents=True)
     (tmp_path / "run" / "wandb_id").write_text("abc123\n")
-    (other / "meta.json").write_text(json.dumps({"wandb_id": "def456"}))
     rows = [asked(first), asked(first), asked(other), asked(tmp_path / "gone")]
-    assert models_used(rows) == ["model-abc123:step-000100", "model-def456:step-000200"]
+    assert models_used(rows) == ["model-abc123:step-000100"]
 
 
 def test_a_model_that_is_not_there_is_said(
