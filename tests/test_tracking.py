@@ -26,6 +26,7 @@ def offline_records(path: Path) -> dict[str, list]:
 
     It is a LevelDB log: seven bytes of W&B, then blocks of checksummed pieces of records.
     """
+    wandb.teardown()  # its process has written all when it has ended
     raw, at, piece = path.read_bytes(), 7, b""
     assert raw[:4] == b":W&B"
     found = defaultdict(list)
@@ -238,7 +239,6 @@ def test_lenses_and_losses_are_series_over_the_steps(tmp_path: Path):
         "retrieval/top1/layer 2/pool mean": 0.5,
     }
     track_results(tmp_path, rows)
-    wandb.teardown()
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     seen = [h for h in logged(offline_records(log)) if STEP in h]
     assert [h["lens/residual/norm/layer 1"] for h in seen] == [2.0, 102.0]
