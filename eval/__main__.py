@@ -8,6 +8,7 @@ import torch
 from arch import ModelError
 from eval import shards
 from eval.commands import (
+    claims,
     compare,
     curves,
     describe,
@@ -36,6 +37,7 @@ examples:
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval summary results/flat --csv flat.csv
   python -m eval compare runs results --markdown table.md --plot curves.svg
+  python -m eval claims run --group mixers --models runs
   python -m eval report results/flat --out flat.html
 """
 
@@ -62,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         summary,
         compare,
         report,
+        claims,
     ):
         name = command.__name__.rsplit(".", 1)[-1]
         assert command.__doc__

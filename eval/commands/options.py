@@ -29,7 +29,7 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 
 def open_models(options: argparse.Namespace) -> list[Checkpoint]:
     """Loads every model directory before anything is computed."""
-    device = _device(options.device)
+    device = device_of(options.device)
     return [open_checkpoint(path, device) for path in options.models]
 
 
@@ -53,7 +53,12 @@ def _at_least(text: str, least: int) -> int:
     return value
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that --device names.
+
+    Raises:
+        RequestError: no such device, or none in reach.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

@@ -1,0 +1,233 @@
+"""Asks a claim: each arm under both protocols, its rows into a results directory.
+
+A row is the bench's own, with `claim`, `arm`, `protocol`, `entry` (what was asked, as a hash) and
+`bench` (the version that answered). What another claim had answered already is taken over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eval.checkpoints import Checkpoint
+from eval.claims import BENCH
+from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
+from eval.claims.sources import Missing, Shelf, Source
+from eval.errors import RequestError
+from eval.inversion.controls import derive
+from eval.inversion.methods import Method, parse_methods
+from eval.inversion.questions import LAST, Job, Question, plan
+from eval.inversion.run import SHUFFLED, Runner
+from eval.inversion.slices import Slice
+from eval.lenses.catalogue import LENSES
+from eval.lenses.lens import Request
+from eval.lenses.questions import Look
+from eval.prompts import Prompt, background, padded, random_prompts, story_prompts, text_prompts
+from eval.results import Results, Row, read_rows, row_key
+
+DONE = "claim"  # kind of the row that ends a part, so that it need not be opened again
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """One arm under one protocol, of one model."""
+
+    claim: Claim
+    arm: Arm
+    name: str
+    source: Source
+
+    @property
+    def protocol(self) -> Protocol:
+        """How it is asked."""
+        protocol = self.arm.protocol(self.name)
+        assert protocol
+        return protocol
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """What its rows say beside what the bench says."""
+        return {
+            "claim": self.claim.number,
+            "arm": self.arm.name,
+            "protocol": self.name,
+            "entry": self.arm.fingerprint,
+            "bench": BENCH,
+        }
+
+
+def parts(claim: Claim, shelf: Shelf) -> tuple[list[Part], list[str]]:
+    """What there is to ask, and a line for every arm whose models are not here.
+
+    Raises:
+        RequestError: weights given by hand that are not the claim's.
+    """
+    found, missing = [], []
+    for arm in claim.arms:
+        for name in PROTOCOLS:
+            if protocol := arm.protocol(name):
+                try:
+                    sources = shelf.sources(claim, arm.models, protocol.seeds)
+                except Missing as lack:
+                    missing.append(str(lack))
+                    continue
+                found += [Part(claim, arm, name, source) for source in sources]
+    return found, list(dict.fromkeys(missing))
+
+
+class Asker:
+    """Asks parts, one after the other; what is in the results already is not asked again.
+
+    Args:
+        results: where rows go.
+        corpus: where stories come from.
+    """
+
+    def __init__(self, results: Results, corpus: str) -> None:
+        self.results, self.corpus = results, corpus
+        self._known: dict[str, Row] = {
+            row["question"]: row
+            for row in read_rows([results.path])
+            if "question" in row and row["bench"] == BENCH
+        }
+
+    def ask(self, part: Part) -> float:
+        """Asks one part; returns the seconds it took."""
+        started = time.monotonic()
+        done = row_key(DONE, *part.tags.values(), part.source.name, self.corpus)
+        if done not in self.results.keys:
+            ask = self._look if part.arm.lens else self._invert
+            ask(part, part.source.open())
+            seconds = round(time.monotonic() - started, 3)
+            end = {"key": done, "kind": DONE, **part.tags, "seconds": seconds}
+            self.results.append([end])
+        return time.monotonic() - started
+
+    def _look(self, part: Part, checkpoint: Checkpoint) -> None:
+        protocol = part.protocol
+        prompts = _prompts(protocol, checkpoint, self.corpus)
+        tokens = 20_000 if part.name == FAIR else 4_000
+        request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
+        Look(LENSES[part.arm.lens], checkpoint, request).run(_Tagged(self.results, part.tags))
+
+    def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
+        prompts = _prompts(part.protocol, checkpoint, self.corpus)
+        for models, question, own in questions(part, checkpoint, prompts):
+            name = models.provenance["name"]
+            texts = {name: background(self.corpus, models.tokenizer)}
+            runner = Runner({name: own}, texts)
+            allowed = _allowed(part, models)
+            for job in plan(models, question, own, set(), BATCH, allowed):
+                self._run(part, job, runner)
+
+    def _run(self, part: Part, job: Job, runner: Runner) -> None:
+        tagged = _Tagged(self.results, part.tags)
+        keys = {job.key(cell): cell for cell in job.cells}
+        left = [key for key in keys if tagged.key(key) not in self.results.keys]
+        tagged.append(self._known[key] for key in left if key in self._known)
+        cells = [keys[key] for key in left if key not in self._known]
+        if cells:
+            rows = runner.run(replace(job, cells=cells))
+            self._known |= {row["key"]: row | {"question": row["key"]} for row in rows}
+            tagged.append(rows)
+
+
+def questions(
+    part: Part, checkpoint: Checkpoint, prompts: list[Prompt]
+) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
+    """The questions of one part: as the protocol says, then padded, then of its controls."""
+    arm, protocol = part.arm, part.protocol
+    methods = parse_methods(protocol.methods)
+    without = frozenset(arm.without) - ({"mask"} if part.name == FAIR else set())
+    question = Question(
+        methods,
+        (Slice.parse(arm.slice),),
+        _layers(arm.layer, checkpoint),
+        (arm.part,),
+        (without,),
+    )
+    context = checkpoint.config.context
+    room = min(protocol.pad_to, context)
+    if part.name == FAIR:
+        yield checkpoint, question, prompts
+    if part.name != FAIR or room:
+        full = padded(prompts, checkpoint.tokenizer, room) if room else prompts
+        own = methods if part.name != FAIR else _only(methods, "descent")
+        yield checkpoint, replace(question, methods=own), full
+    if SHUFFLED in protocol.controls:
+        yield checkpoint, replace(question, methods=_only(methods, "adam"), shuffled=True), prompts
+    for control in protocol.controls:
+        if control != SHUFFLED and "source" not in checkpoint.meta:
+            beside = replace(question, methods=_only(methods, "descent"))
+            yield derive(checkpoint, control), beside, prompts
+
+
+class _Tagged:
+    """Results whose rows get a claim's tags, and keys of their own."""
+
+    def __init__(self, results: Results, tags: dict[str, Any]) -> None:
+        self._results, self._tags = results, tags
+
+    @property
+    def directory(self) -> Path:
+        return self._results.directory
+
+    def key(self, question: str) -> str:
+        return row_key(question, *self._tags.values())
+
+    def append(self, rows: Any) -> None:
+        self._results.append(
+            [
+                row
+                | self._tags
+                | {
+                    "key": self.key(row.get("question", row["key"])),
+                    "question": row.get("question", row["key"]),
+                }
+                for row in rows
+            ]
+        )
+
+
+def _prompts(protocol: Protocol, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
+    context = checkpoint.config.context
+    if not protocol.text:
+        length = min(protocol.length, context)
+        if protocol.kind == "random":
+            return random_prompts(checkpoint.tokenizer, protocol.count, length)
+        return story_prompts(corpus, checkpoint.tokenizer, protocol.count, length)
+    prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
+    longest = max(prompt.real for prompt in prompts)
+    if longest > context:
+        raise RequestError(
+            f"{checkpoint.path}: a prompt has {longest} tokens, its context is {context}; "
+            "the claim cannot be asked of it"
+        )
+    return prompts
+
+
+def _layers(layer: Any, checkpoint: Checkpoint) -> Any:
+    """Layers that the model has: of a shallower one the last."""
+    if isinstance(layer, str):
+        return layer
+    depth = checkpoint.config.n_layers
+    if isinstance(layer, list):
+        return (tuple(one for one in layer if one <= depth),)
+    return (layer,) if layer <= depth else LAST
+
+
+def _allowed(part: Part, checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    if not part.arm.allowed or part.name == FAIR:
+        return None
+    ids = checkpoint.tokenizer.encode(part.arm.allowed, add_special_tokens=False).ids
+    return tuple(sorted(set(ids)))
+
+
+def _only(methods: dict[str, Method], name: str) -> dict[str, Method]:
+    """Those of one solver, or the first where none is."""
+    own = {label: method for label, method in methods.items() if method.name == name}
+    return own or dict(list(methods.items())[:1])

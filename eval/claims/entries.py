@@ -1,0 +1,176 @@
+"""An entry of the registry: a claim, its arms, the two protocols, and the criteria that judge."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from eval.results import row_key
+
+REPORTED = "reported"
+FAIR = "fair"
+PROTOCOLS = (REPORTED, FAIR)
+
+OPERATORS = {"above": operator.ge, "below": operator.lt, "more": operator.gt, "less": operator.lt}
+"""`above` and `below` compare with a number, `more` and `less` with another term."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models are asked.
+
+    Attributes:
+        config: fields of a `ModelConfig`, for a model of our own.
+        cpu: fields that take their place where the size asked for is too much for a CPU.
+        trained: whether it must have been trained; else it is built here, from its seed.
+        hub: name of a pretrained model, instead.
+        size: its width and depth, which weights given by hand must have.
+        family: its transformers `model_type`.
+        parameters: of it.
+        precision: in which it is loaded: float32, bfloat16 or 8 bit.
+        weights: `pretrained`, `random` (built anew from its configuration) or `random embedding`.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    cpu: dict[str, Any] = field(default_factory=dict)
+    trained: bool = False
+    hub: str = ""
+    size: tuple[int, int] = (0, 0)
+    family: str = ""
+    parameters: float = 0
+    precision: str = "float32"
+    weights: str = "pretrained"
+
+    @property
+    def own(self) -> bool:
+        """Whether it is one of this project's."""
+        return not self.hub
+
+    @property
+    def gigabytes(self) -> float:
+        """Of memory for its weights."""
+        each = {"float32": 4, "bfloat16": 2, "8 bit": 1}[self.precision]
+        return self.parameters * each / 1e9
+
+    @property
+    def download(self) -> float:
+        """Gigabytes to download: in 16 bit, as large models are stored; the small ones in 32."""
+        return self.parameters * (4 if self.parameters < 2e9 else 2) / 1e9
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How an arm is asked.
+
+    Attributes:
+        methods: of the inversion bench, as a suite writes them; none of a lens.
+        seeds: models of our own, from seed 0 on.
+        text: the prompts; others when empty.
+        kind: of the others: story or random tokens.
+        count: of those.
+        length: tokens of each.
+        pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside.
+        controls: identity, shuffled: asked beside.
+    """
+
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seeds: int = 1
+    text: tuple[str, ...] = ()
+    kind: str = "story"
+    count: int = 0
+    length: int = 0
+    pad_to: int = 0
+    controls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One thing that is asked: models, a site and slice or a lens, both protocols."""
+
+    name: str
+    models: Models
+    layer: Any = 1
+    part: str = "block"
+    without: tuple[str, ...] = ()
+    slice: str = "[:, :, :]"
+    allowed: str = ""
+    lens: str = ""
+    words: tuple[str, ...] = ()
+    reported: Protocol | None = None
+    fair: Protocol | None = None
+
+    def protocol(self, name: str) -> Protocol | None:
+        """`reported` or `fair`; None where this arm is not asked so."""
+        return self.reported if name == REPORTED else self.fair
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when what is asked does, so that older rows are not taken for its answers."""
+        return row_key(asdict(self))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A figure of an arm.
+
+    Attributes:
+        figure: of `eval.inversion.summary.figures`, or of the arm's lens.
+        arm: its name; "" where there is one only.
+        by: a method's label or family, or `best` of all that is asked; of lenses nothing.
+        where: fields that a lens's figure must have.
+        pool: over a lens's figures that are left: mean, least, most, first or last (by layer).
+    """
+
+    figure: str
+    arm: str = ""
+    by: str = "best"
+    where: dict[str, Any] = field(default_factory=dict)
+    pool: str = "mean"
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """That a figure is above or below a number, or more or less than another figure."""
+
+    left: Term
+    operation: str
+    right: float | Term
+
+    def holds(self, left: float, right: float) -> bool:
+        """Whether it does, for these values."""
+        return OPERATORS[self.operation](left, right)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim.
+
+    Attributes:
+        number: 1 to 101.
+        claim: in a line.
+        expected: what its source reports.
+        source: the document it is from.
+        group: mixers, random-init, gpt2, large or lenses.
+        arms: what is asked, by name.
+        judge: all of these must hold for the claim to.
+        note: where what is asked departs from the source.
+    """
+
+    number: int
+    claim: str
+    expected: str
+    source: str
+    group: str
+    arms: tuple[Arm, ...]
+    judge: tuple[Criterion, ...]
+    note: str = ""
+
+    def arm(self, name: str) -> Arm:
+        """By its name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def command(self) -> str:
+        """What runs it."""
+        return f"python -m eval claims run {self.number}"

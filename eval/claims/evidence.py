@@ -1,0 +1,172 @@
+"""Evidence: a claim's rows summed up, one record for each arm, protocol, method and control.
+
+Records are what verdicts are made of, and small enough to be kept beside the page made of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from eval.claims import BENCH
+from eval.claims.ask import DONE
+from eval.claims.entries import REPORTED, Claim, Criterion, Term
+from eval.claims.sources import size_of
+from eval.errors import RequestError
+from eval.files import write_text
+from eval.inversion.metrics import set_recall
+from eval.inversion.summary import figures
+from eval.results import Row
+from eval.statistics import over_seeds
+
+Record = dict[str, Any]
+
+SHARES = ("self", "nonself", "exact")  # with an interval each
+PLAIN = ("self_top5", "nonself_top5", "set_recall", "permuted", "criterion", "residual_floors",
+         "false_accepts", "tokens_accepted", "prompts")  # fmt: skip
+ABOUT_LENS = {
+    "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
+    "claim", "arm", "protocol", "entry", "bench", "question", "figure", "value", "low", "high", "n",
+}  # fmt: skip
+"""Fields of a lens's row that do not say where its figure was taken."""
+
+
+def evidence(rows: Iterable[Row], claims: dict[int, Claim]) -> tuple[list[Record], list[str]]:
+    """The records, and a line for each kind of rows that were left out.
+
+    Rows of another version of the bench, and of entries as they once were, are named, not mixed.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    other: dict[Any, int] = defaultdict(int)
+    changed: dict[int, int] = defaultdict(int)
+    for row in {row["key"]: row for row in rows if "claim" in row}.values():
+        claim = claims.get(row["claim"])
+        if row["bench"] != BENCH:
+            other[row["bench"]] += 1
+        elif not claim or row["entry"] not in {arm.fingerprint for arm in claim.arms}:
+            changed[row["claim"]] += 1
+        elif row.get("kind") != DONE:
+            groups[_group(row)].append(row)
+    notes = [
+        f"left out: {count} rows that version {version} of the bench made, this is {BENCH}; "
+        "run those claims again"
+        for version, count in sorted(other.items())
+    ]
+    notes += [
+        f"left out: {count} rows of claim {number}, which is asked otherwise now; run it again"
+        for number, count in sorted(changed.items())
+    ]
+    records = []
+    for key in sorted(groups, key=str):
+        own = groups[key]
+        if own[0].get("kind") == "lens":
+            wanted = _figures(claims[own[0]["claim"]])
+            if own[0]["figure"] in wanted:
+                records.append(_lens_record(own))
+        else:
+            records.append(_record(own))
+    return sorted(records, key=_order), notes
+
+
+def store(path: str | Path, records: list[Record]) -> None:
+    """Writes records, a line each."""
+    write_text(path, "".join(json.dumps(record, sort_keys=True) + "\n" for record in records))
+
+
+def load(path: str | Path, claims: dict[int, Claim]) -> tuple[list[Record], list[str]]:
+    """Reads what `store` wrote, less what this bench would ask or answer otherwise.
+
+    Raises:
+        RequestError: not such a file.
+    """
+    try:
+        records = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+        numbers = {record["claim"] for record in records}
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path}: no records of claims ({error}); make them with --store"
+        ) from None
+    known = {arm.fingerprint for claim in claims.values() for arm in claim.arms}
+    kept = [r for r in records if r["bench"] == BENCH and r["entry"] in known]
+    left = sorted(numbers - {record["claim"] for record in kept})
+    words = (
+        f"left out: claims {', '.join(map(str, left))}, which this bench asks or answers otherwise"
+    )
+    return kept, [f"{words}; run them again"] if left else []
+
+
+def _group(row: Row) -> tuple[Any, ...]:
+    tags = (row["claim"], row["arm"], row["protocol"], row["entry"])
+    if row.get("kind") == "lens":
+        where = {k: v for k, v in row.items() if k not in ABOUT_LENS}
+        return (*tags, row["lens"], row["figure"], json.dumps(where, sort_keys=True))
+    return (*tags, row["method"], row["control"], row["padded"])
+
+
+def _shared(own: list[Row]) -> Record:
+    first = own[0]
+    models = {row["checkpoint"]["weights_sha256"]: row["checkpoint"] for row in own}
+    tags = {name: first[name] for name in ("claim", "arm", "protocol", "entry", "bench")}
+    sizes = sorted({size_of(provenance) for provenance in models.values()})
+    return tags | {"sizes": sizes, "models": len(models)}
+
+
+def _record(own: list[Row]) -> Record:
+    first, found = own[0], figures(own)
+    record = _shared(own) | {
+        "method": first["method"],
+        "family": first["family"],
+        "control": first["control"],
+        "padded": first["padded"],
+        "site": first["site"],
+        "slice": first["slice"],
+        "tokens": (found["self_tokens"] or 0) + (found["nonself_tokens"] or 0),
+    }
+    for name in SHARES:
+        record[name] = found[name]
+        record |= {f"{name}_{end}": found[f"{name}_{end}"] for end in ("low", "high")}
+    record |= {name: found[name] for name in PLAIN}
+    anywhere = [
+        set_recall(row["found"], row["truth"], list(range(len(row["truth"])))) for row in own
+    ]
+    record["anywhere"] = fmean(share for share in anywhere if share is not None)
+    if first["protocol"] == REPORTED:
+        record["found"] = "".join(first["found_text"])
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+
+
+def _lens_record(own: list[Row]) -> Record:
+    first = own[0]
+    values = [row["value"] for row in own if row["value"] is not None]
+    interval = over_seeds(values)
+    low, high = interval[1:] if interval else (first.get("low"), first.get("high"))
+    where = {name: value for name, value in first.items() if name not in ABOUT_LENS}
+    record = _shared(own) | {
+        "lens": first["lens"],
+        "figure": first["figure"],
+        "where": where,
+        "value": fmean(values) if values else None,
+        "low": low,
+        "high": high,
+        "prompts": first["prompts"],
+    }
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+
+
+def _figures(claim: Claim) -> set[str]:
+    """The figures that its criteria look at."""
+
+    def terms(criterion: Criterion) -> list[Term]:
+        right = criterion.right
+        return [criterion.left, right] if isinstance(right, Term) else [criterion.left]
+
+    return {term.figure for criterion in claim.judge for term in terms(criterion)}
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    names = ("arm", "protocol", "method", "control", "padded", "figure", "where")
+    return (record["claim"], *(str(record.get(name)) for name in names))

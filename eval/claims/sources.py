@@ -1,0 +1,286 @@
+"""Where a claim's models come from: built from a seed, trained before, or a pretrained model's.
+
+Untrained models are built anew each time, not saved: the configuration and the seed say everything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
+from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
+from eval.claims.entries import Claim, Models
+from eval.errors import RequestError
+from eval.files import write_text
+from tokenizer import load_tokenizer, open_corpus, train_tokenizer
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8 bit": torch.float16}
+TOKENIZER_STORIES = "toy:4000"
+RECIPES = {"attention": "llama"}  # others start from the flat mixer's
+NEEDED = ("*.json", "*.safetensors", "tokenizer.model", "*.txt")
+
+
+class Missing(RequestError):
+    """A claim's models are not here; the message says how to have them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be opened, and a name for it that costs nothing."""
+
+    name: str
+    open: Callable[[], Checkpoint] = field(compare=False)
+
+
+@dataclass
+class Shelf:
+    """All that models are taken from.
+
+    Args:
+        out: results directory, where a tokenizer trained on the toy corpus is kept.
+        models: directory that holds trained model directories, at any depth.
+        model: directory of a pretrained model's weights, given by hand.
+        download: whether pretrained models may be downloaded.
+        any_size: whether `model` may have another size than the claim asks for.
+        precision: of pretrained models, in place of the claim's.
+        device: where models run.
+        full: whether models of our own have the sizes asked for, whatever a CPU can bear.
+    """
+
+    out: Path
+    models: Path | None = None
+    model: str | None = None
+    download: bool = False
+    any_size: bool = False
+    precision: str | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    full: bool = False
+    _opened: tuple[object, Checkpoint] | None = field(default=None, repr=False)
+
+    def sources(self, claim: Claim, models: Models, seeds: int) -> list[Source]:
+        """A claim's models, `seeds` of our own at most.
+
+        Raises:
+            Missing: there are none.
+            RequestError: weights of another family or size.
+        """
+        if not models.own:
+            directory = self._pretrained(claim, models)
+            name = f"{Path(directory).name} {models.weights}"
+            return [self._source(name, (models.weights, directory), self._wrap, models, directory)]
+        if models.trained:
+            paths = self._trained(claim, models)[:seeds]
+            return [
+                self._source(str(path), path, open_checkpoint, path, self.device) for path in paths
+            ]
+        config = self.sized(models)
+        return [
+            self._source(f"{_name(config)}-s{seed}", (config, seed), self._build, config, seed)
+            for seed in range(seeds)
+        ]
+
+    def _source(
+        self, name: str, key: object, make: Callable[..., Checkpoint], *given: Any
+    ) -> Source:
+        return Source(name, lambda: self._kept(key, lambda: make(*given)))
+
+    def sized(self, models: Models) -> ModelConfig:
+        """The configuration that is built here."""
+        size = {"vocab_size": self.tokenizer.get_vocab_size()}
+        fields: dict[str, Any] = size | models.config | ({} if self.full else models.cpu)
+        return ModelConfig(**fields)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Of untrained models: that of the trained ones where there are any, else a toy's."""
+        path = self.out / "tokenizer.json"
+        if self._directories:
+            path = self._directories[0] / "tokenizer.json"
+        elif not path.is_file():
+            write_text(path, train_tokenizer(open_corpus(TOKENIZER_STORIES, "train")).to_str())
+        return load_tokenizer(path)
+
+    @cached_property
+    def _directories(self) -> list[Path]:
+        """Trained model directories: of each run the last step."""
+        if self.models is None:
+            return []
+        if not self.models.is_dir():
+            raise RequestError(f"--models {self.models}: no such directory; give one of runs")
+        last: dict[Path, tuple[int, Path]] = {}
+        for meta in self.models.rglob("meta.json"):
+            if (meta.parent / "config.json").is_file():
+                step = int(_read(meta).get("step", 0))
+                if step:
+                    own = last.get(meta.parent.parent, (0, meta.parent))
+                    last[meta.parent.parent] = max(own, (step, meta.parent))
+        return [path for _, path in sorted(last.values(), key=lambda pair: str(pair[1]))]
+
+    def _trained(self, claim: Claim, models: Models) -> list[Path]:
+        """The seeds of the size asked for; else of a CPU's; else of the largest of that kind."""
+        alike: dict[tuple[int, int], list[Path]] = {}
+        for path in self._directories:
+            config = _read(path / "config.json")
+            if _bare(config["mixers"]) == _bare(models.config["mixers"]):
+                size = (config["d_model"], config["n_layers"])
+                alike.setdefault(size, []).append(path)
+        for wanted in (models.config, models.config | models.cpu):
+            size = (wanted["d_model"], wanted["n_layers"])
+            if size in alike:
+                return alike[size]
+        if alike:
+            return alike[max(alike, key=lambda size: size[0] ** 2 * size[1])]
+        raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
+
+    def _kept(self, key: object, make: Callable[[], Checkpoint]) -> Checkpoint:
+        """What was opened last, or a new one in its place."""
+        if self._opened is None or self._opened[0] != key:
+            self._opened = None
+            self._opened = (key, make())
+        return self._opened[1]
+
+    def _build(self, config: ModelConfig, seed: int) -> Checkpoint:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LanguageModel(config)
+        model = model.to(self.device).eval().requires_grad_(False)
+        name = f"{_name(config)}-s{seed}"
+        return Checkpoint(model, config, self.tokenizer, {"name": name, "step": 0}, Path(name))
+
+    def _pretrained(self, claim: Claim, models: Models) -> str:
+        """The directory of its weights."""
+        if self.model:
+            directory = self.model.removeprefix(PRETRAINED)
+            self._check(claim, models, directory)
+            return directory
+        if importlib.util.find_spec("transformers") is None:
+            raise Missing(
+                f"claim {claim.number} needs transformers; fix: pip install '.[pretrained]'"
+            )
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return snapshot_download(
+                models.hub, allow_patterns=list(NEEDED), local_files_only=not self.download
+            )
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+            tried = f" ({str(error).splitlines()[0]})" if self.download else ""
+            raise Missing(
+                f"claim {claim.number} needs {needs(models)}; {_having(claim)}{tried}"
+            ) from None
+
+    def _check(self, claim: Claim, models: Models, directory: str) -> None:
+        """Refuses weights that a claim is not about."""
+        path = Path(directory) / "config.json"
+        if not path.is_file():
+            raise RequestError(
+                f"--model {directory}: no config.json there; give a directory in transformers' "
+                f"layout with the weights of {models.hub}"
+            )
+        config = _read(path)
+        family = config.get("model_type")
+        if family != models.family:
+            raise RequestError(
+                f"--model {directory}: its family is {family}, claim {claim.number} is about "
+                f"{models.family}; give the weights of {models.hub}"
+            )
+        size = tuple(
+            next(int(config[name]) for name in names if name in config)
+            for names in (("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"))
+        )
+        if size != models.size and not self.any_size:
+            raise RequestError(
+                f"--model {directory}: {size[1]} blocks of width {size[0]}, claim {claim.number} "
+                f"is about {models.size[1]} of {models.size[0]}; give the weights of {models.hub}, "
+                "or --any-size to see how another does"
+            )
+
+    def _wrap(self, models: Models, directory: str) -> Checkpoint:
+        precision = self.precision or models.precision
+        loaded = load_pretrained(
+            directory, self.device, PRECISIONS[precision], eight_bit=precision == "8 bit"
+        )
+        model, meta = loaded.model, dict(loaded.meta)
+        if models.weights != "pretrained":
+            fresh = _fresh(directory, self.device, PRECISIONS[precision])
+            meta["name"] = f"{meta['name']} [{models.weights}]"
+            if models.weights == "random":
+                model = fresh
+            else:
+                model.embedding.weight = fresh.embedding.weight
+        model.requires_grad_(False)
+        tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
+        return Checkpoint(model, model.config, tokenizer, meta, loaded.path)
+
+
+def needs(models: Models) -> str:
+    """What a claim about a pretrained model takes, in words."""
+    return (
+        f"{models.hub} ({models.parameters / 1e9:.3g} B parameters: about {models.download:.2g} GB "
+        f"to download, {models.gigabytes:.2g} GB of memory in {models.precision})"
+    )
+
+
+def size_of(provenance: dict[str, Any]) -> str:
+    """A model in the words of a table: `flat d512 n8 untrained`."""
+    mixers = ", ".join(_bare(provenance["mixers"]))
+    state = "trained" if provenance["trained"] else "untrained"
+    return f"{mixers} d{provenance['d_model']} n{provenance['n_layers']} {state}"
+
+
+def _having(claim: Claim) -> str:
+    return f"fix: {claim.command} --download, or --model DIR with the weights"
+
+
+def _training(models: Models) -> str:
+    """The command that makes it."""
+    c = models.config
+    recipe = RECIPES.get(_bare(c["mixers"])[0], "flat")
+    mixers = json.dumps(list(c["mixers"]))
+    return (
+        f"fix: python -m train fit --config {recipe} --data DATA --run RUNS/NAME "
+        f"--model.mixers '{mixers}' --model.d_model {c['d_model']} --model.n_layers "
+        f"{c['n_layers']}, then --models RUNS"
+    )
+
+
+@torch.no_grad()
+def _fresh(directory: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model built anew from its configuration, with seed 0."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from arch.pretrained import PretrainedModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    return PretrainedModel(theirs.to(device, dtype))
+
+
+def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:
+    """Mixers without their arguments."""
+    several = [mixers] if isinstance(mixers, str) else mixers
+    return [re.sub(r"\(.*?\)", "", mixer) for mixer in several]
+
+
+def _name(config: ModelConfig) -> str:
+    parts = ["+".join(_bare(config.mixers)), f"d{config.d_model}", f"n{config.n_layers}"]
+    return "-".join(parts)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from None

@@ -1,0 +1,138 @@
+"""The claims of the sources, by number: what each says, asked anew, and what became of it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from eval.claims.ask import Asker, Part, parts
+from eval.claims.entries import PROTOCOLS, Claim
+from eval.claims.evidence import evidence, load, store
+from eval.claims.judge import judge
+from eval.claims.pages import markdown, terminal
+from eval.claims.registry import GROUPS, choose, claims
+from eval.claims.sources import PRECISIONS, Shelf, needs
+from eval.commands.options import device_of, positive
+from eval.errors import RequestError
+from eval.files import write_text
+from eval.progress import track
+from eval.results import Results, read_rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the flags."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|run|table")
+    listed = actions.add_parser("list", help="every claim in a line")
+    listed.add_argument("--group", choices=GROUPS)
+    shown = actions.add_parser("show", help="all that a claim asks")
+    shown.add_argument("numbers", nargs="+", type=positive, metavar="N")
+    ran = actions.add_parser("run", help="ask claims; goes on where it was stopped")
+    ran.add_argument("numbers", nargs="*", type=positive, metavar="N", help="default: all")
+    ran.add_argument("--group", choices=GROUPS)
+    ran.add_argument("--limit", type=positive, metavar="K", help="the first K of them")
+    ran.add_argument("--out", default="results/claims", metavar="DIR", help="default: %(default)s")
+    ran.add_argument(
+        "--models", type=Path, metavar="DIR", help="holds trained models, at any depth"
+    )
+    ran.add_argument("--model", metavar="DIR", help="weights of a pretrained model")
+    ran.add_argument("--download", action="store_true", help="pretrained models, from the hub")
+    ran.add_argument(
+        "--any-size", action="store_true", help="take --model whatever its width and depth"
+    )
+    ran.add_argument("--precision", choices=PRECISIONS, help="of pretrained models")
+    ran.add_argument(
+        "--full-size", action="store_true", help="the sizes asked for on a CPU too, however long"
+    )
+    ran.add_argument("--corpus", default="toy", metavar="SOURCE", help="of the fair prompts")
+    ran.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    table = actions.add_parser("table", help="the verdicts")
+    table.add_argument("places", nargs="*", metavar="DIR", help="results; default: results/claims")
+    table.add_argument("--records", metavar="FILE", help="what --store wrote, instead of results")
+    table.add_argument("--store", metavar="FILE", help="write the records of evidence")
+    table.add_argument("--markdown", metavar="FILE", help="write the page")
+    table.add_argument("--group", choices=GROUPS)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs one action."""
+    {"list": _list, "show": _show, "run": _run, "table": _table}[options.action](options)
+
+
+def _list(options: argparse.Namespace) -> None:
+    for claim in choose([], options.group):
+        print(f"{claim.number:3} {claim.group:12} {claim.claim}. Expected: {claim.expected}")
+
+
+def _show(options: argparse.Namespace) -> None:
+    for claim in choose(options.numbers):
+        print("\n".join(_lines(claim)) + "\n")
+
+
+def _lines(claim: Claim) -> list[str]:
+    lines = [
+        f"claim {claim.number} ({claim.group}, {claim.source}): {claim.claim}",
+        f"  expected: {claim.expected}",
+    ]
+    for arm in claim.arms:
+        models = arm.models
+        own = " ".join(f"{name}={value}" for name, value in models.config.items())
+        state = ", trained" if models.trained else ", untrained"
+        small = "".join(f"; on a CPU {name}={value}" for name, value in models.cpu.items())
+        about = f"{own}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
+        site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
+        without = f" without {' '.join(arm.without)}" if arm.without else ""
+        lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
+        for name in PROTOCOLS:
+            if protocol := arm.protocol(name):
+                set_fields = {k: v for k, v in vars(protocol).items() if v}
+                lines.append(f"    {name}: {set_fields}")
+    lines += [f"  judged by: {criterion}" for criterion in claim.judge]
+    lines += [f"  note: {claim.note}"] if claim.note else []
+    return [*lines, f"  {claim.command}"]
+
+
+def _run(options: argparse.Namespace) -> None:
+    chosen = choose(options.numbers, options.group)[: options.limit]
+    device = device_of(options.device)
+    results = Results(options.out)
+    shelf = Shelf(
+        Path(options.out),
+        options.models,
+        options.model,
+        options.download,
+        options.any_size,
+        options.precision,
+        device,
+        options.full_size or device.type == "cuda",
+    )
+    todo: list[Part] = []
+    for claim in chosen:
+        found, missing = parts(claim, shelf)
+        todo += found
+        for line in missing:
+            print(line, file=sys.stderr)
+    asker = Asker(results, options.corpus)
+    for _ in track(map(asker.ask, todo), [1.0] * len(todo), "asking"):
+        pass
+    if not todo:
+        raise RequestError("nothing to run: none of these claims' models is here; see above")
+    records, notes = evidence(read_rows([results.path]), claims())
+    print(terminal([judge(claim, records) for claim in chosen]))
+    print("\n".join([*notes, f"rows: {results.path}"]))
+
+
+def _table(options: argparse.Namespace) -> None:
+    if options.records and options.places:
+        raise RequestError("--records: takes the place of results; leave the directories out")
+    if options.records:
+        records, notes = load(options.records, claims())
+    else:
+        rows = read_rows(options.places or ["results/claims"])
+        records, notes = evidence(rows, claims())
+    judgements = [judge(claim, records) for claim in choose([], options.group)]
+    if options.store:
+        store(options.store, records)
+    if options.markdown:
+        write_text(options.markdown, markdown(judgements, notes))
+    print(terminal(judgements))
+    for note in notes:
+        print(note)
