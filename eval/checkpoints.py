@@ -32,6 +32,11 @@ class Checkpoint:
     weights: str | None = None
 
     @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What was computed of the model and is asked for again; whoever has finished clears it."""
+        return {}
+
+    @cached_property
     def weights_sha256(self) -> str:
         """Names the weights: the hash of their file, or of the tensors of a pretrained model."""
         if self.weights:

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.probes.windows import ends_of_text
 from eval.statistics import Interval, clustered
-from tokenizer import END_OF_TEXT, open_corpus
+from tokenizer import open_corpus
 
 PARTS = 500
 """Stories are kept apart in at most so many parts, for intervals."""
@@ -143,16 +144,16 @@ def _tokens(
     checkpoint: Checkpoint, corpus: str, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens, the story of each, and the bytes of each story."""
-    end = checkpoint.tokenizer.token_to_id(END_OF_TEXT)
+    end = ends_of_text(checkpoint.tokenizer)
     texts = []
     for story in open_corpus(corpus, "valid"):
         texts.append(story)
         if len(texts) == limit:
             break
     encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    stories = [[*own.ids, end] for own in encoded]
+    stories = [[*own.ids, *end] for own in encoded]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         raise RequestError(f"--corpus {corpus}: it has nothing to predict")
-    tokens = np.array([token for story in stories for token in story], dtype=np.uint16)
+    tokens = np.array([token for story in stories for token in story], dtype=np.int64)
     return tokens, owner, np.array([len(text.encode()) for text in texts])

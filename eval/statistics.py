@@ -1,7 +1,9 @@
 """95 % intervals: of shares counted over trials, and of shares whose trials come in clusters."""
 
+import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +22,11 @@ class Interval(NamedTuple):
 
 def wilson(successes: int, n: int) -> Interval:
     """Wilson's score interval of a share (Wilson 1927), for n >= 1 independent trials."""
-    from scipy.stats import binomtest  # slow to import, and only tables need it
-
-    limits = binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
-    share = successes / n  # rounding must not put it outside its own limits
-    return Interval(share, min(float(limits.low), share), max(float(limits.high), share))
+    share, z2 = successes / n, NormalDist().inv_cdf((1 + CONFIDENCE) / 2) ** 2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * share * (1 - share) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    # Rounding must not put the share outside its own limits.
+    return Interval(share, min(max(0.0, middle - half), share), max(min(1.0, middle + half), share))
 
 
 def no_failures(n: int) -> Interval:

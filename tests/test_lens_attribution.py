@@ -14,6 +14,7 @@ from eval.lenses import attribution, gradients
 from eval.lenses.attribution import ATTRIBUTION
 from eval.lenses.gradients import Output, own_answer
 from eval.lenses.lens import Request
+from eval.lenses.ranks import spearman
 from eval.prompts import Prompt
 from tests.test_pretrained import their_model
 
@@ -121,7 +122,7 @@ def test_rank_correlation_is_spearmans() -> None:
 
     a, b = torch.randn(30).round(decimals=1), torch.randn(30).round(decimals=1)
     expected = float(spearmanr(a.numpy(), b.numpy()).statistic)  # pyright: ignore
-    assert attribution.rank_correlation(a, b) == pytest.approx(expected)
+    assert spearman(a, b) == pytest.approx(expected)
 
 
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory: Callable) -> None:
@@ -132,7 +133,7 @@ def test_the_lens_tells_every_method_and_how_they_agree(model_directory: Callabl
     assert list(scores.axes) == ["prompt", "output", "method", "position"]
     methods = list(scores.axes["method"])
     assert methods[0] == "gradient x input"
-    assert {"occlusion, pad", "occlusion, mean", "combined"} <= set(methods)
+    assert {"occlusion, pad", "occlusion, pad, every logit", "combined"} <= set(methods)
     own = own_answer(checkpoint.model, torch.tensor(prompts[1].tokens))
     assert found.notes["answers"][1] == checkpoint.pieces([own.token])[0]
     alone = scores.at(prompt="text 1", output="own answer", method="gradient x input").values

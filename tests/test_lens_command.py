@@ -203,6 +203,37 @@ def test_wrong_wishes_get_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_part_that_the_model_lacks_is_named(
+    model_directory: Directory, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    asked = ("--out", tmp_path / "out", "--text", "Tom sat.", "--lens", "ov")
+    line = refused(model_directory(), *asked)
+    assert line == (
+        "error: the flat mixer has no OV circuit; only attention and headed mixers have: choose "
+        "such a model, or lenses other than ov"
+    )
+
+
+def test_nothing_is_kept_of_a_checkpoint_that_is_done(
+    model_directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[dict[Any, Any]] = []
+    seen: list[list[int]] = []
+
+    def find(checkpoint: Any, request: Any) -> Finding:
+        checkpoint.kept.setdefault("looks", []).append(len(held))
+        held.append(checkpoint.kept)
+        seen.append(list(held[0].get("looks", [])))
+        return Finding()
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(LENSES, name, Lens(name, "keeps", find))
+    models = [model_directory(name, d_model=width) for name, width in (("a", 32), ("b", 16))]
+    asked = ("--text", "Tom", "--lens", "first", "second")
+    assert look(*models, "--out", tmp_path / "out", *asked) == 0
+    assert seen == [[0], [0, 1], [], []]
+
+
 def test_a_word_that_is_one_token_after_a_space_is_offered(
     model_directory: Directory, tmp_path: Path, refused: Callable[..., str], small_tokenizer: Any
 ) -> None:

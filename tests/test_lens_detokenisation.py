@@ -18,13 +18,15 @@ from eval.lenses.detokenisation import (
     around,
     fit,
     groups,
+    inner,
     judge,
     sites,
-    streams_of,
     unigram_nats,
 )
 from eval.lenses.lens import Request
 from eval.lenses.pieces import Alphabet, alphabet, census, words_of
+from eval.lenses.text import Stories
+from eval.lenses.trace import streams_of
 from eval.prompts import Prompt
 from tests.arch_cases import byte_tokenizer
 from tests.test_pretrained import their_model
@@ -112,9 +114,10 @@ def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
 def test_probes_read_the_token_itself_and_not_those_before_it_at_the_embedding(small_model):
     model = small_model(d_model=64)
     windows = torch.randint(20, (120, 32))
-    probes = fit(model, windows[:100], [0, 2], torch.arange(400))
+    probes = fit(Stories(model, windows[:100]), [0, 2], torch.arange(400))
     held = windows[100:]
-    streams, right = streams_of(model, held, [0, 2]).flatten(1, 2), around(held).flatten(0, 1)
+    streams = inner(streams_of(model, held), [0, 2]).flatten(1, 2)
+    right = around(held).flatten(0, 1)
     assert torch.equal(streams[0], model.embed(held)[:, 2:-1].flatten(0, 1))
     chance = unigram_nats(windows[:100], right[:, 2], 400)
     assert chance == pytest.approx(math.log(20), rel=0.2)
@@ -135,9 +138,10 @@ def test_probes_read_what_a_mixer_carries(small_model):
     windows = torch.randint(20, (120, 32))
     windows = 7 * windows + 5
     classes = torch.unique(windows)
-    probes = fit(model, windows[:100], [0, 1], classes)
+    probes = fit(Stories(model, windows[:100]), [0, 1], classes)
     held = windows[100:]
-    streams, right = streams_of(model, held, [0, 1]).flatten(1, 2), around(held).flatten(0, 1)
+    streams = inner(streams_of(model, held), [0, 1]).flatten(1, 2)
+    right = around(held).flatten(0, 1)
     for i, o in enumerate(OFFSETS):
         found = judge(
             probes, {1: streams[1]}, torch.searchsorted(classes, right[:, i].contiguous()), o
@@ -160,6 +164,7 @@ def test_the_lens(model_directory):
     assert all(len(word) > 1 for word in found.notes["examples"])
     with pytest.raises(RequestError, match="--tokens 50: probes need 128 at least"):
         DETOKENISATION.find(checkpoint, Request((PROMPT,), corpus="toy:60", tokens=50))
+    checkpoint.kept.clear()
     with torch.no_grad():
         checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):

@@ -18,6 +18,7 @@ from eval.lenses.energy import TokenSpace
 from eval.lenses.lens import Request
 from eval.lenses.logit_lens import LOGIT_LENS, read_layers
 from eval.lenses.readout import readers
+from eval.lenses.text import Stories
 from eval.lenses.trace import trace
 from eval.lenses.tuned_lens import TUNED_LENS, Descent, Tuned, divergences, fit
 from eval.prompts import Prompt
@@ -124,8 +125,8 @@ def test_energy_is_the_cosine_to_tokens_over_theirs(small_model: Make) -> None:
     torch.testing.assert_close(TokenSpace.of(moved, centred=True).energy(x), centred.energy(x))
 
 
-def stories(model: LanguageModel, seed: int, count: int = 8) -> Tensor:
-    return some_tokens(model, count, 16, seed)
+def stories(model: LanguageModel, seed: int, count: int = 8) -> Stories:
+    return Stories(model, some_tokens(model, count, 16, seed))
 
 
 def test_the_tuned_lens_is_never_worse_on_held_out_text(model: LanguageModel) -> None:
@@ -217,5 +218,5 @@ def test_without_words_the_models_answers_are_followed(model_directory: Director
 
 def test_too_little_text_is_refused(model_directory: Directory) -> None:
     checkpoint = open_checkpoint(model_directory())
-    with pytest.raises(RequestError, match="--tokens 40: the tuned lens needs 64 to be fitted on"):
+    with pytest.raises(RequestError, match="--tokens 40: the tuned lens needs 64 at least"):
         TUNED_LENS.find(checkpoint, request(tokens=40))

@@ -137,8 +137,9 @@ def test_the_lens_measures_the_swapped_and_the_others() -> None:
 
 def test_layers_are_spaced_to_the_last() -> None:
     assert spaced_layers(3) == [1, 2, 3]
-    assert spaced_layers(8) == [2, 4, 6, 8]
-    assert spaced_layers(10) == [2, 5, 8, 10]
+    assert spaced_layers(8) == [3, 5, 8]
+    assert spaced_layers(8, 4) == [2, 4, 6, 8]
+    assert spaced_layers(10, 4) == [2, 5, 8, 10]
 
 
 def test_stories_too_long_say_so() -> None:

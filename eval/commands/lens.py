@@ -8,7 +8,7 @@ from eval.checkpoints import Checkpoint
 from eval.commands.options import add_models, natural, open_models, positive
 from eval.errors import RequestError
 from eval.lenses.catalogue import ALL, LENSES, choose
-from eval.lenses.lens import Request
+from eval.lenses.lens import TOKENS, Request
 from eval.lenses.questions import FOLDER, Look
 from eval.lenses.tables import lens_tables
 from eval.lenses.trace import gather
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file, a directory, or hub:NAME",
     )
     parser.add_argument(
-        "--tokens", type=positive, default=20_000, metavar="N", help="of text to fit on"
+        "--tokens", type=positive, default=TOKENS, metavar="N", help=f"of text to fit on; {TOKENS}"
     )
     parser.add_argument("--seed", type=natural, default=0)
 
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> None:
 
 def _answers(looks: list[Look], results: Results, strict: bool) -> Iterator[str]:
     """Each look's tables; nothing where a lens cannot look, unless it was asked for by name."""
-    for look in looks:
+    for before, look in zip([None, *looks], looks, strict=False):
+        if before and before.checkpoint is not look.checkpoint:
+            before.checkpoint.kept.clear()
         try:
             yield lens_tables(*look.run(results))
         except RequestError as refusal:

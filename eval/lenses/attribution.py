@@ -23,6 +23,7 @@ from eval.lenses.gradients import (
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
+from eval.lenses.ranks import spearman
 from eval.lenses.trace import gather
 from eval.lenses.variants import run_variants
 from eval.lenses.words import word_tokens
@@ -72,44 +73,34 @@ def combined(gradient: Tensor, change: Tensor) -> Tensor:
     return (normalised(gradient) + normalised(change)) / 2
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's, of two score vectors; nan where one of them is constant."""
-    from scipy.stats import rankdata
-
-    ranks = torch.stack([torch.from_numpy(rankdata(x.double().cpu().numpy())) for x in (a, b)])
-    return float(torch.corrcoef(ranks)[0, 1])
-
-
 def attribute(
-    model: LanguageModel, tokens: Tensor, output: Output, pad: int | None
-) -> tuple[dict[str, Tensor], Integral]:
-    """Every method's scores of one output, `(T,)` by name, up to its position; and the integral.
+    model: LanguageModel, tokens: Tensor, outputs: list[Output], pad: int | None
+) -> list[tuple[dict[str, Tensor], Integral]]:
+    """Of each output of one position: every method's scores `(T,)` by name, and the integral.
 
     Occlusion's are what the output falls by; "every logit" is the seed's, by how much all logits
     of the position change together (L1). Its combination takes that and the absolute gradient.
     The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
     """
-    tokens = tokens[: output.position + 1]
-    product = gradient_x_input(model, tokens, output)
-    silent = replacements(model, pad)
-    del silent["zero"]  # near the mean, and as much work again
-    name, baseline = next(iter(silent.items()))
-    integral = integrated_gradients(model, tokens, output, baseline)
-    falls, changes = {}, []
-    for other, replacement in silent.items():
-        whole, without = occluded(model, tokens, replacement)
-        falls[f"occlusion, {other}"] = output.read(whole) - output.read(without)
-        changes.append((without - whole).abs().sum(-1))
-    absolute = product.abs().sum(-1)
-    scores = {
-        "gradient x input": product.sum(-1),
-        "absolute gradient x input": absolute,
-        "integrated gradients": integral.scores,
-        **falls,
-        f"occlusion, {name}, every logit": changes[0],
-        "combined": combined(absolute, changes[0]),
-    }
-    return scores, integral
+    tokens = tokens[: outputs[0].position + 1]
+    name, silent = next(iter(replacements(model, pad).items()))
+    whole, without = occluded(model, tokens, silent)
+    change = (without - whole).abs().sum(-1)
+    found = []
+    for output in outputs:
+        product = gradient_x_input(model, tokens, output)
+        integral = integrated_gradients(model, tokens, output, silent)
+        absolute = product.abs().sum(-1)
+        scores = {
+            "gradient x input": product.sum(-1),
+            "absolute gradient x input": absolute,
+            "integrated gradients": integral.scores,
+            f"occlusion, {name}": output.read(whole) - output.read(without),
+            f"occlusion, {name}, every logit": change,
+            "combined": combined(absolute, change),
+        }
+        found.append((scores, integral))
+    return found
 
 
 @torch.no_grad()
@@ -127,7 +118,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         own = own_answer(checkpoint.model, tokens[: last + 1])
         answers.append(checkpoint.pieces([own.token])[0])
         outputs = [Output(last, token) for token in words.values()] or [own]
-        both = [attribute(checkpoint.model, tokens, output, pad) for output in outputs]
+        both = attribute(checkpoint.model, tokens, outputs, pad)
         found.append([scores for scores, _ in both])
         integrals += [integral for _, integral in both]
     methods = list(found[0][0])
@@ -164,7 +155,7 @@ def _agreement(methods: list[str], values: Tensor, real: Tensor) -> list[dict]:
     rows = []
     for a, b in combinations(range(len(methods)), 2):
         each = [
-            rank_correlation(scores[a, keep].abs(), scores[b, keep].abs())
+            spearman(scores[a, keep].abs(), scores[b, keep].abs())
             for outputs, keep in zip(values, real, strict=True)
             for scores in outputs
         ]

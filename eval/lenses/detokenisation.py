@@ -24,19 +24,17 @@ from eval.errors import RequestError
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.pieces import Words, alphabet, census, words_of
-from eval.lenses.trace import gather, trace
+from eval.lenses.text import Stories, stories, whole_windows
+from eval.lenses.trace import gather, streams_of
 from eval.probes.linear import calibrated
 from eval.probes.moments import Classifier, Moments, gaussian
-from eval.probes.windows import story_windows
 from eval.statistics import wilson
 
 OFFSETS = (-2, -1, 0, 1)
 BACK, AHEAD = 2, 1  # positions that every offset needs around it
 GROUPS = ("words of several", "words of one", "any position")
 MEASURES = ("top1", "nats", "nats unigram")
-WINDOW = 64  # tokens
-LAYERS = 6  # that are looked at, the first and last among them
-BATCH = 4096  # tokens sent through the model together
+LAYERS = 5  # that are looked at, the first and last among them
 EXAMPLES = 128  # for the factor of the probes' scores
 JUDGED = 256  # positions of a group, at most
 SMOOTHING = 0.5
@@ -68,45 +66,44 @@ def around(tokens: Tensor) -> Tensor:
     return torch.stack([tokens[:, BACK + o : T - AHEAD + o] for o in OFFSETS], dim=-1)
 
 
-@torch.no_grad()
-def streams_of(model: LanguageModel, tokens: Tensor, layers: list[int]) -> Tensor:
-    """The stream of `(N, T)` tokens at the inner positions, `(layers, N, T - 3, D)`."""
-    streams = trace(model, tokens).streams[layers]
-    return streams[:, :, BACK : tokens.shape[1] - AHEAD].float()
+def inner(streams: Tensor, layers: list[int]) -> Tensor:
+    """Some of the streams `(n + 1, N, T, D)` at the inner positions, `(layers, N, T - 3, D)`."""
+    return streams[layers, :, BACK : streams.shape[2] - AHEAD].float()
 
 
-def fit(model: LanguageModel, windows: Tensor, layers: list[int], classes: Tensor) -> Probes:
-    """Gaussian probes of all layers and offsets, in closed form, by one pass over `(N, T)` tokens.
+def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
+    """Gaussian probes of all layers and offsets, in closed form, by one pass over the text.
 
     Args:
-        model: whose streams are read.
-        windows: what is fitted on.
-        layers: which.
+        text: what is fitted on; a few of its last windows set the probes' factors.
+        layers: which are read.
         classes: the tokens that are told apart, in order: probes score these alone.
 
     Raises:
         RequestError: a stream that is not finite.
     """
-    V, D, device = len(classes), model.config.d_model, windows.device
-    held = windows[-math.ceil(EXAMPLES / (windows.shape[1] - BACK - AHEAD)) :]
+    V, D, device = len(classes), text.model.config.d_model, text.windows.device
+    count, length = text.windows.shape
+    held = math.ceil(EXAMPLES / (length - BACK - AHEAD))
     sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
-    for batch in windows[: len(windows) - len(held)].split(max(1, BATCH // windows.shape[1])):
-        y = torch.searchsorted(classes, around(batch)).flatten(0, 1)
+    for windows, streams in text.batches(stop=count - held):
+        y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
         counts = [torch.bincount(column, minlength=V) for column in y.T]
-        for layer, stream in zip(layers, streams_of(model, batch, layers), strict=True):
+        for layer, stream in zip(layers, inner(streams, layers), strict=True):
             if not stream.isfinite().all():
                 raise RequestError(f"layer {layer} gives numbers that are not finite")
             x = stream.flatten(0, 1).double()
-            inner = x.T @ x  # the same for every offset, so made once
+            squares = x.T @ x  # the same for every offset, so made once
             for i, o in enumerate(OFFSETS):
                 own = sums[layer, o]
                 own.count += counts[i]
                 own.total.index_add_(0, y[:, i], x)
-                own.second += inner
-    y = torch.searchsorted(classes, around(held)).flatten(0, 1)[:EXAMPLES]
+                own.second += squares
+    rows = slice(max(0, count - held), count)
+    y = torch.searchsorted(classes, around(text.windows[rows])).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
-    vocabulary = model.embedding.weight.detach()[classes]
-    for layer, stream in zip(layers, streams_of(model, held, layers), strict=True):
+    vocabulary = text.model.embedding.weight.detach()[classes]
+    for layer, stream in zip(layers, inner(text.streams(rows), layers), strict=True):
         x = stream.flatten(0, 1)[:EXAMPLES]
         for i, o in enumerate(OFFSETS):
             known = sums[layer, o]
@@ -160,32 +157,28 @@ def judge(probes: Probes, examples: dict[int, Tensor], tokens: Tensor, o: int) -
     return found
 
 
-def _load(checkpoint: Checkpoint, request: Request) -> tuple[Tensor, Tensor]:
-    length = min(WINDOW, checkpoint.config.context)
-    train, valid = request.tokens // length, request.tokens // (4 * length)
-    if train < 3 or valid < 1 or length <= BACK + AHEAD:
+def _load(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories]:
+    count = whole_windows(checkpoint, request, 4, "probes need")
+    if checkpoint.config.context <= BACK + AHEAD:
         raise RequestError(
-            f"--tokens {request.tokens}: probes need {4 * length} at least; ask for more"
+            f"the context of {checkpoint.path} is {checkpoint.config.context}; probes of words "
+            f"need more than {BACK + AHEAD}: use a model with a longer context"
         )
-    device = checkpoint.model.embedding.weight.device
-    parts = (("train", train), ("valid", valid))
-    first, second = (
-        story_windows(request.corpus, split, checkpoint.tokenizer, count, length).to(device)
-        for split, count in parts
-    )
-    return first, second
+    train = stories(checkpoint, request, "train", count)
+    return train, stories(checkpoint, request, "valid", count // 4)
 
 
 def _find(checkpoint: Checkpoint, request: Request) -> Finding:
     model = checkpoint.model
-    train, valid = _load(checkpoint, request)
+    text, judged = _load(checkpoint, request)
+    train, valid = text.windows, judged.windows
     asked = gather(checkpoint, request.prompts[:1]).tokens
     classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, asked)]))
     known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
     words = words_of(valid.cpu(), known)
     layers = sites(len(model.blocks))
-    probes = fit(model, train, layers, classes)
-    streams = streams_of(model, valid, layers).flatten(1, 2)
+    probes = fit(text, layers, classes)
+    streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
     counted = torch.searchsorted(classes, train)
     values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
@@ -241,7 +234,7 @@ def _prompt(
 ) -> dict[str, Named]:
     """Probability that each probe gives the right token, at each position of a prompt `(1, T)`."""
     layers = list(dict.fromkeys(layer for layer, _ in probes))
-    streams = trace(model, prompt).streams[layers, 0].float()
+    streams = streams_of(model, prompt)[layers, 0].float()
     tokens = torch.searchsorted(classes, prompt[0])
     T = len(tokens)
     values = torch.full((len(OFFSETS), len(layers), T), torch.nan)

@@ -10,7 +10,7 @@ from torch import Tensor
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.contrast import Story, attribute_words, contexts, story
-from eval.lenses.trace import trace
+from eval.lenses.trace import streams_of
 
 PLACES = ("word", "last")
 """Where a word's direction is read: where the word stands, and at the cue that asks for it."""
@@ -84,7 +84,7 @@ def learn(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Direc
             for frame, chosen in given
         ]
         batch = batch_stories(checkpoint, stories)
-        streams = trace(checkpoint.model, batch.tokens).streams
+        streams = streams_of(checkpoint.model, batch.tokens)
         rows = torch.arange(len(stories), device=batch.tokens.device)
         for place, position in (("word", batch.places[attribute]), ("last", batch.last)):
             read = streams[:, rows, position].unflatten(1, (len(words), len(given)))

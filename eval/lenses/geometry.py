@@ -15,6 +15,7 @@ from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.nearest import METRICS, agreement, nearest
+from eval.lenses.ranks import spearman
 from eval.lenses.text import sample_text
 from eval.lenses.trace import gather
 from eval.lenses.vectors import (
@@ -203,12 +204,7 @@ def _variants(word_of: Tensor, rows: Tensor, found: Tensor) -> dict[str, float]:
 
 
 def _spearman(a: Tensor, b: Tensor) -> float | None:
-    from scipy.stats import spearmanr  # slow to import
-
-    if a.min() == a.max() or b.min() == b.max():
-        return None
-    correlation, _ = spearmanr(a.numpy(), b.numpy())
-    return float(correlation)  # pyright: ignore[reportArgumentType]
+    return None if a.min() == a.max() or b.min() == b.max() else spearman(a, b)
 
 
 def _share(flags: Tensor) -> float:

@@ -25,7 +25,7 @@ from eval.lenses.trace import blocks_of
 from eval.lenses.variants import run_variants
 
 PARTS = ("block", "stream", "mixer")
-ROWS = 32  # variants of a sweep's pass; in longer prompts several positions are patched together
+ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
 WHERE = ("changed", "between", "last")
 
 

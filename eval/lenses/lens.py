@@ -10,6 +10,8 @@ from eval.checkpoints import Checkpoint
 from eval.lenses.named import Named
 from eval.prompts import Prompt
 
+TOKENS = 8192
+
 
 @dataclass(frozen=True)
 class Request:
@@ -20,14 +22,14 @@ class Request:
         words: tokens whose probability or direction is followed, as texts; a lens that needs some
             and is given none takes the model's own answers.
         corpus: where text comes from, for a lens that is fitted or counted on some.
-        tokens: how much of that text.
+        tokens: how much of that text: with more of it all fits are better, and take longer.
         seed: of whatever is drawn.
     """
 
     prompts: tuple[Prompt, ...]
     words: tuple[str, ...] = ()
     corpus: str = "toy"
-    tokens: int = 20_000
+    tokens: int = TOKENS
     seed: int = 0
 
 

@@ -13,7 +13,7 @@ from eval.lenses.lens import Request
 from eval.lenses.trace import gather
 from eval.lenses.words import word_tokens
 
-SWAPS = 4  # built-in stories for each attribute
+SWAPS = 2  # built-in stories for each attribute
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.features import (
@@ -24,12 +23,11 @@ from eval.lenses.features import (
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.steering import spaced_layers
-from eval.lenses.text import sample_text
-from eval.lenses.trace import trace
+from eval.lenses.text import stories, whole_windows
+from eval.lenses.trace import streams_of
 
-WINDOW = 128  # tokens of a piece of text
-BATCH = 32  # windows run through the model together
 HELD_OUT = 0.1  # of the windows, for the figures
+LAYERS = 3  # at most so many, evenly spaced
 LEAST = 1000  # tokens below which nothing is fitted
 
 
@@ -48,8 +46,8 @@ class Fit:
 
     expansion: int = 4
     active: int = 16
-    epochs: int = 4
-    batch: int = 512
+    epochs: int = 2
+    batch: int = 256
     rate: float = 4e-3
     seed: int = 0
 
@@ -119,8 +117,9 @@ def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
             optimiser.param_groups[0]["lr"] = fit.rate * (1 - step / steps)
             picks = torch.randint(N, (min(fit.batch, N),), generator=generator)
             x = data[:, picks.to(data.device)]
-            features = _strongest(x @ encoder + bias, fit.active)
-            loss = (features @ decoder - x).square().mean((1, 2)).sum()
+            top = (x @ encoder + bias).topk(min(fit.active, bias.shape[-1]), dim=-1)
+            loss = (_sum_rows(decoder, top.indices, top.values.relu()) - x).square()
+            loss = loss.mean((1, 2)).sum()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -149,11 +148,17 @@ def _strongest(values: Tensor, most: int) -> Tensor:
     return torch.zeros_like(values).scatter(-1, top.indices, top.values.relu())
 
 
-@torch.no_grad()
-def streams_at(model: LanguageModel, windows: Tensor, layers: list[int]) -> Tensor:
-    """Streams of windows `(B, T)` at some layers, `(S, B, T, D)`."""
-    parts = [trace(model, some).streams[layers] for some in windows.split(BATCH)]
-    return torch.cat(parts, dim=1)
+def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of rows of `(S, F, D)`, a few of many: `(S, N, k)` of them to `(S, N, D)`."""
+    S, F, _ = matrix.shape
+    rows = rows + torch.arange(0, S * F, F, device=rows.device)[:, None, None]
+    summed = torch.nn.functional.embedding_bag(
+        rows.flatten(0, 1),
+        matrix.flatten(0, 1),
+        per_sample_weights=weights.flatten(0, 1),
+        mode="sum",
+    )
+    return summed.unflatten(0, (S, -1))
 
 
 @torch.no_grad()
@@ -170,17 +175,15 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             "or more"
         )
     model = checkpoint.model
-    layers = spaced_layers(len(model.blocks))
-    length = min(WINDOW, checkpoint.config.context)
-    text = sample_text(request.corpus, checkpoint.tokenizer, request.tokens)
-    windows = text[: len(text) // length * length].view(-1, length)
-    windows = windows.to(model.embedding.weight.device)
-    streams = streams_at(model, windows, layers)
-    kept = max(1, round(len(windows) * HELD_OUT))
+    layers = spaced_layers(len(model.blocks), LAYERS)
+    count = whole_windows(checkpoint, request, 2, "a sparse autoencoder needs")
+    text = stories(checkpoint, request, "train", count)
+    streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
+    kept = max(1, round(count * HELD_OUT))
     autoencoder = fit_sparse(streams[:, kept:].flatten(1, 2), Fit(seed=request.seed))
     quality = judge(autoencoder, streams[:, :kept].flatten(1, 2))
     first, second = retelling_tokens(checkpoint)
-    told = streams_at(model, torch.cat([first, second]), layers)
+    told = streams_of(model, torch.cat([first, second]))[layers]
     features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, told.shape[1:3])
     size = checkpoint.config.vocab_size
     sets: dict[str | int, tuple[Tensor, Tensor]] = {

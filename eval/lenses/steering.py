@@ -25,10 +25,10 @@ from eval.lenses.directions import PLACES, Directions, StoryBatch, batch_stories
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
-from eval.lenses.trace import blocks_of, trace
+from eval.lenses.trace import blocks_of, streams_of
 from tokenizer import END_OF_TEXT
 
-LAYERS = 4  # at most so many, evenly spaced
+LAYERS = 3  # at most so many, evenly spaced
 TOKENS = 2500  # of the request for each held-out story
 NEW = 40  # tokens of a sample
 EFFECTS = ("steered", "random")
@@ -193,7 +193,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     figures: list[dict[str, Any]] = []
     for a, swap in enumerate(swaps(checkpoint, count, request.seed)):
         batch = batch_stories(checkpoint, swap.stories)
-        streams = trace(model, batch.tokens).streams
+        streams = streams_of(model, batch.tokens)
         before = batch.at_last(model.logits(streams[-1]))
         told = batch_stories(checkpoint, swap.swapped)
         text = swap.change(words, before, told.at_last(model(told.tokens)))

@@ -126,6 +126,15 @@ def trace(model: LanguageModel, tokens: Tensor) -> Trace:
     return Trace(start, torch.stack(streams), torch.stack(writes))
 
 
+@torch.no_grad()
+def streams_of(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The streams of `(B, T)` tokens alone, as `Trace.streams` has them."""
+    found = [model.with_positions(model.embed(tokens))]
+    for block in blocks_of(model):
+        found.append(block(found[-1]))
+    return torch.stack(found)
+
+
 def blocks_of(model: LanguageModel) -> list[Any]:
     """The blocks, in order."""
     return list(model.blocks)

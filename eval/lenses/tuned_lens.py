@@ -10,7 +10,6 @@ reported is of other stories again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +17,14 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
-from eval.errors import RequestError
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.logit_lens import WIDEST, look
+from eval.lenses.text import Stories, stories, whole_windows
 from eval.lenses.trace import gather, trace
-from eval.probes.windows import story_windows
 
-WINDOW = 128  # tokens, or the context
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
+STEP = 512  # tokens of text for a step of descent
 EXAMPLES = 32  # tokens for each feature, at most, for least squares
 RIDGE = 1e-3  # of the mean variance of a feature
 
@@ -41,9 +39,9 @@ class Descent:
         rate: the first rate, for maps of streams brought to unit variance.
     """
 
-    steps: int = 40
-    tokens: int = 64
-    rate: float = 1e-2
+    steps: int = 16
+    tokens: int = 32
+    rate: float = 2e-3
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,9 @@ class Fit:
 
 
 def fit(
-    model: LanguageModel, windows: tuple[Tensor, Tensor, Tensor], descent: Descent, seed: int = 0
+    model: LanguageModel, windows: tuple[Stories, Stories, Stories], descent: Descent, seed: int = 0
 ) -> Fit:
-    """Fits on the first windows `(N, T)`, chooses on the second, and reports on the third."""
+    """Fits on the first windows, chooses on the second, and reports on the third."""
     train, choice, report = windows
     identity, found = Tuned.plain(model), least_squares(model, train)
     if descent.steps:
@@ -112,25 +110,28 @@ def fit(
 
 
 @torch.no_grad()
-def least_squares(model: LanguageModel, windows: Tensor) -> Tuned:
+def least_squares(model: LanguageModel, text: Stories) -> Tuned:
     """The affine map of each stream that comes nearest to the last one (ridge regression)."""
     n, D = len(model.blocks), model.head.weight.shape[1]
-    windows = windows[: -(-EXAMPLES * D // windows.shape[1])]
-    device, count = model.head.weight.device, windows.numel()
+    device, count = model.head.weight.device, 0
     total = torch.zeros(n + 1, D, dtype=torch.float64, device=device)
     products = torch.zeros(n, D, 2 * D, dtype=torch.float64, device=device)
-    near = trace(model, windows[:8]).streams.flatten(1, 2).mean(1)  # of the means, for precision
-    for part in _batches(model, windows, wide=False):
-        streams = trace(model, part).streams.flatten(1, 2) - near[:, None]
+    near = text.streams(slice(8)).flatten(1, 2).mean(1)  # of the means, for precision
+    for windows, streams in text.batches():
+        streams = streams.flatten(1, 2) - near[:, None]
         total += streams.sum(1)
         pairs = torch.cat([streams[:-1], streams[-1:].expand(n, -1, -1)], dim=-1)
         products += streams[:-1].transpose(1, 2) @ pairs
+        count += windows.numel()
+        if count >= EXAMPLES * D:
+            break
     mean = total / count
     own = products[..., :D] / count - mean[:-1, :, None] * mean[:-1, None]
     toward = products[..., D:] / count - mean[:-1, :, None] * mean[-1]
     ridge = RIDGE * own.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
     eye = torch.eye(D, dtype=torch.float64, device=device)
-    weight = torch.linalg.solve(own + ridge[:, None, None] * eye, toward)
+    root = torch.linalg.cholesky(own + ridge[:, None, None] * eye)
+    weight = torch.cholesky_solve(toward, root)
     mean = mean + near
     bias = mean[-1] - (mean[:-1, None] @ weight)[:, 0]
     dtype = model.head.weight.dtype
@@ -139,20 +140,21 @@ def least_squares(model: LanguageModel, windows: Tensor) -> Tuned:
 
 @torch.enable_grad()
 def descend(
-    model: LanguageModel, start: Tuned, windows: Tensor, descent: Descent, seed: int
+    model: LanguageModel, start: Tuned, text: Stories, descent: Descent, seed: int
 ) -> Tuned:
     """Lowers the mean D(output || layer) of all layers together from a start."""
     generator = torch.Generator().manual_seed(seed)
-    scale = _scales(model, windows[:8])
+    scale = text.streams(slice(8))[:-1].flatten(1).std(1)
     weight = (start.weight * scale[:, None, None]).requires_grad_()
     bias = start.bias.clone().requires_grad_()
     optimiser = torch.optim.Adam([weight, bias], lr=descent.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / descent.steps)
-    rows = max(1, min(len(windows), 2 * descent.tokens // windows.shape[1]))
+    count, length = text.windows.shape
+    rows = max(1, min(count, 2 * descent.tokens // length))
     for _ in range(descent.steps):
-        chosen = windows[torch.randint(len(windows), (rows,), generator=generator)]
+        chosen = torch.randint(count, (rows,), generator=generator)
         with torch.no_grad():
-            streams = trace(model, chosen).streams.flatten(1, 2)
+            streams = text.streams(chosen.to(text.windows.device)).flatten(1, 2)
             some = torch.randperm(streams.shape[1], generator=generator)[: descent.tokens]
             streams = streams[:, some.to(streams.device)]
             output = model.logits(streams[-1]).float().log_softmax(-1)
@@ -168,11 +170,10 @@ def descend(
 
 
 @torch.no_grad()
-def divergences(model: LanguageModel, lens: Tuned, windows: Tensor) -> Tensor:
+def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
     """D(output || layer) in bits of every window, meaned over its positions, `(N, n)`."""
     found = []
-    for part in _batches(model, windows, wide=True):
-        streams = trace(model, part).streams
+    for _, streams in text.batches(WIDEST // model.config.vocab_size):
         output = model.logits(streams[-1]).float().log_softmax(-1)
         share = output.exp()
         floor = (share * output).sum(-1)
@@ -184,36 +185,18 @@ def divergences(model: LanguageModel, lens: Tuned, windows: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-@torch.no_grad()
-def _scales(model: LanguageModel, windows: Tensor) -> Tensor:
-    """Standard deviation of the streams' features, by layer 0 ... n - 1."""
-    return trace(model, windows).streams[:-1].flatten(1).std(1)
-
-
-def _batches(model: LanguageModel, windows: Tensor, wide: bool) -> Iterator[Tensor]:
-    D, V = model.config.d_model, model.config.vocab_size
-    width = V if wide else 4 * D * (1 + len(model.blocks))
-    yield from windows.split(max(1, WIDEST // (windows.shape[1] * width)))
-
-
-def split_windows(checkpoint: Checkpoint, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories, Stories]:
     """Stories to fit on, to choose on and to report on: training stories, then validation ones.
 
     Raises:
         RequestError: too few tokens.
         CorpusError: the corpus cannot be read.
     """
-    T = min(WINDOW, checkpoint.config.context)
-    count = request.tokens // T
-    if count < 2:
-        raise RequestError(
-            f"--tokens {request.tokens}: the tuned lens needs {2 * T} to be fitted on; ask for more"
-        )
+    count = whole_windows(checkpoint, request, 2, "the tuned lens needs")
     held = max(2, round(HELD * count))
-    device = checkpoint.model.head.weight.device
-    train = story_windows(request.corpus, "train", checkpoint.tokenizer, count, T)
-    valid = story_windows(request.corpus, "valid", checkpoint.tokenizer, 2 * held, T)
-    return train.to(device), valid[:held].to(device), valid[held:].to(device)
+    valid = stories(checkpoint, request, "valid", 2 * held).windows
+    choice, report = (Stories(checkpoint.model, part) for part in (valid[:held], valid[held:]))
+    return stories(checkpoint, request, "train", count), choice, report
 
 
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
@@ -224,7 +207,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         CorpusError: the corpus cannot be read.
     """
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
-    fitted = fit(model, split_windows(checkpoint, request), Descent(), request.seed)
+    descent = Descent(steps=1 + request.tokens // STEP)
+    fitted = fit(model, split_stories(checkpoint, request), descent, request.seed)
     streams = trace(model, batch.tokens).streams
 
     def read(layer: int, stream: Tensor) -> Tensor:

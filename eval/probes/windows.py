@@ -16,7 +16,7 @@ STORIES = 256  # tokenized at a time
 
 
 def story_windows(corpus: str, split: str, tokenizer: Tokenizer, count: int, length: int) -> Tensor:
-    """The first `count` windows of stories joined by end-of-text, `(count, length)`.
+    """The first `count` windows of stories joined by end-of-text, if any, `(count, length)`.
 
     Args:
         corpus: a source that `tokenizer.open_corpus` reads (a single file is divided by the
@@ -40,6 +40,12 @@ def story_windows(corpus: str, split: str, tokenizer: Tokenizer, count: int, len
     return torch.from_numpy(tokens[: count * length].astype(np.int64)).reshape(count, length)
 
 
+def ends_of_text(tokenizer: Tokenizer) -> list[int]:
+    """What stands between two stories: the end-of-text token, nothing where there is none."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return [] if end is None else [end]
+
+
 def _packed(corpus: str, split: str, tokenizer: Tokenizer, limit: int) -> np.ndarray:
     data = PackedData(corpus)
     if data.meta["layout"] != "packed":
@@ -56,9 +62,9 @@ def _packed(corpus: str, split: str, tokenizer: Tokenizer, limit: int) -> np.nda
 
 
 def _encoded(corpus: str, split: str, tokenizer: Tokenizer, limit: int) -> np.ndarray:
-    end, ids = tokenizer.token_to_id(END_OF_TEXT), []
+    end, ids = ends_of_text(tokenizer), []
     stories = iter(open_corpus(corpus, split, valid_fraction=VALID_FRACTION))
     while len(ids) < limit and (some := list(islice(stories, STORIES))):
         for encoded in tokenizer.encode_batch_fast(some, add_special_tokens=False):
-            ids += [*encoded.ids, end]
+            ids += [*encoded.ids, *end]
     return np.array(ids[:limit], dtype=np.int64)

@@ -1,0 +1,84 @@
+"""Text that lenses are fitted on, a model's streams of it, and rank correlation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import rankdata
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.language import measure_loss
+from eval.lenses import text
+from eval.lenses.lens import Request
+from eval.lenses.ranks import ranks
+from eval.lenses.text import Stories, stories
+from eval.lenses.trace import trace
+from eval.probes.windows import story_windows
+from tests.lens_models import some_tokens
+
+
+def plain_tokenizer() -> Tokenizer:
+    """Bytes, and no special token at all, as of some pretrained models."""
+    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def test_stories_are_joined_without_an_end_of_text_where_there_is_none(tmp_path: Path) -> None:
+    corpus = tmp_path / "stories"
+    corpus.mkdir()
+    for split in ("train", "valid"):
+        (corpus / f"{split}.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    tokenizer = plain_tokenizer()
+    (windows,) = story_windows(str(corpus), "train", tokenizer, 1, 17)
+    assert tokenizer.decode(windows.tolist()) == "One cat.Two dogs."
+
+
+def test_loss_without_an_end_of_text(small_model: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "valid.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    (tmp_path / "train.txt").write_text("Some.", "utf-8")
+    model = small_model()
+    checkpoint = Checkpoint(model, model.config, plain_tokenizer(), {"name": "m"}, tmp_path)
+    loss = measure_loss(checkpoint, str(tmp_path))
+    assert (loss.tokens, loss.bytes, loss.stories) == (16, 17, 2)
+
+
+def test_streams_are_those_of_a_trace_kept_or_not(
+    small_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(mixers=("attention",))
+    windows = some_tokens(model, 7, 12)
+    expected = trace(model, windows).streams
+    rows = torch.tensor([5, 0])
+    for kept in (text.KEPT, 0):
+        monkeypatch.setattr(text, "KEPT", kept)
+        monkeypatch.setattr(text, "PART", 12 * 3 * 32 * 2)
+        found = Stories(model, windows)
+        torch.testing.assert_close(found.streams(rows), expected[:, rows])
+        parts = list(found.batches(stop=5))
+        assert [len(part) for part, _ in parts] == [2, 2, 1]
+        torch.testing.assert_close(torch.cat([s for _, s in parts], dim=1), expected[:, :5])
+        assert [len(part) for part, _ in found.batches(36)] == [3, 3, 1]
+
+
+def test_the_same_text_is_read_once(model_directory: Callable[..., Path]) -> None:
+    checkpoint = open_checkpoint(model_directory())
+    request = Request((), corpus="toy:60")
+    first = stories(checkpoint, request, "train", 4)
+    assert first.windows.shape == (4, 32)
+    assert stories(checkpoint, request, "train", 4) is first
+    assert stories(checkpoint, request, "train", 5) is not first
+    checkpoint.kept.clear()
+    again = stories(checkpoint, request, "train", 4)
+    assert again is not first
+    assert torch.equal(again.windows, first.windows)
+
+
+def test_ranks_are_scipys() -> None:
+    values = torch.randint(6, (40,)).double()
+    assert ranks(values).tolist() == rankdata(values.numpy()).tolist()
