@@ -3,8 +3,8 @@
     make demo                    (or: python -m scripts.demo --out demo)
 
 Makes stories, trains a tokenizer, packs the stories, trains a flat masked mixer and a Llama-style
-transformer, and asks which input tokens can be recovered from their layers before and after
-training. Each step is the command that a user would type; finished steps are not done again.
+transformer, asks which input tokens can be recovered from their layers before and after training,
+and looks at the layers through every lens. Each step is the command that a user would type; finished steps are not done again.
 """
 
 import argparse
@@ -72,6 +72,11 @@ def _steps(out: Path) -> None:
     sweep = ["--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all"]
     _run("eval", "invert", *checkpoints, *prompts, *sweep)
     _run("eval", "invert", *checkpoints, *prompts, "--suite", "quick", "--layers", 1, 3)
+    # Short prompts and little text: enough to look around, and a minute at most.
+    looked = ["--count", 2, "--length", 24, "--tokens", 4096, "--corpus", corpus]
+    _run("eval", "lens", *checkpoints, *looked, "--out", results)
+    asked = ["--queries", 200, "--candidates", 256, "--pool", "mean", "--fit-steps", 0]
+    _run("eval", "retrieval", *checkpoints, *asked, "--corpus", corpus, "--out", results)
     _run("eval", "report", results, "--out", out / "page.html")
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from scripts import bench_lenses
 
-SMALL = ["--d-model", "16", "--layers", "2", "--context", "24", "--length", "8", "--tokens", "200", "--threads", "1", "--device", "cpu", "--lens", "ov", "path"]  # fmt: skip
+WORDS = "--d-model 16 --layers 2 --context 24 --length 8 --tokens 200 --threads 1 --device cpu"
+SMALL = [*WORDS.split(), "--lens", "ov", "path"]
 
 
 def test_a_page_of_untrained_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Figure:
         name: short, of letters, digits and dashes; its file's name.
         title: above it.
         about: what is seen, in a sentence; also what a screen reader says.
-        chart: an altair chart, or its specification.
+        chart: an altair chart, or its specification; None where there is nothing to show.
     """
 
     name: str
@@ -67,6 +67,7 @@ def theme(dark: bool) -> dict[str, Any]:
         "text": {"color": ink},
         "rule": {"color": muted},
         "line": {"strokeWidth": 2},
+        "mark": {"color": (SERIES_DARK if dark else SERIES)[0]},
         "range": {
             "category": list(SERIES_DARK if dark else SERIES),
             "heatmap": {"scheme": "viridis"},

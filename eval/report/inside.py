@@ -46,17 +46,18 @@ DRAWERS = {
     "residual": Drawer("The residual stream", residual.draw),
     "logit": Drawer("The logit lens", logit.draw),
     "tuned": Drawer("The tuned lens", logit.draw),
-    "geometry": Drawer("The tokens' vectors", tokens.draw_geometry, tokens.outliers),
-    "bigrams": Drawer("What follows what", tokens.draw_bigrams),
+    "geometry": Drawer("The tokens' vectors", tokens.draw_geometry, tokens.vector_tables),
+    "bigrams": Drawer("What follows what", tokens.draw_bigrams, tokens.successors),
     "confidence": Drawer("Length, temperature, confidence", tokens.draw_confidence),
     "path": Drawer("The way to the answer", tokens.draw_path),
-    "detokenisation": Drawer("Words of several tokens", tokens.draw_words),
+    "detokenisation": Drawer("Words of several tokens", tokens.draw_words, tokens.split_words),
     "mixing": Drawer("Where the mixers look", mixers.draw_mixing),
     "ov": Drawer("What heads write", mixers.draw_ov),
     "attribution": Drawer("Attribution", causes.draw_attribution, causes.highlights),
     "intervention": Drawer("Patching", causes.draw_intervention),
     "steering": Drawer("Swapped features", causes.draw_steering, causes.samples),
-    "features": Drawer("Shared features", causes.draw_features),
+    "features": Drawer("Shared features", causes.draw_features, causes.shared_words),
+    "sparse": Drawer("A sparse autoencoder's features", causes.draw_sparse, causes.shared_words),
 }
 
 
@@ -76,8 +77,9 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
         own = [document for _, document in sorted(by_lens[name].items())]
         if own:
             about = own[0]["about"]
-            about = f"{about[:1].upper()}{about[1:]}."
-            found.append(Section(name, drawer.title, about, drawer.figures(own), drawer.texts(own)))
+            about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
+            drawn = [figure for figure in drawer.figures(own) if figure.chart is not None]
+            found.append(Section(name, drawer.title, about, drawn, drawer.texts(own)))
     matched = [row for row in rows if row.get("kind") == "retrieval"]
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."

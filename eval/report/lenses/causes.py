@@ -17,12 +17,13 @@ from eval.report.lenses.frame import (
     chosen,
     data,
     figure_records,
+    folded,
     heat,
     lines,
-    menu,
     model_name,
     options,
     records,
+    table,
     visible,
 )
 
@@ -86,17 +87,14 @@ def draw_intervention(documents: Sequence[Document]) -> list[Figure]:
             if r["position"] < len(target):
                 token = visible(target[r["position"]])
                 found.append(r | {"token": token, "place": f"{r['position']} {token}"})
+    effects = heat(found, "place", "layer", "effect", DIVERGING, sort_y="descending")
     return [
         Figure(
             "intervention-effect",
             "Which layer and position does the answer pass through?",
             "A vector of one prompt's run put into the other's: how far its answer moves over, 1 "
             "being all the way.",
-            chosen(
-                heat(found, "place", "layer", "effect", DIVERGING, sort_y="descending"),
-                ("model", menu("model", found, "checkpoint")),
-                ("pair", menu("pair", found, "pair")),
-            ),
+            chosen(effects, found, "model", "pair"),
         )
     ]
 
@@ -111,53 +109,66 @@ def draw_steering(documents: Sequence[Document]) -> list[Figure]:
             "Does a swapped feature change what is said, and only that?",
             "One attribute's direction subtracted and another's added at the word: the swapped "
             "part ought to follow, the others to stay; a random direction of equal length beside.",
-            chosen(
-                chart,
-                ("model", menu("model", found, "checkpoint")),
-                ("attribute", menu("attribute", found, "attribute")),
-            ),
+            chosen(chart, found, "model", "attribute"),
         )
     ]
 
 
 def samples(documents: Sequence[Document]) -> list[Markup]:
     """Text written by steered models."""
-    rows = Markup("").join(
-        Markup("<tr><td>{}</td><td>{}</td><td>{}</td></tr>").format(
-            model_name(document), sample["swapped"], sample["text"]
-        )
+    rows = [
+        (model_name(document), sample["swapped"], sample["text"])
         for document in documents
         for sample in document["notes"].get("samples", [])
-    )
-    if not rows:
-        return []
-    head = Markup("<tr><th>checkpoint</th><th>swapped</th><th>goes on with</th></tr>")
-    return [
-        Markup(
-            '<details><summary>text written with features swapped</summary><div class="scroll">'
-            '<table class="plain"><thead>{}</thead><tbody>{}</tbody></table></div></details>'
-        ).format(head, rows)
     ]
+    told = table(("checkpoint", "swapped", "goes on with"), rows)
+    return [folded("text written with features swapped", told)] if rows else []
 
 
 def draw_features(documents: Sequence[Document]) -> list[Figure]:
     """Whether retellings share features."""
+    lens = documents[0]["lens"]
     every = figure_records(documents, "feature overlap")
     found = [r for r in every if r["layer"] != "tokens"]
     chart = lines(found, "layer", "intersection over union", "texts")
     return [
         Figure(
-            "features-overlap",
+            f"{lens}-overlap",
             "Do two tellings of one story share features?",
-            "Overlap of the units active in two texts: tellings of one story, unrelated texts, and "
-            "what the units' frequencies alone would give.",
-            chosen(
-                chart,
-                ("model", menu("model", found, "checkpoint")),
-                ("of", menu("of", found, "units")),
-            ),
+            f"Overlap of the {found[0]['of']} active in two texts: tellings of one story, "
+            "unrelated texts, and what the units' frequencies alone would give.",
+            by_model(chart, found),
         )
     ]
+
+
+def draw_sparse(documents: Sequence[Document]) -> list[Figure]:
+    """The same by an autoencoder's features, and how good it is."""
+    measured = figure_records(documents, "sparse explained", "sparse dead")
+    for record in measured:
+        record["share"] = "of variance explained" if "expl" in record["figure"] else "of dead units"
+    return [
+        *draw_features(documents),
+        Figure(
+            "sparse-quality",
+            "How good is the autoencoder?",
+            "On text that it was not fitted on: the share of the stream's variance that it "
+            "explains, and of its features those that are never active.",
+            by_model(lines(measured, "layer", "share", "share"), measured),
+        ),
+    ]
+
+
+def shared_words(documents: Sequence[Document]) -> list[Markup]:
+    """How many of the tokens themselves are shared, which needs no model."""
+    rows = [
+        (model_name(document), r["texts"], f"{r['value']:.3f}")
+        for document in documents
+        for r in figure_records([document], "feature overlap")
+        if r["layer"] == "tokens"
+    ]
+    told = table(("checkpoint", "texts", "intersection over union"), rows)
+    return [folded("how many tokens the texts share", told)]
 
 
 def draw_retrieval(rows: Sequence[Record]) -> list[Figure]:
@@ -196,9 +207,6 @@ def draw_retrieval(rows: Sequence[Record]) -> list[Figure]:
             "Which story does a sentence belong to?",
             "Share of sentences whose own story is nearest among so many, by the last layer's "
             "states averaged over positions: as they are, centred, and after a short fit.",
-            chosen(
-                alt.layer(band, chart),  # pyright: ignore[reportArgumentType]
-                ("sentence", menu("sentence", deepest, "sentence")),
-            ),
+            chosen(alt.layer(band, chart), deepest, "sentence"),
         )
     ]

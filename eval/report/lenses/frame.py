@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import altair as alt
+from markupsafe import Markup
 
 from eval.lenses.named import Named
 
@@ -15,6 +16,9 @@ Document = dict[str, Any]
 Record = dict[str, Any]
 
 WIDTH, HEIGHT = 620, 240
+SLIDING = "position"
+LABELS = {"model": "checkpoint", "of": "units", "group": "at"}
+"""Of menus, where they are not called as their field."""
 DIVERGING = alt.Scale(scheme="blueorange", reverse=True, domainMid=0)
 """Blue above 0 and orange below, as in the highlighted texts."""
 
@@ -82,8 +86,9 @@ def at_tokens(documents: Sequence[Document], found: list[Record]) -> list[Record
 
 
 def visible(piece: str) -> str:
-    """A token whose spaces and ends of line can be seen."""
-    return piece.replace(" ", "·").replace("\n", "⏎") or "∅"
+    """A token whose spaces, ends of line and control characters can be seen."""
+    text = piece.replace(" ", "·").replace("\n", "⏎")
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text) or "∅"
 
 
 def options(found: list[Record], field: str) -> list[Any]:
@@ -91,32 +96,71 @@ def options(found: list[Record], field: str) -> list[Any]:
     return list(dict.fromkeys(record[field] for record in found))
 
 
-def menu(field: str, found: list[Record], label: str) -> alt.Parameter:
-    """A choice among the values of a field, the last at first."""
-    values = options(found, field)
-    box = alt.binding_select(options=values, name=f"{label} ")
-    return alt.param(name=f"chosen_{field}", value=values[-1], bind=box)
+def chosen(
+    chart: alt.Chart | alt.LayerChart, found: list[Record], *fields: str
+) -> alt.Chart | None:
+    """The chart with a menu for each field, a slider for positions; the last value at first.
 
-
-def slider(field: str, found: list[Record], label: str) -> alt.Parameter:
-    """A choice among the whole numbers that a field has, the last at first."""
-    values = options(found, field)
-    bar = alt.binding_range(min=min(values), max=max(values), step=1, name=f"{label} ")
-    return alt.param(name=f"chosen_{field}", value=max(values), bind=bar)
-
-
-def chosen(chart: alt.Chart, *parameters: tuple[str, alt.Parameter]) -> alt.Chart:
-    """The chart with only the records that menus and sliders name: (field, parameter) pairs."""
-    for field, parameter in parameters:
+    A menu offers what there is for the choices before it: `usermeta` tells the page's script.
+    None where there is nothing to choose from.
+    """
+    if not found:
+        return None
+    left = found
+    for field in fields:
+        values = options(found, field)
+        label = f"{LABELS.get(field, field)} "
+        sliding = field == SLIDING
+        bind = (
+            alt.binding_range(min=0, max=max(values), step=1, name=label)
+            if sliding
+            else alt.binding_select(options=values, name=label)
+        )
+        value = max(options(left, field)) if sliding else options(left, field)[-1]
+        left = [r for r in left if r[field] == value]
+        parameter = alt.param(name=f"chosen_{field}", value=value, bind=bind)
         chart = chart.add_params(parameter).transform_filter(
             f"datum[{field!r}] == {parameter.name}"
         )
-    return chart
+    menus = [field for field in fields if field != SLIDING]
+    ends: dict[tuple[Any, ...], int] = {}
+    for record in found:
+        place = tuple(record[field] for field in menus)
+        ends[place] = max(ends.get(place, 0), record.get(SLIDING, 0))
+    there = [[*place, end] for place, end in ends.items()]
+    return chart.properties(usermeta={"menus": menus, "there": there})  # pyright: ignore
 
 
-def by_model(chart: alt.Chart, found: list[Record]) -> alt.Chart:
+def by_model(chart: alt.Chart, found: list[Record]) -> alt.Chart | None:
     """With a menu of checkpoints."""
-    return chosen(chart, ("model", menu("model", found, "checkpoint")))
+    return chosen(chart, found, "model")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    """A small table as HTML, every text in it escaped."""
+    head = Markup("").join(Markup("<th>{}</th>").format(column) for column in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(
+            Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row)
+        )
+        for row in rows
+    )
+    return Markup(
+        '<div class="scroll"><table class="plain"><thead><tr>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>"
+    ).format(head, body)
+
+
+def folded(summary: str, *content: Markup) -> Markup:
+    """What opens on a click, and in print."""
+    return Markup('<details class="print"><summary>{}</summary>{}</details>').format(
+        summary, Markup("").join(content)
+    )
+
+
+def codes(pieces: Iterable[str]) -> Markup:
+    """Tokens, each as it is."""
+    return Markup(" ").join(Markup("<code>{}</code>").format(visible(p)) for p in pieces)
 
 
 def data(found: list[Record]) -> alt.Data:

@@ -15,10 +15,8 @@ from eval.report.lenses.frame import (
     chosen,
     data,
     lines,
-    menu,
     model_name,
     records,
-    slider,
     visible,
 )
 
@@ -34,6 +32,7 @@ def draw(documents: Sequence[Document]) -> list[Figure]:
     curves = [
         {k: visible(v) if k == "word" else v for k, v in r.items() if k != "place"} for r in placed
     ]
+    shares = lines(curves, "layer", "probability", "word")
     figures = [
         Figure(
             f"{lens}-words",
@@ -46,12 +45,7 @@ def draw(documents: Sequence[Document]) -> list[Figure]:
             f"{lens}-curves",
             "Which token wins, and where?",
             "Probability of the followed tokens by layer, at the position that the slider picks.",
-            chosen(
-                lines(curves, "layer", "probability", "word"),
-                ("model", menu("model", curves, "checkpoint")),
-                ("prompt", menu("prompt", curves, "prompt")),
-                ("position", slider("position", curves, "position")),
-            ),
+            chosen(shares, curves, "model", "prompt", "position"),
         ),
         _averaged(documents, lens, "entropy", "entropy, bits", "How unsure is each layer?",
                   f"Entropy of what a layer would say; {documents[0]['notes']['uniform']} bits are "
@@ -77,7 +71,7 @@ def _averaged(
     return Figure(name, title, about, lines(found, "layer", y, "model"))
 
 
-def _words(documents: Sequence[Document]) -> alt.Chart:
+def _words(documents: Sequence[Document]) -> alt.Chart | None:
     found: list[Record] = []
     for document in documents:
         likely = [r for r in records([document], "top probability") if r["rank"] == 0]
@@ -116,8 +110,4 @@ def _words(documents: Sequence[Document]) -> alt.Chart:
         color=alt.condition("datum.value > 0.5", alt.value("white"), alt.value("#1b2430")),
     )
     chart = alt.layer(cells, texts).properties(width=CELL * SHOWN, height=alt.Step(26))
-    return chosen(
-        chart,  # pyright: ignore[reportArgumentType]
-        ("model", menu("model", found, "checkpoint")),
-        ("prompt", menu("prompt", found, "prompt")),
-    )
+    return chosen(chart, found, "model", "prompt")

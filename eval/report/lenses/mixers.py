@@ -15,7 +15,6 @@ from eval.report.lenses.frame import (
     data,
     heat,
     lines,
-    menu,
     options,
     records,
 )
@@ -30,14 +29,10 @@ def draw_mixing(documents: Sequence[Document]) -> list[Figure]:
         Figure(
             "mixing-maps",
             "Where does each position look?",
-            "Attention patterns (averaged over the prompts), and the triangles of masked mixers: "
-            "how much position i takes of position j. A checkpoint shows its own maps only.",
-            chosen(
-                heat(maps, "reads", "position", "weight", DIVERGING, sort_x="ascending",
-                     sort_y="ascending", size=(420, 420)),
-                ("model", menu("model", maps, "checkpoint")),
-                ("map", menu("map", maps, "map")),
-            ),
+            "Attention patterns on the first prompt, and the triangles of masked mixers: how much "
+            "a position takes of each before it.",
+            chosen(heat(maps, "reads", "position", "weight", DIVERGING, sort_x="ascending",
+                        sort_y="ascending", size=(420, 420)), maps, "model", "map"),
         ),
         Figure(
             "mixing-lags",

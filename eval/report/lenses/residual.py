@@ -14,7 +14,6 @@ from eval.report.lenses.frame import (
     chosen,
     heat,
     lines,
-    menu,
     options,
     records,
 )
@@ -26,6 +25,8 @@ def draw(documents: Sequence[Document]) -> list[Figure]:
     norms = [r for r in records(documents, "norm") if r["position"] > 0]
     shares = records(documents, "update share")
     written = at_tokens(documents, records(documents, "contribution to the answer"))
+    parts = heat(written, "place", "part", "logit", DIVERGING, sort_y=options(written, "part"))
+    length = lines(averaged(norms, "model", "layer"), "layer", "mean length", "model")
     stays = records(documents, "share still there")
     return [
         Figure(
@@ -49,18 +50,14 @@ def draw(documents: Sequence[Document]) -> list[Figure]:
             "residual-norm",
             "How long are the vectors?",
             "Length of the vectors by layer, averaged over positions but the first.",
-            lines(averaged(norms, "model", "layer"), "layer", "mean length", "model"),
+            length if norms else None,
         ),
         Figure(
             "residual-contributions",
             "Which part writes the answer?",
             "What each part adds directly to the logit of the model's own next token, above what "
             "it adds to the mean logit, at each position; the parts sum to that logit.",
-            chosen(
-                heat(written, "place", "part", "logit", DIVERGING, sort_y=options(written, "part")),
-                ("model", menu("model", written, "checkpoint")),
-                ("prompt", menu("prompt", written, "prompt")),
-            ),
+            chosen(parts, written, "model", "prompt"),
         ),
         Figure(
             "residual-survival",

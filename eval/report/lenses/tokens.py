@@ -13,13 +13,15 @@ from eval.report.lenses.frame import (
     Record,
     by_model,
     chosen,
+    codes,
     data,
     figure_records,
+    folded,
     lines,
-    menu,
     model_name,
     options,
     records,
+    table,
     visible,
 )
 
@@ -54,24 +56,58 @@ def draw_geometry(documents: Sequence[Document]) -> list[Figure]:
     ]
 
 
-def outliers(documents: Sequence[Document]) -> list[Markup]:
-    """The tokens of unusual length, by name."""
-    found = []
-    for document in documents:
-        named = document["notes"]["outliers"][:12]
-        if named:
-            tokens = Markup(", ").join(
-                Markup("<code>{}</code> ({}, {:.2f})").format(
-                    visible(o["piece"]), o["matrix"], o["length"]
-                )
-                for o in named
-            )
-            found.append(
-                Markup("<p><b>{}</b>: tokens of unusual length: {}</p>").format(
-                    model_name(document), tokens
-                )
-            )
-    return found
+def vector_tables(documents: Sequence[Document]) -> list[Markup]:
+    """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
+    odd = [
+        (model_name(d), o["matrix"], codes([o["piece"]]), f"{o['length']:.2f}", o["count"])
+        for d in documents
+        for o in d["notes"]["outliers"][:12]
+    ]
+    near = [
+        (model_name(d), codes([n["piece"]]), n["metric"], codes(n["nearest"]))
+        for d in documents
+        for n in d["notes"]["nearest"]
+    ]
+    back = [
+        (model_name(d), codes([r["piece"]]), r["method"], f"{r['own']:.3g}", codes(r["others"]))
+        for d in documents
+        for r in d["notes"]["round trip"]
+    ]
+    tied = [
+        Markup("<li>{}: {}</li>").format(
+            model_name(d),
+            f"input and output are {'one matrix' if d['notes']['tied'] else 'two matrices'}",
+        )
+        for d in documents
+    ]
+    columns = ("checkpoint", "matrix", "token", "length, medians", "times seen")
+    found = [Markup("<ul>{}</ul>").format(Markup("").join(tied))]
+    if odd:
+        found.append(folded("tokens of unusual length", table(columns, odd)))
+    columns = ("checkpoint", "token", "by", "nearest in the input matrix")
+    found.append(folded("nearest tokens", table(columns, near)))
+    columns = ("checkpoint", "token", "way back", "its own value", "largest others")
+    return [*found, folded("one-hot to vector and back to tokens", table(columns, back))]
+
+
+def successors(documents: Sequence[Document]) -> list[Markup]:
+    """What follows the most frequent tokens, in the corpus and by the embeddings alone."""
+    rows = [
+        (model_name(d), codes([s["piece"]]), codes(s["corpus"]), codes(s["table"]))
+        for d in documents
+        for s in d["notes"]["successors"]
+    ]
+    columns = ("checkpoint", "after", "in the corpus", "by W_E W_U'")
+    return [folded("what follows the most frequent tokens", table(columns, rows))]
+
+
+def split_words(documents: Sequence[Document]) -> list[Markup]:
+    """Some of the words that the tokenizer splits."""
+    rows = [
+        (model_name(d), Markup("; ").join(codes(pieces) for pieces in d["notes"]["examples"]))
+        for d in documents
+    ]
+    return [folded("words of several tokens", table(("checkpoint", "words"), rows))]
 
 
 def draw_bigrams(documents: Sequence[Document]) -> list[Figure]:
@@ -141,7 +177,7 @@ def draw_path(documents: Sequence[Document]) -> list[Figure]:
         order="layer:Q",
         tooltip=["layer:O", alt.Tooltip("share:Q", title="share in the plane", format=".3f")],
     )
-    corners = base.transform_filter("isValid(datum.end)")
+    corners = base.transform_filter("isValid(datum.end)").encode(tooltip=["end:N", "x:Q", "y:Q"])
     chart = alt.layer(
         way.mark_line(point=alt.OverlayMarkDef(size=50)),
         way.mark_text(dy=-10).encode(text="mark:N"),
@@ -154,11 +190,7 @@ def draw_path(documents: Sequence[Document]) -> list[Figure]:
             "How does the last position get to its answer?",
             "Its vector after each layer, on the plane of two tokens' output directions "
             "(diamonds): the answer and the runner-up.",
-            chosen(
-                chart,  # pyright: ignore[reportArgumentType]
-                ("model", menu("model", found, "checkpoint")),
-                ("prompt", menu("prompt", found, "prompt")),
-            ),
+            chosen(chart, found, "model", "prompt"),
         )
     ]
 
@@ -173,11 +205,7 @@ def draw_words(documents: Sequence[Document]) -> list[Figure]:
             "Where are words put together?",
             "From a token of each group: how often a linear probe reads the token at an offset "
             "from it (0: itself), by layer.",
-            chosen(
-                chart,
-                ("model", menu("model", found, "checkpoint")),
-                ("group", menu("group", found, "at")),
-            ),
+            chosen(chart, found, "model", "group"),
         )
     ]
 

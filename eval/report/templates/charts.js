@@ -11,8 +11,33 @@
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       downloadFileName: figure.id,
     });
+    narrow(figure, result.view, spec.usermeta);
     figure.dataset.drawn = "yes";
     return result;
+  };
+  // Menus offer, and sliders reach, only what there is for the choices in the menus before them.
+  const narrow = (figure, view, { menus = [], there = [] } = {}) => {
+    const now = (field) => view.signal(`chosen_${field}`);
+    const control = (field) => figure.querySelector(`[name="chosen_${field}"]`);
+    const update = () => {
+      let left = there;
+      menus.forEach((field, i) => {
+        const values = left.map((place) => place[i]);
+        if (!values.includes(now(field))) view.signal(`chosen_${field}`, values.at(-1));
+        for (const option of control(field).options) {
+          option.hidden = option.disabled = !values.some((v) => String(v) === option.text);
+        }
+        left = left.filter((place) => place[i] === now(field));
+      });
+      const slider = control("position");
+      if (slider) {
+        slider.max = Math.max(...left.map((place) => place.at(-1)));
+        if (now("position") > slider.max) view.signal("chosen_position", Number(slider.max));
+      }
+      view.runAsync();
+    };
+    menus.forEach((field) => view.addSignalListener(`chosen_${field}`, update));
+    if (menus.length) update();
   };
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
