@@ -4,7 +4,8 @@
 
 Makes stories, trains a tokenizer, packs the stories, trains a flat masked mixer and a Llama-style
 transformer, asks which input tokens can be recovered from their layers before and after training,
-and looks at the layers through every lens. Each step is the command that a user would type; finished steps are not done again.
+and looks at the layers through every lens. Each step is the command that a user would type;
+finished steps are not done again.
 """
 
 import argparse
