@@ -34,12 +34,13 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Part:
-    """One arm under one protocol, of one model."""
+    """One arm under one protocol, of one model; controls stand beside the first model."""
 
     claim: Claim
     arm: Arm
     name: str
     source: Source
+    first: bool
 
     @property
     def protocol(self) -> Protocol:
@@ -75,7 +76,7 @@ def parts(claim: Claim, shelf: Shelf) -> tuple[list[Part], list[str]]:
                 except Missing as lack:
                     missing.append(str(lack))
                     continue
-                found += [Part(claim, arm, name, source) for source in sources]
+                found += [Part(claim, arm, name, s, s is sources[0]) for s in sources]
     return found, list(dict.fromkeys(missing))
 
 
@@ -158,9 +159,10 @@ def questions(
         full = padded(prompts, checkpoint.tokenizer, room) if room else prompts
         own = methods if part.name != FAIR else _only(methods, "descent")
         yield checkpoint, replace(question, methods=own), full
-    if SHUFFLED in protocol.controls:
+    controls = protocol.controls if part.first else ()
+    if SHUFFLED in controls:
         yield checkpoint, replace(question, methods=_only(methods, "adam"), shuffled=True), prompts
-    for control in protocol.controls:
+    for control in controls:
         if control != SHUFFLED and "source" not in checkpoint.meta:
             beside = replace(question, methods=_only(methods, "descent"))
             yield derive(checkpoint, control), beside, prompts

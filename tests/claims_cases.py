@@ -1,0 +1,60 @@
+"""Claims made small enough for a test, and a place to run them in."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from eval.claims import registry
+from eval.claims.entries import Arm, Claim, Protocol
+from eval.commands import claims as command
+
+FEW = {"descent": {"steps": 8}, "adam": {"steps": 8}, "alternating": {"starts": 1, "rounds": 2}}
+TINY = {"d_model": 16, "n_layers": 2, "context": 32, "d_ff": 32}
+
+
+def small(claim: Claim) -> Claim:
+    """The same claim of tiny models, few prompts and few steps."""
+    return replace(claim, arms=tuple(_arm(arm) for arm in claim.arms))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, claims: list[Claim]) -> None:
+    """Makes these the registry."""
+    known = {claim.number: claim for claim in claims}
+    for module in (registry, command):
+        monkeypatch.setattr(module, "claims", lambda: known)
+
+
+def prepared(out: Path, tokenizer: Tokenizer) -> Path:
+    """A results directory with a tokenizer, so that none is trained."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(out / "tokenizer.json"))
+    return out
+
+
+def _arm(arm: Arm) -> Arm:
+    models = arm.models
+    if models.own:
+        mixers = [_narrow(mixer) for mixer in models.config["mixers"]]
+        config = models.config | TINY | {"mixers": mixers}
+        models = replace(models, config=config, cpu={})
+    reported, fair = (each and _protocol(each) for each in (arm.reported, arm.fair))
+    return replace(arm, models=models, reported=reported, fair=fair)
+
+
+def _narrow(mixer: str) -> str:
+    return "attention(heads=2)" if mixer.startswith("attention") else mixer
+
+
+def _protocol(protocol: Protocol) -> Protocol:
+    methods = {label: _few(label, own) for label, own in protocol.methods.items()}
+    changes: dict[str, Any] = {"methods": methods, "pad_to": min(protocol.pad_to, 24), "seeds": 1}
+    if not protocol.text:
+        changes |= {"count": 3, "length": min(protocol.length, 6)}
+    return replace(protocol, **changes)
+
+
+def _few(label: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return settings | FEW.get(label, {})

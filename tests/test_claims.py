@@ -1,0 +1,275 @@
+"""The registry of claims, and the verdicts made of evidence."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.claims import BENCH
+from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
+from eval.claims.evidence import evidence, load, store
+from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
+from eval.claims.pages import markdown, terminal
+from eval.claims.registry import GROUPS, claims, read_group
+from eval.errors import RequestError
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "results" / "claims.md"
+FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
+
+
+def test_every_claim_is_there_once() -> None:
+    assert list(claims()) == list(range(1, 102))
+    assert {claim.group for claim in claims().values()} == set(GROUPS)
+
+
+def test_every_claim_says_what_it_asks() -> None:
+    for claim in claims().values():
+        assert claim.judge
+        assert len(claim.claim) < 120
+        assert any(arm.fair for arm in claim.arms)
+        for arm in claim.arms:
+            if arm.fair and not arm.lens:
+                assert arm.fair.count >= 50 or arm.fair.text
+                assert not arm.models.own or arm.models.trained or arm.fair.seeds >= 3
+                assert "chance" in arm.fair.methods
+            if arm.reported and not arm.lens:
+                assert list(arm.reported.methods) == ["descent"]
+
+
+def test_claims_on_pretrained_models_say_what_they_need() -> None:
+    for number, claim in claims().items():
+        foreign = [arm.models for arm in claim.arms if arm.fair and not arm.models.own]
+        assert bool(foreign) == (number in FOREIGN), number
+        for models in foreign:
+            assert models.parameters > 1e8
+            assert all(models.size)
+            assert models.family in ("gpt2", "gptj", "llama", "mistral")
+
+
+def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for claim in claims().values():
+        assert re.fullmatch(rf"python -m eval claims run {claim.number}", claim.command)
+    assert main(["claims", "list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 101
+    assert main(["claims", "show", "71", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "An untrained flat mixer block of width 512" in shown
+    assert "python -m eval claims run 4" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "102"], "claim 102: there is none of that number; they are numbered 1 to 101"),
+        (["run", "0"], "'0' is not a whole number of at least 1"),
+        (["run", "67", "--group", "gpt2"], "claim 67: there is none of that number in group gpt2"),
+    ],
+)
+def test_a_claim_that_does_not_exist(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if words[0] == "run" else []
+    if "whole number" in message:  # argparse says so, and stops
+        with pytest.raises(SystemExit):
+            main(["claims", *words, *out])
+    else:
+        assert main(["claims", *words, *out]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+ENTRY = {
+    "number": 1,
+    "claim": "a",
+    "expected": "b",
+    "source": "c",
+    "models": {"mixers": ["flat"], "d_model": 16, "n_layers": 1},
+    "judge": [{"figure": "self", "above": 0.5}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slices": "x"}, "claim 1: unknown field 'slices'"),
+        ({"slice": "[1]"}, "slice '[1]' cannot be read"),
+        ({"models": {"mixers": ["no"]}}, "claim 1, arm : "),
+        ({"models": {"hub": "gpt2", "mixers": ["flat"]}}, "need fields of a configuration, or hub"),
+        ({"models": "no"}, "claim 1, arm : no shape 'no'"),
+        ({"part": "nose"}, "part 'nose'"),
+        ({"judge": [{"figure": "self"}]}, "needs one of above, below, more, less"),
+        ({"judge": [{"figure": "self", "arm": "x", "above": 1}]}, "no arm 'x'"),
+        ({"reported": {"methods": {"magic": {}}}}, "method magic: there is no such method"),
+        ({"reported": {"prompts": 1}}, "unknown field 'prompts'"),
+    ],
+)
+def test_an_entry_that_is_wrong_is_named(changes: dict, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_group("mixers", {"claims": [ENTRY | changes]})
+    assert message in str(caught.value)
+
+
+def test_what_an_arm_asks_has_a_fingerprint() -> None:
+    (claim,) = read_group("mixers", {"claims": [ENTRY]})
+    (same,) = read_group("mixers", {"claims": [ENTRY | {"claim": "said otherwise"}]})
+    (other,) = read_group("mixers", {"claims": [ENTRY | {"slice": "[:, 1:, :]"}]})
+    assert claim.arms[0].fingerprint == same.arms[0].fingerprint != other.arms[0].fingerprint
+
+
+# --- verdicts -----------------------------------------------------------------------------------
+
+PROTOCOL = Protocol({"descent": {}}, text=("x",))
+
+
+def claim_of(operation: str, bound: float, **models: object) -> Claim:
+    config = {} if models else {"mixers": ("flat",)}
+    arm = Arm("", Models(config, **models), reported=PROTOCOL, fair=PROTOCOL)  # pyright: ignore
+    return Claim(
+        7, "a", "b", "c", "mixers", (arm,), (Criterion(Term("nonself"), operation, bound),)
+    )
+
+
+def record(protocol: str, method: str, nonself: float, **others: object) -> dict:
+    family = {"descent": "gradient", "adam": "gradient", "chance": "control"}.get(method, "search")
+    return {
+        "claim": 7, "arm": "", "protocol": protocol, "method": method, "family": family,
+        "control": None, "padded": False, "nonself": nonself, "nonself_low": nonself - 0.1,
+        "nonself_high": nonself + 0.1, "prompts": 50, "models": 3, "sizes": ["flat d16 n1"],
+    } | others  # fmt: skip
+
+
+LOST = claim_of("below", 0.5)
+FOUND = claim_of("above", 0.9)
+REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("claim", "records", "verdict", "why"),
+    [
+        (LOST, [], NOT_RUN, ""),
+        (LOST, [REPORTED_LOST], NOT_RUN, ""),
+        (claim_of("below", 0.5, hub="gpt2"), [], WEIGHTS, ""),
+        (LOST, [REPORTED_LOST, record(FAIR, "propose", 0.2)], HOLDS, ""),
+        (LOST, [REPORTED_FOUND, record(FAIR, "propose", 0.2)], HOLDS, "not with the reported prot"),
+        (LOST, [REPORTED_FOUND, record(FAIR, "propose", 0.9)], FAILS, ""),
+        (
+            LOST,
+            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "alternating", 1.0)],
+            ONLY_REPORTED,
+            "exact search finds what descent does not",
+        ),
+        (
+            LOST,
+            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0)],
+            ONLY_REPORTED,
+            "descent at the model's own scale",
+        ),
+        (
+            LOST,
+            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0),
+             record(FAIR, "descent", 0.0, control="identity")],
+            ONLY_REPORTED,
+            IDENTITY,
+        ),
+        (
+            FOUND,
+            [REPORTED_FOUND, record(FAIR, "descent", 0.3), record(FAIR, "adam", 0.2),
+             record(FAIR, "descent", 1.0, padded=True)],
+            ONLY_REPORTED,
+            "without padding",
+        ),
+        (FOUND, [REPORTED_FOUND, record(FAIR, "chance", 1.0)], NOT_RUN, ""),
+        (
+            FOUND,
+            [REPORTED_FOUND, record(FAIR, "adam", 0.1),
+             record(FAIR, "adam", 1.0, control="shuffled")],
+            ONLY_REPORTED,
+            "own scale",
+        ),
+    ],
+)  # fmt: skip
+def test_verdicts(claim: Claim, records: list[dict], verdict: str, why: str) -> None:
+    found = judge(claim, records)
+    assert found.verdict == verdict
+    assert found.why.startswith(why) or why in found.why
+    assert bool(found.why) == bool(why)
+
+
+def test_figures_of_lenses_are_pooled_and_compared() -> None:
+    arm = Arm("", Models({"mixers": ("flat",)}, trained=True), lens="residual", fair=Protocol())
+    last, first = (Term("norm", where={"part": "x"}, pool=pool) for pool in ("last", "first"))
+    claim = Claim(7, "a", "b", "c", "lenses", (arm,), (Criterion(last, "more", first),))
+
+    def norm(layer: int, value: float, part: str = "x") -> dict:
+        return {
+            "claim": 7, "arm": "", "protocol": FAIR, "lens": "residual", "figure": "norm",
+            "where": {"layer": layer, "part": part}, "value": value, "low": None, "high": None,
+            "sizes": [], "models": 1, "prompts": 1,
+        }  # fmt: skip
+
+    records = [norm(10, 3.0), norm(2, 1.0), norm(11, 0.5, "y")]
+    assert judge(claim, records).verdict == HOLDS
+    assert "norm, part x (last) 3, > 1 (first)" in terminal([judge(claim, records)], width=400)
+    assert judge(claim, [norm(10, 1.0), norm(2, 3.0)]).verdict == FAILS
+
+
+def test_rows_of_another_bench_and_of_older_entries_are_named_not_mixed() -> None:
+    entry = LOST.arms[0].fingerprint
+    tags = {"claim": 7, "arm": "", "protocol": FAIR, "kind": "claim"}
+    rows = [
+        {"key": "a", **tags, "bench": BENCH, "entry": entry},
+        {"key": "b", **tags, "bench": BENCH + 1, "entry": entry},
+        {"key": "c", **tags, "bench": BENCH, "entry": "other"},
+        {"key": "d", "schema": 1},
+    ]
+    records, notes = evidence(rows, {7: LOST})
+    assert records == []
+    assert notes == [
+        f"left out: 1 rows that version {BENCH + 1} of the bench made, this is {BENCH}; "
+        "run those claims again",
+        "left out: 1 rows of claim 7, which is asked otherwise now; run it again",
+    ]
+
+
+def test_records_are_kept_and_read_again(tmp_path: Path) -> None:
+    entry = LOST.arms[0].fingerprint
+    tags = {"bench": BENCH, "entry": entry}
+    own = [REPORTED_LOST | tags, record(FAIR, "propose", 1.0, bench=BENCH, entry="older")]
+    store(tmp_path / "records.jsonl", own)
+    records, notes = load(tmp_path / "records.jsonl", {7: LOST})
+    assert records == own[:1]
+    assert notes == []
+    records, notes = load(tmp_path / "records.jsonl", {})
+    assert records == []
+    assert notes[0].startswith("left out: claims 7, which this bench asks or answers otherwise")
+    (tmp_path / "no.jsonl").write_text("{}\n")
+    with pytest.raises(RequestError, match="no records of claims"):
+        load(tmp_path / "no.jsonl", {})
+
+
+def test_a_page_has_a_line_for_every_claim_and_nothing_breaks_it() -> None:
+    odd = replace(LOST, claim="a | b <script>")
+    records = [REPORTED_LOST | {"found": "x|y\n"}, record(FAIR, "propose", 1.0)]
+    page = markdown([judge(odd, records)], ["left out: something"])
+    (line,) = [line for line in page.splitlines() if line.startswith("| 7 |")]
+    assert line.count(" | ") == 5
+    assert "a \\| b &lt;script>" in line
+    assert "“x\\|y↵”" in line
+    assert "hidden tokens 0.0 % (-10.0 to 10.0), &lt; 50 %" in line
+    assert "> left out: something" in page
+
+
+def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
+    """`python -m eval claims table --records docs/results/claims.jsonl --markdown docs/...`."""
+    if not PAGE.is_file():
+        pytest.skip("no page yet")
+    made = tmp_path / "claims.md"
+    records = PAGE.with_suffix(".jsonl")
+    assert main(["claims", "table", "--records", str(records), "--markdown", str(made)]) == 0
+    assert made.read_text() == PAGE.read_text()
+    for line in records.read_text().splitlines():
+        assert json.loads(line)["bench"] == BENCH
