@@ -97,7 +97,7 @@ def options(found: list[Record], field: str) -> list[Any]:
 
 
 def chosen(
-    chart: alt.Chart | alt.LayerChart, found: list[Record], *fields: str
+    chart: alt.Chart | alt.LayerChart | alt.FacetChart, found: list[Record], *fields: str
 ) -> alt.Chart | None:
     """The chart with a menu for each field, a slider for positions; the last value at first.
 
@@ -131,7 +131,7 @@ def chosen(
     return chart.properties(usermeta={"menus": menus, "there": there})  # pyright: ignore
 
 
-def by_model(chart: alt.Chart, found: list[Record]) -> alt.Chart | None:
+def by_model(chart: alt.Chart | alt.FacetChart, found: list[Record]) -> alt.Chart | None:
     """With a menu of checkpoints."""
     return chosen(chart, found, "model")
 
