@@ -1,0 +1,228 @@
+"""Claims run as a user runs them, made small: twice alike, resumed, and with weights of others."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import transformers
+from tokenizers import Tokenizer
+
+from eval.__main__ import main
+from eval.claims.entries import Claim
+from eval.claims.registry import choose, claims
+from eval.results import ROWS, read_rows
+from tests.arch_cases import byte_tokenizer
+from tests.claims_cases import prepared, small, use
+from tests.test_pretrained import their_model
+
+FAST = ("--corpus", "toy:400")
+UNTRAINED = (67, 68, 71, 74, 41, 42, 43, 45, 47)
+
+
+def run(*words: object) -> int:
+    return main(["claims", "run", *map(str, words), *FAST])
+
+
+def table(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["claims", "table", str(out)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def three() -> list[int]:
+    """Claims drawn at random, another three each time the registry grows."""
+    return sorted(random.Random(len(claims())).sample(UNTRAINED, 3))
+
+
+def test_three_claims_run_twice_have_one_verdict(
+    three: list[int],
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose(three)])
+    tables = []
+    for name in ("a", "b"):
+        out = prepared(tmp_path / name, small_tokenizer)
+        assert run(*three, "--out", out) == 0
+        tables.append(table(out, capsys))
+    assert tables[0] == tables[1]
+    assert "not run" not in tables[0].splitlines()[-1]
+
+
+def test_a_run_that_was_killed_goes_on(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([67, 74])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run("--out", out, "--limit", "1") == 0
+    assert {row["claim"] for row in read_rows([out])} == {67}
+    assert run("--out", out) == 0
+    whole = (out / ROWS).read_text()
+    lines = whole.splitlines(keepends=True)
+    kept = len(lines) // 2
+    (out / ROWS).write_text("".join(lines[:kept]) + lines[kept][:9])
+    assert run("--out", out) == 0
+    mended = [json.loads(line) for line in (out / ROWS).read_text().splitlines()]
+    assert [row["key"] for row in mended] == [json.loads(line)["key"] for line in lines]
+    assert (out / ROWS).read_text().startswith("".join(lines[:kept]))
+    rows = {(row["claim"], row["protocol"]) for row in mended}
+    assert rows == {(n, p) for n in (67, 74) for p in ("reported", "fair")}
+    padded = [row for row in mended if row.get("padded")]
+    assert {row["method"] for row in padded} == {"descent"}
+    controls = {row.get("control") for row in mended}
+    assert controls == {None, "identity", "shuffled"}
+    assert "67" in table(out, capsys)
+
+
+def test_what_one_claim_answered_another_need_not_ask(
+    tmp_path: Path, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = small(claims()[74])
+    second = replace(first, number=75)
+    use(monkeypatch, [first, second])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run("--out", out) == 0
+    seconds = [
+        [row["seconds"] for row in read_rows([out]) if row["claim"] == n and "found" in row]
+        for n in (74, 75)
+    ]
+    assert seconds[0] == seconds[1]
+
+
+def test_trained_models_are_found_or_asked_for(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([73, 79, 90])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run(73, "--out", out) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("claim 73 needs a trained model; fix: python -m train fit --config")
+    assert lines[-1].startswith("error: nothing to run")
+    for step in (0, 5, 10):
+        model_directory("flat", step=step, d_model=32)
+    assert run(73, 79, 90, "--out", out, "--models", tmp_path / "flat") == 0
+    said = capsys.readouterr()
+    assert "claim 79 needs a trained model; fix: python -m train fit --config llama" in said.err
+    assert "claim 90 needs facebook/opt-125m" in said.err
+    assert "does not hold" in said.out or "holds" in said.out
+    rows = [row for row in read_rows([out]) if "checkpoint" in row]
+    steps = {row["checkpoint"]["step"] for row in rows if not row.get("control")}
+    assert steps == {10}
+    assert {row["claim"] for row in rows} == {73, 90}
+    assert run(73, "--out", out, "--models", tmp_path / "nothing") == 2
+    assert "nothing: no such directory; give one of runs" in capsys.readouterr().err
+
+
+OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
+
+
+def briefly(number: int) -> Claim:
+    """A small claim whose prompt fits a context of 24 bytes."""
+    claim = small(claims()[number])
+    arms = [
+        replace(arm, reported=arm.reported and replace(arm.reported, text=("The sky is.",)))
+        for arm in claim.arms
+    ]
+    return replace(claim, arms=tuple(arms))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Callable[[str], Path]:
+    """A small random model of a family, saved as theirs."""
+
+    def make(family: str) -> Path:
+        path = tmp_path / "weights"
+        their_model(family).float().save_pretrained(path)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+        tokenizer.save_pretrained(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_claims_on_weights_given_by_hand(
+    family: str,
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = OF_FAMILY[family]
+    use(monkeypatch, [briefly(number)])
+    given = ["--out", tmp_path / "out", "--model", weights(family), "--precision", "float32"]
+    capsys.readouterr()
+    assert run(number, *given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"3 blocks of width 32, claim {number} is about" in line
+    assert run(number, *given, "--any-size") == 0
+    assert f"\n  {number} " in capsys.readouterr().out
+    rows = [row for row in read_rows([tmp_path / "out"]) if "found" in row]
+    assert {row["protocol"] for row in rows} == {"reported", "fair"}
+    assert {row["checkpoint"]["d_model"] for row in rows} == {32}
+
+
+def test_untrained_weights_of_a_family_are_built_anew(
+    weights: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, [briefly(5), briefly(24)])
+    given = ["--out", tmp_path / "out", "--model", weights("gpt2"), "--any-size"]
+    assert run(*given) == 0
+    names = {
+        (row["claim"], row["checkpoint"]["name"])
+        for row in read_rows([tmp_path / "out"])
+        if "found" in row
+    }
+    assert names == {(5, "weights [random]"), (24, "weights [random embedding]")}
+
+
+def test_weights_of_the_wrong_family_and_no_weights_at_all(
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    out, wrong = tmp_path / "out", weights("gpt2")
+    capsys.readouterr()
+    assert run(27, "--out", out, "--model", wrong) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "its family is gpt2, claim 27 is about llama; give the weights of huggyllama/" in line
+    assert run(27, "--out", out, "--model", tmp_path / "cache") == 2
+    assert "no config.json there; give a directory in transformers' layout" in (
+        capsys.readouterr().err
+    )
+    assert run(27, 1, "--out", out) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == (
+        "claim 27 needs huggyllama/llama-13b (13 B parameters: about 26 GB to download, 13 GB of "
+        "memory in 8 bit); fix: python -m eval claims run 27 --download, or --model DIR with the "
+        "weights"
+    )
+    assert "claim 1 needs openai-community/gpt2" in lines[1]
+    assert len(lines) == 3
+
+
+@pytest.mark.slow
+def test_three_whole_claims_run_twice_have_one_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = []
+    for name in ("a", "b"):
+        assert run("--group", "random-init", "--limit", 3, "--out", tmp_path / name) == 0
+        tables.append(table(tmp_path / name, capsys))
+    assert tables[0] == tables[1]
