@@ -113,7 +113,8 @@ class Asker:
         prompts = _prompts(protocol, checkpoint, self.corpus)
         tokens = 20_000 if part.name == FAIR else 4_000
         request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
-        Look(LENSES[part.arm.lens], checkpoint, request).run(_Tagged(self.results, part.tags))
+        tagged: Any = _Tagged(self.results, part.tags)  # a look asks for no more of its results
+        Look(LENSES[part.arm.lens], checkpoint, request).run(tagged)
 
     def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
         prompts = _prompts(part.protocol, checkpoint, self.corpus)

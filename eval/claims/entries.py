@@ -29,6 +29,8 @@ class Models:
         family: its transformers `model_type`.
         parameters: of it.
         precision: in which it is loaded: float32, bfloat16 or 8 bit.
+        stored: bytes of a parameter in its published files.
+        files: the pattern of those files.
         weights: `pretrained`, `random` (built anew from its configuration) or `random embedding`.
     """
 
@@ -40,6 +42,8 @@ class Models:
     family: str = ""
     parameters: float = 0
     precision: str = "float32"
+    stored: int = 2
+    files: str = "*.safetensors"
     weights: str = "pretrained"
 
     @property
@@ -55,8 +59,8 @@ class Models:
 
     @property
     def download(self) -> float:
-        """Gigabytes to download: in 16 bit, as large models are stored; the small ones in 32."""
-        return self.parameters * (4 if self.parameters < 2e9 else 2) / 1e9
+        """Gigabytes to download."""
+        return self.parameters * self.stored / 1e9
 
 
 @dataclass(frozen=True)

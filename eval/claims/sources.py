@@ -27,7 +27,7 @@ from tokenizer import load_tokenizer, open_corpus, train_tokenizer
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8 bit": torch.float16}
 TOKENIZER_STORIES = "toy:4000"
 RECIPES = {"attention": "llama"}  # others start from the flat mixer's
-NEEDED = ("*.json", "*.safetensors", "tokenizer.model", "*.txt")
+BESIDE = ["*.json", "tokenizer.model", "merges.txt"]  # the weights, what a model needs
 
 
 class Missing(RequestError):
@@ -172,7 +172,9 @@ class Shelf:
 
         try:
             return snapshot_download(
-                models.hub, allow_patterns=list(NEEDED), local_files_only=not self.download
+                models.hub,
+                allow_patterns=[*BESIDE, models.files],
+                local_files_only=not self.download,
             )
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
             tried = f" ({str(error).splitlines()[0]})" if self.download else ""
