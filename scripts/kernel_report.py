@@ -134,7 +134,8 @@ def plot(rows: list[Row], path: Path) -> bool:
         for width in sorted({row.width for row in some}):
             lengths = sorted({row.length for row in some if row.width == width})
             cells = [[r for r in some if (r.length, r.width) == (n, width)] for n in lengths]
-            axes.plot(lengths, [_least(cell) for cell in cells], marker="o", label=f"D = {width}")
+            least = [_least(cell) or float("nan") for cell in cells]
+            axes.plot(lengths, least, marker="o", label=f"D = {width}")
         axes.axhline(1, color="grey", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xlabel("T")

@@ -100,7 +100,7 @@ def test_a_limit_stops_early(tmp_path: Path, source: str):
 
 
 def test_toy_takes_a_number_and_a_seed():
-    def count(source: str) -> dict[str, int]:
+    def count(source: str) -> dict[str, int | None]:
         return {split: open_corpus(source, split).expected() for split in ("train", "valid")}
 
     assert count("toy") == {"train": 20_000, "valid": 1000}
