@@ -12,7 +12,7 @@ occur nowhere in the text are left out of account.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,18 +41,6 @@ SMOOTHING = 0.5
 
 Probes = dict[tuple[int, int], Classifier]
 """By layer and offset."""
-
-
-class Examples(NamedTuple):
-    """Positions with everything around them that a probe may be asked for.
-
-    Attributes:
-        vectors: the stream at each position, `(N, D)`.
-        tokens: by offset, `(N, len(OFFSETS))`.
-    """
-
-    vectors: Tensor
-    tokens: Tensor
 
 
 def sites(depth: int, count: int = LAYERS) -> list[int]:

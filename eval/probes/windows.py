@@ -58,7 +58,7 @@ def _packed(corpus: str, split: str, tokenizer: Tokenizer, limit: int) -> np.nda
             f"--corpus {corpus}: packed with another tokenizer than the model's; "
             "give the data that the model was trained on, or the stories themselves"
         )
-    return data.tokens(split)[:limit]
+    return data.tokens(split, limit)
 
 
 def _encoded(corpus: str, split: str, tokenizer: Tokenizer, limit: int) -> np.ndarray:
