@@ -34,13 +34,25 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Part:
-    """One arm under one protocol, of one model; controls stand beside the first model."""
+    """One arm under one protocol, of one of its models, which has its share of the prompts.
+
+    Controls stand beside the first model.
+
+    Attributes:
+        claim: whose arm it is.
+        arm: what is asked.
+        name: of the protocol.
+        source: of the model.
+        index: of the model, from 0.
+        of: how many models the arm is asked of.
+    """
 
     claim: Claim
     arm: Arm
     name: str
     source: Source
-    first: bool
+    index: int = 0
+    of: int = 1
 
     @property
     def protocol(self) -> Protocol:
@@ -76,7 +88,8 @@ def parts(claim: Claim, shelf: Shelf) -> tuple[list[Part], list[str]]:
                 except Missing as lack:
                     missing.append(str(lack))
                     continue
-                found += [Part(claim, arm, name, s, s is sources[0]) for s in sources]
+                of = len(sources)
+                found += [Part(claim, arm, name, s, i, of) for i, s in enumerate(sources)]
     return found, list(dict.fromkeys(missing))
 
 
@@ -99,7 +112,8 @@ class Asker:
     def ask(self, part: Part) -> float:
         """Asks one part; returns the seconds it took."""
         started = time.monotonic()
-        done = row_key(DONE, *part.tags.values(), part.source.name, self.corpus)
+        share = (part.source.name, part.index, part.of)
+        done = row_key(DONE, *part.tags.values(), *share, self.corpus)
         if done not in self.results.keys:
             ask = self._look if part.arm.lens else self._invert
             ask(part, part.source.open())
@@ -109,15 +123,14 @@ class Asker:
         return time.monotonic() - started
 
     def _look(self, part: Part, checkpoint: Checkpoint) -> None:
-        protocol = part.protocol
-        prompts = _prompts(protocol, checkpoint, self.corpus)
+        prompts = _prompts(part, checkpoint, self.corpus)
         tokens = 20_000 if part.name == FAIR else 4_000
         request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
         tagged: Any = _Tagged(self.results, part.tags)  # a look asks for no more of its results
         Look(LENSES[part.arm.lens], checkpoint, request).run(tagged)
 
     def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
-        prompts = _prompts(part.protocol, checkpoint, self.corpus)
+        prompts = _prompts(part, checkpoint, self.corpus)
         for models, question, own in questions(part, checkpoint, prompts):
             name = models.provenance["name"]
             texts = {name: background(self.corpus, models.tokenizer)}
@@ -154,19 +167,21 @@ def questions(
     )
     context = checkpoint.config.context
     room = min(protocol.pad_to, context)
-    if part.name == FAIR:
-        yield checkpoint, question, prompts
-    if part.name != FAIR or room:
-        full = padded(prompts, checkpoint.tokenizer, room) if room else prompts
-        own = methods if part.name != FAIR else _only(methods, "descent")
-        yield checkpoint, replace(question, methods=own), full
-    controls = protocol.controls if part.first else ()
-    if SHUFFLED in controls:
+    longer = padded(prompts, checkpoint.tokenizer, room) if room else prompts
+    if part.name != FAIR:
+        yield checkpoint, question, longer
+        return
+    yield checkpoint, question, prompts
+    if part.index:
+        return
+    descent = replace(question, methods=_only(methods, "descent"))
+    if room:
+        yield checkpoint, descent, longer
+    if SHUFFLED in protocol.controls:
         yield checkpoint, replace(question, methods=_only(methods, "adam"), shuffled=True), prompts
-    for control in controls:
+    for control in protocol.controls:
         if control != SHUFFLED and "source" not in checkpoint.meta:
-            beside = replace(question, methods=_only(methods, "descent"))
-            yield derive(checkpoint, control), beside, prompts
+            yield derive(checkpoint, control), descent, prompts
 
 
 class _Tagged:
@@ -196,13 +211,16 @@ class _Tagged:
         )
 
 
-def _prompts(protocol: Protocol, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
-    context = checkpoint.config.context
+def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
+    """A part's prompts: the protocol's texts, or of its others the share of this model."""
+    protocol, context = part.protocol, checkpoint.config.context
     if not protocol.text:
         length = min(protocol.length, context)
         if protocol.kind == "random":
-            return random_prompts(checkpoint.tokenizer, protocol.count, length)
-        return story_prompts(corpus, checkpoint.tokenizer, protocol.count, length)
+            several = random_prompts(checkpoint.tokenizer, protocol.count, length)
+        else:
+            several = story_prompts(corpus, checkpoint.tokenizer, protocol.count, length)
+        return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
     longest = max(prompt.real for prompt in prompts)
     if longest > context:

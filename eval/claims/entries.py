@@ -72,10 +72,11 @@ class Protocol:
         seeds: models of our own, from seed 0 on.
         text: the prompts; others when empty.
         kind: of the others: story or random tokens.
-        count: of those.
+        count: of those, over all models together: each is asked others.
         length: tokens of each.
-        pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside.
-        controls: identity, shuffled: asked beside.
+        pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside, of the
+            first model.
+        controls: identity, shuffled: asked beside, of the first model.
     """
 
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
