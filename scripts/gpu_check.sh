@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell, in two calls, each under ten minutes.
+# Everything that only a GPU can tell, in calls of under ten minutes each.
 #
 #   scripts/gpu_check.sh [DIR]                 parts: tests tune kernels inversion, in this order
 #   scripts/gpu_check.sh [DIR] training
+#   scripts/gpu_check.sh [DIR] claims          again until it says that all was asked
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
 # Needs a CUDA device and Python with torch, triton, lightning, numpy, tokenizers, safetensors and
 # pytest, for training also transformers, and accelerate for its Trainer (without it the page says
 # what ran instead); downloads nothing. Writes to DIR (gpu-check): PART.log of each part, tuned.py,
-# kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and .md.
+# kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and .md, claims-cuda.jsonl
+# and .md. The claims are asked at their sources' sizes; they take the trained models under
+# RUNS (runs/claims; scripts/train_claims.sh makes them) and the stories of CORPUS (toy), and keep
+# their rows in results/claims-cuda, from where the next call goes on.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and to docs/benchmarks
@@ -19,7 +23,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 USUAL=(tests tune kernels inversion)
-ALL=("${USUAL[@]}" training)
+ALL=("${USUAL[@]}" training claims)
 
 # A part is a function, with the seconds that it may take. To add one, write it and name it in ALL.
 tests_seconds=200
@@ -55,6 +59,20 @@ inversion() {
 training_seconds=520
 training() {
     "$python" -m scripts.bench_training --device cuda --seconds 380 --out "$out"
+}
+
+claims_seconds=580
+claims() {
+    local rows=results/claims-cuda runs=${RUNS:-runs/claims} trained=() status
+    [ -d "$runs" ] && trained=(--models "$runs")
+    timeout 540 "$python" -m eval claims run --device cuda --corpus "${CORPUS:-toy}" \
+        --out "$rows" "${trained[@]}"
+    status=$?
+    [ $status -eq 124 ] && echo "not all was asked yet: call again"
+    "$python" -m eval claims table "$rows" --store "$out/claims-cuda.jsonl"
+    "$python" -m eval claims table --records "$out/claims-cuda.jsonl" --markdown \
+        "$out/claims-cuda.md" >/dev/null
+    return $status
 }
 
 run() {
