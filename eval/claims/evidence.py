@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,16 +18,25 @@ from eval.claims.entries import REPORTED, Claim, Criterion, Term
 from eval.claims.sources import size_of
 from eval.errors import RequestError
 from eval.files import write_text
+from eval.inversion.fields import hidden_positions, prompt, weights
 from eval.inversion.metrics import set_recall
 from eval.inversion.summary import figures
 from eval.results import Row
-from eval.statistics import over_seeds
+from eval.statistics import over_seeds, share
 
 Record = dict[str, Any]
 
-SHARES = ("self", "nonself", "exact")  # with an interval each
-PLAIN = ("self_top5", "nonself_top5", "set_recall", "permuted", "criterion", "residual_floors",
-         "false_accepts", "tokens_accepted", "prompts")  # fmt: skip
+SHARES = ("self", "nonself", "exact")  # of the bench's summary, with an interval each
+PLAIN = ("residual_floors", "false_accepts", "tokens_accepted", "prompts")
+OF_ROWS: dict[str, Callable[[Row], tuple[float, float] | None]] = {
+    "self_top5": lambda row: _in_top5(row["self"]),
+    "nonself_top5": lambda row: _in_top5(row["nonself"]),
+    "set_recall": lambda row: _recall(row, sorted(hidden_positions(row))),
+    "anywhere": lambda row: _recall(row, list(range(len(row["truth"])))),
+    "permuted": lambda row: _one(row.get("permuted")),
+    "criterion": lambda row: _one(row.get("criterion")),
+}
+"""Further shares, of what in a row, out of how much; None where it does not apply."""
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
     "claim", "arm", "protocol", "entry", "bench", "question", "figure", "value", "low", "high", "n",
@@ -130,13 +139,36 @@ def _record(own: list[Row]) -> Record:
         record[name] = found[name]
         record |= {f"{name}_{end}": found[f"{name}_{end}"] for end in ("low", "high")}
     record |= {name: found[name] for name in PLAIN}
-    anywhere = [
-        set_recall(row["found"], row["truth"], list(range(len(row["truth"])))) for row in own
-    ]
-    record["anywhere"] = fmean(share for share in anywhere if share is not None)
+    for name, of_row in OF_ROWS.items():
+        record |= _of_rows(name, of_row, own)
     if first["protocol"] == REPORTED:
         record["found"] = "".join(first["found_text"])
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+
+
+def _of_rows(
+    name: str, of_row: Callable[[Row], tuple[float, float] | None], own: list[Row]
+) -> Record:
+    counted = [(row, *found) for row in own if (found := of_row(row))]
+    if not counted:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+    rows, hits, counts = zip(*counted, strict=True)
+    found = share(hits, counts, [prompt(row) for row in rows], [weights(row) for row in rows])
+    return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _in_top5(tokens: dict[str, float] | None) -> tuple[float, float] | None:
+    if not tokens or not tokens["count"]:
+        return None
+    return tokens["top5"] * tokens["count"], tokens["count"]
+
+
+def _recall(row: Row, places: list[int]) -> tuple[float, float] | None:
+    return _one(set_recall(row["found"], row["truth"], places))
+
+
+def _one(value: float | None) -> tuple[float, float] | None:
+    return None if value is None else (float(value), 1.0)
 
 
 def _lens_record(own: list[Row]) -> Record:
