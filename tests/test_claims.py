@@ -1,8 +1,6 @@
 """The registry of claims, and the verdicts made of evidence."""
 
-import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,10 @@ from eval.claims import BENCH
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import evidence, load, store
 from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
-from eval.claims.pages import markdown, terminal
+from eval.claims.pages import terminal
 from eval.claims.registry import GROUPS, claims, read_group
 from eval.errors import RequestError
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "results" / "claims.md"
 FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
 
 
@@ -249,27 +245,3 @@ def test_records_are_kept_and_read_again(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("{}\n")
     with pytest.raises(RequestError, match="no records of claims"):
         load(tmp_path / "no.jsonl", {})
-
-
-def test_a_page_has_a_line_for_every_claim_and_nothing_breaks_it() -> None:
-    odd = replace(LOST, claim="a | b <script>")
-    records = [REPORTED_LOST | {"found": "x|y\n"}, record(FAIR, "propose", 1.0)]
-    page = markdown([judge(odd, records)], ["left out: something"])
-    (line,) = [line for line in page.splitlines() if line.startswith("| 7 |")]
-    assert line.count(" | ") == 5
-    assert "a \\| b &lt;script>" in line
-    assert "“x\\|y↵”" in line
-    assert "hidden tokens 0.0 % (-10.0 to 10.0), &lt; 50 %" in line
-    assert "> left out: something" in page
-
-
-def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
-    """`python -m eval claims table --records docs/results/claims.jsonl --markdown docs/...`."""
-    if not PAGE.is_file():
-        pytest.skip("no page yet")
-    made = tmp_path / "claims.md"
-    records = PAGE.with_suffix(".jsonl")
-    assert main(["claims", "table", "--records", str(records), "--markdown", str(made)]) == 0
-    assert made.read_text() == PAGE.read_text()
-    for line in records.read_text().splitlines():
-        assert json.loads(line)["bench"] == BENCH

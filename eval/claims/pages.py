@@ -13,6 +13,7 @@ from eval.claims.cells import cell, details
 from eval.claims.entries import FAIR, REPORTED, Claim
 from eval.claims.findings_words import tally
 from eval.claims.judge import ONLY_REPORTED, VERDICTS, WEIGHTS, Judgement
+from eval.claims.lookup import escaped
 from eval.claims.registry import GROUPS
 
 HEAD = """\
@@ -117,7 +118,7 @@ def _rows(judgements: list[Judgement]) -> str:
             f"`{command(claim, one.verdict)}`",
         )
         number = f'<a id="claim-{claim.number}"></a>{claim.number}'
-        lines.append(f"| {number} | {' | '.join(map(_escape, cells))} |")
+        lines.append(f"| {number} | {' | '.join(map(escaped, cells))} |")
     return "\n".join(lines)
 
 
@@ -136,15 +137,11 @@ def _below(judgements: list[Judgement]) -> str:
     for one in judgements:
         if lines := details(one):
             claim = one.claim
-            parts.append(f"[{claim.number}](#claim-{claim.number}) {_escape(claim.claim)}.\n")
-            parts += [f"- {_escape(line)}" for line in lines]
+            parts.append(f"[{claim.number}](#claim-{claim.number}) {escaped(claim.claim)}.\n")
+            parts += [f"- {escaped(line)}" for line in lines]
             parts.append("")
     return "\n".join(parts) if parts[1:] else ""
 
 
 def _verdict(one: Judgement, mark: str = "") -> str:
     return f"{mark}{one.verdict}{mark}" + (f": {one.why}" if one.why else "")
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "↵").replace("<", "&lt;")

@@ -1,16 +1,20 @@
 """The claims of the sources, by number: what each says, asked anew, and what became of it."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from eval.claims.ask import Asker, Part, parts
 from eval.claims.entries import PROTOCOLS, Claim
 from eval.claims.evidence import evidence, load, store
-from eval.claims.judge import judge
+from eval.claims.findings import TEMPLATE, fill, readme
+from eval.claims.findings_words import Known
+from eval.claims.judge import Judgement, judge
 from eval.claims.pages import markdown, terminal
 from eval.claims.registry import GROUPS, choose, claims
 from eval.claims.sources import PRECISIONS, Shelf, needs
+from eval.commands import claim_curves
 from eval.commands.options import device_of, positive
 from eval.errors import RequestError
 from eval.files import write_text
@@ -20,7 +24,9 @@ from eval.results import Results, read_rows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|run|table")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="list|show|run|table|curves"
+    )
     listed = actions.add_parser("list", help="every claim in a line")
     listed.add_argument("--group", choices=GROUPS)
     shown = actions.add_parser("show", help="all that a claim asks")
@@ -48,13 +54,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table.add_argument("places", nargs="*", metavar="DIR", help="results; default: results/claims")
     table.add_argument("--records", metavar="FILE", help="what --store wrote, instead of results")
     table.add_argument("--store", metavar="FILE", help="write the records of evidence")
-    table.add_argument("--markdown", metavar="FILE", help="write the page")
+    table.add_argument("--markdown", metavar="FILE", help="write the page: text and all claims")
+    table.add_argument(
+        "--findings",
+        default=TEMPLATE,
+        metavar="FILE",
+        help="template of the page's text, or none; default: this project's, whose assertions "
+        "the records must bear out",
+    )
+    table.add_argument(
+        "--readme", metavar="FILE", help="put the text's finding between this file's marks too"
+    )
     table.add_argument("--group", choices=GROUPS)
+    about = claim_curves.__doc__
+    drawn = actions.add_parser("curves", help="recovery against seven things", description=about)
+    claim_curves.add_arguments(drawn)
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs one action."""
-    {"list": _list, "show": _show, "run": _run, "table": _table}[options.action](options)
+    actions = {"list": _list, "show": _show, "run": _run, "table": _table}
+    (actions | {"curves": claim_curves.run})[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -121,6 +141,13 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
+    if options.markdown and options.group:
+        raise RequestError(f"--group {options.group}: a page is of all claims; leave it out")
+    if options.readme and (not options.markdown or str(options.findings) == "none"):
+        raise RequestError(
+            f"--readme {options.readme}: its finding is the page's, and points there; "
+            "give --markdown FILE too, and leave --findings none out"
+        )
     if options.records and options.places:
         raise RequestError("--records: takes the place of results; leave the directories out")
     if options.records:
@@ -129,10 +156,26 @@ def _table(options: argparse.Namespace) -> None:
         rows = read_rows(options.places or ["results/claims"])
         records, notes = evidence(rows, claims())
     judgements = [judge(claim, records) for claim in choose([], options.group)]
+    pages = _pages(options, judgements, notes) if options.markdown else {}
     if options.store:
         store(options.store, records)
-    if options.markdown:
-        write_text(options.markdown, markdown(judgements, notes))
+    for path, text in pages.items():
+        write_text(path, text)
     print(terminal(judgements))
     for note in notes:
         print(note)
+
+
+def _pages(
+    options: argparse.Namespace, judgements: list[Judgement], notes: list[str]
+) -> dict[str, str]:
+    """Files to write, by path: the page, and the README that says its finding."""
+    if str(options.findings) == "none":
+        return {options.markdown: markdown(judgements, notes)}
+    template = Path(options.findings)
+    pages = {options.markdown: markdown(judgements, notes, fill(template, Known(judgements)))}
+    if options.readme:
+        page = os.path.relpath(options.markdown, Path(options.readme).parent)
+        filled = fill(template, Known(judgements, page=Path(page).as_posix()))
+        pages[options.readme] = readme(options.readme, filled)
+    return pages

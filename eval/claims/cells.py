@@ -1,0 +1,118 @@
+"""What was measured of a claim: a cell of the table, short, and a list below it, whole."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from eval.claims.entries import FAIR, PROTOCOLS, Claim, Term
+from eval.claims.evidence import Record
+from eval.claims.judge import WEIGHTS, Judgement, Outcome, Value
+from eval.claims.lookup import SHOWN, bound, counted, look_up, number, quoted, share
+from eval.claims.sources import needs
+
+SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
+CRITERIA = 2  # shown in a cell; of more, one
+WIDTHS = (30, 80)  # of a text that was found: in a cell, in the list
+SIZES = 1
+
+
+def cell(one: Judgement, protocol: str) -> str:
+    """What was measured under a protocol, whether it is as claimed, and of which models."""
+    outcomes = one.outcomes[protocol]
+    if not outcomes:
+        return _lacking(one.claim, protocol)
+    if len(outcomes) <= CRITERIA:
+        parts = [said(outcome) for outcome in outcomes]
+    else:
+        first = next((o for o in outcomes if not o.holds), outcomes[0])
+        held = sum(outcome.holds for outcome in outcomes)
+        parts = [f"{held} of {len(outcomes)} as claimed", said(first)]
+    record = outcomes[0].left.record
+    if len(outcomes) == 1:
+        found = [quoted(record["found"], WIDTHS[0])] if "found" in record else []
+        parts += found or _gradients(one, outcomes[0])
+    sizes = sorted({size for outcome in outcomes for size in outcome.left.record["sizes"]})
+    size = f"{len(sizes)} kinds of model" if len(sizes) > SIZES else ", ".join(sizes)
+    return f"{'; '.join(parts)} ({size}; {counted(record['prompts'], record['models'])})"
+
+
+def said(outcome: Outcome) -> str:
+    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`."""
+    left, right = outcome.criterion.left, outcome.criterion.right
+    name = SHOWN.get(left.figure, left.figure)
+    arm = f"{left.arm}: " if left.arm else ""
+    where = "".join(f", {k} {v}" for k, v in left.where.items())
+    pool = f" ({left.pool})" if left.pool != "mean" and "lens" in outcome.left.record else ""
+    if isinstance(outcome.right, Value):
+        assert isinstance(right, Term)
+        words = [right.arm] if right.arm != left.arm else []
+        words += [f"{k} {v}" for k, v in right.where.items() if left.where.get(k) != v]
+        words += [right.figure] if right.figure != left.figure else []
+        words += [f"by {right.by}"] if right.by != left.by else []
+        words += [right.pool] if right.pool != left.pool else []
+        other = f"{number(outcome.right)} ({', '.join(words)})"
+    else:
+        other = bound(left.figure, outcome.right)
+    mark, negated = ("✓", "") if outcome.holds else ("✗", "not ")
+    sign = SIGNS[outcome.criterion.operation]
+    return f"{mark} {arm}{name}{where}{pool} {number(outcome.left)}, {negated}{sign} {other}"
+
+
+def details(one: Judgement) -> list[str]:
+    """A line for every arm, protocol and figure that is judged: all methods and controls."""
+    lines = [
+        f"{protocol}: {said(outcome)} ({_about(outcome.left.record)})"
+        for protocol in PROTOCOLS
+        for outcome in one.outcomes[protocol]
+        if "lens" in outcome.left.record
+    ]
+    asked = dict.fromkeys((c.left.arm, c.left.figure) for c in one.claim.judge)
+    groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+    for protocol in PROTOCOLS:
+        for arm, figure in asked:
+            for r in one.records:
+                at = (r["arm"], r["protocol"]) == (arm, protocol)
+                if at and "method" in r and r.get(figure) is not None:
+                    groups[protocol, arm, figure].append(r)
+    for (protocol, arm, figure), own in groups.items():
+        words = f"{protocol}{', ' if arm else ''}{arm}: {SHOWN.get(figure, figure)}"
+        most = max(own, key=lambda r: r["models"])
+        reached = "; ".join(_reached(r, figure) for r in own)
+        lines.append(f"{words} by {reached} ({_about(most)})")
+    return lines
+
+
+def _about(record: Record) -> str:
+    return f"{', '.join(record['sizes'])}; {counted(record['prompts'], record['models'])}"
+
+
+def _reached(record: Record, figure: str) -> str:
+    """A method's figure; a control's, of the first model alone, is named so."""
+    fair = record["protocol"] == FAIR
+    kinds = ["padded"] if record["padded"] and fair else []
+    kinds += [record["control"]] if record["control"] else []
+    name = record["method"] + (f" ({', '.join(kinds)})" if kinds else "")
+    found = f" {quoted(record['found'], WIDTHS[1])}" if "found" in record else ""
+    limits = (record.get(f"{figure}_{end}") for end in ("low", "high"))
+    return f"{name} {share(record[figure], *limits)}{found}"
+
+
+def _gradients(one: Judgement, outcome: Outcome) -> list[str]:
+    """What gradients reached, where the figure is that of a search."""
+    term = outcome.criterion.left
+    if term.by != "best" or outcome.left.record.get("family") != "search":
+        return []
+    own = look_up(one, Term(term.figure, term.arm, "gradient"))
+    return [f"by gradients {number(own)}"] if own else []
+
+
+def _lacking(claim: Claim, protocol: str) -> str:
+    asked = [arm for arm in claim.arms if arm.protocol(protocol)]
+    foreign = [arm.models for arm in asked if not arm.models.own]
+    if not foreign:
+        return "not run" if asked else "–"
+    if protocol == FAIR and any(not arm.models.own for arm in claim.arms if arm.reported):
+        return WEIGHTS
+    first, *others = sorted({m.hub: m for m in foreign}.values(), key=lambda m: -m.parameters)
+    more = f"; and {len(others)} smaller" if others else ""
+    return f"{WEIGHTS}: {needs(first)}{more}"
