@@ -209,7 +209,7 @@ def test_figures_of_lenses_are_pooled_and_compared() -> None:
 
     records = [norm(10, 3.0), norm(2, 1.0), norm(11, 0.5, "y")]
     assert judge(claim, records).verdict == HOLDS
-    assert "norm, part x (last) 3, > 1 (first)" in terminal([judge(claim, records)], width=400)
+    assert "norm, x (last) 3, > 1 (first)" in terminal([judge(claim, records)], width=400)
     assert judge(claim, [norm(10, 1.0), norm(2, 3.0)]).verdict == FAILS
 
 

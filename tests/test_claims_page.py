@@ -53,8 +53,8 @@ def norm(layer: int, value: float, **others: Any) -> dict[str, Any]:
 
 def point(x: float, share: float, method: str = "adam") -> dict[str, Any]:
     return {
-        "axis": "training", "x": x, "architecture": "flat", "state": "trained", "method": method,
-        "family": "gradient", "slice": "nonself", "share": share, "low": share / 2,
+        "axis": "step", "x": x, "architecture": "flat", "state": "after", "method": method,
+        "family": "tuned gradient", "slice": "nonself", "share": share, "low": share / 2,
         "high": share * 2, "tokens": 100, "prompts": 50, "models": 3,
     }  # fmt: skip
 
@@ -96,8 +96,8 @@ def filled(template: str, tmp_path: Path) -> str:
         ("8 norm arm=flat layer=2", "9 (8 to 10)"),
         ('8 norm arm=flat part="x y" pool=last', "27"),
         ("8 norm arm=flat pool=first", "3 (2 to 4)"),
-        ("curve training flat 0 nonself gradient", "20.0 % (10.0 to 40.0)"),
-        ("curve training flat 1000 nonself soda state=trained", "30.0 % (15.0 to 60.0)"),
+        ("curve step flat 0 nonself gradient", "20.0 % (10.0 to 40.0)"),
+        ("curve step flat 1000 nonself soda state=after", "30.0 % (15.0 to 60.0)"),
         ("verdict 7", ONLY_REPORTED),
         ("why 7", "the same descent without padding, on many prompts, does not show it"),
         ("found 7", "“x\\|y↵\\*&lt;/s>”"),
@@ -113,7 +113,7 @@ def filled(template: str, tmp_path: Path) -> str:
         ("assert 7 nonself descent high < 7 nonself best low", ""),
         ("assert 7 nonself best > 0.3", ""),
         ("assert verdict 7 = holds only as reported", ""),
-        ("assert curve training flat 1000 nonself adam < curve training flat 0 nonself adam", ""),
+        ("assert curve step flat 1000 nonself adam < curve step flat 0 nonself adam", ""),
         ("assert 8 norm arm=flat pool=last >= 27", ""),
     ],
 )
@@ -135,9 +135,9 @@ def test_placeholders_say_what_records_say(words: str, said: str) -> None:
         ("7 nonself search", "there are: nonself descent, nonself descent padded, nonself adam"),
         ("7 self", "no record of that"),
         ("7 nonself descent control=identity", "no record of that"),
-        ("curve training flat 1000 nonself gradient", "2 points are of that, not 1; there are:"),
+        ("curve step flat 1000 nonself gradient", "2 points are of that, not 1; there are:"),
         ("curve width flat 64 nonself gradient", "0 points are of that, not 1; there are: axis"),
-        ("curve training flat", "needs axis, architecture, x, slice, family"),
+        ("curve step flat", "needs axis, architecture, x, slice, family"),
         ("tally fish", "'fish' is no group; there are mixers"),
         ("which fish", "needs a verdict in quotes, of holds"),
         ("why 8", "not known: no record says it"),
@@ -169,7 +169,7 @@ def test_text_is_filled_and_assertions_leave_no_trace(tmp_path: Path) -> None:
 Descent finds {{7 nonself descent}}, Adam {{7 nonself
 adam}} ({{claim 7}}).
 {{assert 7 nonself best > 0.3}}
-Training ({{curves}}): {{curve training flat 0 nonself adam}}.
+Training ({{curves}}): {{curve step flat 0 nonself adam}}.
 """
     assert (
         filled(template, tmp_path)
@@ -186,7 +186,7 @@ Training ([curves](#curves)): 20.0 % (10.0 to 40.0).
     ("text", "message"),
     [
         ("a\n\nIt finds {{7 nonself}}.", "line 3: figures without a link to their commands; "),
-        ("{{curve training flat 0 nonself adam}}", "commands; add {{curves}}"),
+        ("{{curve step flat 0 nonself adam}}", "commands; add {{curves}}"),
         ("{{claim 7}}\n\n{{prompts 7}}", "line 3: figures without a link"),
         ("It finds 12.5 % of them.", "line 1: 12.5 % is typed by hand; write a placeholder"),
         ("It is {{7 nonself}", "line 1: a placeholder that is not closed, or not opened"),
@@ -280,7 +280,7 @@ def test_the_text_asks_for_what_there_is(tmp_path: Path) -> None:
     judged = [judge(claim, synthetic()) for claim in claims().values()]
     text = TEMPLATE.read_text(encoding="utf-8")
     for words in re.findall(r"{{(.*?)}}", text, re.DOTALL):
-        if not words.split()[0].startswith(("curve", "why")):
+        if not words.startswith(("curve", "why", "assert curve")):
             sides = re.split(r" (?:<|<=|=|>=|>) ", words.removeprefix("assert "))
             for side in sides if words.startswith("assert ") else [words]:
                 _said(side, judged)
@@ -298,14 +298,10 @@ def run(*words: object) -> int:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """Records that this bench made, of claim 67."""
-    arm = claims()[67].arms[0]
-    tags = {"claim": 67, "bench": BENCH, "entry": arm.fingerprint, "nonself": None}
-    shares = {"self": 1.0, "self_low": 0.98, "self_high": 1.0}
-    own = [
-        record("descent", 0.0, REPORTED, found="Mario") | tags | shares,
-        record("descent", 0.0) | tags | shares,
-    ]
+    """Records that this bench made, of claim 74."""
+    arm = claims()[74].arms[0]
+    tags = {"claim": 74, "bench": BENCH, "entry": arm.fingerprint}
+    own = [record("descent", 0.5, REPORTED, found="Mario") | tags, record("adam", 0.5) | tags]
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in own))
     return path
@@ -313,12 +309,12 @@ def records(tmp_path: Path) -> Path:
 
 def test_a_page_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
     text, readme, page = tmp_path / "text.md", tmp_path / "README.md", tmp_path / "docs" / "page.md"
-    text.write_text(f"## In short\n\n{START}\nAll: {{{{67 self}}}} ({{{{claim 67}}}}).\n{END}\n")
+    text.write_text(f"## In short\n\n{START}\nAll: {{{{74 nonself}}}} ({{{{claim 74}}}}).\n{END}\n")
     readme.write_text(f"# Name\n\n{START}\nold\n{END}\n\nrest\n")
     assert (
         run("--records", records, "--findings", text, "--markdown", page, "--readme", readme) == 0
     )
-    said = "All: 100.0 % (98.0 to 100.0) ([67]({}#claim-67))."
+    said = "All: 50.0 % (40.0 to 55.0) ([74]({}#claim-74))."
     assert said.format("") in page.read_text()
     assert readme.read_text() == (
         f"# Name\n\n{START}\n{said.format('docs/page.md')}\n{END}\n\nrest\n"
@@ -330,7 +326,7 @@ def test_a_page_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--findings", "{}/false.md"], "false.md, line 1: {{67 self high}}: "),
+        (["--findings", "{}/false.md"], "false.md, line 1: {{74 nonself high}}: "),
         (["--findings", "{}/absent.md"], "absent.md"),
         (["--group", "mixers"], "--group mixers: a page is of all claims; leave it out"),
         (["--findings", "none", "--readme", "{}/no.md"], "no.md: its finding is the page's"),
@@ -345,7 +341,7 @@ def test_what_cannot_be_made_is_refused_in_a_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "false.md").write_text("{{67 self high}} {{claim 67}}")
+    (tmp_path / "false.md").write_text("{{74 nonself high}} {{claim 74}}")
     (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
     (tmp_path / "short.md").write_text("yes\n")
     (tmp_path / "no.md").write_text("# Name\n")
@@ -365,8 +361,11 @@ def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
         pytest.skip("no page yet")
     made = tmp_path / "docs" / "results" / "claims.md"
     readme = Path(shutil.copy(ROOT / "README.md", tmp_path))
-    records = PAGE.with_suffix(".jsonl")
-    assert run("--records", records, "--markdown", made, "--readme", readme) == 0
+    records, curves = PAGE.with_suffix(".jsonl"), PAGE.with_name("claims-curves.jsonl")
+    own = ("--records", records, "--curves", curves, "--figures", made.with_suffix(""))
+    assert run(*own, "--markdown", made, "--readme", readme) == 0
+    for image in re.findall(r"!\[.*?\]\((.*?)\)", made.read_text()):
+        assert (PAGE.parent / image).is_file()
     assert made.read_text() == PAGE.read_text()
     assert readme.read_text() == (ROOT / "README.md").read_text()
     for line in records.read_text().splitlines():

@@ -11,7 +11,7 @@ from eval.claims.lookup import SHOWN, bound, counted, look_up, number, quoted, s
 from eval.claims.sources import needs
 
 SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
-CRITERIA = 2  # shown in a cell; of more, one
+LETTERS = 120  # of all criteria in a cell; of more, one is shown
 WIDTHS = (30, 80)  # of a text that was found: in a cell, in the list
 SIZES = 1
 
@@ -21,12 +21,11 @@ def cell(one: Judgement, protocol: str) -> str:
     outcomes = one.outcomes[protocol]
     if not outcomes:
         return _lacking(one.claim, protocol)
-    if len(outcomes) <= CRITERIA:
-        parts = [said(outcome) for outcome in outcomes]
-    else:
+    parts = [said(outcome, brief=True) for outcome in outcomes]
+    if sum(map(len, parts)) > LETTERS and parts[1:]:
         first = next((o for o in outcomes if not o.holds), outcomes[0])
         held = sum(outcome.holds for outcome in outcomes)
-        parts = [f"{held} of {len(outcomes)} as claimed", said(first)]
+        parts = [f"{held} of {len(outcomes)} as claimed", said(first, brief=True)]
     record = outcomes[0].left.record
     if len(outcomes) == 1:
         found = [quoted(record["found"], WIDTHS[0])] if "found" in record else []
@@ -36,17 +35,24 @@ def cell(one: Judgement, protocol: str) -> str:
     return f"{'; '.join(parts)} ({size}; {counted(record['prompts'], record['models'])})"
 
 
-def said(outcome: Outcome) -> str:
-    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`."""
+def said(outcome: Outcome, brief: bool = False) -> str:
+    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`.
+
+    Briefly, where a lens's figure was taken is said without the names of its axes.
+    """
+
+    def place(name: str, value: object) -> str:
+        return str(value) if brief else f"{name} {value}"
+
     left, right = outcome.criterion.left, outcome.criterion.right
     name = SHOWN.get(left.figure, left.figure)
     arm = f"{left.arm}: " if left.arm else ""
-    where = "".join(f", {k} {v}" for k, v in left.where.items())
+    where = "".join(f", {place(k, v)}" for k, v in left.where.items())
     pool = f" ({left.pool})" if left.pool != "mean" and "lens" in outcome.left.record else ""
     if isinstance(outcome.right, Value):
         assert isinstance(right, Term)
         words = [right.arm] if right.arm != left.arm else []
-        words += [f"{k} {v}" for k, v in right.where.items() if left.where.get(k) != v]
+        words += [place(k, v) for k, v in right.where.items() if left.where.get(k) != v]
         words += [right.figure] if right.figure != left.figure else []
         words += [f"by {right.by}"] if right.by != left.by else []
         words += [right.pool] if right.pool != left.pool else []

@@ -5,7 +5,7 @@
     {{74 self descent padded}}                  {{74 self descent control=identity}}
     {{88 agrees arm=flat metric=dot query="after norm" keys=output}}   a lens's, with where it is
     {{90 norm arm=flat pool=last}}              pooled over what is left, by layer
-    {{curve training flat 1000 nonself gradient state=trained}}
+    {{curve step flat 1000 nonself search}}     {{curve base llama null self adam state=after}}
     {{verdict 71}} {{why 71}} {{prompts 71}} {{models 71}} {{sizes 71}} {{found 71}}
     {{tally}} {{tally mixers}} {{which "does not hold" mixers}}
     {{claim 71 74}} {{curves}}                  links to rows, which hold the commands

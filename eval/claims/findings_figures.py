@@ -73,7 +73,9 @@ def fact(one: Judgement, name: str) -> Reading:
 
 
 def curve(records: list[Record], words: list[str]) -> Reading:
-    """`AXIS ARCHITECTURE X SLICE FAMILY [FIELD=VALUE ...]`; a method's name does for a family.
+    """`AXIS ARCHITECTURE X SLICE FAMILY [state=before|after] [FIELD=VALUE ...]`.
+
+    X is null where an axis has none. A method's name does for a family, and its last word too.
 
     Raises:
         RequestError: not exactly one point is of that.
@@ -96,7 +98,7 @@ def curve(records: list[Record], words: list[str]) -> Reading:
 
 def _alike(record: Record, key: str, value: Any) -> bool:
     if key == "family":
-        return value in (record["family"], record["method"])
+        return value in (record["family"], record["family"].split()[-1], record["method"])
     own = record.get(key)
     return own == value or str(own) == str(value) or own == _read(str(value))
 

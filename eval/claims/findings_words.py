@@ -55,6 +55,8 @@ class Known:
             self.cited.update(numbers)
             return self._links(numbers)
         if name == CURVES:
+            if not self.curves:
+                raise RequestError("there are no records of curves; give them with --curves")
             self.cited.add(CURVES)
             return f"[curves]({self.page}#{CURVES})"
         if name == "tally":

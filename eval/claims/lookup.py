@@ -65,8 +65,12 @@ def bound(figure: str, value: float) -> str:
 
 def quoted(text: str, width: int) -> str:
     """A text that was found, cut, in quotes."""
-    cut = text if len(text) <= width else f"{text[: width - 1]}…"
-    return f"“{cut}”"
+    return f"“{cut(text, width)}”"
+
+
+def cut(text: str, width: int) -> str:
+    """A text of at most so many letters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def escaped(text: str) -> str:

@@ -13,7 +13,7 @@ from eval.claims.cells import cell, details
 from eval.claims.entries import FAIR, REPORTED, Claim
 from eval.claims.findings_words import tally
 from eval.claims.judge import ONLY_REPORTED, VERDICTS, WEIGHTS, Judgement
-from eval.claims.lookup import escaped
+from eval.claims.lookup import cut, escaped
 from eval.claims.registry import GROUPS
 
 HEAD = """\
@@ -41,6 +41,13 @@ with no interval are of one model, or means over layers.
 `python -m eval claims show N` says all that claim N asks. `RUNS` stands for a directory with models
 trained by this project. With `--download`, what is said to need weights is asked as well.
 """
+CURVES = """\
+<a id="curves"></a>
+
+## The curves
+
+What is found against one thing at a time, the others as in the first figure; each with its command.
+"""
 BELOW = """\
 ## What each method found
 
@@ -48,7 +55,8 @@ Of the claims that were run, every method and every control, so that a row above
 *Padded*: pads after each prompt. *Identity*: a network that does nothing. *Shuffled*: the target of
 another prompt. The last two are asked of one model.
 """
-OTHERS = {"lenses": "lenses", "large": "large models", "random-init": "random initialisations",
+LETTERS = 155  # of a claim and what its source reports, in a row
+TITLES = {"lenses": "lenses", "large": "large models", "random-init": "random initialisations",
           "gpt2": "GPT-2", "mixers": "mixers"}  # fmt: skip
 
 
@@ -61,7 +69,7 @@ def markdown(
         HEAD,
         "\n".join(f"> {note}" for note in notes),
         findings,
-        curves,
+        f"{CURVES}\n{curves}" if curves else "",
         READING,
         _groups(ordered),
         _explained(ordered),
@@ -90,7 +98,7 @@ def _groups(judgements: list[Judgement]) -> str:
     lines += [f"| claims about | {' | '.join(VERDICTS)} |", "|---|" + "---:|" * len(VERDICTS)]
     for group in GROUPS:
         own = [str(counts[group, verdict] or "–") for verdict in VERDICTS]
-        lines.append(f"| {OTHERS[group]} | {' | '.join(own)} |")
+        lines.append(f"| {TITLES[group]} | {' | '.join(own)} |")
     return "\n".join(lines)
 
 
@@ -111,7 +119,7 @@ def _rows(judgements: list[Judgement]) -> str:
     for one in judgements:
         claim = one.claim
         cells = (
-            f"{claim.claim}. *{claim.expected}*",
+            f"{claim.claim}. *{cut(claim.expected, LETTERS - len(claim.claim))}*",
             cell(one, REPORTED),
             cell(one, FAIR),
             _verdict(one, "**"),
@@ -137,7 +145,8 @@ def _below(judgements: list[Judgement]) -> str:
     for one in judgements:
         if lines := details(one):
             claim = one.claim
-            parts.append(f"[{claim.number}](#claim-{claim.number}) {escaped(claim.claim)}.\n")
+            link = f"[{claim.number}](#claim-{claim.number})"
+            parts.append(f"{link} {escaped(f'{claim.claim}. Expected: {claim.expected}')}.\n")
             parts += [f"- {escaped(line)}" for line in lines]
             parts.append("")
     return "\n".join(parts) if parts[1:] else ""
