@@ -12,7 +12,7 @@ from eval.claims.sources import needs
 
 SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
 LETTERS = 120  # of all criteria in a cell; of more, one is shown
-WIDTHS = (30, 80)  # of a text that was found: in a cell, in the list
+WIDTHS = (20, 80)  # of a text that was found: in a cell, in the list
 SIZES = 1
 
 
@@ -21,16 +21,16 @@ def cell(one: Judgement, protocol: str) -> str:
     outcomes = one.outcomes[protocol]
     if not outcomes:
         return _lacking(one.claim, protocol)
-    parts = [said(outcome, brief=True) for outcome in outcomes]
-    if sum(map(len, parts)) > LETTERS and parts[1:]:
-        first = next((o for o in outcomes if not o.holds), outcomes[0])
+    shown, parts = outcomes, [said(outcome, brief=True) for outcome in outcomes]
+    if sum(map(len, parts)) > LETTERS and outcomes[1:]:
+        shown = [next((o for o in outcomes if not o.holds), outcomes[0])]
         held = sum(outcome.holds for outcome in outcomes)
-        parts = [f"{held} of {len(outcomes)} as claimed", said(first, brief=True)]
-    record = outcomes[0].left.record
-    if len(outcomes) == 1:
+        parts = [f"{held} of {len(outcomes)} as claimed", said(shown[0], brief=True)]
+    record = shown[0].left.record
+    if not shown[1:]:
         found = [quoted(record["found"], WIDTHS[0])] if "found" in record else []
-        parts += found or _gradients(one, outcomes[0])
-    sizes = sorted({size for outcome in outcomes for size in outcome.left.record["sizes"]})
+        parts += found or ([] if outcomes[1:] else _gradients(one, shown[0]))
+    sizes = sorted({size for outcome in shown for size in outcome.left.record["sizes"]})
     size = f"{len(sizes)} kinds of model" if len(sizes) > SIZES else ", ".join(sizes)
     return f"{'; '.join(parts)} ({size}; {counted(record['prompts'], record['models'])})"
 
