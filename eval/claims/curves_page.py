@@ -1,0 +1,243 @@
+"""The curves drawn: a figure for each axis, one of the base point, and all of it as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS
+from eval.claims.curves_records import Record
+from eval.report.charts import Figure, write_figures
+
+PANEL = (104, 120)  # of an axis' figure, width and height
+DOTS = (330, 190)  # of the base point's
+TITLES = {
+    "width": "width",
+    "depth": "blocks",
+    "layer": "layer shown, of 4",
+    "step": "training steps",
+    "channels": "channels shown, of 128",
+    "observed": "positions shown",
+    "noise": "noise / root mean square",
+}
+LOGARITHMIC = ("width", "depth", "channels", "observed")
+FROM_ZERO = {"step": 30, "noise": 1 / 64}
+"""Axes that begin with 0: symmetric logarithms, linear up to this."""
+SHOWN = {"self": "shown tokens", "nonself": "hidden first token"}
+COMMAND = "python -m eval claims curves"
+
+
+def figures(found: list[Record]) -> list[Figure]:
+    """All figures that there are records for."""
+    axes = [axis for axis in TITLES if any(r["axis"] == axis for r in found)]
+    base = [r for r in found if r["axis"] == BASE]
+    drawn = [_summary(base)] if base else []
+    return drawn + [_curve(axis, [r for r in found if r["axis"] == axis]) for axis in axes]
+
+
+def write(directory: str | Path, found: list[Record]) -> list[Path]:
+    """Writes every figure as SVG."""
+    return write_figures(directory, figures(found), "svg")
+
+
+def markdown(found: list[Record], drawn: str = "") -> str:
+    """The tables, the base point's in sight and the others folded.
+
+    Args:
+        found: records.
+        drawn: where the figures lie, seen from the page; "" leaves them out.
+    """
+    parts = []
+    base = [r for r in found if r["axis"] == BASE]
+    if base:
+        parts += [*_image("curves-summary", drawn), *_base_table(base)]
+    for axis, title in TITLES.items():
+        own = [r for r in found if r["axis"] == axis]
+        if own:
+            parts += [
+                f"### Against {title}\n",
+                *_image(f"curves-{axis}", drawn),
+                f"`{COMMAND} --axis {axis}`\n",
+                "<details><summary>the numbers</summary>\n",
+                *_axis_table(own),
+                "</details>\n",
+            ]
+    return "\n".join(parts)
+
+
+def _summary(found: list[Record]) -> Figure:
+    import altair as alt
+
+    order = _order(found)
+    base = alt.Chart(alt.InlineData(_percent(found))).encode(
+        y=alt.Y("architecture:N", sort=order, title=None, axis=alt.Axis(grid=False, ticks=False)),
+        yOffset=alt.YOffset("family:N", sort=list(FAMILIES)),
+        color=_colour(),
+    )
+    share = alt.X(
+        "share:Q",
+        title="tokens found, %",
+        scale=alt.Scale(domain=[0, 100]),
+        axis=alt.Axis(values=[0, 25, 50, 75, 100]),
+    )
+    chart = (
+        alt.layer(
+            base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(x=alt.X("low:Q"), x2="high:Q"),
+            base.mark_point(filled=True, size=42, opacity=1).encode(x=share),
+        )
+        .properties(width=DOTS[0], height=DOTS[1])
+        .facet(
+            column=alt.Column("slice:N", sort=list(SHOWN.values()), title=None),
+            row=alt.Row("state:N", sort=[BEFORE, AFTER], title=None),
+            spacing=14,
+        )
+    )
+    about = (
+        "Tokens recovered from the last block's output, before and after training: those whose "
+        "own position is shown, and a first token that is hidden. By the published gradient "
+        "descent, by a tuned one, and by exact search. Lines are 95 % intervals."
+    )
+    return Figure("curves-summary", "What can be found again, and by what", about, chart)
+
+
+def _curve(axis: str, found: list[Record]) -> Figure:
+    import altair as alt
+
+    values = sorted({r["x"] for r in found})
+    kinds = {
+        name: alt.Scale(type="symlog", constant=constant) for name, constant in FROM_ZERO.items()
+    }
+    kinds |= {name: alt.Scale(type="log", base=2) for name in LOGARITHMIC}
+    labels = alt.Axis(
+        values=values,
+        grid=False,
+        labelOverlap="greedy",
+        labelExpr="datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : datum.label",
+        format="~g",
+    )
+    base = alt.Chart(alt.InlineData(_percent(found))).encode(
+        x=alt.X("x:Q", title=None, axis=labels, scale=kinds.get(axis, alt.Scale(nice=False))),
+        color=_colour(),
+    )
+    share = alt.Y(
+        "share:Q",
+        title="tokens found, %",
+        scale=alt.Scale(domain=[0, 100]),
+        axis=alt.Axis(values=[0, 50, 100]),
+    )
+    dash = alt.StrokeDash(
+        "state:N",
+        sort=[AFTER, BEFORE],
+        scale=alt.Scale(domain=[AFTER, BEFORE], range=[[1, 0], [4, 3]]),
+        legend=alt.Legend(title="training", orient="top", symbolType="stroke"),
+    )
+    chart = (
+        alt.layer(
+            base.mark_area(opacity=0.1).encode(
+                y=alt.Y("low:Q"), y2="high:Q", detail=["state:N", "family:N"]
+            ),
+            base.mark_line(strokeWidth=1.8).encode(y=share, strokeDash=dash),
+            base.mark_point(filled=True, size=14, opacity=1).encode(y=share),
+        )
+        .properties(width=PANEL[0], height=PANEL[1])
+        .facet(
+            column=alt.Column("architecture:N", sort=_order(found), title=TITLES[axis],
+                              header=alt.Header(titleOrient="bottom", labelOrient="top")),
+            row=alt.Row("slice:N", sort=list(SHOWN.values()), title=None),
+            spacing=10,
+        )
+    )  # fmt: skip
+    about = (
+        f"Tokens recovered against {TITLES[axis]}, for each architecture, before and after "
+        "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
+    )
+    return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
+
+
+def _colour() -> Any:
+    import altair as alt
+
+    return alt.Color(
+        "family:N",
+        sort=list(FAMILIES),
+        scale=alt.Scale(domain=list(FAMILIES)),
+        legend=alt.Legend(title=None, orient="top"),
+    )
+
+
+def _percent(found: list[Record]) -> list[Record]:
+    """What the charts look at, in percent and words."""
+    return [
+        {name: r[name] for name in ("x", "architecture", "state", "family")}
+        | {"slice": SHOWN[r["slice"]]}
+        | {name: round(100 * r[name], 2) for name in ("share", "low", "high")}
+        for r in found
+    ]
+
+
+def _order(found: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(r["architecture"] for r in found))
+
+
+def _image(name: str, drawn: str) -> list[str]:
+    return [f"![{name.replace('-', ' ')}]({drawn}/{name}.svg)\n"] if drawn else []
+
+
+def _base_table(found: list[Record]) -> list[str]:
+    columns = [(kind, name) for kind in KINDS for name in FAMILIES]
+    head = ["architecture", "training", *(f"{SHOWN[kind]}: {name}" for kind, name in columns)]
+    rows = []
+    for name in _order(found):
+        for state in (BEFORE, AFTER):
+            own = {(r["slice"], r["family"]): r for r in found
+                   if (r["architecture"], r["state"]) == (name, state)}  # fmt: skip
+            if own:
+                rows.append([name, state, *(_cell(own.get(column)) for column in columns)])
+    return [*_table(head, rows, left=2), _counts(found)]
+
+
+def _axis_table(found: list[Record]) -> list[str]:
+    lines = []
+    for kind in KINDS:
+        values = sorted({r["x"] for r in found if r["slice"] == kind})
+        groups: dict[tuple[str, str, str], dict[Any, Record]] = {}
+        for r in found:
+            if r["slice"] == kind:
+                place = r["architecture"], r["state"], r["family"]
+                groups.setdefault(place, {})[r["x"]] = r
+        head = [SHOWN[kind], "training", "by", *(f"{value:g}" for value in values)]
+        rows = [[*place, *(_cell(own.get(v)) for v in values)] for place, own in groups.items()]
+        lines += _table(head, rows, left=3)
+    return [*lines, _counts(found)]
+
+
+def _table(head: list[str], rows: list[list[str]], left: int) -> list[str]:
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return [*(f"| {' | '.join(row)} |" for row in (head, rule, *rows)), ""]
+
+
+def _cell(record: Record | None) -> str:
+    if record is None:
+        return ""
+    low, high = (f"{100 * record[end]:.0f}" for end in ("low", "high"))
+    return f"{100 * record['share']:.0f} ({low}–{high})"
+
+
+def _counts(found: list[Record]) -> str:
+    """How many tokens a figure is of, at the least and at the most."""
+
+    def span(name: str, own: list[Record]) -> str:
+        counts = [r[name] for r in own]
+        low, high = min(counts), max(counts)
+        return f"{low}" if low == high else f"{low} to {high}"
+
+    told = [
+        f"{span('tokens', own)} {SHOWN[kind]}"
+        for kind in KINDS
+        if (own := [r for r in found if r["slice"] == kind])
+    ]
+    return (
+        f"Percent of tokens, 95 % interval; a figure is of {' and '.join(told)}, "
+        f"{span('prompts', found)} prompts, {span('models', found)} models.\n"
+    )
