@@ -323,9 +323,28 @@ def test_a_page_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
     assert "In short" not in page.read_text()
 
 
+def test_a_page_shows_the_curves(records: Path, tmp_path: Path) -> None:
+    curves, text, page = tmp_path / "curves.jsonl", tmp_path / "text.md", tmp_path / "d" / "page.md"
+    drawn = [point(0, 0.2), point(1000, 0.1)]
+    curves.write_text("".join(json.dumps(line | {"bench": BENCH}) + "\n" for line in drawn))
+    text.write_text("{{curve step flat 1000 nonself adam}} ({{curves}})\n")
+    own = ("--records", records, "--curves", curves, "--findings", text, "--markdown", page)
+    assert run(*own, "--figures", tmp_path / "d" / "drawn") == 0
+    made = page.read_text()
+    assert "10.0 % (5.0 to 20.0) ([curves](#curves))" in made
+    assert '<a id="curves"></a>' in made
+    assert "](drawn/curves-step.svg)" in made
+    assert "20 (10–40)" in made
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--curves", "{}/no.md"], "no.md"),
+        (
+            ["--findings", "{}/bare.md"],
+            "bare.md, line 1: {{curves}}: there are no records of curves",
+        ),
         (["--findings", "{}/false.md"], "false.md, line 1: {{74 nonself high}}: "),
         (["--findings", "{}/absent.md"], "absent.md"),
         (["--group", "mixers"], "--group mixers: a page is of all claims; leave it out"),
@@ -343,6 +362,7 @@ def test_what_cannot_be_made_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "false.md").write_text("{{74 nonself high}} {{claim 74}}")
     (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
+    (tmp_path / "bare.md").write_text("{{curves}}")
     (tmp_path / "short.md").write_text("yes\n")
     (tmp_path / "no.md").write_text("# Name\n")
     page = tmp_path / "page.md"

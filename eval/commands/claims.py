@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from eval.claims.ask import Asker, Part, parts
+from eval.claims.curves_page import markdown as draw
+from eval.claims.curves_records import load as load_curves
 from eval.claims.entries import PROTOCOLS, Claim
 from eval.claims.evidence import evidence, load, store
 from eval.claims.findings import TEMPLATE, fill, readme
@@ -61,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="template of the page's text, or none; default: this project's, whose assertions "
         "the records must bear out",
+    )
+    table.add_argument(
+        "--curves", metavar="FILE", help="records of the curves, what `claims curves --store` wrote"
+    )
+    table.add_argument(
+        "--figures", metavar="DIR", help="the page shows the curves' figures that lie there"
     )
     table.add_argument(
         "--readme", metavar="FILE", help="put the text's finding between this file's marks too"
@@ -170,12 +178,21 @@ def _pages(
     options: argparse.Namespace, judgements: list[Judgement], notes: list[str]
 ) -> dict[str, str]:
     """Files to write, by path: the page, and the README that says its finding."""
+    page = Path(options.markdown)
+    curves = load_curves(options.curves) if options.curves else []
+    drawn = _beside(options.figures, page) if options.figures else ""
+    shown = draw(curves, drawn) if curves else ""
     if str(options.findings) == "none":
-        return {options.markdown: markdown(judgements, notes)}
+        return {options.markdown: markdown(judgements, notes, "", shown)}
     template = Path(options.findings)
-    pages = {options.markdown: markdown(judgements, notes, fill(template, Known(judgements)))}
+    text = fill(template, Known(judgements, curves))
+    pages = {options.markdown: markdown(judgements, notes, text, shown)}
     if options.readme:
-        page = os.path.relpath(options.markdown, Path(options.readme).parent)
-        filled = fill(template, Known(judgements, page=Path(page).as_posix()))
-        pages[options.readme] = readme(options.readme, filled)
+        linked = Known(judgements, curves, _beside(page, Path(options.readme)))
+        pages[options.readme] = readme(options.readme, fill(template, linked))
     return pages
+
+
+def _beside(path: str | Path, page: Path) -> str:
+    """A path as a page links to it."""
+    return Path(os.path.relpath(path, page.parent)).as_posix()
