@@ -159,9 +159,8 @@ class Plan:
         """
         for name in axes or []:
             if name not in self.axes:
-                raise RequestError(
-                    f"--axis {name}: there is none; use one of {', '.join(self.axes)}"
-                )
+                known = ", ".join(self.axes)
+                raise RequestError(f"--axis {name}: there is no such axis; use one of {known}")
         base = Ask(BASE, None, self.methods, self.stories[BASE], {})
         found = {self.base.at("step", step): base for step in self.steps}
         for name in axes or self.axes:

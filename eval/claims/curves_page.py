@@ -22,9 +22,10 @@ TITLES = {
     "noise": "noise / root mean square",
 }
 LOGARITHMIC = ("width", "depth", "channels", "observed")
-FROM_ZERO = {"step": 30, "noise": 1 / 64}
+FROM_ZERO = {"step": 30, "noise": 1 / 256}
 """Axes that begin with 0: symmetric logarithms, linear up to this."""
 SHOWN = {"self": "shown tokens", "nonself": "hidden first token"}
+STATES = {BEFORE: "before training", AFTER: "after training"}
 COMMAND = "python -m eval claims curves"
 
 
@@ -89,7 +90,7 @@ def _summary(found: list[Record]) -> Figure:
         .properties(width=DOTS[0], height=DOTS[1])
         .facet(
             column=alt.Column("slice:N", sort=list(SHOWN.values()), title=None),
-            row=alt.Row("state:N", sort=[BEFORE, AFTER], title=None),
+            row=alt.Row("state:N", sort=list(STATES.values()), title=None),
             spacing=14,
         )
     )
@@ -113,6 +114,8 @@ def _curve(axis: str, found: list[Record]) -> Figure:
         values=values,
         grid=False,
         labelOverlap="greedy",
+        labelFlush=False,
+        labelFontSize=10,
         labelExpr="datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : datum.label",
         format="~g",
     )
@@ -128,9 +131,8 @@ def _curve(axis: str, found: list[Record]) -> Figure:
     )
     dash = alt.StrokeDash(
         "state:N",
-        sort=[AFTER, BEFORE],
-        scale=alt.Scale(domain=[AFTER, BEFORE], range=[[1, 0], [4, 3]]),
-        legend=alt.Legend(title="training", orient="top", symbolType="stroke"),
+        scale=alt.Scale(domain=list(STATES.values()), range=[[4, 3], [1, 0]]),
+        legend=alt.Legend(title=None, orient="top", symbolType="stroke"),
     )
     chart = (
         alt.layer(
@@ -142,12 +144,16 @@ def _curve(axis: str, found: list[Record]) -> Figure:
         )
         .properties(width=PANEL[0], height=PANEL[1])
         .facet(
-            column=alt.Column("architecture:N", sort=_order(found), title=TITLES[axis],
-                              header=alt.Header(titleOrient="bottom", labelOrient="top")),
+            column=alt.Column(
+                "architecture:N",
+                sort=_order(found),
+                title=TITLES[axis],
+                header=alt.Header(titleOrient="bottom", labelOrient="top", titlePadding=-6),
+            ),
             row=alt.Row("slice:N", sort=list(SHOWN.values()), title=None),
             spacing=10,
         )
-    )  # fmt: skip
+    )
     about = (
         f"Tokens recovered against {TITLES[axis]}, for each architecture, before and after "
         "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
@@ -162,15 +168,15 @@ def _colour() -> Any:
         "family:N",
         sort=list(FAMILIES),
         scale=alt.Scale(domain=list(FAMILIES)),
-        legend=alt.Legend(title=None, orient="top"),
+        legend=alt.Legend(title=None, orient="top", symbolType="circle", symbolOpacity=1),
     )
 
 
 def _percent(found: list[Record]) -> list[Record]:
     """What the charts look at, in percent and words."""
     return [
-        {name: r[name] for name in ("x", "architecture", "state", "family")}
-        | {"slice": SHOWN[r["slice"]]}
+        {name: r[name] for name in ("x", "architecture", "family")}
+        | {"slice": SHOWN[r["slice"]], "state": STATES[r["state"]]}
         | {name: round(100 * r[name], 2) for name in ("share", "low", "high")}
         for r in found
     ]
