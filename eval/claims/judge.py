@@ -90,7 +90,7 @@ def judge(claim: Claim, records: list[Record]) -> Judgement:
         for name in PROTOCOLS
     }
     if not whole[FAIR] or (asked[REPORTED] and not whole[REPORTED] and not _foreign(claim)):
-        foreign = any(not arm.models.own for arm in claim.arms)
+        foreign = all(not arm.models.own for arm in claim.arms if arm.fair)
         verdict = WEIGHTS if foreign and not own else NOT_RUN
         return Judgement(claim, verdict, outcomes, "", own)
     if held[FAIR]:
@@ -177,9 +177,12 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
         return None
     own.sort(key=lambda record: _layer(record["where"].get("layer")))
     value = POOLS[term.pool]([record["value"] for record in own])
-    same = [record for record in own if record["value"] == value]
-    low, high = (same[0]["low"], same[0]["high"]) if same else (None, None)
-    return Value(value, low, high, same[0] if same else own[0])
+    if term.pool == "mean":  # as if the layers erred together, which is the wide side
+        ends = [[record[end] for record in own] for end in ("low", "high")]
+        low, high = (None if None in several else fmean(several) for several in ends)
+        return Value(value, low, high, own[0])
+    (same, *_) = [record for record in own if record["value"] == value]
+    return Value(value, same["low"], same["high"], same)
 
 
 def _layer(label: Any) -> float:
