@@ -44,7 +44,7 @@ for seed in 0 1 2; do
     fit "claims/llama-wide-s$seed" --config llama-small "${wide[@]}" --model.d_ff 704 \
         --optimizer.lr 3e-3 --optimizer.muon_lr 4e-3 "${s[@]}"
 
-    for mixers in flat "expanded(factor=1)" "parallel(branches=2)" headed \
+    for mixers in flat expanded parallel headed \
         "attention(heads=4)', 'flat"; do
         name=${mixers%%(*}
         [ "$name" = attention ] && name=hybrid
