@@ -181,7 +181,7 @@ def test_trained_models_are_found_by_shape_and_step(
     lines = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
     assert [line.split()[0] for line in lines] == [n for n in ARCHITECTURES if n != "expanded"]
     assert lines[0].startswith(f"flat after 1000 steps: none under {tmp_path / 'runs'}")
-    assert "--config llama" in lines[-1]
+    assert "--config llama-small" in lines[-1]
     after = [row for row in read_rows([out]) if row["state"] == "after"]
     assert {row["architecture"] for row in after} == {"expanded"}
     assert {row["checkpoint"]["name"] for row in after} == {"runs/here-s0"}

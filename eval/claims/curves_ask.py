@@ -215,7 +215,8 @@ def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> st
     saved = json.dumps(sorted(lacking))
     return (
         f"{name} after {steps} steps: {where}; left out. fix: python -m train fit --config "
-        f"{recipe} --data DATA --run RUNS/{name}-s0 --model.mixers '{mixers}' --model.d_model "
-        f"{config.d_model} --model.n_layers {config.n_layers} --model.context {config.context} "
-        f"--save_steps '{saved}' --trainer.max_steps {max(lacking)}, then --models RUNS"
+        f"{recipe}-small --data DATA --run RUNS/{name}-s0 --model.mixers '{mixers}' "
+        f"--model.d_model {config.d_model} --model.n_layers {config.n_layers} --model.context "
+        f"{config.context} --save_steps '{saved}' --trainer.max_steps {max(lacking)}, "
+        "then --models RUNS"
     )

@@ -1,4 +1,8 @@
-"""`claims curves`: recovery against width, depth, layer, training, channels, positions, noise."""
+"""Recovery against width, depth, layer, training step, channels, observed positions and noise.
+
+What is asked stands in eval/claims/curves.yaml. Untrained models are drawn from their seeds,
+trained ones are looked for by their shape and step. What is answered already is not asked again.
+"""
 
 import argparse
 import os
