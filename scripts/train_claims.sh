@@ -3,9 +3,9 @@
 #
 #   scripts/train_claims.sh DATA RUNS [NAME...]      only runs whose names begin so; default: all
 #
-# RUNS/claims holds the models of the claims, RUNS/curves those of the curves (by training step).
-# What was trained already is left alone, what was stopped goes on. On two CPU cores this takes some
-# three hours; two calls with different names share the cores well (OMP_NUM_THREADS=1).
+# The curves behind the claims take the same runs. What was trained already is left alone, what was
+# stopped goes on. Two calls with other names share two cores well (OMP_NUM_THREADS=1); all of it
+# takes them about three hours.
 set -euo pipefail
 
 data=${1:?give the packed data (python -m tokenizer pack)} runs=${2:?give a directory for the runs}
@@ -16,7 +16,7 @@ cd "$root"
 fit() {  # NAME SETTINGS...
     local name=$1 prefix wanted=${#names[@]}
     shift
-    for prefix in "${names[@]}"; do [[ $(basename "$name") == "$prefix"* ]] && wanted=0; done
+    for prefix in "${names[@]}"; do [[ $name == "$prefix"* ]] && wanted=0; done
     [ "$wanted" -eq 0 ] || return 0
     "${PYTHON:-python}" -m train fit --data "$data" --run "$runs/$name" --wandb disabled --resume auto \
         --validate_tokens 65536 "$@"
@@ -27,30 +27,21 @@ short=(--trainer.max_steps 300 --schedule.warmup_steps 30)
 wide=(--model.d_model 256 --model.n_layers 8 --model.context 256 --batch.size 8 "${short[@]}")
 adamw=(--optimizer.name adamw --optimizer.muon_mixing false --trainer.max_steps 1000
     --schedule.warmup_steps 100 --save_steps "[100]")
-expanded="['expanded(factor=1)']"
 
 for seed in 0 1 2; do
     s=(--seed "$seed")
-    fit "claims/expanded-d64-n1-s$seed" --config flat-small --model.mixers "$expanded" \
-        --model.d_model 64 --model.n_layers 1 "${short[@]}" "${s[@]}"
-    fit "claims/expanded-d256-n1-s$seed" --config flat-small --model.mixers "$expanded" \
-        --model.d_model 256 --model.n_layers 1 "${short[@]}" "${s[@]}"
-    fit "claims/flat-s$seed" --config flat-small --trainer.max_steps 400 \
-        --schedule.warmup_steps 40 "${s[@]}"
-    fit "claims/llama-s$seed" --config llama-small --trainer.max_steps 400 \
-        --schedule.warmup_steps 40 "${s[@]}"
-    fit "claims/flat-wide-s$seed" --config flat-small "${wide[@]}" --optimizer.lr 8e-3 \
-        --optimizer.muon_lr 8e-3 "${s[@]}"
-    fit "claims/llama-wide-s$seed" --config llama-small "${wide[@]}" --model.d_ff 704 \
-        --optimizer.lr 3e-3 --optimizer.muon_lr 4e-3 "${s[@]}"
-
-    for mixers in flat expanded parallel headed \
-        "attention(heads=4)', 'flat"; do
+    for mixers in flat expanded parallel headed "attention(heads=4)', 'flat"; do
         name=${mixers%%(*}
-        [ "$name" = attention ] && name=hybrid
-        fit "curves/$name-s$seed" --config flat-small --model.mixers "['$mixers']" "${adamw[@]}" \
-            --optimizer.lr 4e-3 "${s[@]}"
+        fit "${name/attention/hybrid}-s$seed" --config flat-small --model.mixers "['$mixers']" \
+            "${adamw[@]}" --optimizer.lr 4e-3 "${s[@]}"
     done
-    fit "curves/llama-s$seed" --config llama-small "${adamw[@]}" --optimizer.lr 3e-3 "${s[@]}"
+    fit "llama-s$seed" --config llama-small "${adamw[@]}" --optimizer.lr 3e-3 "${s[@]}"
+
+    fit "flat-wide-s$seed" --config flat-small "${wide[@]}" --optimizer.lr 8e-3 \
+        --optimizer.muon_lr 8e-3 "${s[@]}"
+    fit "llama-wide-s$seed" --config llama-small "${wide[@]}" --model.d_ff 704 \
+        --optimizer.lr 3e-3 --optimizer.muon_lr 4e-3 "${s[@]}"
+    fit "expanded-d64-s$seed" --config flat-small --model.mixers "['expanded(factor=1)']" \
+        --model.d_model 64 --model.n_layers 8 "${short[@]}" "${s[@]}"
 done
-fit claims/flat-d64-n64-s0 --config flat-small --model.d_model 64 --model.n_layers 64 "${short[@]}"
+fit flat-d64-n64-s0 --config flat-small --model.d_model 64 --model.n_layers 64 "${short[@]}"

@@ -6,7 +6,7 @@ Records are what verdicts are made of, and small enough to be kept beside the pa
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
@@ -33,10 +33,13 @@ OF_ROWS: dict[str, Callable[[Row], tuple[float, float] | None]] = {
     "nonself_top5": lambda row: _in_top5(row["nonself"]),
     "set_recall": lambda row: _recall(row, sorted(hidden_positions(row))),
     "anywhere": lambda row: _recall(row, list(range(len(row["truth"])))),
+    "hidden_anywhere": lambda row: _one(_left_over(row)),
     "permuted": lambda row: _one(row.get("permuted")),
     "criterion": lambda row: _one(row.get("criterion")),
+    "minimised": lambda row: _one(_minimised(row)),
 }
 """Further shares, of what in a row, out of how much; None where it does not apply."""
+ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
     "claim", "arm", "protocol", "entry", "bench", "question", "figure", "value", "low", "high", "n",
@@ -165,6 +168,22 @@ def _in_top5(tokens: dict[str, float] | None) -> tuple[float, float] | None:
 
 def _recall(row: Row, places: list[int]) -> tuple[float, float] | None:
     return _one(set_recall(row["found"], row["truth"], places))
+
+
+def _left_over(row: Row) -> float | None:
+    """Share of the hidden tokens that are found at any place, the shown ones taken out."""
+    hidden = hidden_positions(row)
+    if not hidden:
+        return None
+    wanted = Counter(row["truth"][t] for t in hidden)
+    shown = Counter(token for t, token in enumerate(row["truth"]) if t not in hidden)
+    return (wanted & (Counter(row["found"]) - shown)).total() / len(hidden)
+
+
+def _minimised(row: Row) -> bool | None:
+    """Whether a descent on the angle brought it down."""
+    loss = row["notes"].get("loss") if row["settings"].get("objective") == "cosine" else None
+    return None if loss is None else loss < ANGLE
 
 
 def _one(value: float | None) -> tuple[float, float] | None:

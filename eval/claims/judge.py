@@ -175,6 +175,8 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
     ]
     if not own:
         return None
+    layers = [record for record in own if isinstance(record["where"].get("layer"), int)]
+    own = layers or own  # a row labelled "tokens" is no layer
     own.sort(key=lambda record: _layer(record["where"].get("layer")))
     value = POOLS[term.pool]([record["value"] for record in own])
     if term.pool == "mean":  # as if the layers erred together, which is the wide side

@@ -17,6 +17,8 @@ SHOWN = {
     "criterion": "outputs met",
     "anywhere": "tokens at any place",
     "set_recall": "hidden tokens anywhere",
+    "hidden_anywhere": "hidden tokens at any place",
+    "minimised": "angles below 0.15",
 }
 """The shares among the figures, in words."""
 QUOTED = re.compile(r"“[^”]*”")

@@ -56,8 +56,11 @@ def descent(
     solver = _Descent(batch, chance, truth, steps, rate, objective, variable, sequential)
     total = steps * (batch.length if sequential else 1)
     answers = drive(solver, total, check=total)
-    for answer, passed in zip(answers, solver.criterion().tolist(), strict=True):
-        answer.criterion, answer.steps = passed, None
+    losses = solver.losses()
+    passed = (losses < solver.bar).tolist()
+    for answer, loss, met in zip(answers, losses.tolist(), passed, strict=True):
+        answer.criterion, answer.steps = met, None
+        answer.notes["loss"] = loss
     return answers
 
 
@@ -105,9 +108,9 @@ class _Descent(Solver):
         return self.x
 
     @torch.no_grad()
-    def criterion(self) -> Tensor:
-        """Whether each row is nearer than its shifted truth, `(B,)`."""
-        return self.batch.losses(self._read(self.x), self.objective) < self.bar
+    def losses(self) -> Tensor:
+        """How far each row has come, `(B,)`."""
+        return self.batch.losses(self._read(self.x), self.objective)
 
     def _gradient(self, batch: Batch, x: Tensor) -> Tensor:
         return with_gradient(lambda x: batch.losses(self._read(x), self.objective), x)[1]
