@@ -5,7 +5,7 @@
 #
 # The curves behind the claims take the same runs. What was trained already is left alone, what was
 # stopped goes on. Two calls with other names share two cores well (OMP_NUM_THREADS=1); all of it
-# takes them about three hours.
+# takes them a few hours.
 set -euo pipefail
 
 data=${1:?give the packed data (python -m tokenizer pack)} runs=${2:?give a directory for the runs}
