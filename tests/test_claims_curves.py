@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from eval.__main__ import main
 from eval.claims import BENCH, curves
-from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, Plan, Point
+from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, TUNED, Plan, Point
 from eval.claims.curves_page import figures
 from eval.claims.curves_records import FIELDS, load
 from eval.results import ROWS, Row, read_rows
@@ -121,7 +121,7 @@ def test_every_point_is_asked_once_then_drawn_from_its_records(
         for axis in AXES:
             asked = [r["x"] for r in records
                      if (r["architecture"], r["axis"], r["slice"], r["family"])
-                     == (name, axis, NONSELF, FAMILIES[0])]  # fmt: skip
+                     == (name, axis, NONSELF, TUNED)]  # fmt: skip
             assert asked == (VALUES[axis][:1] if axis == "step" else VALUES[axis])
     _check_pages(kept, tmp_path)
 
