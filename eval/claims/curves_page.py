@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS
+from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS, NONSELF
 from eval.claims.curves_records import Record
 from eval.report.charts import Figure, write_figures
 
@@ -15,15 +16,16 @@ DOTS = (330, 190)  # of the base point's
 TITLES = {
     "width": "width",
     "depth": "blocks",
-    "layer": "layer shown, of 4",
+    "layer": "layer shown",
     "step": "training steps",
-    "channels": "channels shown, of 128",
+    "channels": "channels shown",
     "observed": "positions shown",
     "noise": "noise / root mean square",
 }
 LOGARITHMIC = ("width", "depth", "channels", "observed")
 FROM_ZERO = {"step": 30, "noise": 1 / 256}
 """Axes that begin with 0: symmetric logarithms, linear up to this."""
+APART = 1 / 6  # of an axis, between two labels
 SHOWN = {"self": "shown tokens", "nonself": "hidden first token"}
 STATES = {BEFORE: "before training", AFTER: "after training"}
 COMMAND = "python -m eval claims curves"
@@ -105,22 +107,11 @@ def _summary(found: list[Record]) -> Figure:
 def _curve(axis: str, found: list[Record]) -> Figure:
     import altair as alt
 
-    values = sorted({r["x"] for r in found})
-    kinds = {
-        name: alt.Scale(type="symlog", constant=constant) for name, constant in FROM_ZERO.items()
-    }
-    kinds |= {name: alt.Scale(type="log", base=2) for name in LOGARITHMIC}
-    labels = alt.Axis(
-        values=values,
-        grid=False,
-        labelOverlap="greedy",
-        labelFlush=False,
-        labelFontSize=10,
-        labelExpr="datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : datum.label",
-        format="~g",
-    )
-    base = alt.Chart(alt.InlineData(_percent(found))).encode(
-        x=alt.X("x:Q", title=None, axis=labels, scale=kinds.get(axis, alt.Scale(nice=False))),
+    shown = _percent(found)
+    if axis == "step":  # one line, which training is along
+        shown = [r | {"state": STATES[AFTER]} for r in shown]
+    base = alt.Chart(alt.InlineData(shown)).encode(
+        x=_horizontal(axis, found),
         color=_colour(),
     )
     share = alt.Y(
@@ -132,14 +123,16 @@ def _curve(axis: str, found: list[Record]) -> Figure:
     dash = alt.StrokeDash(
         "state:N",
         scale=alt.Scale(domain=list(STATES.values()), range=[[4, 3], [1, 0]]),
-        legend=alt.Legend(title=None, orient="top", symbolType="stroke"),
+        legend=None
+        if axis == "step"
+        else alt.Legend(title=None, orient="top", symbolType="stroke"),
     )
     chart = (
         alt.layer(
             base.mark_area(opacity=0.1).encode(
                 y=alt.Y("low:Q"), y2="high:Q", detail=["state:N", "family:N"]
             ),
-            base.mark_line(strokeWidth=1.8).encode(y=share, strokeDash=dash),
+            base.mark_line(strokeWidth=1.8, strokeJoin="round").encode(y=share, strokeDash=dash),
             base.mark_point(filled=True, size=14, opacity=1).encode(y=share),
         )
         .properties(width=PANEL[0], height=PANEL[1])
@@ -159,6 +152,45 @@ def _curve(axis: str, found: list[Record]) -> Figure:
         "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
     )
     return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
+
+
+def _horizontal(axis: str, found: list[Record]) -> Any:
+    import altair as alt
+
+    kind: dict[str, Any] = {"zero": False}
+    if axis in FROM_ZERO:
+        kind = {"type": "symlog", "constant": FROM_ZERO[axis]}
+    elif axis in LOGARITHMIC:
+        kind = {"type": "log", "base": 2}
+    fractions = "datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : "
+    labels = alt.Axis(
+        values=_ticks(axis, found),
+        grid=False,
+        labelFlush=False,
+        labelFontSize=10,
+        labelExpr=f"{fractions}format(datum.value, ',')",
+    )
+    scale = alt.Scale(**kind, nice=False, padding=7)
+    return alt.X("x:Q", title=None, axis=labels, scale=scale)
+
+
+def _ticks(axis: str, found: list[Record]) -> list[float]:
+    """The values that have a label, the last one first; those too near to another have none."""
+    values = sorted({r["x"] for r in found if r["slice"] == NONSELF}, reverse=True)
+    places = {x: _place(axis, x) for x in values}
+    span = places[values[0]] - places[values[-1]] or 1.0
+    kept: list[float] = []
+    for x in values:
+        if not kept or places[kept[-1]] - places[x] >= APART * span:
+            kept.append(x)
+    return kept
+
+
+def _place(axis: str, x: float) -> float:
+    """Where a value lies on its axis' scale, in no unit."""
+    if axis in FROM_ZERO:
+        return math.log1p(x / FROM_ZERO[axis])
+    return math.log(x) if axis in LOGARITHMIC else x
 
 
 def _colour() -> Any:
