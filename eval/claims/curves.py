@@ -106,19 +106,13 @@ class Ask:
     Attributes:
         axis, value: where it was met first.
         methods: by kind of token and label.
-        stories: for each method.
-        fewer: for those of them that are asked for fewer, by name.
+        stories: of each model.
     """
 
     axis: str
     value: Any
     methods: Methods
     stories: int
-    fewer: dict[str, int]
-
-    def count(self, method: Method) -> int:
-        """Stories that a method is asked for."""
-        return self.fewer.get(method.name, self.stories)
 
 
 @dataclass(frozen=True)
@@ -132,7 +126,7 @@ class Plan:
         context, seeds: of the models.
         axes: by name.
         methods: of the base, by kind of token and name.
-        stories: per model at the base, off it (`axes`), and of single methods there.
+        stories: per model, at the base and off it (`axes`).
     """
 
     architectures: dict[str, dict[str, Any]]
@@ -161,13 +155,13 @@ class Plan:
             if name not in self.axes:
                 known = ", ".join(self.axes)
                 raise RequestError(f"--axis {name}: there is no such axis; use one of {known}")
-        base = Ask(BASE, None, self.methods, self.stories[BASE], {})
+        base = Ask(BASE, None, self.methods, self.stories[BASE])
         found = {self.base.at("step", step): base for step in self.steps}
         for name in axes or self.axes:
             for point in self.curve(name):
                 value = point.on(name, NONSELF)
                 methods = self.axes[name].by(value)
-                ask = Ask(name, value, methods, self.stories["axes"], self.stories)
+                ask = Ask(name, value, methods, self.stories["axes"])
                 found.setdefault(point, ask)
         return found
 

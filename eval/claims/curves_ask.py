@@ -150,7 +150,7 @@ class Asker:
                     question = Question(
                         {label: method}, (point.shown(kind),), (point.layer,), noise=(point.noise,)
                     )
-                    own = prompts[point.length][: ask.count(method)]
+                    own = prompts[point.length][: ask.stories]
                     for job in plan_jobs(checkpoint, question, own, set()):
                         left = []
                         for cell in job.cells:
