@@ -25,8 +25,8 @@ fit() {  # NAME SETTINGS...
 names=("$@")
 short=(--trainer.max_steps 300 --schedule.warmup_steps 30)
 wide=(--model.d_model 256 --model.n_layers 8 --model.context 256 --batch.size 8 "${short[@]}")
-adamw=(--optimizer.name adamw --optimizer.muon_mixing false --trainer.max_steps 1000
-    --schedule.warmup_steps 100 --save_steps "[100]")
+adamw=(--optimizer.name adamw --optimizer.muon_lr null --optimizer.muon_mixing false
+    --trainer.max_steps 1000 --schedule.warmup_steps 100 --save_steps "[100]")
 
 for seed in 0 1 2; do
     s=(--seed "$seed")
