@@ -121,24 +121,26 @@ def test_what_an_arm_asks_has_a_fingerprint() -> None:
 PROTOCOL = Protocol({"descent": {}}, text=("x",))
 
 
-def claim_of(operation: str, bound: float, **models: object) -> Claim:
+def claim_of(operation: str, bound: float, figure: str = "nonself", **models: object) -> Claim:
     config = {} if models else {"mixers": ("flat",)}
     arm = Arm("", Models(config, **models), reported=PROTOCOL, fair=PROTOCOL)  # pyright: ignore
     return Claim(
-        7, "a", "b", "c", "mixers", (arm,), (Criterion(Term("nonself"), operation, bound),)
+        7, "a", "b", "c", "mixers", (arm,), (Criterion(Term(figure), operation, bound),)
     )
 
 
-def record(protocol: str, method: str, nonself: float, **others: object) -> dict:
+def record(protocol: str, method: str, share: float, **others: object) -> dict:
     family = {"descent": "gradient", "adam": "gradient", "chance": "control"}.get(method, "search")
     return {
         "claim": 7, "arm": "", "protocol": protocol, "method": method, "family": family,
-        "control": None, "padded": False, "nonself": nonself, "nonself_low": nonself - 0.1,
-        "nonself_high": nonself + 0.1, "prompts": 50, "models": 3, "sizes": ["flat d16 n1"],
+        "control": None, "padded": False, "self": share, "nonself": share,
+        "nonself_low": share - 0.1, "nonself_high": share + 0.1, "prompts": 50, "models": 3,
+        "sizes": ["flat d16 n1"],
     } | others  # fmt: skip
 
 
 LOST = claim_of("below", 0.5)
+SHOWN_LOST = claim_of("below", 0.5, "self")
 FOUND = claim_of("above", 0.9)
 REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1.0))
 
@@ -165,11 +167,18 @@ REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1
             "descent at the model's own scale",
         ),
         (
-            LOST,
+            SHOWN_LOST,
             [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0),
              record(FAIR, "descent", 0.0, control="identity")],
             ONLY_REPORTED,
             IDENTITY,
+        ),
+        (
+            LOST,  # of hidden tokens, of which the identity tells nothing
+            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0),
+             record(FAIR, "descent", 0.0, control="identity")],
+            ONLY_REPORTED,
+            "descent at the model's own scale",
         ),
         (
             FOUND,

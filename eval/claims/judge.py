@@ -43,6 +43,8 @@ EXPLANATIONS: tuple[tuple[str, Callable[[Record], bool]], ...] = (
 )
 """Controls from the one nearest to what was reported; the first that parts ways explains it."""
 IDENTITY = "so does a network that does nothing: the protocol, not the model"
+OF_HIDDEN = ("nonself", "nonself_top5", "set_recall", "hidden_anywhere", "permuted", "exact")
+"""Figures of hidden tokens, of which a network that does nothing tells nothing at all."""
 
 
 class Value(NamedTuple):
@@ -193,9 +195,11 @@ def _layer(label: Any) -> float:
 
 def _why(claim: Claim, records: list[Record]) -> str:
     """The control that explains why a claim holds as reported and not fairly."""
-    identity = _outcomes(claim, records, FAIR, lambda r: r["control"] == "identity")
-    if identity and all(outcome.holds for outcome in identity):
-        return IDENTITY
+    figures = {term.figure for criterion in claim.judge for term in _terms(criterion)}
+    if figures.isdisjoint(OF_HIDDEN):
+        identity = _outcomes(claim, records, FAIR, lambda r: r["control"] == "identity")
+        if identity and all(outcome.holds for outcome in identity):
+            return IDENTITY
     plain = replace(claim, judge=tuple(c for c in claim.judge if _any_method(c)))
     for words, which in EXPLANATIONS:
         tried = _outcomes(
