@@ -124,9 +124,7 @@ PROTOCOL = Protocol({"descent": {}}, text=("x",))
 def claim_of(operation: str, bound: float, figure: str = "nonself", **models: object) -> Claim:
     config = {} if models else {"mixers": ("flat",)}
     arm = Arm("", Models(config, **models), reported=PROTOCOL, fair=PROTOCOL)  # pyright: ignore
-    return Claim(
-        7, "a", "b", "c", "mixers", (arm,), (Criterion(Term(figure), operation, bound),)
-    )
+    return Claim(7, "a", "b", "c", "mixers", (arm,), (Criterion(Term(figure), operation, bound),))
 
 
 def record(protocol: str, method: str, share: float, **others: object) -> dict:
