@@ -65,6 +65,18 @@ def test_hidden_tokens_behind_large_weights(small_model: Make) -> None:
     assert found(answers).equal(truth)
 
 
+def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) -> None:
+    """One start comes to rest beside the truth; with one more token hidden it does not."""
+    circuit, truth = (
+        Circuit(sharpened(small_model(mixers=("flat",), d_model=64), 4.0), 2),
+        prompts(4, 8),
+    )
+    answers = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(4), 1, 2)
+    assert [answer.notes["starts"] for answer in answers] == [2] * 4
+    assert found(answers).equal(truth)
+    assert all(answer.certificate == "enumerated" for answer in answers)
+
+
 def test_the_last_position_alone(small_model: Make) -> None:
     """`[:, -1, :]`: one visible position, all others hidden."""
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 3)

@@ -6,7 +6,8 @@ token dominates its own position, so most are right even then); (b) try the whol
 hidden position, explain what is missing by the changes' sum (`additive`), and run the best choices
 exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
 lie at the floor is proved; one that no longer improves is given up for another start. Starts are
-random tokens and what a short gradient descent proposes, in turns.
+random tokens and what a short gradient descent proposes, in turns. What no start proves is searched
+for once more with the first visible token hidden too, which may have been read wrongly with it.
 
 Both turns work on a window of the first few visible positions. Once that is at the floor, the
 hidden tokens are known, and the rest is proposed and verified.
@@ -15,8 +16,7 @@ hidden tokens are known, and the rest is proposed and verified.
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,7 +69,8 @@ def alternating(
     ]
 
 
-class _End(NamedTuple):
+@dataclass(frozen=True)
+class _End:
     """Where a descent came to rest."""
 
     hidden: Tensor
@@ -111,8 +112,28 @@ class _Search:
         self.features = reader.lexicon.features
 
     def answer(self, starts: int) -> Answer:
-        """Descends from one start after the other until one is proved."""
+        """The nearest of where starts come to rest, and of those with one more token hidden.
+
+        A wrong hidden token and a wrong token after it can hold each other up in the first turn and
+        the second; searched for together they cannot.
+        """
         started = time.perf_counter()
+        end, count = self.rest(starts)
+        if not end.proved and self.problem.target.shape[1] > 1:
+            wider = _Search(
+                _hiding_one_more(self.problem), self.reader, self.generator, self.rounds, self.beams
+            )
+            found, more = wider.rest(starts)
+            self.evaluations += wider.evaluations
+            count += more
+            end = replace(found, hidden=found.hidden[:, : self.k]) if found.proved else end
+        answer = self._finish(end.hidden)
+        answer.seconds = time.perf_counter() - started
+        answer.notes |= {"starts": count, "distance": end.distance}
+        return answer
+
+    def rest(self, starts: int) -> tuple[_End, int]:
+        """Descends from starts until one is proved: the nearest end, and how many there were."""
         ends: list[_End] = []
         for start in range(starts):
             self.screen = SCREENS[min(start, 1)]
@@ -121,11 +142,7 @@ class _Search:
             ends.append(self._descend(hidden, patient=start >= QUICK_STARTS))
             if ends[-1].proved:
                 break
-        end = min(ends, key=lambda end: end.distance)
-        answer = self._finish(end.hidden)
-        answer.seconds = time.perf_counter() - started
-        answer.notes |= {"starts": len(ends), "distance": end.distance}
-        return answer
+        return min(ends, key=lambda end: end.distance), len(ends)
 
     def _start(self, number: int) -> Tensor:
         """Hidden tokens to start from, `(1, k)`: random ones and a descent's proposal, in turns."""
@@ -304,6 +321,19 @@ class _Search:
         return torch.linalg.vector_norm(
             shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
         )
+
+
+def _hiding_one_more(problem: Problem) -> Problem:
+    """The same prompts without the output of the first position shown."""
+    shown = problem.slice.positions(problem.length)
+    return replace(
+        problem,
+        slice=Slice(shown[1], shown[-1] + 1, low=problem.slice.low, high=problem.slice.high),
+        target=problem.target[:, 1:],
+        floor=problem.floor[:, 1:],
+        limit=problem.limit[:, 1:],
+        noise=problem.noise[:, 1:],
+    )
 
 
 def _nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:
