@@ -13,6 +13,7 @@ from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WE
 from eval.claims.pages import terminal
 from eval.claims.registry import GROUPS, claims, read_group
 from eval.errors import RequestError
+from tests.report_cases import make_row
 
 FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
 
@@ -236,6 +237,21 @@ def test_rows_of_another_bench_and_of_older_entries_are_named_not_mixed() -> Non
         "run those claims again",
         "left out: 1 rows of claim 7, which is asked otherwise now; run it again",
     ]
+
+
+def test_what_a_constant_guess_would_find_stands_beside() -> None:
+    """Most stories begin alike: two of three hidden tokens are one, and only those are found."""
+    tags = {"claim": 7, "arm": "", "protocol": FAIR, "bench": BENCH, "padded": False}
+    tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}}
+    rows = [
+        make_row(hidden=1, method="descent", prompt=number) | tags
+        | {"truth": [first, *(9,) * 15], "found": [5, *(9,) * 15], "key": str(number)}
+        for number, first in enumerate((5, 5, 7))
+    ]  # fmt: skip
+    (record,), _ = evidence(rows, {7: LOST})
+    assert record["constant"] == pytest.approx(2 / 3, abs=1e-6)
+    assert record["others"] == record["others_low"] == 0
+    assert record["others_high"] == 1
 
 
 def test_records_are_kept_and_read_again(tmp_path: Path) -> None:

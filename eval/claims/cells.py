@@ -84,7 +84,13 @@ def details(one: Judgement) -> list[str]:
         words = f"{protocol}{', ' if arm else ''}{arm}: {SHOWN.get(figure, figure)}"
         most = max(own, key=lambda r: r["models"])
         reached = "; ".join(_reached(r, figure) for r in own)
+        several = [r for r in own if figure == "nonself" and r.get("others") is not None]
+        if several and protocol == FAIR:
+            reached += f"; always naming the commonest {share(most['constant'], None, None)}"
         lines.append(f"{words} by {reached} ({_about(most)})")
+        if several and protocol == FAIR:
+            others = "; ".join(_reached(r, "others") for r in several)
+            lines.append(f"{words} other than the commonest by {others}")
     return lines
 
 

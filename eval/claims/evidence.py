@@ -144,6 +144,7 @@ def _record(own: list[Row]) -> Record:
     record |= {name: found[name] for name in PLAIN}
     for name, of_row in OF_ROWS.items():
         record |= _of_rows(name, of_row, own)
+    record |= _beside_a_constant(own)
     if first["protocol"] == REPORTED:
         record["found"] = "".join(first["found_text"])
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
@@ -158,6 +159,24 @@ def _of_rows(
     rows, hits, counts = zip(*counted, strict=True)
     found = share(hits, counts, [prompt(row) for row in rows], [weights(row) for row in rows])
     return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def _beside_a_constant(own: list[Row]) -> Record:
+    """`constant`: the share of hidden tokens that are the commonest of them, which always naming it
+    would find. `others`: how many of the other ones were found, with its interval.
+    """
+    places = [(row, sorted(hidden_positions(row))) for row in own]
+    tokens = Counter(row["truth"][t] for row, hidden in places for t in hidden)
+    if not tokens:
+        return dict.fromkeys(("constant", "others", "others_low", "others_high"))
+    (commonest, count), *_ = tokens.most_common(1)
+
+    def found(row: Row) -> tuple[float, float] | None:
+        others = [t for t in hidden_positions(row) if row["truth"][t] != commonest]
+        hits = sum(row["found"][t] == row["truth"][t] for t in others)
+        return (hits, len(others)) if others else None
+
+    return {"constant": count / tokens.total()} | _of_rows("others", found, own)
 
 
 def _in_top5(tokens: dict[str, float] | None) -> tuple[float, float] | None:

@@ -11,6 +11,8 @@ from eval.claims.judge import Judgement, Value, judge
 SHOWN = {
     "self": "shown tokens",
     "nonself": "hidden tokens",
+    "others": "hidden tokens that are not the commonest",
+    "constant": "the commonest hidden token",
     "exact": "whole prompts",
     "self_top5": "shown tokens in the top 5",
     "nonself_top5": "hidden tokens in the top 5",

@@ -28,8 +28,8 @@ Each claim is asked twice. **Reported**: its source's own protocol, one prompt, 
 **Fair**: many prompts, several models, causal, start and step at the model's own scale, exact
 search, and controls beside. A figure is the best that any method asked for reached, in brackets its
 95 % interval; one prompt of one model has the widest. ✓ and ✗ say whether it is as claimed. Figures
-with no interval are of one model, or means over layers. Of several measures that do not fit into a
-row one is shown, which is not as claimed if there is such; all are [below](#found).
+with no interval are of one model. Of several measures that do not fit into a row one is shown, one
+that is not as claimed if there is such; all are [below](#found).
 
 - **holds**: asked fairly, what is claimed is what is found.
 - **holds only as reported**: the source's protocol shows it again, a fair one does not. What stands
