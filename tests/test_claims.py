@@ -242,7 +242,7 @@ def test_rows_of_another_bench_and_of_older_entries_are_named_not_mixed() -> Non
 def test_what_a_constant_guess_would_find_stands_beside() -> None:
     """Most stories begin alike: two of three hidden tokens are one, and only those are found."""
     tags = {"claim": 7, "arm": "", "protocol": FAIR, "bench": BENCH, "padded": False}
-    tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}}
+    tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}, "family": "gradient"}
     rows = [
         make_row(hidden=1, method="descent", prompt=number) | tags
         | {"truth": [first, *(9,) * 15], "found": [5, *(9,) * 15], "key": str(number)}
