@@ -29,7 +29,7 @@ SIZE = {"d_model": 16, "n_layers": 2, "context": 16}
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """What the file says, of tiny models, one story and few steps."""
     data = yaml.safe_load(curves.FILE.read_text())
-    data |= {"seeds": 1, "stories": {"base": 2, "axes": 1}}
+    data |= {"seeds": 1, "stories": {"base": 2, "axes": 1, "apart": 2}}
     data["base"] |= {"width": 16, "depth": 2, "context": 16, "length": 4}
     heads = "attention(heads=2)"
     data["architectures"]["hybrid"]["mixers"][0] = heads

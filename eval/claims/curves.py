@@ -126,7 +126,8 @@ class Plan:
         context, seeds: of the models.
         axes: by name.
         methods: of the base, by kind of token and name.
-        stories: per model, at the base and off it (`axes`).
+        stories: per model, at the base and off it (`axes`); a seed's begin `apart` stories after
+            those of the seed before.
     """
 
     architectures: dict[str, dict[str, Any]]

@@ -36,7 +36,7 @@ class Task:
 
     Attributes:
         path: of a trained model; None for one that is drawn from its seed.
-        skip: stories that other seeds are asked.
+        skip: stories before the first that it is asked.
     """
 
     architecture: str
@@ -82,8 +82,8 @@ def tasks(
                 paths = there.get((*_shape(config), step), [])[: plan.seeds]
                 if not paths:
                     lacking[step] = config
-            each = plan.stories[BASE]
-            found += [Task(name, config, i, i * each, path, own) for i, path in enumerate(paths)]
+            apart = plan.stories["apart"]
+            found += [Task(name, config, i, i * apart, path, own) for i, path in enumerate(paths)]
         if lacking:
             missing.append(_lack(name, lacking, models))
     return found, missing
