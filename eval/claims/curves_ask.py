@@ -17,7 +17,7 @@ from arch.mixers import MIXERS
 from arch.pattern import parse
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.claims import BENCH
-from eval.claims.curves import BASE, KINDS, Ask, Plan, Point
+from eval.claims.curves import KINDS, Ask, Plan, Point
 from eval.errors import RequestError
 from eval.inversion.questions import Job, Question
 from eval.inversion.questions import plan as plan_jobs
