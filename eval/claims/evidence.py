@@ -222,7 +222,7 @@ def _lens_record(own: list[Row]) -> Record:
         "value": fmean(values) if values else None,
         "low": low,
         "high": high,
-        "prompts": first["prompts"],
+        "prompts": sum(row["prompts"] for row in own),  # each model is asked others
     }
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
 
