@@ -14,6 +14,12 @@ PROTOCOLS = (REPORTED, FAIR)
 
 OPERATORS = {"above": operator.ge, "below": operator.lt, "more": operator.gt, "less": operator.lt}
 """`above` and `below` compare with a number, `more` and `less` with another term."""
+WORDS = {
+    "above": "is at least",
+    "below": "is below",
+    "more": "is more than",
+    "less": "is less than",
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,17 @@ class Protocol:
     pad_to: int = 0
     controls: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        models = f"{self.seeds} model{'s' if self.seeds > 1 else ''}"
+        kind = "stories" if self.kind == "story" else f"{self.kind} prompts"
+        parts = [" ".join(f"“{text}”" for text in self.text)] if self.text else []
+        tokens = "a token" if self.length == 1 else f"{self.length} tokens"
+        parts += [f"{self.count} {kind} of {tokens}"] if not self.text else []
+        parts += [models, f"padded to {self.pad_to}" if self.pad_to else ""]
+        parts += [", ".join(_method(*each) for each in self.methods.items())]
+        parts += [f"controls {' '.join(self.controls)}" if self.controls else ""]
+        return "; ".join(part for part in parts if part)
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -133,6 +150,12 @@ class Term:
     where: dict[str, Any] = field(default_factory=dict)
     pool: str = "mean"
 
+    def __str__(self) -> str:
+        parts = [self.figure, *(f"{name} {value}" for name, value in self.where.items())]
+        parts += [self.pool] if self.pool != "mean" else []
+        parts += [f"by {self.by}"] if self.by != "best" else []
+        return (f"{self.arm}: " if self.arm else "") + ", ".join(parts)
+
 
 @dataclass(frozen=True)
 class Criterion:
@@ -141,6 +164,9 @@ class Criterion:
     left: Term
     operation: str
     right: float | Term
+
+    def __str__(self) -> str:
+        return f"{self.left} {WORDS[self.operation]} {self.right}"
 
     def holds(self, left: float, right: float) -> bool:
         """Whether it does, for these values."""
@@ -179,3 +205,7 @@ class Claim:
     def command(self) -> str:
         """What runs it."""
         return f"python -m eval claims run {self.number}"
+
+
+def _method(label: str, settings: dict[str, Any]) -> str:
+    return " ".join([label, *(f"{name}={value}" for name, value in settings.items())])

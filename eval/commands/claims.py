@@ -104,15 +104,17 @@ def _lines(claim: Claim) -> list[str]:
         models = arm.models
         own = " ".join(f"{name}={value}" for name, value in models.config.items())
         state = ", trained" if models.trained else ", untrained"
-        small = "".join(f"; on a CPU {name}={value}" for name, value in models.cpu.items())
+        less = {
+            name: value for name, value in models.cpu.items() if value != models.config.get(name)
+        }
+        small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
         about = f"{own}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
         site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
         without = f" without {' '.join(arm.without)}" if arm.without else ""
         lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
         for name in PROTOCOLS:
             if protocol := arm.protocol(name):
-                set_fields = {k: v for k, v in vars(protocol).items() if v}
-                lines.append(f"    {name}: {set_fields}")
+                lines.append(f"    {name}: {protocol}")
     lines += [f"  judged by: {criterion}" for criterion in claim.judge]
     lines += [f"  note: {claim.note}"] if claim.note else []
     return [*lines, f"  {claim.command}"]
