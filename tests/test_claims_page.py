@@ -239,7 +239,8 @@ def _records(claim: Claim, arm: Arm, tags: dict[str, Any], asked: Protocol) -> l
             if t.arm == arm.name
             for layer in (1, 2)
         ]
-    figures = ("self", "nonself", "self_top5", "set_recall", "anywhere", "criterion", "exact")
+    figures = ("self", "nonself", "self_top5", "set_recall", "anywhere", "criterion", "exact",
+               "constant", "others")  # fmt: skip
     shares = {f"{f}{end}": 0.5 for f in figures for end in ("", "_low", "_high")}
     found = (
         {"found": "a text that is long enough to be cut"} if tags["protocol"] == REPORTED else {}
