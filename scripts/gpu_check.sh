@@ -70,7 +70,7 @@ claims() {
     status=$?
     [ $status -eq 124 ] && echo "not all was asked yet: call again"
     "$python" -m eval claims table "$rows" --store "$out/claims-cuda.jsonl"
-    "$python" -m eval claims table --records "$out/claims-cuda.jsonl" --markdown \
+    "$python" -m eval claims table --records "$out/claims-cuda.jsonl" --findings none --markdown \
         "$out/claims-cuda.md" >/dev/null
     return $status
 }

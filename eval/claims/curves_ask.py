@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, ModelConfig
+from arch import ModelConfig
 from arch.mixers import MIXERS
 from arch.pattern import parse
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.claims import BENCH
 from eval.claims.curves import KINDS, Ask, Plan, Point
+from eval.claims.sources import drawn
 from eval.errors import RequestError
 from eval.inversion.questions import Job, Question
 from eval.inversion.questions import plan as plan_jobs
@@ -56,12 +57,8 @@ class Task:
         """The model."""
         if self.path:
             return open_checkpoint(self.path, device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            model = LanguageModel(self.config)
-        model = model.to(device).eval().requires_grad_(False)
         name = f"{self.architecture}-d{self.config.d_model}-n{self.config.n_layers}-s{self.seed}"
-        return Checkpoint(model, self.config, tokenizer, {"name": name, "step": 0}, Path(name))
+        return drawn(name, self.config, self.seed, tokenizer, device)
 
 
 def tasks(
@@ -120,7 +117,7 @@ class Asker:
             self.results.append(row | tags[row["key"]] for row in runner.run(job))
 
     def _prompts(self, task: Task, checkpoint: Checkpoint) -> dict[int, list[Prompt]]:
-        """By length; each seed has its own."""
+        """By length; each seed begins further on."""
         longest = {}
         for point, ask in task.asks.items():
             longest[point.length] = max(ask.stories, longest.get(point.length, 0))

@@ -150,12 +150,7 @@ class Shelf:
         return self._opened[1]
 
     def _build(self, config: ModelConfig, seed: int) -> Checkpoint:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = LanguageModel(config)
-        model = model.to(self.device).eval().requires_grad_(False)
-        name = f"{_name(config)}-s{seed}"
-        return Checkpoint(model, config, self.tokenizer, {"name": name, "step": 0}, Path(name))
+        return drawn(f"{_name(config)}-s{seed}", config, seed, self.tokenizer, self.device)
 
     def _pretrained(self, claim: Claim, models: Models) -> str:
         """The directory of its weights."""
@@ -224,6 +219,17 @@ class Shelf:
         model.requires_grad_(False)
         tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
         return Checkpoint(model, model.config, tokenizer, meta, loaded.path)
+
+
+def drawn(
+    name: str, config: ModelConfig, seed: int, tokenizer: Tokenizer, device: torch.device
+) -> Checkpoint:
+    """An untrained model, as its seed has it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LanguageModel(config)
+    model = model.to(device).eval().requires_grad_(False)
+    return Checkpoint(model, config, tokenizer, {"name": name, "step": 0}, Path(name))
 
 
 def needs(models: Models) -> str:
