@@ -34,17 +34,24 @@ def command(data: Path, run: Path, flags: str) -> list[str]:
     return ["fit", "--data", str(data), "--run", str(run), *TINY.split(), *flags.split()]
 
 
-def torchrun(*commands: list[str] | str) -> str:
-    """Runs commands in two processes, one after the other; returns what they say."""
-    words = ["--standalone", "--nproc-per-node", "2", str(ROOT / "tests" / "scale_runs.py")]
+def torchrun(logs: Path, *commands: list[str] | str) -> str:
+    """Runs commands in two processes, one after the other; returns what each says, in turns.
+
+    Each process writes into files of its own: lines sent to one pipe may cut each other in two.
+    """
+    words = ["--standalone", "--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(logs)]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(commands)],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", *words),
+            *(str(ROOT / "tests" / "scale_runs.py"), json.dumps(commands)),
+        ],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    said = "".join(path.read_text() for path in sorted(logs.rglob("std*.log")))
+    assert done.returncode == 0, done.stderr + said
+    return said
 
 
 def rows(run: Path, key: str) -> list[dict[str, float]]:
@@ -75,6 +82,7 @@ def test_two_processes_train_as_one(data: Path, tmp_path: Path):
     assert fit(data, one, *FLAGS.split()) == 0
     assert fit(data, grown, *FLAGS.split(), "--trainer.max_steps", "3") == 0
     said = torchrun(
+        tmp_path / "logs",
         command(data, two, f"{FLAGS} {SHARED} --batch.micro 1"),
         command(data, grown, f"{FLAGS} {SHARED} --resume auto"),
         command(data, shrunk, f"{FLAGS} {SHARED} --trainer.max_steps 3"),
@@ -101,6 +109,7 @@ def test_shards_train_as_one(data: Path, tmp_path: Path):
     assert fit(data, one, *flags.split()) == 0
     assert fit(data, grown, *flags.split(), "--trainer.max_steps", "3") == 0
     said = torchrun(
+        tmp_path / "logs",
         "shard_on_cpus",
         command(data, two, f"{sharded} --batch.micro 1"),
         command(data, grown, f"{sharded} --resume auto"),
