@@ -1,5 +1,6 @@
-"""The inputs to be recovered: real stories, uniformly random tokens, or any text given."""
+"""The inputs to be recovered: of real stories, uniformly random tokens, or any text given."""
 
+import random
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer
 from eval.errors import RequestError
 from tokenizer import END_OF_TEXT, PAD, open_corpus
 
-SETS = ("story", "random")
+SETS = ("story", "inside", "random")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,42 @@ def story_prompts(
     raise RequestError(
         f"--count {count}{after}: the corpus {corpus} has {len(found)} different beginnings of "
         f"{length} tokens; ask for fewer, or for another length"
+    )
+
+
+def inside_prompts(
+    corpus: str, tokenizer: Tokenizer, count: int, length: int, skip: int = 0, seed: int = 0
+) -> list[Prompt]:
+    """`length` tokens from anywhere within validation stories but their beginning, one of each.
+
+    Stories begin much alike, so that of beginnings even a guess names many a first token.
+
+    Args:
+        corpus: where stories come from.
+        tokenizer: the model's.
+        count: how many.
+        length: tokens of each.
+        skip: stories left out before the first that is taken from.
+        seed: of the places.
+
+    Raises:
+        RequestError: too few stories of more than so many tokens.
+        CorpusError: the corpus cannot be read.
+    """
+    draw = random.Random(seed)
+    found: list[Prompt] = []
+    for story in open_corpus(corpus, "valid"):
+        tokens = tokenizer.encode(story, add_special_tokens=False).ids
+        if len(tokens) > length:
+            start = draw.randint(1, len(tokens) - length)
+            window = tuple(tokens[start : start + length])
+            found.append(Prompt("inside", len(found), window))
+        if len(found) == skip + count:
+            return found[skip:]
+    after = f" after --skip {skip}" if skip else ""
+    raise RequestError(
+        f"--count {count}{after}: the corpus {corpus} has {len(found)} stories of more than "
+        f"{length} tokens; ask for fewer, or for a shorter --length"
     )
 
 

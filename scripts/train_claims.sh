@@ -44,4 +44,6 @@ for seed in 0 1 2; do
     fit "expanded-d64-s$seed" --config flat-small --model.mixers "['expanded(factor=1)']" \
         --model.d_model 64 --model.n_layers 8 "${short[@]}" "${s[@]}"
 done
+fit flat-d512-s0 --config flat-small "${wide[@]}" --model.d_model 512 --model.context 512 \
+    --batch.size 4 --trainer.max_steps 200 --optimizer.lr 6e-3 --optimizer.muon_lr 6e-3
 fit flat-d64-n64-s0 --config flat-small --model.d_model 64 --model.n_layers 64 "${short[@]}"

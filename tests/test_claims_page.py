@@ -104,7 +104,7 @@ def filled(template: str, tmp_path: Path) -> str:
         ("prompts 7", "50"),
         ("models 7", "3"),
         ("sizes 7", "flat d16 n1 untrained"),
-        ("tally", "1 holds; 1 holds only as reported"),
+        ("tally", "1 holds, 1 holds only as reported"),
         ("tally lenses", "none"),
         ('which "holds only as reported" mixers', "[7](#claim-7)"),
         ('which "does not hold"', "none"),

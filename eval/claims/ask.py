@@ -25,7 +25,15 @@ from eval.inversion.slices import Slice
 from eval.lenses.catalogue import LENSES
 from eval.lenses.lens import Request
 from eval.lenses.questions import Look
-from eval.prompts import Prompt, background, padded, random_prompts, story_prompts, text_prompts
+from eval.prompts import (
+    Prompt,
+    background,
+    inside_prompts,
+    padded,
+    random_prompts,
+    story_prompts,
+    text_prompts,
+)
 from eval.results import Results, Row, read_rows, row_key
 
 DONE = "claim"  # kind of the row that ends a part, so that it need not be opened again
@@ -219,7 +227,8 @@ def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
         if protocol.kind == "random":
             several = random_prompts(checkpoint.tokenizer, protocol.count, length)
         else:
-            several = story_prompts(corpus, checkpoint.tokenizer, protocol.count, length)
+            taken = inside_prompts if protocol.kind == "inside" else story_prompts
+            several = taken(corpus, checkpoint.tokenizer, protocol.count, length)
         return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
     longest = max(prompt.real for prompt in prompts)

@@ -12,6 +12,7 @@ REPORTED = "reported"
 FAIR = "fair"
 PROTOCOLS = (REPORTED, FAIR)
 
+KINDS = {"story": "stories", "inside": "places inside stories", "random": "random prompts"}
 OPERATORS = {"above": operator.ge, "below": operator.lt, "more": operator.gt, "less": operator.lt}
 """`above` and `below` compare with a number, `more` and `less` with another term."""
 WORDS = {
@@ -77,7 +78,7 @@ class Protocol:
         methods: of the inversion bench, as a suite writes them; none of a lens.
         seeds: models of our own, from seed 0 on.
         text: the prompts; others when empty.
-        kind: of the others: story or random tokens.
+        kind: of the others: story (beginnings), inside (of stories) or random (tokens).
         count: of those, over all models together: each is asked others.
         length: tokens of each.
         pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside, of the
@@ -96,7 +97,7 @@ class Protocol:
 
     def __str__(self) -> str:
         models = f"{self.seeds} model{'s' if self.seeds > 1 else ''}"
-        kind = "stories" if self.kind == "story" else f"{self.kind} prompts"
+        kind = KINDS[self.kind]
         parts = [" ".join(f"“{text}”" for text in self.text)] if self.text else []
         tokens = "a token" if self.length == 1 else f"{self.length} tokens"
         parts += [f"{self.count} {kind} of {tokens}"] if not self.text else []

@@ -11,13 +11,21 @@ from typing import Any
 
 from eval.claims.evidence import Record
 from eval.claims.findings_figures import FACTS, Reading, curve, fact, figure
-from eval.claims.judge import VERDICTS, Judgement
+from eval.claims.judge import FAILS, HOLDS, NOT_RUN, ONLY_REPORTED, VERDICTS, WEIGHTS, Judgement
 from eval.claims.registry import GROUPS
 from eval.errors import RequestError
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, "=": operator.eq, ">=": operator.ge, ">": operator.gt,
 }  # fmt: skip
+OF_SEVERAL = {
+    HOLDS: "hold",
+    ONLY_REPORTED: "hold only as reported",
+    FAILS: "do not hold",
+    WEIGHTS: "need weights",
+    NOT_RUN: "were not run",
+}
+OF_ONE = {verdict: verdict for verdict in VERDICTS} | {NOT_RUN: "was not run"}
 CURVES = "curves"
 """What figures of curves cite, in place of a claim's number."""
 
@@ -125,9 +133,13 @@ class Known:
 
 
 def tally(judgements: list[Judgement]) -> str:
-    """How many claims have which verdict: `3 holds; 1 does not hold`."""
+    """How many claims have which verdict: `3 hold, 1 does not hold`."""
     counts = Counter(one.verdict for one in judgements)
-    return "; ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    return ", ".join(
+        f"{counts[verdict]} {(OF_ONE if counts[verdict] == 1 else OF_SEVERAL)[verdict]}"
+        for verdict in VERDICTS
+        if counts[verdict]
+    )
 
 
 def _split(text: str) -> list[str]:

@@ -20,6 +20,7 @@ from eval.prompts import (
     SETS,
     Prompt,
     background,
+    inside_prompts,
     padded,
     random_prompts,
     story_prompts,
@@ -73,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="asked beside: shuffled, identity, scale=NUMBER, embedding=DIR",
     )
     prompts = parser.add_argument_group("prompts")
-    prompts.add_argument("--prompts", nargs="+", choices=SETS, metavar="SET", help="story, random")
+    prompts.add_argument("--prompts", nargs="+", choices=SETS, metavar="SET", help=", ".join(SETS))
     prompts.add_argument("--text", nargs="+", help="texts to recover as they are")
     prompts.add_argument("--count", type=positive, help="prompts of each set")
     prompts.add_argument(
-        "--skip", type=natural, default=0, metavar="N", help="story prompts left out at the start"
+        "--skip", type=natural, default=0, metavar="N", help="stories left out at the start"
     )
     prompts.add_argument("--length", type=positive, help="tokens of each prompt")
     prompts.add_argument("--pad-to", type=positive, metavar="N", help="pads after each prompt")
@@ -208,10 +209,11 @@ def _prompts(
     tokenizer = checkpoint.tokenizer
     prompts = text_prompts(options.text or [], tokenizer)
     sets = wanted["set"] if options.prompts or not options.text else []
-    if "story" in sets:
-        prompts += story_prompts(
-            options.corpus, tokenizer, wanted["count"], wanted["length"], options.skip
-        )
+    for name, taken in (("story", story_prompts), ("inside", inside_prompts)):
+        if name in sets:
+            prompts += taken(
+                options.corpus, tokenizer, wanted["count"], wanted["length"], options.skip
+            )
     if "random" in sets:
         prompts += random_prompts(tokenizer, wanted["count"], wanted["length"])
     if options.pad_to:
