@@ -93,6 +93,34 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
             assert answer.collisions.get(j) == several
 
 
+@pytest.mark.parametrize("part", ["block", "mixer"])
+@pytest.mark.parametrize("noise", [0.02, 0.5])
+def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part: str, noise: float) -> None:
+    circuit, truth = Circuit(tiny(), 1, part), prompts(1, 6, V)
+    problem = pose(circuit, truth, Slice(2), noise=noise, generators=chance(1))
+    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1))
+    assert answer.certificate == "screened"
+    fit, _ = all_pairs(problem, answer.tokens)
+    assert answer.notes["pairs"] >= len(fit) >= (2 if noise > 0.1 else 1)
+    for j in range(2):
+        several = sorted({pair[j] for pair in fit}) if len(fit) > 1 else None
+        assert answer.collisions.get(j) == several
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_screen_that_loses_the_answer_certifies_nothing(
+    monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    circuit, truth = Circuit(tiny(), 2), prompts(1, 6, V)
+    problem = pose(circuit, truth, Slice(2))
+    monkeypatch.setattr("eval.inversion.enumerate.SPARE", -1.0)
+    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=exact)
+    assert answer.tokens.equal(truth[0])
+    assert answer.notes["pairs"] == 0
+    assert answer.certificate == "residual"
+    assert not answer.collisions
+
+
 def test_one_hidden_token_is_enumerated(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 7)
     answers = enumerate_hidden(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(2))

@@ -63,8 +63,9 @@ def _rule_out(
     if left is not None:
         nearest, equal, count = pairs.run(left)
         answer.notes |= {"pairs": count, "nearest": nearest}
-        answer.certificate = "enumerated" if exact else "screened"
         equal = pairs.told_apart_by_none(problem, answer.tokens, equal)
+        if tuple(answer.tokens[:2].tolist()) in equal:  # what loses the answer rules nothing out
+            answer.certificate = "enumerated" if exact else "screened"
         if len(equal) > 1:
             for j in range(2):
                 answer.collisions[j] = sorted({pair[j] for pair in equal})
@@ -121,9 +122,10 @@ class _Pairs:
         off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)
         allowance = SPARE * float(off.max())
         left = (self.target - base) - changes[0]  # (V, C): what a second token would have to add
+        second = changes[1].double()  # in float32, cdist errs by more than the limit
         found, count = [], 0
-        for start, some in zip(range(0, self.V, 256), left.split(256), strict=True):
-            near = torch.cdist(some, changes[1]) <= allowance
+        for start, some in zip(range(0, self.V, 256), left.double().split(256), strict=True):
+            near = torch.cdist(some, second) <= self.limit + allowance
             pairs = near.nonzero()
             pairs[:, 0] += start
             found.append(pairs)
@@ -153,8 +155,10 @@ class _Pairs:
         self, problem: Problem, tokens: Tensor, pairs: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Those of the pairs that explain every visible position, not the first one alone."""
+        if not pairs:
+            return []
         fitting = []
-        for some in torch.tensor(pairs, device=tokens.device).view(-1, 2).split(BATCH):
+        for some in torch.tensor(pairs, device=tokens.device).split(BATCH):
             whole = torch.cat([some, tokens[2:].expand(len(some), -1)], dim=1)
             self.evaluations += whole.numel()
             fitting += [(int(a), int(b)) for a, b in some[problem.residual(whole)[1]].tolist()]
