@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     try:
         content = read_sweep(options.file)
+        _check_ends(options, content)
         trials = list(itertools.islice(plan(content, options.seed), options.limit))
         flags = [word for word in content["command"] if str(word).startswith("--")]
     except SweepError as error:
@@ -75,6 +76,9 @@ def read_sweep(path: Path) -> dict[str, Any]:
         )
     if ARGUMENTS not in content.get("command", ()):
         raise SweepError(f"{path}: its command does not pass {ARGUMENTS} on; see scripts/sweeps")
+    cap = content.get("run_cap", 1)
+    if not isinstance(cap, int) or cap < 1:
+        raise SweepError(f"{path}: run_cap is {cap}; it must be a whole number, at least 1")
     for name, parameter in content["parameters"].items():
         if not isinstance(parameter, dict):
             raise SweepError(f"{path}: {name} must have a value, values, or min and max")
@@ -103,6 +107,15 @@ def trial_name(trial: Trial, varied: list[str]) -> str:
     names = sorted(varied, key=lambda name: name == "seed")
     words = [f"{name.rpartition('.')[2]}={_short(trial[name])}" for name in names]
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
+
+
+def _check_ends(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    if options.limit is not None and options.limit < 1:
+        raise SweepError(f"--limit is {options.limit}; at least 1")
+    if content["method"] == "random" and options.limit is None and "run_cap" not in content:
+        raise SweepError(
+            f"{options.file}: method random without a run_cap never ends; add one, or --limit N"
+        )
 
 
 def _run_all(trials: list[Trial], varied: list[str], flags: list[str], out: Path) -> int:

@@ -30,6 +30,8 @@ TOY: dict[str, Any] = {
     },
 }
 
+RANDOM = {"method": "random", "run_cap": 2}
+
 
 def save(path: Path, content: object) -> Path:
     path.write_text(yaml.safe_dump(content))
@@ -150,9 +152,9 @@ def test_seeds_stand_at_the_end_of_names() -> None:
         ({"parameters": {"seed": 3}}, "seed must have a value, values, or min and max"),
         ({"parameters": {"seed": {"min": 3}}}, "seed: a grid needs its value or values"),
         ({"command": ["python"]}, "its command does not pass ${args} on"),
-        ({"method": "random", "parameters": {"seed": {"min": 3}}}, "seed: needs a value, values"),
+        (RANDOM | {"parameters": {"seed": {"min": 3}}}, "seed: needs a value, values"),
         (
-            {"method": "random", "parameters": {"seed": {"min": 1, "max": 2, "distribution": "q"}}},
+            RANDOM | {"parameters": {"seed": {"min": 1, "max": 2, "distribution": "q"}}},
             "seed: distribution q is drawn at W&B only; allowed here: int_uniform, uniform",
         ),
     ],
@@ -162,6 +164,37 @@ def test_what_cannot_be_run_is_one_line(
 ) -> None:
     file = save(tmp_path / "bad.yaml", TOY | change)
     assert main([str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+DRAWN = TOY | {"method": "random", "parameters": {"seed": {"min": 1, "max": 9}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        (TOY, ["--limit", "-1"], "--limit is -1; at least 1"),
+        (TOY, ["--limit", "0"], "--limit is 0; at least 1"),
+        (DRAWN, [], "bad.yaml: method random without a run_cap never ends; add one, or --limit N"),
+        (DRAWN | {"run_cap": 0}, [], "bad.yaml: run_cap is 0; it must be a whole number, at leas"),
+        (DRAWN | {"run_cap": "two"}, [], "bad.yaml: run_cap is two; it must be a whole number"),
+    ],
+)
+def test_a_sweep_ends(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: dict[str, Any],
+    words: list[str],
+    message: str,
+) -> None:
+    endless = iter(range(100))  # draws beyond these end in a RuntimeError
+    monkeypatch.setattr("scripts.sweep._draw", lambda *_: next(endless))
+    file = save(tmp_path / "bad.yaml", content)
+    assert main([str(file), *words]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert message in said
