@@ -1,13 +1,18 @@
 """Hidden tokens with nothing given: the alternating search on small models."""
 
+import itertools
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.inversion.alternating import alternating
+from eval.inversion.alternating import COMBINED, CROSSED, _End, _Search, alternating
+from eval.inversion.lexicon import Reader
 from eval.inversion.metrics import verdicts
 from eval.inversion.problem import pose
 from eval.inversion.slices import Slice
@@ -136,3 +141,46 @@ def test_one_hidden_token_with_a_twin_is_ambiguous(small_model: Make) -> None:
     assert answer.collisions[0] == sorted({11, one})
     assert answer.tokens[1:].equal(truth[0, 1:])
     assert verdicts(answer, truth[0], at_floor=True) == ["ambiguous", *["recovered"] * 5]
+
+
+def crossed(
+    model: LanguageModel, k: int, ends: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, int]:
+    """The hidden tokens that are run where some starts ended at `(n, k)`; the memory it took."""
+    circuit, truth = Circuit(model, 1), prompts(1, k + 2)
+    problem = pose(circuit, truth, Slice(k))
+    search = _Search(problem, Reader(lexicon(circuit), 0, None), chance(1)[0], 1, 8)
+    tried: list[Tensor] = []
+
+    def nearest(guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        tried.append(guesses)
+        return guesses[:1], 0.0
+
+    monkeypatch.setattr(search, "_nearest", nearest)
+    rests = [_End(end[None], float(i), False) for i, end in enumerate(ends)]
+    tracemalloc.start()
+    search._cross(rests)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return tried[0], peak
+
+
+def test_ends_of_few_hidden_tokens_are_combined_in_every_way(
+    small_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = torch.tensor([[5, 7, 9, 1], [4, 7, 2, 0], [5, 3, 8, 6]])
+    tried, _ = crossed(small_model(), 4, ends, monkeypatch)
+    ways = itertools.product([4, 5], [3, 7], [2, 8, 9], [0, 1, 6])
+    assert tried.tolist() == [*ends.tolist(), *map(list, ways)]
+
+
+def test_combining_many_hidden_tokens_takes_little_memory(
+    small_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = 9
+    ends = torch.arange(CROSSED * k).view(CROSSED, k)
+    tried, peak = crossed(small_model(), k, ends, monkeypatch)
+    assert peak < 20e6  # all of them, as tuples, would be more than 200
+    assert len(tried) == CROSSED + COMBINED
+    assert all(set(column.tolist()) == set(ends[:, j].tolist()) for j, column in enumerate(tried.T))
+    assert len(tried.unique(dim=0)) > COMBINED / 2

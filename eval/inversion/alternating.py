@@ -14,6 +14,7 @@ hidden tokens are known, and the rest is proposed and verified.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -160,11 +161,14 @@ class _Search:
         """
         ends = sorted(ends, key=lambda end: end.distance)[:CROSSED]
         tokens = torch.cat([end.hidden for end in ends])
-        chosen = list(itertools.product(*(column.unique().tolist() for column in tokens.T)))
-        if len(chosen) > COMBINED:
-            drawn = torch.randperm(len(chosen), generator=self.generator)[:COMBINED]
-            chosen = [chosen[i] for i in drawn.tolist()]
-        combined = torch.cat([tokens, torch.tensor(chosen, device=tokens.device)])
+        columns = [column.unique().cpu() for column in tokens.T]
+        if math.prod(map(len, columns)) <= COMBINED:
+            chosen = torch.cartesian_prod(*columns).view(-1, self.k)
+        else:  # 5 ** k of them: too many to list where k is large
+            size, chance = (COMBINED,), self.generator
+            drawn = [c[torch.randint(len(c), size, generator=chance)] for c in columns]
+            chosen = torch.stack(drawn, dim=1)
+        combined = torch.cat([tokens, chosen.to(tokens.device)])
         best, _ = self._nearest(combined, self._read(ends[0].hidden))
         return None if (best == tokens).all(dim=1).any() else best
 
