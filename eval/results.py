@@ -1,8 +1,8 @@
 """Rows of evidence: an append-only JSONL file in a results directory, resumable by key.
 
 One row is one checkpoint x site x slice x method x prompt x seed. A row is on the disk before the
-next one is computed; a torn last line (a crash in the middle of a write) is cut off at the next
-use.
+next one is computed. A torn last line (a crash in the middle of a write, or a write under way) is
+no row yet: readers leave it out, and the next that appends cuts it off.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ class Results:
 
 
 def read_rows(places: Iterable[str | Path]) -> list[Row]:
-    """Reads the rows of results directories or of JSONL files.
+    """Reads the rows of results directories or of JSONL files, up to a torn last line.
 
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
@@ -86,17 +86,20 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
         path = place / ROWS if place.is_dir() else place
         if not path.is_file():
             raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        content = path.read_bytes()
+        for number, line in enumerate(content[: _whole(content)].splitlines(), start=1):
             rows.append(_parse(line, path, number))
     return rows
 
 
-def _parse(line: str, path: Path, number: int) -> Row:
+def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
         row = json.loads(line)
         schema = row["schema"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        raise RequestError(f"{path}, line {number}: not a row of results") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise RequestError(
+            f"{path}, line {number}: not a row of results; delete that line and run the eval again"
+        ) from None
     if schema != SCHEMA:
         raise RequestError(
             f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}; "
@@ -107,6 +110,10 @@ def _parse(line: str, path: Path, number: int) -> Row:
 
 def _cut_torn_line(path: Path) -> None:
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
+    if _whole(content) < len(content):
+        os.truncate(path, _whole(content))
+
+
+def _whole(content: bytes) -> int:
+    """The length of the lines that were written to their end."""
+    return content.rfind(b"\n") + 1

@@ -208,7 +208,8 @@ def test_report_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no results here" in complaint(capsys)
     (tmp_path / "rows.jsonl").write_text("not json\n")
     assert main(["report", str(tmp_path), "--out", str(page)]) == 2
-    assert "line 1: not a row of results" in complaint(capsys)
+    fix = "delete that line and run the eval again"
+    assert f"line 1: not a row of results; {fix}" in complaint(capsys)
     (tmp_path / "rows.jsonl").write_text('{"schema": 99, "key": "a"}\n')
     assert main(["report", str(tmp_path), "--out", str(page)]) == 2
     assert "schema 99, this version reads 1" in complaint(capsys)
@@ -237,6 +238,21 @@ def test_rows_of_one_key_are_kept_once(tmp_path: Path) -> None:
     assert [row["value"] for row in read_rows([tmp_path])] == [1, 3]
     with pytest.raises(RequestError, match="no results here"):
         read_rows([tmp_path / "other"])
+
+
+def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results(tmp_path)
+    results.append([{"key": "a"}, {"key": "é"}])
+    whole = results.path.read_bytes()
+    for torn in (b'{"schema": 1, "ke', b'{"schema": 1, "key": "b"}', b'{"key": "\xc3', b"\0\0"):
+        results.path.write_bytes(whole + torn)
+        assert [row["key"] for row in read_rows([tmp_path])] == ["a", "é"]
+        assert results.path.read_bytes() == whole + torn  # a reader may stand beside a writer
+        results.path.write_bytes(whole + torn[:-1] + b"\n" + whole)
+        assert main(["summary", str(tmp_path)]) == 2
+        assert "line 3: not a row of results; delete that line" in complaint(capsys)
 
 
 def test_evals_do_not_load_what_trains() -> None:
