@@ -162,13 +162,25 @@ def test_the_lens(model_directory):
     assert reading.at(offset=1, layer=2).values[-1].isnan()
     assert reading.at(offset=-2, layer=2).values[2:].isfinite().all()
     assert all(len(word) > 1 for word in found.notes["examples"])
-    with pytest.raises(RequestError, match="--tokens 50: probes need 128 at least"):
-        DETOKENISATION.find(checkpoint, Request((PROMPT,), corpus="toy:60", tokens=50))
     checkpoint.kept.clear()
     with torch.no_grad():
         checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
         DETOKENISATION.find(checkpoint, request)
+
+
+@pytest.mark.parametrize("context", [4, 5, 32, 128])
+def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory, context):
+    """Windows are held back for the probes' factors: others must be left to fit on."""
+    checkpoint = open_checkpoint(model_directory(context=context))
+    least = 2 * context * math.ceil(128 / (context - 3))
+    prompt = Prompt("text", 0, tuple(range(60, 64)))
+    refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
+    with pytest.raises(RequestError, match=refusal):
+        DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:200", tokens=least - 1))
+    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:200", tokens=least))
+    assert found.figures
+    assert all(math.isfinite(figure["value"]) for figure in found.figures)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gptj", "llama 3"])

@@ -24,7 +24,7 @@ from eval.errors import RequestError
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.pieces import Words, alphabet, census, words_of
-from eval.lenses.text import Stories, stories, whole_windows
+from eval.lenses.text import WINDOW, Stories, stories, whole_windows
 from eval.lenses.trace import gather, streams_of
 from eval.probes.linear import calibrated
 from eval.probes.moments import Classifier, Moments, gaussian
@@ -59,6 +59,11 @@ def inner(streams: Tensor, layers: list[int]) -> Tensor:
     return streams[layers, :, BACK : streams.shape[2] - AHEAD].float()
 
 
+def held_back(length: int) -> int:
+    """Windows of `length` tokens that hold the examples for the probes' factors."""
+    return math.ceil(EXAMPLES / (length - BACK - AHEAD))
+
+
 def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
     """Gaussian probes of all layers and offsets, in closed form, by one pass over the text.
 
@@ -71,8 +76,7 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
         RequestError: a stream that is not finite.
     """
     V, D, device = len(classes), text.model.config.d_model, text.windows.device
-    count, length = text.windows.shape
-    held = math.ceil(EXAMPLES / (length - BACK - AHEAD))
+    count, held = len(text.windows), held_back(text.windows.shape[1])
     sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
     for windows, streams in text.batches(stop=count - held):
         y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
@@ -146,12 +150,14 @@ def judge(probes: Probes, examples: dict[int, Tensor], tokens: Tensor, o: int) -
 
 
 def _load(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories]:
-    count = whole_windows(checkpoint, request, 4, "probes need")
-    if checkpoint.config.context <= BACK + AHEAD:
+    context = checkpoint.config.context
+    if context <= BACK + AHEAD:
         raise RequestError(
-            f"the context of {checkpoint.path} is {checkpoint.config.context}; probes of words "
-            f"need more than {BACK + AHEAD}: use a model with a longer context"
+            f"the context of {checkpoint.path} is {context}; probes of words need more than "
+            f"{BACK + AHEAD}: use a model with a longer context"
         )
+    least = 2 * held_back(min(WINDOW, context))  # as much is fitted as sets the factors
+    count = whole_windows(checkpoint, request, least, "probes of words need")
     train = stories(checkpoint, request, "train", count)
     return train, stories(checkpoint, request, "valid", count // 4)
 
