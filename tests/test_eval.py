@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import subprocess
 import sys
@@ -11,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from arch import load_model
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
-from eval.language import measure_loss
 from eval.prompts import inside_prompts
 from eval.results import Results, read_rows
 from tokenizer import load_tokenizer, open_corpus
@@ -106,26 +100,6 @@ def test_prompts_from_inside_stories(model_directory: Directory, tmp_path: Path)
     assert inside_prompts("toy:200", tokenizer, 5, 12, skip=3) == prompts[3:]
     with pytest.raises(RequestError, match="0 stories of more than 9999 tokens; ask for fewer"):
         inside_prompts("toy:200", tokenizer, 1, 9999)
-
-
-def test_loss_is_the_mean_over_windows(model_directory: Directory, tmp_path: Path) -> None:
-    path = model_directory()
-    corpus = tmp_path / "valid.txt"
-    stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
-    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
-    loss = measure_loss(open_checkpoint(path), str(corpus))
-    tokenizer = load_tokenizer(path)
-    tokens = [i for story in stories for i in [*tokenizer.encode(story).ids, 0]]
-    model = load_model(path).model.double()
-    nats = 0.0
-    for start in range(0, len(tokens) - 1, 32):  # the context
-        window = torch.tensor([tokens[start : start + 33]])
-        logits = model(window[:, :-1])[0]
-        nats += float(F.cross_entropy(logits, window[0, 1:], reduction="sum").detach())
-    assert loss.tokens == len(tokens) - 1
-    assert loss.bytes == sum(len(story.encode()) for story in stories)
-    assert loss.nats_per_token == pytest.approx(nats / loss.tokens, rel=1e-5)
-    assert loss.bits_per_byte == pytest.approx(nats / loss.bytes / math.log(2), rel=1e-5)
 
 
 def test_loss_and_generate_print(

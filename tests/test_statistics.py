@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from eval.statistics import Interval, clustered, exact_share, no_failures, share, wilson
+from eval.statistics import Interval, clustered, exact_share, no_failures, over_seeds, share, wilson
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_share_takes_the_interval_that_fits():
     assert share([5] * 4, [5] * 4, prompts, models) == no_failures(4)
     assert share([5] * 4, [5] * 4, "abab", "xxxx") == no_failures(2)  # two solver seeds each
     assert share([0] * 200, [5] * 200, range(200), [0] * 200) == pytest.approx((0, 0, 0.015))
-    assert share([4], [5], "a", "x") == pytest.approx((0.8, *wilson(1, 1)[1:]))
+    assert share([4], [5], "a", "x") == (0.8, 0, 1)
     some = share([5, 3, 4, 5], [5] * 4, prompts, models)
     assert some == clustered([5, 3, 4, 5], [5] * 4, prompts, models)
     assert some.low < 0.85 < some.high
@@ -133,3 +133,8 @@ def test_exact_share_counts_pairs_of_prompt_and_model():
     assert exact_share([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
     assert exact_share([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
     assert exact_share([False, False], "ab", [0] * 2) == wilson(0, 2)
+    assert exact_share([False], "a", [0]) == (0, 0, 1)
+
+
+def test_seeds_need_two():
+    assert over_seeds([1.0]) is None

@@ -1,0 +1,109 @@
+"""The loss of a model: over windows, by story, with its interval, and as rows."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+
+from arch import load_model
+from eval.__main__ import main
+from eval.checkpoints import open_checkpoint
+from eval.compare.evidence import gather
+from eval.compare.figures import measure
+from eval.language import PARTS, bits_per_byte, measure_loss
+from eval.results import read_rows
+from tokenizer import load_tokenizer
+
+Make = Callable[..., Path]
+
+
+def test_loss_is_the_mean_over_windows(model_directory: Make, tmp_path: Path) -> None:
+    path = model_directory()
+    corpus = tmp_path / "valid.txt"
+    stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
+    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    loss = measure_loss(open_checkpoint(path), str(corpus))
+    tokenizer = load_tokenizer(path)
+    tokens = [i for story in stories for i in [*tokenizer.encode(story).ids, 0]]
+    model = load_model(path).model.double()
+    nats = 0.0
+    for start in range(0, len(tokens) - 1, 32):  # the context
+        window = torch.tensor([tokens[start : start + 33]])
+        logits = model(window[:, :-1])[0]
+        nats += float(F.cross_entropy(logits, window[0, 1:], reduction="sum").detach())
+    assert loss.tokens == len(tokens) - 1
+    assert loss.bytes == sum(len(story.encode()) for story in stories)
+    assert loss.nats_per_token == pytest.approx(nats / loss.tokens, rel=1e-5)
+    assert loss.bits_per_byte == pytest.approx(nats / loss.bytes / math.log(2), rel=1e-5)
+
+
+def test_loss_keeps_stories_apart(model_directory: Make, tmp_path: Path) -> None:
+    path, corpus = model_directory(), tmp_path / "valid.txt"
+    stories = ["Tom had a ball.", "Mia saw.\nIt ran.", "The end."]
+    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    loss = measure_loss(open_checkpoint(path), str(corpus))
+    ids = [[*load_tokenizer(path).encode(story).ids, 0] for story in stories]
+    flat = torch.tensor([[token for story in ids for token in story]])
+    nats = F.cross_entropy(load_model(path).model(flat[:, :-1])[0], flat[0, 1:], reduction="none")
+    counts = [len(ids[0]) - 1, len(ids[1]), len(ids[2])]  # the first token is not predicted
+    expected = [float(part.sum()) for part in nats.detach().split(counts)]
+    assert len(flat[0]) <= 33  # one window
+    assert loss.parts["nats"] == pytest.approx(expected, abs=2e-4)
+    assert loss.parts["tokens"] == counts
+    assert loss.parts["bytes"] == [len(story.encode()) for story in stories]
+    assert loss.stories == 3
+
+
+def test_many_stories_make_few_parts(model_directory: Make, tmp_path: Path) -> None:
+    file = tmp_path / "valid.txt"
+    file.write_text("<|endoftext|>".join(f"Story {i}." for i in range(PARTS + 9)))
+    loss = measure_loss(open_checkpoint(model_directory()), str(file), stories=PARTS + 7)
+    assert loss.stories == PARTS + 7
+    assert len(loss.parts["nats"]) == PARTS
+    assert sum(loss.parts["tokens"]) == loss.tokens
+    assert sum(loss.parts["bytes"]) == loss.bytes
+    assert sum(loss.parts["nats"]) == pytest.approx(loss.nats_per_token * loss.tokens, rel=1e-5)
+
+
+def test_bits_per_byte_between_limits() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(50, 200, 60)
+    nats = sizes * rng.normal(0.8, 0.1, 60)
+    parts = {"nats": nats.tolist(), "bytes": sizes.tolist(), "tokens": [1] * 60}
+    found = bits_per_byte([parts], [0])
+    assert found is not None
+    assert found.estimate == pytest.approx(nats.sum() / sizes.sum() / math.log(2))
+
+    def ratio(x: Any, y: Any, axis: int) -> Any:
+        return x.sum(axis=axis) / y.sum(axis=axis) / math.log(2)
+
+    theirs = stats.bootstrap((nats, sizes), ratio, paired=True, method="percentile", rng=rng)
+    limits = theirs.confidence_interval
+    assert found[1:] == pytest.approx((limits.low, limits.high), abs=0.004)
+    assert bits_per_byte([{"nats": [1.0], "bytes": [9], "tokens": [3]}], [0]) is None
+
+
+def test_loss_writes_rows_once(
+    model_directory: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [str(model_directory("flat-s0")), str(model_directory("flat-s0", 5))]
+    words = ["--corpus", "toy:100", "--stories", "5", "--out", str(tmp_path / "out")]
+    assert main(["loss", *models, *words]) == 0
+    content = (tmp_path / "out" / "rows.jsonl").read_text()
+    assert main(["loss", *models, *words]) == 0
+    assert (tmp_path / "out" / "rows.jsonl").read_text() == content
+    rows = read_rows([tmp_path / "out"])
+    assert [row["kind"] for row in rows] == ["loss", "loss"]
+    figures = measure(gather([tmp_path / "out"])[:1])
+    (bits,) = [figure for quantity, figure in figures.items() if quantity.name == "bits/byte"]
+    assert bits.value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
+    assert bits.low is not None
+    assert bits.high is not None
+    assert bits.low < bits.value < bits.high
+    assert "95 %" in capsys.readouterr().out
