@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch import LanguageModel
 from arch.describe import describe
-from tests.train_cases import fit, pack_toy
-from train.loss import head_loss
+from tests.train_cases import TINY, fit, pack_toy
+from train.__main__ import main
+from train.loss import head_loss, sum_over_tokens
 from train.mfu import peak_flops, utilisation
 from train.module import LanguageModule
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -69,6 +71,37 @@ def test_in_bfloat16_it_is_no_worse_than_torch_in_bfloat16(chunks: int):
     for a, b, truth in zip(ours, theirs, exact, strict=True):
         assert a.dtype == torch.float32
         assert 0 < (a - truth).norm() < 1.5 * (b - truth).norm()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_in_float16_the_heads_gradient_may_be_above_what_float16_holds(chunks: int):
+    tokens = 32768
+    hidden, weight = torch.full((1, tokens, 4), 8.0), torch.randn(9, 4).requires_grad_()
+    targets = torch.zeros(1, tokens, dtype=torch.long)
+    exact = torch.autograd.grad(plain(hidden, weight, targets) / tokens, weight)[0]
+    with torch.autocast("cpu", torch.float16):
+        loss = head_loss(hidden, weight, targets, chunks) / tokens
+    found = torch.autograd.grad(1024 * loss, weight)[0] / 1024
+    torch.testing.assert_close(found, exact, rtol=0.01, atol=0.01)
+
+
+def test_on_a_gpu_float16_is_summed_in_float32():
+    with FakeTensorMode():
+        part = torch.empty(6, 4, dtype=torch.float16, device="cuda")
+        assert sum_over_tokens(part, part).dtype == torch.float32
+        assert sum_over_tokens(part.bfloat16(), part.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_heads_gradient_in_float16_is_finite():
+    hidden = torch.full((1, 32768, 64), 8.0, device="cuda")
+    weight = torch.randn(128, 64, device="cuda", requires_grad=True)
+    targets = torch.zeros(1, 32768, dtype=torch.long, device="cuda")
+    exact = torch.autograd.grad(plain(hidden, weight, targets) / 32768, weight)[0]
+    with torch.autocast("cuda", torch.float16):
+        loss = head_loss(hidden, weight, targets) / 32768
+    found = torch.autograd.grad(1024 * loss, weight)[0] / 1024
+    torch.testing.assert_close(found, exact, rtol=0.01, atol=0.01)
 
 
 def test_logits_are_never_whole_in_memory():
@@ -214,7 +247,14 @@ def test_a_run_that_is_compiled_for_a_cpu_learns_the_same(data: Path, tmp_path: 
 
 
 GPU = """--trainer.accelerator gpu --model.d_model 64 --trainer.max_steps 8 --log_every 100
---checkpoint_every 100 --validate_every 100 --sample_every 0"""
+--checkpoint_every 100 --validate_every 100 --sample_prompts []"""
+
+
+def test_the_flags_of_the_tests_on_a_gpu_are_settings(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as done:
+        main(["fit", *TINY.split(), *GPU.split(), "--print_config"])
+    assert done.value.code == 0
+    assert "sample_prompts: []" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
@@ -222,6 +262,7 @@ GPU = """--trainer.accelerator gpu --model.d_model 64 --trainer.max_steps 8 --lo
 @pytest.mark.parametrize("micro", ["4", "2"])
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=4)"])
 def test_cuda_graphs_learn_the_same(data: Path, tmp_path: Path, micro: str, mixer: str):
+    pytest.importorskip("jsonargparse")
     chosen = [*GPU.split(), "--batch.micro", micro, "--model.mixers", f"[{mixer}]"]
     chosen += ["--precision", "32-true", "--log_every", "1"]
     assert fit(data, tmp_path / "eager", *chosen, "--compile", "false") == 0
@@ -236,6 +277,7 @@ def test_cuda_graphs_learn_the_same(data: Path, tmp_path: Path, micro: str, mixe
 def test_a_step_never_waits_for_the_device(
     data: Path, tmp_path: Path, flags: str, monkeypatch: pytest.MonkeyPatch
 ):
+    pytest.importorskip("jsonargparse")
     watched = []
 
     def start(self: LanguageModule, batch: object, batch_idx: int) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from arch.kernels.arguments import gradients_wanted, product_dtype
 from train.windows import IGNORE
 
 CACHED = 256
@@ -31,8 +32,8 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int | Non
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if chunks is None:
         chunks = 1 if hidden.is_cuda else -(-len(hidden) // CACHED)
-    dtype = _product_dtype(hidden)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+    dtype = product_dtype(hidden)
+    if gradients_wanted(hidden, weight):
         nats = _HeadLoss.apply(hidden, weight, targets, chunks, dtype)
         assert isinstance(nats, Tensor)
         return nats
@@ -40,6 +41,24 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int | Non
     for part, wanted in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
         nats.append(_softmax(part.to(dtype) @ matrix.T, wanted)[0])
     return torch.stack(nats).sum()
+
+
+def sum_over_tokens(gradient: Tensor, part: Tensor) -> Tensor:
+    """The head's gradient `(V, D)` of tokens whose logits have a `gradient` `(N, V)`.
+
+    From float16 it is fp32: the loss is not divided by its tokens yet, and a sum over them may be
+    above the 65,504 that float16 holds.
+
+    Args:
+        gradient: of the summed nats by the logits, `(N, V)`.
+        part: what the head read, `(N, D)`, in the same dtype.
+    """
+    if part.dtype != torch.float16:
+        return gradient.T @ part
+    if part.is_cuda:
+        return torch.mm(gradient.T, part, out_dtype=torch.float32)
+    with torch.autocast(part.device.type, enabled=False):
+        return gradient.T.float() @ part.float()
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -60,8 +79,8 @@ class _HeadLoss(torch.autograd.Function):
             gradient = _minus_one_at(gradient, wanted).to(dtype)
             total.append(nats)
             by_hidden.append((gradient @ matrix).to(hidden.dtype))
-            product = gradient.T @ part
-            by_weight = product.to(weight.dtype) if by_weight is None else by_weight.add_(product)
+            product = sum_over_tokens(gradient, part).to(weight.dtype)
+            by_weight = product if by_weight is None else by_weight.add_(product)
         assert by_weight is not None
         ctx.save_for_backward(torch.cat(by_hidden), by_weight)
         return torch.stack(total).sum()
@@ -96,10 +115,3 @@ def _minus_one_at(probabilities: Tensor, targets: Tensor) -> Tensor:
     rows = torch.arange(len(targets), device=targets.device)
     probabilities[rows, targets.clamp(min=0)] -= (targets != IGNORE).to(probabilities.dtype)
     return probabilities
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype
