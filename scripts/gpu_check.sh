@@ -6,13 +6,16 @@
 #   scripts/gpu_check.sh [DIR] claims          again until it says that all was asked
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
-# Needs a CUDA device and Python with torch, triton, lightning, numpy, tokenizers, safetensors and
-# pytest, for training also transformers, and accelerate for its Trainer (without it the page says
-# what ran instead); downloads nothing. Writes to DIR (gpu-check): PART.log of each part, tuned.py,
-# kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and .md, claims-cuda.jsonl
-# and .md. The claims are asked at their sources' sizes; they take the trained models under
-# RUNS (runs/claims; scripts/train_claims.sh makes them) and the stories of CORPUS (toy), and keep
-# their rows in results/claims-cuda, from where the next call goes on.
+# Needs a CUDA device and Python with torch, triton, numpy, tokenizers, safetensors, pytest, and
+#   for tests and training   lightning, jsonargparse[signatures], pyyaml
+#   for inversion, claims    rich, pyyaml, jinja2, scipy
+#   for training also        transformers, and accelerate for its Trainer; without accelerate the
+#                            page says what ran instead
+# Tests of what is not installed are skipped. Downloads nothing. Writes to DIR (gpu-check): PART.log
+# of each part, tuned.py, kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and
+# .md, claims-cuda.jsonl and .md. The claims are asked at their sources' sizes; they take the
+# trained models under RUNS (runs/claims; scripts/train_claims.sh makes them) and the stories of
+# CORPUS (toy), and keep their rows in results/claims-cuda, from where the next call goes on.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and to docs/benchmarks
@@ -25,8 +28,9 @@ python=${PYTHON:-python3}
 USUAL=(tests tune kernels inversion)
 ALL=("${USUAL[@]}" training claims)
 
-# A part is a function, with the seconds that it may take. To add one, write it and name it in ALL.
-tests_seconds=200
+# A part is a function, with the seconds that it may take: the usual ones and the start within 600
+# in all. To add one, write it and name it in ALL.
+tests_seconds=180
 tests() {
     local file failed=0 jobs=()
     for file in tests/test_*.py; do
@@ -44,11 +48,11 @@ tune() {
     "$python" -m scripts.tune_kernels --seconds 110 --out "$out/tuned.py"
 }
 
-kernels_seconds=190
+kernels_seconds=175
 kernels() {
     local tuned=()
     [ -f "$out/tuned.py" ] && tuned=(--tuned "$out/tuned.py")
-    "$python" -m scripts.bench_kernels --device cuda --seconds 150 --out "$out" "${tuned[@]}"
+    "$python" -m scripts.bench_kernels --device cuda --seconds 130 --out "$out" "${tuned[@]}"
 }
 
 inversion_seconds=60

@@ -196,6 +196,7 @@ def test_data_that_is_not_there(tmp_path, capsys):
 
 @pytest.mark.gpu
 def test_races_on_a_gpu(tmp_path):
+    pytest.importorskip("transformers")
     words = "--device cuda --widths 64 --layers 1 --length 32 --batch 8 --turn 0.01 --rounds 1"
     words += " --only llama flat --eager --seconds 150"
     assert bench_training.main([*words.split(), "--out", str(tmp_path)]) == 0

@@ -1,8 +1,10 @@
 """The kernels' benchmark, tuner and GPU check, as far as they go without a GPU."""
 
+import ast
 import csv
 import itertools
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from scripts.kernel_report import OURS, Row, page
 from scripts.kernel_timing import Peak
 
 ROOT = Path(__file__).parents[1]
+IMPORTS = (ast.Import, ast.ImportFrom)
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
@@ -161,6 +164,25 @@ def test_gpu_check_names_a_part_it_does_not_know(tmp_path):
     parts = "tests tune kernels inversion training claims"
     assert done.stderr == f"error: part 'kernel': expected one of: {parts}\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_gpu_check_fits_in_one_call():
+    text = (ROOT / "scripts/gpu_check.sh").read_text()
+    limits = {part: int(n) for part, n in re.findall(r"^(\w+)_seconds=(\d+)$", text, re.M)}
+    usual = re.findall(r"^USUAL=\((.*)\)$", text, re.M)[0].split()
+    start, killed = 15, 10
+    assert sum(limits[part] for part in usual) + start + killed <= 600
+    assert max(limits.values()) <= 600 - start
+
+
+def test_gpu_tests_can_be_collected_without_what_is_optional():
+    optional = {"accelerate", "altair", "captum", "datasets", "pyarrow", "transformers", "wandb"}
+    files = [p for p in (ROOT / "tests").glob("test_*.py") if "mark.gpu" in p.read_text()]
+    assert len(files) > 3
+    for path in files:
+        found = [node for node in ast.parse(path.read_text()).body if isinstance(node, IMPORTS)]
+        words = {w for node in found for w in re.findall(r"[\w]+", ast.unparse(node))}
+        assert not words & optional, path.name
 
 
 @no_gpu
