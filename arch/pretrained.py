@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from arch.config import ModelConfig
@@ -91,7 +92,7 @@ def load_pretrained(
         check_family(found.get("model_type"))
         tokenizer_json = _tokenizer_json(name)
         model = AutoModelForCausalLM.from_pretrained(name, **options)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from None
     wrapped = PretrainedModel(model)
     meta = {

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from transformers import AutoModelForCausalLM
 
 from arch import ModelError, State, generate, load_pretrained, save_model
 from arch.pretrained import PretrainedModel
 from arch.wrapped import ParallelBlock
 from tests.arch_cases import byte_tokenizer, random_tokens, tokenizer_json
+
+transformers = pytest.importorskip("transformers")
+AutoModelForCausalLM = transformers.AutoModelForCausalLM
 
 V, T, D = 258, 24, 32
 LLAMA = {
@@ -245,6 +246,18 @@ def test_a_model_that_is_not_there_says_so_in_one_line(tmp_path):
     with pytest.raises(ModelError) as caught:
         load_pretrained(str(tmp_path / "nothing"))
     assert str(caught.value).startswith(f"{tmp_path / 'nothing'} cannot be loaded: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_no_weights_are_named_in_one_line(tmp_path):
+    their_model("gpt2").save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
+        tmp_path
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"junk" * 100)
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(str(tmp_path))
+    assert str(caught.value).startswith(f"{tmp_path} cannot be loaded: ")
     assert "\n" not in str(caught.value)
 
 
