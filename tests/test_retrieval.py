@@ -116,6 +116,21 @@ def test_the_command_writes_rows_once(
     assert (out / "rows.jsonl").read_text().splitlines() == lines
 
 
+def test_a_write_cut_short_is_taken_up_again(
+    model_directory: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = "--queries 40 --candidates 64 --fit-steps 2 --fit-pairs 64 --batch 8 --pool last"
+    words = ["retrieval", str(model_directory()), "--corpus", "toy:2000", "--out", str(tmp_path)]
+    assert main([*words, *asked.split()]) == 0
+    path = tmp_path / "rows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for whole in (1, len(lines) - 1):
+        path.write_text("".join(lines[:whole]) + lines[whole][:30])
+        assert main([*words, *asked.split()]) == 0
+        assert "there already" not in capsys.readouterr().err
+        assert path.read_text().splitlines(keepends=True) == lines
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

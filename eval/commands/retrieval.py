@@ -83,7 +83,8 @@ def _run_all(
             print(f"{checkpoint.path}, {sentence} sentences: there already", file=sys.stderr)
         else:
             rows = list(_rows(checkpoint, sentence, settings, options))
-            keys = [done, *(row_key(done, i) for i in range(1, len(rows)))]
+            # the last, so that a write cut short is taken up again
+            keys = [*(row_key(done, i) for i in range(1, len(rows))), done]
             results.append(
                 {
                     "key": key,
