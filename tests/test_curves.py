@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import isotonic_regression
 
-from arch import save_model
+from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
 from eval.checkpoints import open_checkpoint
 from eval.inversion.curves import bracket, crossing, interval, monotone, plan_curves, run_curves
@@ -17,6 +17,7 @@ from eval.inversion.methods import methods
 from eval.inversion.run import Runner
 from eval.prompts import Prompt, random_prompts
 from eval.results import Results, Row, read_rows
+from tokenizer import open_corpus, train_tokenizer
 
 Directory = Callable[..., Path]
 CHANNELS, NOISE = ["channels"], ["noise"]
@@ -220,3 +221,17 @@ def test_wrong_requests_get_one_line(
     assert line.startswith("error: ")
     assert message in line
     assert not (out / "rows.jsonl").exists() or not (out / "rows.jsonl").read_text()
+
+
+def test_two_models_of_one_name_that_read_text_otherwise_are_refused(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=300).to_str()
+    config = ModelConfig(vocab_size=300, context=32, d_model=16, n_layers=1)
+    other = save_model(tmp_path / "other", LanguageModel(config), tokenizer, {"name": "flat"})
+    quick = ["--corpus", "toy:60", "--count", "2", "--length", "12", "--methods", "sweep"]
+    words = [str(model_directory(d_model=16)), str(other), "--out", str(tmp_path / "out"), *quick]
+    assert main(["curves", *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {other}: another model is named flat too")
+    assert not (tmp_path / "out" / "rows.jsonl").read_text()

@@ -63,7 +63,12 @@ def run(options: argparse.Namespace) -> None:
             )
         own = story_prompts(options.corpus, checkpoint.tokenizer, options.count, options.length)
         name = checkpoint.provenance["name"]
-        prompts[name], texts[name] = own, background(options.corpus, checkpoint.tokenizer)
+        if prompts.setdefault(name, own) != own:
+            raise RequestError(
+                f"{checkpoint.path}: another model is named {name} too, and reads text otherwise; "
+                "ask them apart"
+            )
+        texts[name] = background(options.corpus, checkpoint.tokenizer)
         curves += plan_curves(checkpoint, layers, axes, asked, own, results.keys)
     if not curves:
         print(f"{results.path}: every curve is there already", file=sys.stderr)
