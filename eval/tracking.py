@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eval.compare.evidence import own_rows
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.inversion.fields import recoveries
@@ -54,6 +55,7 @@ def track_results(
     Raises:
         RequestError: there are no rows, or W&B cannot be reached.
     """
+    rows = own_rows(rows)
     measured = series(rows)
     recovered = recoveries(rows)
     records = summarise(recovered) if recovered or not measured else []

@@ -11,9 +11,13 @@ from eval.__main__ import main
 from eval.compare.entries import enter
 from eval.compare.evidence import gather
 from eval.compare.table import compare
+from eval.results import Row
 from tests.report_cases import make_row
 
 SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
+TAGS = {"claim": 71, "arm": "flat", "protocol": "reported", "entry": "e", "bench": 1}
+END = {"key": "end", "kind": "claim", **TAGS, "seconds": 1.5}
+"""The row that ends a claim's part: of no checkpoint."""
 
 
 def make_run(
@@ -70,3 +74,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
 
 def run_compare(*words: object) -> int:
     return main(["compare", *map(str, words)])
+
+
+def asked(row: Row) -> Row:
+    """As a claim asks it: under a key of its own, whoever asked it before."""
+    return row | TAGS | {"key": f"71 {row['key']}", "question": row["key"]}

@@ -109,8 +109,10 @@ def gather(places: Iterable[str | Path]) -> list[Checkpoint]:
     Args:
         places: model directories, run directories, results directories, or directories of those.
 
+    Rows of claims are left out (`own_rows`).
+
     Raises:
-        RequestError: nothing is there, or a file that cannot be read.
+        RequestError: nothing is there, or rows of claims only, or a file that cannot be read.
         ModelError: a model directory whose files do not hold what they must.
     """
     runs: dict[Path, Run] = {}
@@ -136,7 +138,39 @@ def gather(places: Iterable[str | Path]) -> list[Checkpoint]:
     checkpoints = list(found.values())
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
-    _assign(list(rows.values()), checkpoints)
+    if rows:
+        _assign(own_rows(rows.values(), lone=not checkpoints), checkpoints)
+    return checkpoints
+
+
+def own_rows(rows: Iterable[Row], lone: bool = True) -> list[Row]:
+    """The rows without those that `eval claims` asked.
+
+    A claim asks under protocols of its own, some with the flaws of their source, and the same
+    question may be asked for several claims. Pooled with other rows they would count twice, or as
+    what they are not.
+
+    Args:
+        rows: of any kinds.
+        lone: whether there is nothing else, so that some must be left.
+
+    Raises:
+        RequestError: there are rows of claims only.
+    """
+    rows = list(rows)
+    own = [row for row in rows if "bench" not in row]
+    if lone and rows and not own:
+        raise RequestError(
+            "these results hold rows of claims only; `python -m eval claims table RESULTS` sums "
+            "them up"
+        )
+    return own
+
+
+def checkpoints_of(rows: Iterable[Row]) -> list[Checkpoint]:
+    """The checkpoints that rows are about, known from the rows only."""
+    checkpoints: list[Checkpoint] = []
+    _assign(list(rows), checkpoints)
     return checkpoints
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from eval.compare.evidence import own_rows
 from eval.errors import RequestError
 from eval.inversion.fields import (
     architecture,
@@ -79,12 +80,12 @@ class Score:
 
 
 def scores(rows: list[Row]) -> list[Score]:
-    """Places every row; of rows with equal keys the last counts.
+    """Places every row but those of claims; of rows with equal keys the last counts.
 
     Raises:
         RequestError: there are no rows, or none with a score.
     """
-    rows = recoveries(rows)
+    rows = recoveries(own_rows(rows))
     if not rows:
         raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
     names = labels(rows)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from eval.compare.evidence import own_rows
 from eval.files import write_text
 from eval.inversion.fields import family, recoveries, weights
 from eval.inversion.verdicts import VERDICTS, join, question
@@ -32,7 +33,7 @@ def render_page(
     """The page for rows of evidence, as HTML.
 
     Args:
-        rows: of any kinds; those of inversion are shown here.
+        rows: of any kinds; those of inversion are shown here, those of claims are not.
         title: the page's; a sentence of its own when not given.
         documents: what lenses found (`eval.lenses.questions.read_documents`).
 
@@ -40,6 +41,7 @@ def render_page(
         RequestError: there are no rows with a score, and no documents.
     """
     inside = _inside(documents, rows)
+    rows = own_rows(rows)
     if inside and not recoveries(rows):
         return _environment().get_template("lenses.html").render(
             title=title or LENSES_TITLE, inside=inside, **_drawing(inside)
