@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arch.files import write_file
 from eval.errors import RequestError
+from eval.files import write_text
 
 SERIES = ("#0b63b5", "#b86e00", "#00795c", "#8e3b8c", "#a5243d", "#6a727d")
 SERIES_DARK = ("#62aef7", "#f0a33c", "#3fc8a0", "#d18ccf", "#f08096", "#a3acb7")
@@ -94,19 +96,20 @@ def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -
 
     Raises:
         RequestError: a format that there is not.
+        OSError: a figure cannot be written; one that was there stays as it was.
     """
     import vl_convert
 
     if kind not in FORMATS:
         raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for figure in figures:
-        path = directory / f"{re.sub(r'[^a-z0-9]+', '-', figure.name.lower()).strip('-')}.{kind}"
+        path = Path(
+            directory, f"{re.sub(r'[^a-z0-9]+', '-', figure.name.lower()).strip('-')}.{kind}"
+        )
         if kind == "svg":
-            path.write_text(vl_convert.vegalite_to_svg(figure.spec, config=theme(False)), "utf-8")
+            write_text(path, vl_convert.vegalite_to_svg(figure.spec, config=theme(False)))
         else:
-            path.write_bytes(vl_convert.vegalite_to_png(figure.spec, config=theme(False), scale=2))
+            write_file(path, vl_convert.vegalite_to_png(figure.spec, config=theme(False), scale=2))
         paths.append(path)
     return paths

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from markupsafe import Markup
 
+from eval.compare.evidence import own_rows
 from eval.report.charts import Figure
 from eval.report.lenses import causes, logit, mixers, residual, tokens
 from eval.report.lenses.frame import Document
@@ -65,13 +67,15 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
     """A section for each lens that has been looked through, in the order of `DRAWERS`.
 
     Args:
-        documents: what lenses found; of two of one lens and checkpoint the last counts.
-        rows: those of retrieval become a section too.
+        documents: what lenses found; of two of one lens and checkpoint the one asked last counts.
+        rows: in the order of asking; those of retrieval become a section too.
     """
-    by_lens = defaultdict(dict)
+    documents = _in_order(documents, rows)
+    matched = [row for row in own_rows(rows, lone=False) if row.get("kind") == "retrieval"]
+    names = _names([*documents, *matched])
+    by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
     for document in documents:
-        place = (document["checkpoint"]["name"], document["checkpoint"]["step"])
-        by_lens[document["lens"]][place] = document
+        by_lens[document["lens"]][_weights(document)] = _named(document, names)
     found = []
     for name, drawer in DRAWERS.items():
         own = [document for _, document in sorted(by_lens[name].items())]
@@ -80,8 +84,36 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
             about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
             drawn = [figure for figure in drawer.figures(own) if figure.chart is not None]
             found.append(Section(name, drawer.title, about, drawn, drawer.texts(own)))
-    matched = [row for row in rows if row.get("kind") == "retrieval"]
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
-        found.append(Section("retrieval", "Retrieval", about, causes.draw_retrieval(matched)))
+        drawn = causes.draw_retrieval([_named(row, names) for row in matched])
+        found.append(Section("retrieval", "Retrieval", about, drawn))
     return found
+
+
+def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Document]:
+    """As they were asked, which their rows tell; without those that only claims asked."""
+    own = {row["look"]: i for i, row in enumerate(own_rows(rows, lone=False)) if "look" in row}
+    of_claims = {row["look"] for row in rows if "look" in row} - set(own)
+    kept = [document for document in documents if document.get("key") not in of_claims]
+    return sorted(kept, key=lambda document: own.get(document.get("key"), -1))
+
+
+def _names(found: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
+    """What each checkpoint is called: of several of one name and step, the weights say which."""
+    every = {_weights(one) for one in found}
+    alike = Counter((name, step) for name, step, _ in every)
+    return {
+        (name, step, weights): f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
+        for name, step, weights in every
+    }
+
+
+def _weights(found: Document | Row) -> tuple[str, int, str]:
+    """One model at one training step."""
+    about = found["checkpoint"]
+    return about["name"], about["step"], about.get("weights_sha256", "")
+
+
+def _named(found: Document | Row, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
+    return {**found, "checkpoint": found["checkpoint"] | {"name": names[_weights(found)]}}
