@@ -41,6 +41,8 @@ examples:
   python -m eval report results/flat --out flat.html
 """
 
+SHARED = ("invert", "claims curves")  # whose work torchrun's processes divide
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0 when it answered, 2 when it could not."""
@@ -75,13 +77,28 @@ def main(arguments: list[str] | None = None) -> int:
         sub.set_defaults(run=command.run)
     options = parser.parse_args(arguments)
     try:
+        _check_alone(options)
         with torch.no_grad():
             options.run(options)
     except (ModelError, CorpusError, RequestError, OSError) as error:
-        if shards.rank() == 0:
-            print(f"error: {error}", file=sys.stderr)
+        process = f"process {shards.rank()}: " if shards.rank() else ""
+        print(f"{process}error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_alone(options: argparse.Namespace) -> None:
+    """Refuses several processes that would all do the same work into the same files.
+
+    Raises:
+        RequestError: they were started for a command whose work is not shared out.
+    """
+    asked = " ".join([options.command, *([options.action] if "action" in options else [])])
+    if shards.world() > 1 and asked not in SHARED:
+        raise RequestError(
+            f"WORLD_SIZE {shards.world()}: {asked} is of one process, several share "
+            f"{' and '.join(SHARED)} alone; start it without torchrun"
+        )
 
 
 if __name__ == "__main__":

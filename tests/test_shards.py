@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eval import shards
 from eval.__main__ import main
+from eval.commands.options import device_of
 from eval.results import ROWS, Results, read_rows
 
 Directory = Callable[..., Path]
@@ -73,6 +75,54 @@ def test_a_wrong_wish_writes_nothing(model_directory: Directory, tmp_path: Path)
     assert "error: " in done.stderr
     assert "part 'heads' does not exist" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def started(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
+    """The environment that torchrun gives a process."""
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_processes_take_a_gpu_each(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert device_of(name) == torch.device("cuda")
+    assert taken == []
+    for rank in range(3):
+        started(monkeypatch, rank, 3)
+        assert device_of(name) == torch.device("cuda")
+        assert device_of("cpu") == torch.device("cpu")
+    assert taken == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("rank", "process"), [(0, ""), (1, "process 1: ")])
+def test_whichever_process_fails_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, process: str
+) -> None:
+    started(monkeypatch, rank, 2)
+    assert main(["invert", "nowhere", "--out", "out"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{process}error: nowhere: no such model directory")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("report nowhere --out page.html", "report"), ("claims list", "claims list"),
+     ("curves nowhere --out out", "curves"), ("claims table nowhere", "claims table")],
+)  # fmt: skip
+def test_what_is_not_shared_refuses_several_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, asked: str
+) -> None:
+    started(monkeypatch, 0, 2)
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == (
+        f"error: WORLD_SIZE 2: {asked} is of one process, several share invert and claims curves "
+        "alone; start it without torchrun\n"
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

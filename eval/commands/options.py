@@ -4,6 +4,7 @@ import argparse
 
 import torch
 
+from eval import shards
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
 
@@ -54,15 +55,18 @@ def _at_least(text: str, least: int) -> int:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that --device names.
+    """The device that --device names; of several GPUs each of torchrun's processes takes its own.
 
     Raises:
         RequestError: no such device, or none in reach.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
         raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
+    number = shards.local_rank()
+    if name == "cuda" and number is not None:
+        torch.cuda.set_device(number % torch.cuda.device_count())  # what "cuda" means from here on
     return torch.device(name)
