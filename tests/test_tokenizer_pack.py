@@ -4,6 +4,9 @@ import errno
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +25,21 @@ from tokenizer import (
     tokenizer_hash,
     train_tokenizer,
 )
+from tokenizer.files import recover, whole_directory
 from tokenizer.pack import Layout
 
+KILLED = """
+import os, pathlib, signal, sys
+from tokenizer import pack
+rename = pathlib.Path.rename
+def fatal(path, target):
+    if str(target) == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(path, target)
+pathlib.Path.rename = fatal
+shards = int(sys.argv[3]) or None
+pack("toy:6", sys.argv[1], sys.argv[2], shards=shards, workers=1, force=True)
+"""
 SOURCE = "toy:60"
 CONTEXT = 300  # some stories of SOURCE are shorter, some longer
 STORIES = ["Zoë said:\n\n“Hi 🙂”", f"A story that says {PAD}.", "The end."]
@@ -221,6 +237,28 @@ def test_a_failed_replacement_puts_the_old_directory_back(
         pack("toy:6", tokenizer, data, force=True)
     assert contents(data) == before
     assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("shards", [0, 500])
+def test_a_replacement_that_is_killed_between_its_renames(data: Path, tokenizer: Path, shards: int):
+    before = contents(data)
+    command = [sys.executable, "-c", KILLED, str(tokenizer), str(data), str(shards)]
+    root = Path(__file__).parents[1]
+    assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
+    assert not data.exists()
+    with pytest.raises(CorpusError, match=r"already exists; choose another, or replace it"):
+        pack("toy:6", tokenizer, data)
+    assert contents(data) == before
+    pack("toy:6", tokenizer, data, shards=shards or None, workers=1, force=True)
+    assert contents(data) != before
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_what_a_living_packing_writes_is_left_alone(tmp_path: Path):
+    with whole_directory(tmp_path / "data") as folder:
+        (folder / "train.bin").write_bytes(b"ab")
+        recover(tmp_path / "data")
+    assert contents(tmp_path / "data") == {"train.bin": b"ab"}
 
 
 def test_stories_that_turn_out_bad_leave_nothing_behind(tokenizer: Path, tmp_path: Path):

@@ -2,11 +2,16 @@
 
 Both are written under a temporary name beside their place, forced to disk, then renamed. They are
 entered before the work starts, so that a place that cannot be written is found out at once.
+
+A directory that replaces another takes two renames: for the moment between them the old one is
+called `.NAME.old`. What a process that was killed leaves, `recover` puts right.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -58,7 +63,7 @@ def whole_directory(path: Path, replace: bool = False) -> Iterator[Path]:
         name = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
-        with no_space(path):
+        with no_space(path), _locked(temporary):
             yield temporary
             commit_directory(temporary, path, replace)
     finally:
@@ -73,20 +78,44 @@ def commit_directory(temporary: Path, path: Path, replace: bool = False) -> None
         path: Its place.
         replace: Whether a directory that is there gives way.
     """
-    old = temporary.with_suffix(".old")
+    old = path.with_name(f".{path.name}.old")
     temporary.chmod(0o755)
     for file in temporary.iterdir():
         sync(file)
     sync(temporary)
-    try:
-        if replace and path.exists():
-            path.rename(old)
+    if not (replace and path.exists()):
         temporary.rename(path)
         sync(path.parent)
-    finally:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        return
+    with _locked(path):
+        try:
+            path.rename(old)
+            temporary.rename(path)
+            sync(path.parent)
+        finally:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(path: Path) -> None:
+    """Put right what processes that were killed left beside the place of a directory.
+
+    A directory that was giving way gets its name back if no other took it; half a one goes. Those
+    of a living process are locked, and stay as they are.
+
+    Raises:
+        CorpusError: The place cannot be written.
+    """
+    old = path.with_name(f".{path.name}.old")
+    halves = path.parent.glob(f".{glob.escape(path.name)}.*.tmp")
+    with no_place(path):
+        for left in filter(Path.is_dir, (old, *halves)):
+            with _locked(left) as ours:
+                if ours and left == old and not path.exists():
+                    old.rename(path)
+                elif ours:
+                    shutil.rmtree(left)
 
 
 def sync(path: Path) -> None:
@@ -121,3 +150,18 @@ def no_space(path: Path, left: Callable[[], str] = lambda: "nothing was written"
         raise CorpusError(
             f"--out {path}: the disk is full, {left()}; free space or choose another"
         ) from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a directory, if nobody else has; yield whether it is locked. It may be renamed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = True
+    except OSError:  # another has, or the file system has no locks
+        locked = False
+    try:
+        yield locked
+    finally:
+        os.close(handle)

@@ -20,7 +20,7 @@ from tokenizer.bpe import LARGEST, SPECIAL, load_tokenizer, tokenizer_hash
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import SCHEMA, PackedData
 from tokenizer.errors import CorpusError
-from tokenizer.files import whole_directory
+from tokenizer.files import recover, whole_directory
 from tokenizer.layout import Counts, Encoder, Layout
 from tokenizer.shards import Partial, pack_shards, write_about
 from tokenizer.splits import SPLITS
@@ -67,6 +67,7 @@ def pack(
     layout = layout or Layout()
     if shards is not None and shards < 1:
         raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
+    recover(out)
     _check_free(out, force)
     loaded = load_tokenizer(tokenizer)
     _check_tokenizer(loaded, tokenizer)
