@@ -179,6 +179,17 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, name: str):
     assert "\n" not in str(caught.value)
 
 
+def test_a_text_that_is_too_long_is_not_called_bad_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tokenizer.readers.BLOCK", 7)
+    monkeypatch.setattr("tokenizer.readers.LONGEST_STORY", 30)
+    path = tmp_path / "long.txt"
+    path.write_text("One.<|endoftext|>" + "\u20ac" * 40, encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"long\.txt: no separator after byte 17; end each"):
+        list(open_corpus(str(path), "train"))
+
+
 def test_what_is_wrong_later_in_a_file_is_found_when_it_is_read(tmp_path: Path):
     path = tmp_path / "late.jsonl"
     path.write_text('{"text": "a"}\n' * 5 + '{"text": null}\n')

@@ -31,8 +31,9 @@ def read_text(path: Path, field: str = "text") -> Iterator[str]:
             for story in whole:
                 yield _decode(story, path, start)
                 start += len(story) + len(SEPARATOR)
-    text = _decode(pending, path, start)
-    if len(pending) > LONGEST_STORY or (text.strip() and not separated):
+    endless = len(pending) > LONGEST_STORY  # and maybe cut within a letter
+    text = "" if endless else _decode(pending, path, start)
+    if endless or (text.strip() and not separated):
         raise CorpusError(
             f"{path}: no separator after byte {start}; end each story with a line {END_OF_TEXT}"
         )
