@@ -23,6 +23,7 @@ from tokenizer.line import Shard, TokenLine
 from tokenizer.pack import Layout
 
 SOURCE = "toy:120"
+KILLED = "toy:10000"  # many shards: time enough after the first to be killed
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,15 @@ def test_any_stretch_of_the_line_is_read(whole: PackedData, sharded: PackedData)
     np.testing.assert_array_equal(
         line.windows(starts, 700), np.stack([expected[s : s + 700] for s in starts])
     )
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(
+    sharded: PackedData, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    other = pack(SOURCE, tokenizer, tmp_path / "other", shards=500)
+    assert other.hash == sharded.hash
 
 
 def test_few_files_are_open_at_a_time(sharded: PackedData, monkeypatch: pytest.MonkeyPatch):
@@ -265,12 +275,13 @@ def test_a_full_disk_keeps_the_whole_shards(
 def test_a_killed_packing_leaves_no_process_and_goes_on(
     sharded: PackedData, tokenizer: Path, tmp_path: Path, number: int
 ):
-    command = [sys.executable, "-m", "tokenizer", "pack", "toy:6000", "--tokenizer", tokenizer]
+    command = [sys.executable, "-m", "tokenizer", "pack", KILLED, "--tokenizer", tokenizer]
     command += ["--shards", "30000", "--workers", "2", "--out", tmp_path / "killed"]
     journal = tmp_path / ".killed.partial" / "journal.json"
     root = Path(__file__).parents[1]
     with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL) as process:
         while not journal.is_file():
+            assert process.poll() is None, "the packing ended before its first shard"
             time.sleep(0.02)
         workers = children(process.pid)
         process.send_signal(number)
@@ -282,7 +293,7 @@ def test_a_killed_packing_leaves_no_process_and_goes_on(
     kept = json.loads(journal.read_text())["shards"]
     assert len(kept["train"]) > 0
     subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
-    again = pack("toy:6000", tokenizer, tmp_path / "again", shards=30000, workers=1)
+    again = pack(KILLED, tokenizer, tmp_path / "again", shards=30000, workers=1)
     assert contents(tmp_path / "killed") == contents(again.path)
 
 

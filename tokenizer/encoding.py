@@ -44,7 +44,7 @@ def encoded(
     Raises:
         CorpusError: A process was killed.
     """
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or _cores()
     if workers == 1:
         encode = Encoder(tokenizer, layout)
         for owner, batch in _batches(stories):
@@ -71,6 +71,13 @@ def encoded(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    """How many this process may use, or, where the system does not tell, how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _done(waiting: deque[tuple[Owner, Future[list[Laid]]]]) -> Iterator[tuple[Owner, Laid]]:
