@@ -85,17 +85,16 @@ def share(
 
     Clustered as above. Where every token is hit, or none, no resample can vary: the rule of three
     then, with the pairs of prompt and model for its trials, since the tokens of one pair stand or
-    fall together. A single pair says as much as one trial does.
+    fall together. A single pair says nothing of others: from none to all.
     """
     pairs = len(set(zip(prompts, models, strict=True)))
     total, possible = sum(hits), sum(counts)
+    if pairs == 1:
+        return Interval(total / possible, 0.0, 1.0)
     if total == possible:
         return no_failures(pairs)
     if total == 0:
         return Interval(0.0, 0.0, 1 - no_failures(pairs).low)
-    if pairs == 1:
-        one = wilson(round(total / possible), 1)
-        return Interval(total / possible, one.low, one.high)
     return clustered(hits, counts, prompts, models)
 
 
@@ -108,6 +107,8 @@ def exact_share(
     """
     pairs = len(set(zip(prompts, models, strict=True)))
     estimate = sum(exact) / len(exact)
+    if pairs == 1:
+        return Interval(estimate, 0.0, 1.0)
     if estimate == 1:
         return no_failures(pairs)
     found = wilson(round(estimate * pairs), pairs)

@@ -1,6 +1,7 @@
 """The registry of claims, and the verdicts made of evidence."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from eval.__main__ import main
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import evidence, load, store
-from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
+from eval.claims.judge import FAILS, HOLDS, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
 from eval.claims.pages import terminal
+from eval.claims.reasons import IDENTITY
 from eval.claims.registry import GROUPS, claims, read_group
 from eval.errors import RequestError
 from tests.report_cases import make_row
@@ -141,6 +143,18 @@ def record(protocol: str, method: str, share: float, **others: object) -> dict:
 LOST = claim_of("below", 0.5)
 SHOWN_LOST = claim_of("below", 0.5, "self")
 FOUND = claim_of("above", 0.9)
+(ARM,) = FOUND.arms
+NARROWER = replace(
+    FOUND,
+    arms=(
+        replace(
+            ARM,
+            without=("mask",),
+            reported=replace(PROTOCOL, methods={"descent": {"rate": 30}}, pad_to=64),
+            fair=replace(PROTOCOL, methods={"descent": {"rate": 3}}),
+        ),
+    ),
+)
 REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1.0))
 
 
@@ -180,13 +194,33 @@ REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1
             "descent at the model's own scale",
         ),
         (
-            FOUND,
+            NARROWER,
             [REPORTED_FOUND, record(FAIR, "descent", 0.3), record(FAIR, "adam", 0.2),
              record(FAIR, "descent", 1.0, padded=True)],
             ONLY_REPORTED,
-            "without padding",
+            "the same descent without padding with a causal mask at rate 3, on many prompts",
         ),
         (FOUND, [REPORTED_FOUND, record(FAIR, "chance", 1.0)], NOT_RUN, ""),
+        (
+            FOUND,
+            [REPORTED_FOUND, record(FAIR, "descent", 0.2), record(FAIR, "alternating", 1.0)],
+            HOLDS,
+            "by exact search; gradients alone do not show it",
+        ),
+        (
+            LOST,
+            [REPORTED_FOUND, record(FAIR, "descent", 0.1), record(FAIR, "alternating", 1.0)],
+            FAILS,
+            "gradients alone would bear it out; exact search does not",
+        ),
+        (LOST, [REPORTED_FOUND, record(FAIR, "adam", 0.55)], FAILS, "by no more than the interval"),
+        (FOUND, [REPORTED_FOUND, record(FAIR, "adam", 0.92)], HOLDS, "in part within the interval"),
+        (
+            NARROWER,
+            [REPORTED_FOUND, record(FAIR, "descent", 0.3, sizes=["flat d8 n1 untrained"])],
+            ONLY_REPORTED,
+            "the same descent without padding with a causal mask at rate 3 at d8 n1, on many",
+        ),
         (
             FOUND,
             [REPORTED_FOUND, record(FAIR, "adam", 0.1),
@@ -199,7 +233,7 @@ REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1
 def test_verdicts(claim: Claim, records: list[dict], verdict: str, why: str) -> None:
     found = judge(claim, records)
     assert found.verdict == verdict
-    assert found.why.startswith(why) or why in found.why
+    assert why in found.why
     assert bool(found.why) == bool(why)
 
 
@@ -239,15 +273,50 @@ def test_rows_of_another_bench_and_of_older_entries_are_named_not_mixed() -> Non
     ]
 
 
+def answered(setting: str, model: str, protocol: str = FAIR, **others: object) -> dict:
+    """A row of claim 7."""
+    tags = {"claim": 7, "arm": "", "protocol": protocol, "bench": BENCH, "padded": False}
+    tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}, "family": "gradient"}
+    row = make_row(hidden=1, method="descent") | tags | {"setting": setting} | others
+    row["checkpoint"] = row["checkpoint"] | {"weights_sha256": model}
+    return row | {"key": f"{setting} {model} {protocol}"}
+
+
+def ended(setting: str, model: str, of: int, protocol: str = FAIR) -> dict:
+    """The row that ends its part."""
+    row = answered(setting, model, protocol)
+    names = ("claim", "arm", "protocol", "bench", "entry", "setting")
+    own = {name: row[name] for name in names}
+    return own | {"key": f"end {setting} {model} {protocol}", "kind": "claim", "of": of}
+
+
+def test_what_was_not_asked_to_the_end_is_left_out() -> None:
+    rows = [answered("x", "one"), ended("x", "one", 2), answered("x", "two")]
+    torn = "left out: claim 7, fair: not asked to the end; run it again"
+    assert evidence(rows, {7: LOST}) == ([], [torn])
+    assert evidence(rows[:2], {7: LOST}) == ([], [torn])
+    (found,), notes = evidence([*rows, ended("x", "two", 2)], {7: LOST})
+    assert (found["models"], notes) == (2, [])
+
+
+def test_models_and_stories_of_several_runs_are_not_mixed() -> None:
+    first = [answered("small", "one"), ended("small", "one", 1)]
+    rows = [*first, answered("large", "two"), ended("large", "two", 1)]
+    (found,), notes = evidence(rows, {7: LOST})
+    assert found["models"] == 1
+    words = "left out: 2 rows of claim 7, of other models or stories than its last"
+    assert notes == [words]
+    (same,), notes = evidence(rows, {7: LOST}, {(7, "", FAIR): "small"})
+    assert notes == [words]
+    assert same == found
+
+
 def test_what_a_constant_guess_would_find_stands_beside() -> None:
     """Most stories begin alike: two of three hidden tokens are one, and only those are found."""
-    tags = {"claim": 7, "arm": "", "protocol": FAIR, "bench": BENCH, "padded": False}
-    tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}, "family": "gradient"}
-    rows = [
-        make_row(hidden=1, method="descent", prompt=number) | tags
-        | {"truth": [first, *(9,) * 15], "found": [5, *(9,) * 15], "key": str(number)}
-        for number, first in enumerate((5, 5, 7))
-    ]  # fmt: skip
+    rows = [ended("x", "one", 1)]
+    for number, first in enumerate((5, 5, 7)):
+        texts = {"truth": [first, *(9,) * 15], "found": [5, *(9,) * 15], "key": str(number)}
+        rows.append(answered("x", "one", prompt=number) | texts)
     (record,), _ = evidence(rows, {7: LOST})
     assert record["constant"] == pytest.approx(2 / 3, abs=1e-6)
     assert record["others"] == record["others_low"] == 0

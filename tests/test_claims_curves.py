@@ -157,7 +157,7 @@ def _check_pages(kept: Path, tmp_path: Path) -> None:
     text = made[0]["curves.md"].decode()
     for axis in AXES:
         assert f"(drawn/curves-{axis}.svg)" in text
-        assert f"claims curves --axis {axis}" in text
+        assert f"claims curves --models RUNS --corpus STORIES --axis {axis}" in text
     rows = [line for line in text.splitlines() if line.startswith("| llama | before")]
     first = [record for record in load(kept) if record["axis"] == BASE]
     mine = next(r for r in first if r["architecture"] == "llama" and r["slice"] == SELF)

@@ -1,7 +1,8 @@
 """Asks a claim: each arm under both protocols, its rows into a results directory.
 
-A row is the bench's own, with `claim`, `arm`, `protocol`, `entry` (what was asked, as a hash) and
-`bench` (the version that answered). What another claim had answered already is taken over.
+A row is the bench's own, with `claim`, `arm`, `protocol`, `entry` (what was asked, as a hash),
+`bench` (the version that answered) and `setting` (of which models and corpus, as a hash). What
+another claim had answered already is taken over.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from eval.checkpoints import Checkpoint
@@ -69,8 +69,7 @@ class Part:
         assert protocol
         return protocol
 
-    @property
-    def tags(self) -> dict[str, Any]:
+    def tags(self, corpus: str) -> dict[str, Any]:
         """What its rows say beside what the bench says."""
         return {
             "claim": self.claim.number,
@@ -78,6 +77,7 @@ class Part:
             "protocol": self.name,
             "entry": self.arm.fingerprint,
             "bench": BENCH,
+            "setting": row_key(self.source.kind, self.of, corpus),
         }
 
 
@@ -107,35 +107,41 @@ class Asker:
     Args:
         results: where rows go.
         corpus: where stories come from.
+
+    Attributes:
+        settings: of what was asked, by claim, arm and protocol.
     """
 
     def __init__(self, results: Results, corpus: str) -> None:
         self.results, self.corpus = results, corpus
+        self.settings: dict[tuple[int, str, str], str] = {}
         self._known: dict[str, Row] = {
             row["question"]: row
             for row in read_rows([results.path])
             if "question" in row and row["bench"] == BENCH
         }
 
-    def ask(self, part: Part) -> float:
-        """Asks one part; returns the seconds it took."""
+    def ask(self, part: Part) -> None:
+        """Asks one part, or what is left of it."""
         started = time.monotonic()
-        share = (part.source.name, part.index, part.of)
-        done = row_key(DONE, *part.tags.values(), *share, self.corpus)
+        tags = part.tags(self.corpus)
+        self.settings[part.claim.number, part.arm.name, part.name] = tags["setting"]
+        done = row_key(DONE, *tags.values(), part.source.name, part.index)
         if done not in self.results.keys:
             ask = self._look if part.arm.lens else self._invert
             ask(part, part.source.open())
             seconds = round(time.monotonic() - started, 3)
-            end = {"key": done, "kind": DONE, **part.tags, "seconds": seconds}
-            self.results.append([end])
-        return time.monotonic() - started
+            self.results.append(
+                [{"key": done, "kind": DONE, **tags, "of": part.of, "seconds": seconds}]
+            )
 
     def _look(self, part: Part, checkpoint: Checkpoint) -> None:
         prompts = _prompts(part, checkpoint, self.corpus)
         tokens = 20_000 if part.name == FAIR else 4_000
         request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
-        tagged: Any = _Tagged(self.results, part.tags)  # a look asks for no more of its results
-        Look(LENSES[part.arm.lens], checkpoint, request).run(tagged)
+        look = Look(LENSES[part.arm.lens], checkpoint, request)
+        _, rows = look.run(self.results.directory)
+        self._append(part, rows)
 
     def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
         prompts = _prompts(part, checkpoint, self.corpus)
@@ -148,15 +154,24 @@ class Asker:
                 self._run(part, job, runner)
 
     def _run(self, part: Part, job: Job, runner: Runner) -> None:
-        tagged = _Tagged(self.results, part.tags)
+        tags = part.tags(self.corpus)
         keys = {job.key(cell): cell for cell in job.cells}
-        left = [key for key in keys if tagged.key(key) not in self.results.keys]
-        tagged.append(self._known[key] for key in left if key in self._known)
+        left = [key for key in keys if _key(key, tags) not in self.results.keys]
+        self._append(part, [self._known[key] for key in left if key in self._known])
         cells = [keys[key] for key in left if key not in self._known]
         if cells:
             rows = runner.run(replace(job, cells=cells))
             self._known |= {row["key"]: row | {"question": row["key"]} for row in rows}
-            tagged.append(rows)
+            self._append(part, rows)
+
+    def _append(self, part: Part, rows: list[Row]) -> None:
+        """Writes answers with the part's tags, and keys of their own."""
+        tags = part.tags(self.corpus)
+        questions = [row.get("question", row["key"]) for row in rows]
+        self.results.append(
+            row | tags | {"question": question, "key": _key(question, tags)}
+            for row, question in zip(rows, questions, strict=True)
+        )
 
 
 def questions(
@@ -192,31 +207,8 @@ def questions(
             yield derive(checkpoint, control), descent, prompts
 
 
-class _Tagged:
-    """Results whose rows get a claim's tags, and keys of their own."""
-
-    def __init__(self, results: Results, tags: dict[str, Any]) -> None:
-        self._results, self._tags = results, tags
-
-    @property
-    def directory(self) -> Path:
-        return self._results.directory
-
-    def key(self, question: str) -> str:
-        return row_key(question, *self._tags.values())
-
-    def append(self, rows: Any) -> None:
-        self._results.append(
-            [
-                row
-                | self._tags
-                | {
-                    "key": self.key(row.get("question", row["key"])),
-                    "question": row.get("question", row["key"]),
-                }
-                for row in rows
-            ]
-        )
+def _key(question: str, tags: dict[str, Any]) -> str:
+    return row_key(question, *tags.values())
 
 
 def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from eval.claims.entries import FAIR, PROTOCOLS, Claim, Term
+from eval.claims.entries import FAIR, PROTOCOLS, REPORTED, Claim, Term
 from eval.claims.evidence import Record
-from eval.claims.judge import WEIGHTS, Judgement, Outcome, Value
+from eval.claims.judge import WEIGHTS, Judgement
 from eval.claims.lookup import SHOWN, bound, counted, look_up, number, quoted, share
+from eval.claims.outcomes import Outcome, Value
 from eval.claims.sources import needs
 
 SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
 LETTERS = 120  # of all criteria in a cell; of more, one is shown
 WIDTHS = (20, 80)  # of a text that was found: in a cell, in the list
-SIZES = 1
 
 
 def cell(one: Judgement, protocol: str) -> str:
@@ -30,9 +30,27 @@ def cell(one: Judgement, protocol: str) -> str:
     if not shown[1:]:
         found = [quoted(record["found"], WIDTHS[0])] if "found" in record else []
         parts += found or ([] if outcomes[1:] else _gradients(one, shown[0]))
+    if protocol == REPORTED and any(_astray(outcome.left.record) for outcome in shown):
+        parts.append("descent did not arrive")
+    return (
+        f"{'; '.join(parts)} ({_sizes(one, shown)}; {counted(record['prompts'], record['models'])})"
+    )
+
+
+def _astray(record: Record) -> bool:
+    """Whether a descent met its own test of having arrived in no case."""
+    return record.get("method") == "descent" and record.get("criterion") == 0
+
+
+def _sizes(one: Judgement, shown: list[Outcome]) -> str:
+    """Which models were asked, and for which, where a claim is about wider or deeper ones."""
     sizes = sorted({size for outcome in shown for size in outcome.left.record["sizes"]})
-    size = f"{len(sizes)} kinds of model" if len(sizes) > SIZES else ", ".join(sizes)
-    return f"{'; '.join(parts)} ({size}; {counted(record['prompts'], record['models'])})"
+    names = {outcome.criterion.left.arm for outcome in shown}
+    asked = [arm.models.config for arm in one.claim.arms if arm.name in names and arm.models.own]
+    wanted = {f"d{c['d_model']} n{c['n_layers']}" for c in asked if {"d_model", "n_layers"} <= {*c}}
+    other = sorted(size for size in wanted if not any(f" {size} " in own for own in sizes))
+    words = f"{len(sizes)} kinds of model" if sizes[1:] else ", ".join(sizes)
+    return f"{words}, for {', '.join(other)}" if other else words
 
 
 def said(outcome: Outcome, brief: bool = False) -> str:
@@ -72,7 +90,7 @@ def details(one: Judgement) -> list[str]:
         for outcome in one.outcomes[protocol]
         if "lens" in outcome.left.record
     ]
-    asked = dict.fromkeys((c.left.arm, c.left.figure) for c in one.claim.judge)
+    asked = dict.fromkeys((t.arm, t.figure) for c in one.claim.judge for t in c.terms)
     groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for protocol in PROTOCOLS:
         for arm, figure in asked:

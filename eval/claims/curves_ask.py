@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,13 +12,11 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import ModelConfig
-from arch.mixers import MIXERS
-from arch.pattern import parse
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.claims import BENCH
 from eval.claims.curves import KINDS, Ask, Plan, Point
 from eval.claims.sources import drawn
-from eval.errors import RequestError
+from eval.claims.trained import kind_of, shape_of, trained
 from eval.inversion.questions import Job, Question
 from eval.inversion.questions import plan as plan_jobs
 from eval.inversion.run import Runner
@@ -27,8 +24,6 @@ from eval.prompts import Prompt, background, story_prompts
 from eval.results import Results, row_key
 
 BATCH = 64  # rows that a gradient solver treats at once
-
-Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ def tasks(
     plan: Plan, asks: dict[Point, Ask], vocabulary: int, models: Path | None
 ) -> tuple[list[Task], list[str]]:
     """What there is to ask, and a line for each architecture whose trained models are not here."""
-    there = _trained(models) if models else {}
+    there = _there(models)
     found, missing = [], []
     for name in plan.architectures:
         lacking: dict[int, ModelConfig] = {}
@@ -76,7 +71,7 @@ def tasks(
             config = plan.config(name, next(iter(own)), vocabulary)
             paths: list[Any] = [None] * plan.seeds
             if step:
-                paths = there.get((*_shape(config), step), [])[: plan.seeds]
+                paths = there.get((kind_of(config), shape_of(config), step), [])[: plan.seeds]
                 if not paths:
                     lacking[step] = config
             apart = plan.stories["apart"]
@@ -174,33 +169,12 @@ def batches(jobs: Iterable[Job]) -> Iterator[Job]:
             yield replace(own[0], cells=cells[i : i + BATCH])
 
 
-def _trained(models: Path) -> dict[Shape, list[Path]]:
-    """Model directories by shape and step, in the order of their names."""
-    if not models.is_dir():
-        raise RequestError(f"--models {models}: no such directory; give one of runs")
-    found: dict[Shape, list[Path]] = {}
-    for meta in sorted(models.rglob("meta.json")):
-        file = meta.parent / "config.json"
-        if file.is_file():
-            step = json.loads(meta.read_text("utf-8")).get("step", 0)
-            config = ModelConfig.from_json(file.read_text("utf-8"), str(file))
-            found.setdefault((*_shape(config), step), []).append(meta.parent)
+def _there(models: Path | None) -> dict[tuple[Any, ...], list[Path]]:
+    """Trained model directories by kind, size and step."""
+    found: dict[tuple[Any, ...], list[Path]] = {}
+    for one in trained(models) if models else []:
+        found.setdefault((kind_of(one.config), shape_of(one.config), one.step), []).append(one.path)
     return found
-
-
-def _shape(config: ModelConfig) -> Shape:
-    """Equal for models that differ in their seed, their data or their vocabulary only."""
-    mixers = [
-        [(kind.__name__, *sorted(_arguments(kind, given).items())) for kind, given in terms]
-        for terms in (parse(entry, MIXERS, "mixer") for entry in config.mixers)
-    ]
-    return str(mixers), config.channel_mixer, config.norm, config.d_model, config.n_layers
-
-
-def _arguments(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """All keyword arguments of a mixer, those not given as they are by default."""
-    parameters = inspect.signature(kind).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | given
 
 
 def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:

@@ -28,7 +28,7 @@ FROM_ZERO = {"step": 30, "noise": 1 / 256}
 APART = 1 / 6  # of an axis, between two labels
 SHOWN = {"self": "shown tokens", "nonself": "hidden first token"}
 STATES = {BEFORE: "before training", AFTER: "after training"}
-COMMAND = "python -m eval claims curves"
+COMMAND = "python -m eval claims curves --models RUNS --corpus STORIES"
 
 
 def figures(found: list[Record]) -> list[Figure]:
@@ -271,11 +271,11 @@ def _counts(found: list[Record]) -> str:
         return f"{low}" if low == high else f"{low} to {high}"
 
     told = [
-        f"{span('tokens', own)} {SHOWN[kind]}"
+        f"{span('tokens', own)} {SHOWN[kind].removesuffix('s')}s"
         for kind in KINDS
         if (own := [r for r in found if r["slice"] == kind])
     ]
     return (
         f"Percent of tokens, 95 % interval; a figure is of {' and '.join(told)}, "
-        f"{span('prompts', found)} prompts, {span('models', found)} models.\n"
+        f"of {span('prompts', found)} prompts and {span('models', found)} models.\n"
     )

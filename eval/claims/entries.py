@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 from eval.results import row_key
@@ -21,6 +23,15 @@ WORDS = {
     "more": "is more than",
     "less": "is less than",
 }
+
+POOLS: dict[str, Callable[[list[float]], float]] = {
+    "mean": fmean,
+    "least": min,
+    "most": max,
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+}
+"""Of a lens's figures, in the order of their layers."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,11 @@ class Criterion:
     def __str__(self) -> str:
         return f"{self.left} {WORDS[self.operation]} {self.right}"
 
+    @property
+    def terms(self) -> list[Term]:
+        """Its figures: one or two."""
+        return [self.left, self.right] if isinstance(self.right, Term) else [self.left]
+
     def holds(self, left: float, right: float) -> bool:
         """Whether it does, for these values."""
         return OPERATORS[self.operation](left, right)
@@ -197,10 +213,6 @@ class Claim:
     arms: tuple[Arm, ...]
     judge: tuple[Criterion, ...]
     note: str = ""
-
-    def arm(self, name: str) -> Arm:
-        """By its name."""
-        return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def command(self) -> str:

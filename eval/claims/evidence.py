@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from eval.claims import BENCH
-from eval.claims.ask import DONE
-from eval.claims.entries import REPORTED, Claim, Criterion, Term
+from eval.claims.entries import REPORTED, Claim
+from eval.claims.sift import Asked, sift
 from eval.claims.sources import size_of
 from eval.errors import RequestError
 from eval.files import write_text
@@ -39,6 +39,7 @@ OF_ROWS: dict[str, Callable[[Row], tuple[float, float] | None]] = {
     "minimised": lambda row: _one(_minimised(row)),
 }
 """Further shares, of what in a row, out of how much; None where it does not apply."""
+FIELDS = ("claim", "arm", "protocol", "entry", "bench", "sizes", "models", "prompts")
 ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
@@ -47,36 +48,25 @@ ABOUT_LENS = {
 """Fields of a lens's row that do not say where its figure was taken."""
 
 
-def evidence(rows: Iterable[Row], claims: dict[int, Claim]) -> tuple[list[Record], list[str]]:
+def evidence(
+    rows: Iterable[Row], claims: dict[int, Claim], settings: dict[Asked, str] | None = None
+) -> tuple[list[Record], list[str]]:
     """The records, and a line for each kind of rows that were left out.
 
-    Rows of another version of the bench, and of entries as they once were, are named, not mixed.
+    Args:
+        rows: of any kind.
+        claims: by number.
+        settings: the settings that count, where they are not the last ones.
     """
+    kept, notes = sift(rows, claims, settings or {})
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    other: dict[Any, int] = defaultdict(int)
-    changed: dict[int, int] = defaultdict(int)
-    for row in {row["key"]: row for row in rows if "claim" in row}.values():
-        claim = claims.get(row["claim"])
-        if row["bench"] != BENCH:
-            other[row["bench"]] += 1
-        elif not claim or row["entry"] not in {arm.fingerprint for arm in claim.arms}:
-            changed[row["claim"]] += 1
-        elif row.get("kind") != DONE:
-            groups[_group(row)].append(row)
-    notes = [
-        f"left out: {count} rows that version {version} of the bench made, this is {BENCH}; "
-        "run those claims again"
-        for version, count in sorted(other.items())
-    ]
-    notes += [
-        f"left out: {count} rows of claim {number}, which is asked otherwise now; run it again"
-        for number, count in sorted(changed.items())
-    ]
+    for row in kept:
+        groups[_group(row)].append(row)
     records = []
     for key in sorted(groups, key=str):
         own = groups[key]
         if own[0].get("kind") == "lens":
-            wanted = _figures(claims[own[0]["claim"]])
+            wanted = {t.figure for c in claims[own[0]["claim"]].judge for t in c.terms}
             if own[0]["figure"] in wanted:
                 records.append(_lens_record(own))
         else:
@@ -98,10 +88,16 @@ def load(path: str | Path, claims: dict[int, Claim]) -> tuple[list[Record], list
     try:
         records = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
         numbers = {record["claim"] for record in records}
+        lacking = {name for record in records for name in FIELDS if name not in record}
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise RequestError(
             f"{path}: no records of claims ({error}); make them with --store"
         ) from None
+    if lacking:
+        raise RequestError(
+            f"{path}: no records of claims (no {', '.join(sorted(lacking))}); make them with "
+            "--store, from the directory of the results"
+        )
     known = {arm.fingerprint for claim in claims.values() for arm in claim.arms}
     kept = [r for r in records if r["bench"] == BENCH and r["entry"] in known]
     left = sorted(numbers - {record["claim"] for record in kept})
@@ -225,16 +221,6 @@ def _lens_record(own: list[Row]) -> Record:
         "prompts": sum(row["prompts"] for row in own),  # each model is asked others
     }
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
-
-
-def _figures(claim: Claim) -> set[str]:
-    """The figures that its criteria look at."""
-
-    def terms(criterion: Criterion) -> list[Term]:
-        right = criterion.right
-        return [criterion.left, right] if isinstance(right, Term) else [criterion.left]
-
-    return {term.figure for criterion in claim.judge for term in terms(criterion)}
 
 
 def _order(record: Record) -> tuple[Any, ...]:

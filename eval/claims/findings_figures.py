@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from eval.claims.entries import FAIR, PROTOCOLS, REPORTED, Term
+from eval.claims.entries import FAIR, POOLS, PROTOCOLS, REPORTED, Term
 from eval.claims.evidence import Record
-from eval.claims.judge import POOLS, Judgement
+from eval.claims.judge import Judgement
 from eval.claims.lookup import SHOWN, escaped, look_up, number, quoted, share
 from eval.errors import RequestError
 

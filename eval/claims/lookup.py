@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 
 from eval.claims.entries import FAIR, Criterion, Term
-from eval.claims.judge import Judgement, Value, judge
+from eval.claims.judge import Judgement
+from eval.claims.outcomes import Value, outcomes
 
 SHOWN = {
     "self": "shown tokens",
@@ -43,7 +44,7 @@ def look_up(
             if "method" in r and (r["padded"], r["control"]) == (padded, control or None)
         ]
     alone = replace(one.claim, judge=(Criterion(term, "above", 0.0),))
-    found = judge(alone, own).outcomes[protocol]
+    found = outcomes(alone, own, protocol)
     return found[0].left if found else None
 
 

@@ -26,12 +26,15 @@ READING = """\
 
 Each claim is asked twice. **Reported**: its source's own protocol, one prompt, flaws included.
 **Fair**: many prompts, several models, causal, start and step at the model's own scale, exact
-search, and controls beside. A figure is the best that any method asked for reached, in brackets its
-95 % interval; one prompt of one model has the widest. ✓ and ✗ say whether it is as claimed. Figures
-with no interval are of one model. Of several measures that do not fit into a row one is shown, one
-that is not as claimed if there is such; all are [below](#found).
+search, and controls beside. A figure is the best that any method asked for reached, in brackets
+its 95 % interval; one prompt of one model has the widest. ✓ and ✗ say whether it is as claimed.
+Figures with no interval are of one model. Of several measures that do not fit into a row one is
+shown, one that is not as claimed if there is such; all are [below](#found). *Descent did not
+arrive*: by its own test it had not met the outputs, so that its answer says little of the model.
+*For d1024 n8*: so wide and deep are the source's models; those before it were asked instead.
 
-- **holds**: asked fairly, what is claimed is what is found.
+- **holds**: asked fairly, what is claimed is what is found. *By exact search* stands where gradients
+  alone would not have shown it; *within the interval* where more prompts could turn the verdict.
 - **holds only as reported**: the source's protocol shows it again, a fair one does not. What stands
   after the colon is the first control that parts the two.
 - **does not hold**: neither shows it; or it was only asked fairly, and is not so.
@@ -40,7 +43,8 @@ that is not as claimed if there is such; all are [below](#found).
 - **not run**: asked of models of our own, which nobody has yet.
 
 `python -m eval claims show N` says all that claim N asks. `RUNS` stands for a directory with models
-trained by this project. With `--download`, what is said to need weights is asked as well.
+trained by this project, `STORIES` for one with TinyStories' texts; without it prompts are of simple
+made-up stories. With `--download`, what is said to need weights is asked as well.
 """
 CURVES = """\
 <a id="curves"></a>
@@ -134,11 +138,14 @@ def _rows(judgements: list[Judgement]) -> str:
 
 
 def command(claim: Claim, verdict: str = "") -> str:
-    """What runs a claim, with the flag for models that it cannot build itself."""
+    """What runs a claim, with the flags for what it cannot make itself."""
+    fair = [arm for arm in claim.arms if arm.fair]
+    stories = any(arm.lens or (arm.fair and arm.fair.kind != "random") for arm in fair)
     trained = any(arm.models.own and arm.models.trained for arm in claim.arms)
     return (
         claim.command
         + (" --models RUNS" if trained else "")
+        + (" --corpus STORIES" if stories else "")
         + (" --download" if verdict == WEIGHTS else "")
     )
 

@@ -18,6 +18,7 @@ from eval.circuit import ABLATIONS, PARTS
 from eval.claims.entries import (
     FAIR,
     OPERATORS,
+    POOLS,
     REPORTED,
     Arm,
     Claim,
@@ -37,7 +38,6 @@ OF_CLAIM = {"number", "claim", "expected", "source", "arms", "judge", "note"}
 OF_ARM = {"models", "layer", "part", "without", "slice", "allowed", "lens", "words"}
 EVERY = "*"
 """As a criterion's arm: it is asked of every arm."""
-POOLS = ("mean", "least", "most", "first", "last")
 
 
 @lru_cache(maxsize=1)

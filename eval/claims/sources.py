@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
 from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
 from eval.claims.entries import Claim, Models
+from eval.claims.trained import Trained, kind_of, shape_of, trained
 from eval.errors import RequestError
 from eval.files import write_text
 from tokenizer import load_tokenizer, open_corpus, train_tokenizer
@@ -36,9 +37,16 @@ class Missing(RequestError):
 
 @dataclass(frozen=True)
 class Source:
-    """A model that can be opened, and a name for it that costs nothing."""
+    """A model that can be opened.
+
+    Attributes:
+        name: of it, which costs nothing.
+        kind: the same of all models that a claim's arm is asked of together.
+        open: reads or builds it.
+    """
 
     name: str
+    kind: str
     open: Callable[[], Checkpoint] = field(compare=False)
 
 
@@ -76,71 +84,82 @@ class Shelf:
         """
         if not models.own:
             directory = self._pretrained(claim, models)
-            name = f"{Path(directory).name} {models.weights}"
-            return [self._source(name, (models.weights, directory), self._wrap, models, directory)]
+            name = f"{Path(directory).resolve()} {models.weights} {self._precision(models)}"
+            return [self._source(name, name, name, self._wrap, models, directory)]
         if models.trained:
             paths = self._trained(claim, models)[:seeds]
+            kind = " ".join(map(str, paths))
             return [
-                self._source(str(path), path, open_checkpoint, path, self.device) for path in paths
+                self._source(str(path), kind, path, open_checkpoint, path, self.device)
+                for path in paths
             ]
         config = self.sized(models)
+        kind = config.to_json()
         return [
-            self._source(f"{_name(config)}-s{seed}", (config, seed), self._build, config, seed)
+            self._source(
+                f"{_name(config)}-s{seed}", kind, (config, seed), self._build, config, seed
+            )
             for seed in range(seeds)
         ]
 
     def _source(
-        self, name: str, key: object, make: Callable[..., Checkpoint], *given: Any
+        self, name: str, kind: str, key: object, make: Callable[..., Checkpoint], *given: Any
     ) -> Source:
-        return Source(name, lambda: self._kept(key, lambda: make(*given)))
+        return Source(name, kind, lambda: self._kept(key, lambda: make(*given)))
 
     def sized(self, models: Models) -> ModelConfig:
         """The configuration that is built here."""
-        size = {"vocab_size": self.tokenizer.get_vocab_size()}
-        fields: dict[str, Any] = size | models.config | ({} if self.full else models.cpu)
-        return ModelConfig(**fields)
+        return self._config(models.config | ({} if self.full else models.cpu))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of untrained models: that of the trained ones where there are any, else a toy's."""
+        """Of untrained models: that of the trained ones where there are any, else a toy's.
+
+        It is kept beside the results, whose prompts are its tokens.
+
+        Raises:
+            RequestError: another one is there already.
+        """
         path = self.out / "tokenizer.json"
-        if self._directories:
-            path = self._directories[0] / "tokenizer.json"
+        if self._last:
+            theirs = (self._last[0].path / "tokenizer.json").read_text(encoding="utf-8")
+            if not path.is_file():
+                write_text(path, theirs)
+            elif json.loads(path.read_text(encoding="utf-8")) != json.loads(theirs):
+                raise RequestError(
+                    f"--out {self.out}: its untrained models were asked with another tokenizer "
+                    f"than that of --models {self.models}; give another --out"
+                )
         elif not path.is_file():
             write_text(path, train_tokenizer(open_corpus(TOKENIZER_STORIES, "train")).to_str())
         return load_tokenizer(path)
 
     @cached_property
-    def _directories(self) -> list[Path]:
-        """Trained model directories: of each run the last step."""
-        if self.models is None:
-            return []
-        if not self.models.is_dir():
-            raise RequestError(f"--models {self.models}: no such directory; give one of runs")
-        last: dict[Path, tuple[int, Path]] = {}
-        for meta in self.models.rglob("meta.json"):
-            if (meta.parent / "config.json").is_file():
-                step = int(_read(meta).get("step", 0))
-                if step:
-                    own = last.get(meta.parent.parent, (0, meta.parent))
-                    last[meta.parent.parent] = max(own, (step, meta.parent))
-        return [path for _, path in sorted(last.values(), key=lambda pair: str(pair[1]))]
+    def _last(self) -> list[Trained]:
+        """Trained models: of each run the last step."""
+        last: dict[Path, Trained] = {}
+        for one in trained(self.models) if self.models else []:
+            run = one.path.parent
+            if one.step and (run not in last or last[run].step < one.step):
+                last[run] = one
+        return [last[run] for run in sorted(last)]
 
     def _trained(self, claim: Claim, models: Models) -> list[Path]:
         """The seeds of the size asked for; else of a CPU's; else of the largest of that kind."""
+        wanted = [self._config(models.config), self._config(models.config | models.cpu)]
         alike: dict[tuple[int, int], list[Path]] = {}
-        for path in self._directories:
-            config = _read(path / "config.json")
-            if _bare(config["mixers"]) == _bare(models.config["mixers"]):
-                size = (config["d_model"], config["n_layers"])
-                alike.setdefault(size, []).append(path)
-        for wanted in (models.config, models.config | models.cpu):
-            size = (wanted["d_model"], wanted["n_layers"])
-            if size in alike:
-                return alike[size]
+        for one in self._last:
+            if kind_of(one.config) in map(kind_of, wanted):
+                alike.setdefault(shape_of(one.config), []).append(one.path)
+        for config in wanted:
+            if shape_of(config) in alike:
+                return alike[shape_of(config)]
         if alike:
             return alike[max(alike, key=lambda size: size[0] ** 2 * size[1])]
         raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
+
+    def _config(self, fields: dict[str, Any]) -> ModelConfig:
+        return ModelConfig(**({"vocab_size": self.tokenizer.get_vocab_size()} | fields))
 
     def _kept(self, key: object, make: Callable[[], Checkpoint]) -> Checkpoint:
         """What was opened last, or a new one in its place."""
@@ -193,7 +212,7 @@ class Shelf:
                 f"{models.family}; give the weights of {models.hub}"
             )
         size = tuple(
-            next(int(config[name]) for name in names if name in config)
+            next((int(config[name]) for name in names if name in config), 0)
             for names in (("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"))
         )
         if size != models.size and not self.any_size:
@@ -203,8 +222,11 @@ class Shelf:
                 "or --any-size to see how another does"
             )
 
+    def _precision(self, models: Models) -> str:
+        return self.precision or models.precision
+
     def _wrap(self, models: Models, directory: str) -> Checkpoint:
-        precision = self.precision or models.precision
+        precision = self._precision(models)
         loaded = load_pretrained(
             directory, self.device, PRECISIONS[precision], eight_bit=precision == "8 bit"
         )
@@ -234,10 +256,16 @@ def drawn(
 
 def needs(models: Models) -> str:
     """What a claim about a pretrained model takes, in words."""
+    download, memory = (_rounded(size) for size in (models.download, models.gigabytes))
     return (
-        f"{models.hub} ({models.parameters / 1e9:.3g} B parameters: about {models.download:.2g} GB "
-        f"to download, {models.gigabytes:.2g} GB of memory in {models.precision})"
+        f"{models.hub} ({models.parameters / 1e9:.3g} B parameters: about {download} GB to "
+        f"download, {memory} GB of memory in {models.precision})"
     )
+
+
+def _rounded(size: float) -> str:
+    """Two digits, and no more zeros than there are."""
+    return f"{size:.2g}" if size < 10 else f"{size:.0f}"
 
 
 def size_of(provenance: dict[str, Any]) -> str:

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from eval.claims.ask import Asker, Part, parts
+from eval.claims.cells import details
 from eval.claims.curves_page import markdown as draw
 from eval.claims.curves_records import load as load_curves
 from eval.claims.entries import PROTOCOLS, Claim
-from eval.claims.evidence import evidence, load, store
+from eval.claims.evidence import Record, evidence, load, store
 from eval.claims.findings import TEMPLATE, fill, readme
 from eval.claims.findings_words import Known
 from eval.claims.judge import Judgement, judge
@@ -21,7 +22,9 @@ from eval.commands.options import device_of, positive
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.progress import track
-from eval.results import Results, read_rows
+from eval.results import ROWS, Results, read_rows
+
+PLACE = "results/claims"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed.add_argument("--group", choices=GROUPS)
     shown = actions.add_parser("show", help="all that a claim asks")
     shown.add_argument("numbers", nargs="+", type=positive, metavar="N")
+    shown.add_argument(
+        "--records",
+        metavar="FILE",
+        help="what `table --store` wrote, for what was found; default: what is in " + PLACE,
+    )
     ran = actions.add_parser("run", help="ask claims; goes on where it was stopped")
     ran.add_argument("numbers", nargs="*", type=positive, metavar="N", help="default: all")
     ran.add_argument("--group", choices=GROUPS)
     ran.add_argument("--limit", type=positive, metavar="K", help="the first K of them")
-    ran.add_argument("--out", default="results/claims", metavar="DIR", help="default: %(default)s")
+    ran.add_argument("--out", default=PLACE, metavar="DIR", help="default: %(default)s")
     ran.add_argument(
         "--models", type=Path, metavar="DIR", help="holds trained models, at any depth"
     )
@@ -53,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ran.add_argument("--corpus", default="toy", metavar="SOURCE", help="of the fair prompts")
     ran.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     table = actions.add_parser("table", help="the verdicts")
-    table.add_argument("places", nargs="*", metavar="DIR", help="results; default: results/claims")
+    table.add_argument("places", nargs="*", metavar="DIR", help=f"results; default: {PLACE}")
     table.add_argument("--records", metavar="FILE", help="what --store wrote, instead of results")
     table.add_argument("--store", metavar="FILE", help="write the records of evidence")
     table.add_argument("--markdown", metavar="FILE", help="write the page: text and all claims")
@@ -91,8 +99,17 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    for claim in choose(options.numbers):
-        print("\n".join(_lines(claim)) + "\n")
+    chosen = choose(options.numbers)
+    records: list[Record] = []
+    if options.records:
+        records, _ = load(options.records, claims())
+    elif (Path(PLACE) / ROWS).is_file():
+        records, _ = evidence(read_rows([PLACE]), claims())
+    for claim in chosen:
+        found = judge(claim, records)
+        answer = [f"  verdict: {found.verdict}{found.why and f': {found.why}'}"] if records else []
+        lines = [*_lines(claim), *answer, *(f"    {line}" for line in details(found))]
+        print("\n".join(lines) + "\n")
 
 
 def _lines(claim: Claim) -> list[str]:
@@ -145,7 +162,7 @@ def _run(options: argparse.Namespace) -> None:
         pass
     if not todo:
         raise RequestError("nothing to run: none of these claims' models is here; see above")
-    records, notes = evidence(read_rows([results.path]), claims())
+    records, notes = evidence(read_rows([results.path]), claims(), asker.settings)
     print(terminal([judge(claim, records) for claim in chosen]))
     print("\n".join([*notes, f"rows: {results.path}"]))
 
@@ -158,12 +175,24 @@ def _table(options: argparse.Namespace) -> None:
             f"--readme {options.readme}: its finding is the page's, and points there; "
             "give --markdown FILE too, and leave --findings none out"
         )
+    if (options.curves or options.figures) and not options.markdown:
+        flag = "--curves" if options.curves else "--figures"
+        raise RequestError(f"{flag}: is for the page; give --markdown FILE too, or leave it out")
+    if options.figures and not options.curves:
+        raise RequestError(
+            f"--figures {options.figures}: are of the curves; give --curves FILE too"
+        )
+    if not options.records and not options.places and not (Path(PLACE) / ROWS).is_file():
+        raise RequestError(
+            f"no results in {PLACE}; give their directory, --records FILE (this project's are "
+            "docs/results/claims.jsonl), or ask: python -m eval claims run"
+        )
     if options.records and options.places:
         raise RequestError("--records: takes the place of results; leave the directories out")
     if options.records:
         records, notes = load(options.records, claims())
     else:
-        rows = read_rows(options.places or ["results/claims"])
+        rows = read_rows(options.places or [PLACE])
         records, notes = evidence(rows, claims())
     judgements = [judge(claim, records) for claim in choose([], options.group)]
     pages = _pages(options, judgements, notes) if options.markdown else {}

@@ -84,7 +84,9 @@ def _answers(looks: list[Look], results: Results, strict: bool) -> Iterator[str]
         if before and before.checkpoint is not look.checkpoint:
             before.checkpoint.kept.clear()
         try:
-            yield lens_tables(*look.run(results))
+            document, rows = look.run(results.directory)
+            results.append(rows)
+            yield lens_tables(document, rows)
         except RequestError as refusal:
             if strict:
                 raise

@@ -17,7 +17,7 @@ from typing import Any
 from eval.checkpoints import Checkpoint
 from eval.files import write_text
 from eval.lenses.lens import Finding, Lens, Request
-from eval.results import SCHEMA, Results, Row, row_key
+from eval.results import SCHEMA, Row, row_key
 
 FOLDER = "lenses"
 
@@ -41,13 +41,13 @@ class Look:
         """Where its document is, in a results directory."""
         return directory / FOLDER / f"{self.lens.name}-{self.key}.json"
 
-    def run(self, results: Results) -> tuple[dict[str, Any], list[Row]]:
-        """Looks, or reads what was found before: the document and its rows.
+    def run(self, directory: Path) -> tuple[dict[str, Any], list[Row]]:
+        """Looks, or reads what was found before: the document, kept in a directory, and its rows.
 
         Raises:
             RequestError: the lens cannot look at this model, or at what is asked.
         """
-        path = self.path(results.directory)
+        path = self.path(directory)
         if path.is_file():
             document = json.loads(path.read_text(encoding="utf-8"))
         else:
@@ -55,9 +55,7 @@ class Look:
             finding = self.lens.find(self.checkpoint, self.request)
             document = self._document(finding, time.perf_counter() - started)
             write_text(path, json.dumps(document, allow_nan=False))
-        rows = self._rows(document)
-        results.append(rows)
-        return document, rows
+        return document, self._rows(document)
 
     def _document(self, finding: Finding, seconds: float) -> dict[str, Any]:
         request = asdict(self.request)
