@@ -19,7 +19,9 @@ class Answer:
         collisions: positions at which several tokens lie within the limit, with those tokens.
         criterion: for the published protocol, whether its own test of convergence passed.
         certificate: what proves the answer: "residual" (its outputs are those shown, to rounding),
-            or "enumerated" (and every other choice of hidden tokens was tried); None for nothing.
+            "screened" (and every other choice was tried, or ruled out by less than that: by an
+            additive model, or in bfloat16), or "enumerated" (and every other choice was tried);
+            None for nothing.
         steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken, a batch's time shared evenly.

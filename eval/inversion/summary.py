@@ -107,9 +107,10 @@ def figures(rows: list[Row]) -> Record:
     - `residual_floors`: median of residual over floor; `margin_bits`: the smallest margin, as
       log2 of margin over floor, of searches that arrived.
     - `at_floor`: rows whose answer explains the evidence to within rounding; `enumerated`: rows
-      that tried every input there is; `false_accepts`: rows at the floor that are wrong at a
-      position that the evidence depends on, and do not name the truth as one of several that fit;
-      `tokens_accepted`: tokens of rows at the floor.
+      that tried every input there is, without those that screened most of them;
+      `false_accepts`: rows at the floor that are wrong at a position that the evidence depends on,
+      and do not name the truth as one of several that fit; `tokens_accepted`: tokens of rows at
+      the floor.
     - `evaluations`, `seconds`, `steps_to_solve`: medians; `rows`, `prompts`, `models`: counts.
     """
     prompts, models = [prompt(row) for row in rows], [weights(row) for row in rows]

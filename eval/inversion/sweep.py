@@ -35,7 +35,7 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
     Args:
         problems: of circuits that differ in their layers only, and of the same prompts.
         coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
-            the others stays what bfloat16 says.
+            the others stays what bfloat16 says, and the certificate is "screened".
 
     Returns:
         The answers of each problem; the time of the pass is shared evenly.
@@ -79,8 +79,11 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
         rough = whole.coarse.prefix(token, rough) if coarse else None
     seconds = (time.perf_counter() - started) / P / len(problems)
     tokens = torch.stack(found, dim=1)
+    proof = "screened" if coarse else "enumerated"
     return [
-        _answers(problem, Swept(tokens, torch.stack([each[i] for each in distances], 1)), seconds)
+        _answers(
+            problem, Swept(tokens, torch.stack([each[i] for each in distances], 1)), proof, seconds
+        )
         for i, problem in enumerate(problems)
     ]
 
@@ -89,7 +92,7 @@ def _join(outputs: list[Tensor]) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-def _answers(problem: Problem, swept: "Swept", seconds: float) -> list[Answer]:
+def _answers(problem: Problem, swept: "Swept", proof: str, seconds: float) -> list[Answer]:
     near = swept.distances.gather(-1, swept.tokens[..., None])[..., 0] <= problem.limit
     return [
         Answer(
@@ -97,7 +100,7 @@ def _answers(problem: Problem, swept: "Swept", seconds: float) -> list[Answer]:
             scores=-swept.distances[p],
             runner_up=runner_up(swept.distances[p]),
             collisions=collisions(swept.distances[p], problem.limit[p]),
-            certificate="enumerated" if near[p].all() else None,
+            certificate=proof if near[p].all() else None,
             evaluations=problem.length * len(problem.circuit.vocabulary),
             seconds=seconds,
         )
