@@ -122,7 +122,12 @@ class Job:
         return self.method.settings | ({"allowed": list(self.allowed)} if self.allowed else {})
 
     def key(self, cell: Cell) -> str:
-        """The row's key: everything that its content depends on."""
+        """The row's key: what is asked, of which model, by which method, from which chance.
+
+        Not what else a run was given: floors are measured, and shuffled targets taken, among its
+        prompts of one length, and lexicons read its corpus. Rows that are there stay as they are
+        where these change; another directory asks anew.
+        """
         about = self.checkpoint.provenance
         return row_key(
             *(about[name] for name in ("name", "step", "weights_sha256")),
