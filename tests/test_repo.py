@@ -61,6 +61,18 @@ def test_every_package_is_listed() -> None:
     assert present <= listed
 
 
+def test_dependencies_are_what_is_imported() -> None:
+    listed = re.findall(
+        r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S
+    )
+    names = set(re.findall(r'^    "([a-z0-9-]+)', listed[0], re.M))
+    paths = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
+    found = set().union(*map(imports, paths)) - set(sys.stdlib_module_names) - ROOMS
+    found = {{"yaml": "pyyaml", "vl_convert": "vl-convert-python"}.get(n, n) for n in found}
+    # An extra, and what datasets and jinja2 bring along and show in their own interfaces.
+    assert found - {"transformers", "huggingface_hub", "markupsafe"} == names
+
+
 @pytest.mark.parametrize("room", ["tokenizer", "train", "eval"])
 def test_every_command_has_help(room: str) -> None:
     done = subprocess.run(
