@@ -127,6 +127,12 @@ def test_tuned_table_is_read_back_as_it_was_written(monkeypatch, tmp_path):
     assert table.tile("outer", "sm_80", torch.bfloat16, 400, 384) != found
 
 
+def test_table_in_the_tree_is_described_as_a_new_one_would_be():
+    kept = (ROOT / "arch/kernels/tuned.py").read_text(encoding="utf-8")
+    new = ast.get_docstring(ast.parse(tune_kernels.written()))
+    assert ast.get_docstring(ast.parse(kept)) == new
+
+
 @pytest.mark.parametrize("kernel", table.KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_candidates_divide_as_the_kernels_need(kernel, dtype):

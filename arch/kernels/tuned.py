@@ -1,4 +1,4 @@
-"""Measured tiles, written by `python scripts/tune_kernels.py`; empty until a GPU has been measured.
+"""Measured tiles, written by `python -m scripts.tune_kernels`.
 
 (kernel, architecture, dtype, T, D/H): (rows, columns, depth, warps, stages, programs)
 """
