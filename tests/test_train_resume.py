@@ -108,6 +108,29 @@ def test_an_interrupted_run_goes_on_to_the_bit(
         assert metrics(parts) == metrics(whole)
 
 
+def test_after_one_signal_another_ends_the_run_at_once(data: Path, tmp_path: Path, at_step: AtStep):
+    handlers = []
+
+    def act(loss: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        handlers.extend(map(signal.getsignal, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)))
+        return loss
+
+    at_step(3, act)
+    assert fit(data, tmp_path / "run") == 128 + signal.SIGUSR1
+    assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
+
+
+def test_files_of_other_names_are_no_checkpoints(data: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--checkpoint_every", "2") == 0
+    strays = ["step-000004 copy.ckpt", "step-000008.ckpt.ckpt", "step-x.ckpt"]
+    for name in strays:
+        (run / "checkpoints" / name).write_bytes(b"something else")
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
+    assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
+
+
 def test_a_killed_runs_later_figures_are_dropped_on_resume(
     data: Path, tmp_path: Path, at_step: AtStep
 ):

@@ -7,6 +7,7 @@ read with `weights_only=True`. Model directories, not these, are for everything 
 
 import contextlib
 import io
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,10 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def step_of(path: Path) -> int:
-    """The step in a name such as `step-000800.ckpt`."""
-    return int(path.stem.partition("-")[2])
+def step_of(path: Path) -> int | None:
+    """The step in a name such as `step-000800.ckpt`; a file of another name is no checkpoint."""
+    found = re.fullmatch(r"step-(\d+)\.ckpt", path.name)
+    return int(found[1]) if found else None
 
 
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -102,11 +102,11 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """The run's checkpoints, oldest first."""
-        return sorted((self.path / "checkpoints").glob("step-*.ckpt"), key=step_of)
+        return [path for _, path in self._checkpoints()]
 
     def checkpoints_until(self, step: int) -> list[Path]:
         """Those of them that were taken at `step` or before."""
-        return [path for path in self.checkpoints() if step_of(path) <= step]
+        return [path for taken, path in self._checkpoints() if taken <= step]
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step goes."""
@@ -140,6 +140,11 @@ class RunDirectory:
             f"{path}: cannot be saved ({error.strerror}); {last}; mend that, then go on with "
             "--resume auto"
         )
+
+    def _checkpoints(self) -> list[tuple[int, Path]]:
+        """Each with its step, oldest first."""
+        paths = (self.path / "checkpoints").glob("step-*.ckpt")
+        return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
 
     def _last_readable(self, found: list[Path], identity: dict[str, Any]) -> Start:
         unreadable: dict[Path, str] = {}

@@ -10,7 +10,8 @@ from train.module import ends_step
 
 
 class StopOnSignal(Callback):
-    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once.
+    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once,
+    whichever of them it is.
 
     Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
 
@@ -43,6 +44,6 @@ class StopOnSignal(Callback):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
