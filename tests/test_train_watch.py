@@ -53,6 +53,14 @@ def test_the_checkpoint_named_is_the_one_before_the_jump(tmp_path: Path):
         feed(watch, [5.5] * 50, first=298)
 
 
+def test_the_checkpoint_that_a_run_goes_on_from_is_good(tmp_path: Path):
+    make(tmp_path)
+    watch = Watch(RunDirectory(tmp_path), 2.0, 0, 200)
+    watch.restore({"lowest": 3.0})
+    with pytest.raises(RunError, match=r"the last good checkpoint is \S+step-000200\.ckpt"):
+        feed(watch, [6.0] * 20, first=201)
+
+
 def test_a_checkpoint_is_not_taken_while_the_loss_may_be_jumping(tmp_path: Path):
     watch = make(tmp_path)
     assert not watch.rising(3, 1e9)  # nothing is known yet

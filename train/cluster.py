@@ -22,6 +22,8 @@ from arch import Block, LanguageModel
 from train.checkpoints import read_checkpoint
 from train.errors import RunError
 
+STRATEGIES = ("auto", "ddp", "fsdp")
+
 
 class Sharded(FSDPStrategy):
     """`fsdp`: weights, gradients and optimiser states lie in shards, a block's put together to run.
@@ -97,8 +99,11 @@ def strategy(name: Any, gpu: bool) -> Any:
     """What Lightning is given for the strategy of a recipe.
 
     Raises:
-        RunError: shards, and no GPU: torch has them on others only for tests.
+        RunError: one that checkpoints could not be written from; or shards, and no GPU: torch has
+            them on others only for tests.
     """
+    if name not in STRATEGIES:
+        raise RunError(f"--trainer.strategy is {name}; allowed: {', '.join(STRATEGIES)}")
     if name != "fsdp":
         return name
     if not gpu:

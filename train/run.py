@@ -67,7 +67,7 @@ class Run:
         settings, self.total = recipe.run, recipe.trainer["max_steps"]
         self.recipe = recipe
         check_steps(recipe)
-        if recipe.optimizer.name == "muon" and "fsdp" in str(recipe.trainer.get("strategy")):
+        if recipe.optimizer.name == "muon" and recipe.trainer["strategy"] == "fsdp":
             raise RunError(
                 "--trainer.strategy fsdp leaves no device a whole matrix, as --optimizer.name muon "
                 "needs; use --trainer.strategy ddp or --optimizer.name adamw"
@@ -111,7 +111,12 @@ class Run:
         self.records = Records(self.directory, tracker)
         self.progress = Progress(
             self.records,
-            Watch(self.directory, settings.stop_on_spike, recipe.schedule.warmup_steps),
+            Watch(
+                self.directory,
+                settings.stop_on_spike,
+                recipe.schedule.warmup_steps,
+                self.start.step,
+            ),
             settings.log_every,
             data.bytes_per_token("train"),
             lambda speed: self._utilisation(speed),
@@ -248,7 +253,7 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     try:
         return Trainer(
-            **(recipe.trainer | {"strategy": strategy(recipe.trainer.get("strategy"), gpu)}),
+            **(recipe.trainer | {"strategy": strategy(recipe.trainer["strategy"], gpu)}),
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
@@ -262,7 +267,7 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
             limit_val_batches=0,  # `Saving` validates, at steps of its own choice
         )
     except (ValueError, TypeError, MisconfigurationException) as error:
-        # Lightning's check of its own flags: a device that is not there, an unknown strategy, ...
+        # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
 
 

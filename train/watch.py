@@ -19,12 +19,13 @@ class Watch:
         directory: of the run, to name its last good checkpoint.
         limit: nats by which the loss may rise; 0 for any.
         after: the first step that is looked at: the loss may do anything in the warm-up.
+        start: how many steps are done; their checkpoint is taken to be good.
     """
 
-    def __init__(self, directory: RunDirectory, limit: float, after: int) -> None:
+    def __init__(self, directory: RunDirectory, limit: float, after: int, start: int = 0) -> None:
         self._directory, self._limit, self._after = directory, limit or math.inf, after
         self._lowest = math.inf
-        self._begin = self._steps = self._calm = 0
+        self._begin, self._steps, self._calm = 0, 0, start
         self._sum = self._last = 0.0
 
     def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> None:
