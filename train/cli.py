@@ -137,8 +137,11 @@ def _one_line(message: str) -> str:
     if found := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
         key, kind, value = found.groups()
         kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
-        examples = {"tuple": "a list such as [flat]", "list": "a list such as [100, 200]"}
-        return f"--{key} is {value}; expected: {examples.get(kind, kind)}"
+        numbers = key == "save_steps"
+        examples = {"tuple": "[flat]", "list": "[100, 200]" if numbers else "[first, second]"}
+        if kind in examples:
+            kind = f"a list such as {examples[kind]}"
+        return f"--{key} is {value}; expected: {kind}"
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'
     if found := re.search(union, message):
         key, kinds, value = found.groups()

@@ -107,7 +107,7 @@ class LanguageModule(LightningModule):
         return self.optimizer_settings.lr * rate(step, self.total_steps, self.schedule)
 
     def configure_optimizers(self) -> Any:
-        """AdamW and its schedule, stepped with it."""
+        """The optimiser, and the schedule of its rate, stepped with it."""
         optimizer = build_optimizer(self.model, self.optimizer_settings)
         schedule = LambdaLR(optimizer, lambda step: rate(step, self.total_steps, self.schedule))
         return {

@@ -5,6 +5,9 @@ from typing import Literal
 
 from train.errors import RunError
 
+SEEDS = 2**32 - 1
+"""Largest seed: numpy takes no larger one."""
+
 
 @dataclass
 class RunSettings:
@@ -71,6 +74,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Checks every count."""
+        if not 0 <= self.seed <= SEEDS:
+            raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
         for name in ("checkpoint_every", "validate_every", "log_every"):
             _at_least(name, getattr(self, name), 1)
         for name in ("save_every", "validate_tokens", "loss_chunks"):
@@ -155,6 +160,8 @@ class OptimizerSettings:
                 f"--optimizer.{given} is {getattr(self, given)}, --optimizer.name is {self.name}; "
                 "only muon uses it"
             )
+        for name in ("eps", "weight_decay", "clip"):
+            _at_least(f"optimizer.{name}", getattr(self, name), 0)
         for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise RunError(
@@ -167,7 +174,7 @@ class ScheduleSettings:
     """The learning rate over `trainer.max_steps` steps."""
 
     warmup_steps: int = 100
-    """Steps over which the rate rises from 0."""
+    """Steps before the highest rate; over them it rises evenly, and none of them is at 0."""
     decay: Literal["cosine", "linear", "wsd", "none"] = "cosine"
     """Shape of the fall after the warm-up; wsd stays at the highest rate first."""
     decay_steps: int | None = None
@@ -204,6 +211,6 @@ class ScheduleSettings:
         return steps
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
+def _at_least(name: str, value: float, least: int) -> None:
+    if not value >= least:  # so that NaN is refused too
         raise RunError(f"--{name} is {value}; it must be at least {least}")
