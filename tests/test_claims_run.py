@@ -1,7 +1,6 @@
 """Claims run as a user runs them, made small: twice alike, resumed, and with weights of others."""
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,15 @@ from tokenizers import Tokenizer
 from eval.__main__ import main
 from eval.claims.entries import Claim
 from eval.claims.registry import choose, claims
-from eval.results import ROWS, read_rows
+from eval.inversion.questions import Job
+from eval.inversion.run import Runner
+from eval.results import ROWS, Row, read_rows
 from tests.arch_cases import byte_tokenizer
 from tests.claims_cases import prepared, small, use
 from tests.test_pretrained import their_model
 
 FAST = ("--corpus", "toy:400")
-UNTRAINED = (67, 68, 71, 74, 41, 42, 43, 45, 47)
+THREE = (42, 68, 71)
 
 
 def run(*words: object) -> int:
@@ -32,24 +33,17 @@ def table(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def three() -> list[int]:
-    """Claims drawn at random, another three each time the registry grows."""
-    return sorted(random.Random(len(claims())).sample(UNTRAINED, 3))
-
-
 def test_three_claims_run_twice_have_one_verdict(
-    three: list[int],
     tmp_path: Path,
     small_tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    use(monkeypatch, [small(claim) for claim in choose(three)])
+    use(monkeypatch, [small(claim) for claim in choose([*THREE])])
     tables = []
     for name in ("a", "b"):
         out = prepared(tmp_path / name, small_tokenizer)
-        assert run(*three, "--out", out) == 0
+        assert run(*THREE, "--out", out) == 0
         tables.append(table(out, capsys))
     assert tables[0] == tables[1]
     assert "not run" not in tables[0].splitlines()[-1]
@@ -90,12 +84,22 @@ def test_what_one_claim_answered_another_need_not_ask(
     second = replace(first, number=75)
     use(monkeypatch, [first, second])
     out = prepared(tmp_path / "out", small_tokenizer)
+    asked: list[str] = []
+    answer = Runner.run
+
+    def counted(self: Runner, job: Job) -> list[Row]:
+        rows = answer(self, job)
+        asked.extend(row["key"] for row in rows)
+        return rows
+
+    monkeypatch.setattr(Runner, "run", counted)
     assert run("--out", out) == 0
-    seconds = [
-        [row["seconds"] for row in read_rows([out]) if row["claim"] == n and "found" in row]
+    answers = [
+        [row["question"] for row in read_rows([out]) if row["claim"] == n and "found" in row]
         for n in (74, 75)
     ]
-    assert seconds[0] == seconds[1]
+    assert answers[0] == answers[1] == asked
+    assert len(set(asked)) == len(asked) > 0
 
 
 def test_trained_models_are_found_or_asked_for(
@@ -117,13 +121,99 @@ def test_trained_models_are_found_or_asked_for(
     said = capsys.readouterr()
     assert "claim 79 needs a trained model; fix: python -m train fit --config llama" in said.err
     assert "claim 90 needs facebook/opt-125m" in said.err
-    assert "does not hold" in said.out or "holds" in said.out
+    assert "2 were not run." in said.out  # 79 without its transformer, and 90 without weights
     rows = [row for row in read_rows([out]) if "checkpoint" in row]
     steps = {row["checkpoint"]["step"] for row in rows if not row.get("control")}
     assert steps == {10}
     assert {row["claim"] for row in rows} == {73, 79, 90}  # of 79 the mixer beside
     assert run(73, "--out", out, "--models", tmp_path / "nothing") == 2
     assert "nothing: no such directory; give one of runs" in capsys.readouterr().err
+
+
+def test_seeds_are_of_one_kind(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another channel mixer is another model, whatever its mixers, width and depth."""
+    use(monkeypatch, [small(claim) for claim in choose([73])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    model_directory("flat", step=5, d_model=32)
+    other = model_directory("flat", step=6, d_model=32, channel_mixer="swiglu")
+    other.rename(tmp_path / "other")
+    models = tmp_path / "models"
+    (models / "b").mkdir(parents=True)
+    (tmp_path / "other").rename(models / "b" / "step-000006")
+    assert run(73, "--out", out, "--models", models) == 2
+    (tmp_path / "flat").rename(models / "a")
+    assert run(73, "--out", out, "--models", models) == 0
+    own = [row for row in read_rows([out]) if not row.get("control")]
+    assert {row["checkpoint"]["step"] for row in own if "checkpoint" in row} == {5}
+
+
+def test_another_tokenizer_needs_another_place(
+    tmp_path: Path,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([67])])
+    out = prepared(tmp_path / "out", byte_tokenizer())
+    path = model_directory("flat", step=5)
+    assert run(67, "--out", out, "--models", path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "were asked with another tokenizer than that of --models" in line
+    assert line.endswith("give another --out")
+
+
+def test_what_was_found_is_shown(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claims()[67])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run(67, "--out", out) == 0
+    records = tmp_path / "records.jsonl"
+    assert main(["claims", "table", str(out), "--store", str(records)]) == 0
+    capsys.readouterr()
+    assert main(["claims", "show", "67", "--records", str(records)]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  verdict: " in shown
+    assert "fair, flat: shown tokens by" in shown
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "show", "67"]) == 0
+    assert "verdict" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table"], "no results in results/claims; give their directory, --records FILE"),
+        (["table", "rows", "--curves", "x"], "--curves: is for the page; give --markdown FILE too"),
+        (
+            ["table", "rows", "--markdown", "a.md", "--figures", "x"],
+            "--figures x: are of the curves; give --curves FILE too",
+        ),
+        (["table", "--records", "rows/rows.jsonl"], "rows.jsonl: no records of claims (no models,"),
+    ],
+)
+def test_a_table_of_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    row = {"claim": 67, "arm": "", "protocol": "fair", "entry": "x", "bench": 1}
+    (tmp_path / "rows" / ROWS).write_text(json.dumps(row) + "\n")
+    assert main(["claims", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
@@ -206,6 +296,11 @@ def test_weights_of_the_wrong_family_and_no_weights_at_all(
     assert "no config.json there; give a directory in transformers' layout" in (
         capsys.readouterr().err
     )
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps({"model_type": "llama", "n_layer": 3}))
+    assert run(27, "--out", out, "--model", wrong) == 2
+    assert "3 blocks of width 0, claim 27 is about 40 of 5120" in capsys.readouterr().err
+    (wrong / "config.json").write_text(json.dumps(config))
     assert run(27, 1, "--out", out) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == (

@@ -33,8 +33,9 @@ shown, one that is not as claimed if there is such; all are [below](#found). *De
 arrive*: by its own test it had not met the outputs, so that its answer says little of the model.
 *For d1024 n8*: so wide and deep are the source's models; those before it were asked instead.
 
-- **holds**: asked fairly, what is claimed is what is found. *By exact search* stands where gradients
-  alone would not have shown it; *within the interval* where more prompts could turn the verdict.
+- **holds**: asked fairly, what is claimed is what is found. *By exact search* stands where
+  gradients alone would not have shown it; *within the interval* where more prompts could turn the
+  verdict.
 - **holds only as reported**: the source's protocol shows it again, a fair one does not. What stands
   after the colon is the first control that parts the two.
 - **does not hold**: neither shows it; or it was only asked fairly, and is not so.
