@@ -89,8 +89,3 @@ def restrict(scores: Tensor, allowed: Iterable[int] | Tensor) -> Tensor:
     restricted = torch.full_like(scores, -torch.inf)
     restricted[..., ids] = scores[..., ids]
     return restricted
-
-
-def top(scores: Tensor, k: int) -> Tensor:
-    """The k best tokens at each position, best first, `(..., V) -> (..., k)`."""
-    return scores.topk(k, dim=-1).indices

@@ -52,11 +52,6 @@ def verdicts(answer: Answer, truth: Tensor, at_floor: bool) -> list[str]:
     ]
 
 
-def hamming(found: list[int], truth: list[int]) -> float:
-    """The share of positions at which two sequences of equal length differ, 0 to 1."""
-    return sum(a != b for a, b in zip(found, truth, strict=True)) / len(truth)
-
-
 def set_recall(found: list[int], truth: list[int], positions: list[int]) -> float | None:
     """The share of the true tokens at some positions that were found there, in any order.
 
@@ -79,35 +74,6 @@ def is_permuted(found: list[int], truth: list[int], positions: list[int]) -> boo
     return a != b and sorted(a) == sorted(b)
 
 
-def order(found: list[int], truth: list[int], positions: list[int]) -> float | None:
-    """Kendall's tau between where tokens stand and where they were found, over some positions.
-
-    1: those that were found stand in their true order, -1: in its reverse. Equal tokens are matched
-    where they stand already, the others from the left. None where fewer than two were found.
-    """
-    from scipy.stats import kendalltau  # slow to import
-
-    wrong = [t for t in positions if found[t] != truth[t]]
-    pairs = [(t, t) for t in positions if t not in wrong]
-    free = list(wrong)
-    for t in wrong:
-        match = next((u for u in free if found[u] == truth[t]), None)
-        if match is not None:
-            free.remove(match)
-            pairs.append((t, match))
-    if len(pairs) < 2:
-        return None
-    tau, _ = kendalltau(*zip(*pairs, strict=True))
-    return float(tau)  # pyright: ignore[reportArgumentType]
-
-
-def reciprocal_rank(rank: list[int], positions: list[int]) -> float | None:
-    """Mean of 1 / (1 + rank) of the true token over some positions; None without any."""
-    if not positions:
-        return None
-    return statistics.fmean(1 / (1 + rank[t]) for t in positions)
-
-
 def margin_bits(margin: float | None, floor: float | None) -> float | None:
     """log2 of margin over floor; 0 where rounding alone could hide the difference.
 
@@ -121,7 +87,6 @@ def margin_bits(margin: float | None, floor: float | None) -> float | None:
 def extras(
     found: list[int],
     truth: list[int],
-    rank: list[int],
     shown: Collection[int],
     margin: float | None = None,
     floor: float | None = None,
@@ -131,19 +96,13 @@ def extras(
     Args:
         found: the tokens found.
         truth: the true ones.
-        rank: of the true token at each position, from `ranks`.
         shown: the positions shown.
         margin: distance of the nearest wrong answer, where known.
         floor: distance that rounding alone makes.
     """
-    own = [t for t in range(len(truth)) if t in shown]
     hidden = [t for t in range(len(truth)) if t not in shown]
     return {
-        "hamming": hamming(found, truth),
-        "mrr_self": reciprocal_rank(rank, own),
-        "mrr_nonself": reciprocal_rank(rank, hidden),
         "set_recall": set_recall(found, truth, hidden),
-        "order": order(found, truth, hidden),
         "permuted": is_permuted(found, truth, hidden),
         "margin_bits": margin_bits(margin, floor),
     }

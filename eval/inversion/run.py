@@ -189,7 +189,7 @@ def _row(
         "self": tally(rank, [t for t in range(real) if t in seen]),
         "nonself": tally(rank, [t for t in range(real) if t not in seen]),
         "exact": found == tokens,
-        **extras(found, tokens, rank, seen, margin, floor),
+        **extras(found, tokens, seen, margin, floor),
         "residual": residual,
         "floor": floor,
         "margin": margin,
