@@ -9,9 +9,8 @@ from typing import Any
 
 from eval.compare.evidence import Checkpoint
 from eval.compare.figures import Figures, measure
-from eval.inversion.fields import ARCHITECTURE
+from eval.inversion.fields import ARCHITECTURE, SEED
 
-SEED = re.compile(r"[-_. ]?(?:s[-_. ]?|seed[-_.= ]?)\d+(?= \[|$)")
 NOT_COMPARED = {
     "run", "seed", "resume", "precision", "compile", "save_steps", "save_every", "checkpoint_every",
     "keep_checkpoints", "validate_every", "validate_tokens", "log_every", "wandb", "wandb_project",
@@ -92,7 +91,8 @@ def _labels(models: dict[Hashable, list[Checkpoint]]) -> dict[Hashable, str]:
     labels = {}
     for key, own in models.items():
         names = {checkpoint.name for checkpoint in own}
-        labels[key] = names.pop() if len(names) == 1 else SEED.sub("", own[0].name)
+        bare = SEED.sub("", own[0].name) or _plain(own[0].about.get("mixers", "seeds"))
+        labels[key] = names.pop() if len(names) == 1 else bare
     for label in {name for name in labels.values() if list(labels.values()).count(name) > 1}:
         alike = [key for key in models if labels[key] == label]
         for number, key in enumerate(alike, start=1):

@@ -23,7 +23,8 @@ control, they are seeds of one another."""
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
 
-_SEED = re.compile(r"[-_. ]?(?:s|seed)[-_. ]?\d+(?= \[|$)")
+SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
+"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
 
 
 def recoveries(rows: Iterable[Row]) -> list[Row]:
@@ -151,7 +152,7 @@ def _read(text: str) -> tuple[str, str]:
 def _common(names: set[str]) -> str | None:
     if len(names) == 1:
         return next(iter(names))
-    bare = {_SEED.sub("", name) for name in names}
+    bare = {SEED.sub("", name) for name in names}
     return bare.pop() if len(bare) == 1 else None
 
 
