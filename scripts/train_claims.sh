@@ -35,6 +35,8 @@ for seed in 0 1 2; do
         fit "${name/attention/hybrid}-s$seed" --config flat-small --model.mixers "['$mixers']" \
             "${adamw[@]}" --optimizer.lr 4e-3 "${s[@]}"
     done
+    fit "expanded-f1-s$seed" --config flat-small --model.mixers "['expanded(factor=1)']" \
+        "${adamw[@]}" --optimizer.lr 4e-3 "${s[@]}"
     fit "llama-s$seed" --config llama-small "${adamw[@]}" --optimizer.lr 3e-3 "${s[@]}"
 
     fit "flat-wide-s$seed" --config flat-small "${wide[@]}" --optimizer.lr 8e-3 \
