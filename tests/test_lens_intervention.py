@@ -1,6 +1,6 @@
 """Patching against forward hooks, itself, and whole replacement; pairs of stories."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from arch.pretrained import PretrainedModel
 from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import contrast
-from eval.lenses.intervention import INTERVENTION, Site, causal_trace, patched_logits, spans
+from eval.lenses.intervention import INTERVENTION, Site, causal_trace, replaced, spans
 from eval.lenses.lens import Request
 from eval.lenses.pairs import Answers, prompt_pairs, swapped, telling_answers
+from eval.lenses.trace import blocks_of
 from eval.prompts import Prompt
 from tests.arch_cases import byte_tokenizer
 from tests.lens_cases import story_checkpoint, story_tokenizer
@@ -39,6 +40,20 @@ def models(small_model: Make) -> list[LanguageModel]:
 def sites(model: LanguageModel) -> list[Site]:
     beside = type(model.blocks[0]).__name__ == "ParallelBlock"
     return [site for site in SITES if not (beside and site.part == "stream")]
+
+
+@torch.no_grad()
+def patched_logits(
+    model: LanguageModel, source: Tensor, target: Tensor, site: Site, positions: Sequence[int]
+) -> Tensor:
+    """Logits of the target, `(T, V)`, with the source's activations at some positions of a site."""
+    stream, other = replaced(model, source, target, site)
+    stream = stream.clone()
+    stream[list(positions)] = other[list(positions)]
+    x = model.with_positions(stream[None]) if site.layer == 0 else stream[None]
+    for block in blocks_of(model)[site.layer :]:
+        x = block(x)
+    return model.logits(x)[0]
 
 
 def test_a_prompt_patched_with_itself_is_bit_for_bit_itself(small_model: Make) -> None:
@@ -181,10 +196,10 @@ def test_wrong_wishes(small_model: Make, model_directory: Callable) -> None:
     with pytest.raises(RequestError, match="are answered alike"):
         causal_trace(model, a, a.flip(0), Answers(1, 1))
     with pytest.raises(RequestError, match="layer 3 does not exist"):
-        patched_logits(model, a, a, Site(3), [0])
+        replaced(model, a, a, Site(3))
     beside = PretrainedModel(their_model("gptj", dtype=torch.float32))
     with pytest.raises(RequestError, match="side by side, with no stream between them"):
-        patched_logits(beside, a, a, Site(1, "stream"), [0])
+        replaced(beside, a, a, Site(1, "stream"))
     checkpoint = open_checkpoint(model_directory(context=8))  # too short for the stories
     with pytest.raises(RequestError, match="nothing to patch: one prompt, in which no name"):
         INTERVENTION.find(checkpoint, Request((Prompt("text", 0, (1, 2)),)))

@@ -14,7 +14,7 @@ from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.change import changes
 from eval.lenses.lens import Request
-from eval.lenses.maps import attention_output, attention_pattern, maps_of, triangles
+from eval.lenses.maps import attention_pattern, maps_of, triangles
 from eval.lenses.mixing import MIXING
 from eval.lenses.ov import (
     OV,
@@ -53,7 +53,10 @@ def test_a_pattern_is_causal_sums_to_one_and_makes_the_output(entry):
     torch.testing.assert_close(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
     assert (pattern.triu(1) == 0).all()
     assert (pattern.tril() > 0)[..., torch.ones(T, T).tril().bool()].all()
-    torch.testing.assert_close(attention_output(mixer, x, pattern), mixer(x))
+    v = mixer.project(x, 0)[2].transpose(1, 2)
+    v = v.repeat_interleave(mixer.heads // v.shape[1], dim=1)
+    written = mixer.merge((pattern @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(written, mixer(x))
 
 
 @pytest.mark.parametrize("family", WRAPPED)

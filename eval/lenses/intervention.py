@@ -7,7 +7,6 @@ it; the rest follows from the stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,24 +70,6 @@ def replaced(
         return after, block.combine(before[:1], outputs[1:])[0]
     stream = outputs[1:]
     return after, (stream + block.channel_mixer(block.norm_channel(stream)))[0]
-
-
-@torch.no_grad()
-def patched_logits(
-    model: LanguageModel, source: Tensor, target: Tensor, site: Site, positions: Sequence[int]
-) -> Tensor:
-    """Logits of the target, `(T, V)`, with the source's activations at some positions of a site.
-
-    Args and errors as `replaced`.
-    """
-    stream, other = replaced(model, source, target, site)
-    stream = stream.clone()
-    stream[list(positions)] = other[list(positions)]
-    x = stream[None]
-    x = model.with_positions(x) if site.layer == 0 else x
-    for block in blocks_of(model)[site.layer :]:
-        x = block(x)
-    return model.logits(x)[0]
 
 
 def spans(length: int, first: int, rows: int = ROWS) -> list[range]:

@@ -67,14 +67,6 @@ def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def attention_output(mixer: CausalAttention, x: Tensor, pattern: Tensor) -> Tensor:
-    """What attention writes when its weights are `pattern` `(B, heads, T, T)`: `(B, T, D)`."""
-    v = mixer.project(x, 0)[2].transpose(1, 2)
-    v = v.repeat_interleave(pattern.shape[1] // v.shape[1], dim=1)
-    return mixer.merge((pattern @ v).transpose(1, 2).flatten(2))
-
-
-@torch.no_grad()
 def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     """The masked matrices of a mixer for the first `length` positions, `(T, T)` by part.
 
