@@ -3,9 +3,9 @@
 W&B is offline unless asked and needs no account; what it writes offline lies in the results
 directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
 that the same command adds to the same run, in the group of the architecture, as training has it.
-Logged are, by training step of the checkpoints, the figures of the summary, of lenses, losses and
-retrieval, and once the whole summary as a table and the page. Online, the run is linked to the
-models that training logged.
+Logged are, by training step of the checkpoints, the figures of the summary and everything else that
+`eval compare` reads of the rows, and once the whole summary as a table and the page. Online, the
+run is linked to the models that training logged.
 """
 
 import os
@@ -16,16 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.compare.evidence import own_rows
+from eval.compare.entries import enter
+from eval.compare.evidence import checkpoints_of, own_rows
+from eval.compare.figures import TRAINING, Quantity
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.inversion.fields import recoveries
 from eval.inversion.layout import to_csv
 from eval.inversion.summary import Record, summarise
 from eval.results import Row
-from eval.series import KINDS, STEP, series
 
 MODES = ("offline", "online")
+STEP = "checkpoint/step"
 FIGURES = (
     "self", "nonself", "exact", "set_recall", "margin_bits", "false_accepts", "evaluations",
     "seconds",
@@ -56,10 +57,9 @@ def track_results(
         RequestError: there are no rows, or W&B cannot be reached.
     """
     rows = own_rows(rows)
-    measured = series(rows)
-    recovered = recoveries(rows)
-    records = summarise(recovered) if recovered or not measured else []
-    histories = history(records) + measured
+    others = [row for row in rows if "found" not in row]
+    records = summarise(rows) if len(others) < len(rows) or not rows else []
+    histories = history(records) + measured(others)
     with _files_in(Path(directory).resolve() / "wandb", mode):
         run = _open_run(Path(directory), mode, project, rows, records)
         try:
@@ -92,6 +92,29 @@ def history(records: list[Record]) -> list[dict[str, float]]:
             if record[figure] is not None:
                 figures[f"{name}/{figure}"] = record[figure]
     return [by_step[step] for step in sorted(by_step)]
+
+
+def measured(rows: list[Row]) -> list[dict[str, float]]:
+    """What `eval compare` reads of rows, by name, one dict per training step as in `history`.
+
+    Names read `lens/norm/layer 3/lens residual/...`, `loss/bits/byte/corpus .../stories ...`: every
+    place in full, so that they are the same for all checkpoints, whatever else was asked. A model's
+    name stands second where there are several models; training seeds are pooled.
+    """
+    entries = enter(checkpoints_of(rows))
+    several = len({entry.label for entry in entries}) > 1
+    by_step: dict[int, dict[str, float]] = {}
+    for entry in entries:
+        figures = by_step.setdefault(entry.step, {STEP: entry.step})
+        for quantity, figure in entry.figures.items():
+            if quantity.section != TRAINING:
+                figures[_path(quantity, entry.label if several else None)] = figure.value
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _path(quantity: Quantity, model: str | None) -> str:
+    places = [f"{name} {value}" for name, value in quantity.places]
+    return "/".join([quantity.section, *([model] if model else []), quantity.name, *places])
 
 
 def _name(record: Record, several: dict[str, bool]) -> Iterable[str]:
@@ -201,8 +224,9 @@ def _log(
     import wandb
 
     run.define_metric(STEP, hidden=True)
-    for kind in ("invert", *KINDS):
-        run.define_metric(f"{kind}/*", step_metric=STEP)
+    sections = {name.partition("/")[0] for figures in histories for name in figures if name != STEP}
+    for section in sorted(sections):
+        run.define_metric(f"{section}/*", step_metric=STEP)
     for figures in histories:
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")

@@ -13,8 +13,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttri
 from eval.__main__ import main
 from eval.inversion.summary import summarise
 from eval.results import Results
-from eval.series import STEP, series
-from eval.tracking import history, track_results
+from eval.tracking import STEP, history, track_results
 from tests.report_cases import make_row, make_rows
 
 ROWS = make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3)
@@ -88,7 +87,7 @@ def test_figures_are_logged_by_training_step(tracked):
 def test_the_training_step_is_the_axis(tracked):
     metrics = offline_records(the_file(tracked))["metric"]
     followed = [(m.glob_name, m.step_metric) for m in metrics if m.glob_name]
-    assert followed == [(f"{kind}/*", STEP) for kind in ("invert", "lens", "loss", "retrieval")]
+    assert followed == [("invert/*", STEP)]
 
 
 def test_table_and_page_are_logged(tracked):
@@ -212,33 +211,3 @@ def test_names_tell_apart_only_what_differs():
 
 def test_what_is_not_known_is_not_logged():
     assert not any("margin_bits" in name for name in names([make_row(method="adam")]))
-
-
-def test_lenses_and_losses_are_series_over_the_steps(tmp_path: Path):
-    def checkpoint(step: int) -> dict:
-        about = {"name": "flat", "step": step, "mixers": ["flat"], "d_model": 8, "n_layers": 2}
-        return about | {"path": str(tmp_path)}
-
-    rows = []
-    for step in (100, 0):
-        at = {"checkpoint": checkpoint(step)}
-        lens = {"kind": "lens", "lens": "residual", "figure": "norm", "layer": 1, "prompts": 4}
-        rows += [
-            at | lens | {"key": f"a{step}", "value": 2.0 + step},
-            at | lens | {"key": f"b{step}", "value": None, "layer": 2},
-            at | {"kind": "loss", "key": f"c{step}", "bits_per_byte": 1.5, "nats_per_token": 3.0},
-            at | {"kind": "retrieval", "key": f"d{step}", "top1": 0.5, "layer": 2, "pool": "mean"},
-        ]
-    found = series(rows)
-    assert [figures[STEP] for figures in found] == [0, 100]
-    assert found[1] == {
-        STEP: 100,
-        "lens/residual/norm/layer 1": 102.0,
-        "loss/bits_per_byte": 1.5,
-        "loss/nats_per_token": 3.0,
-        "retrieval/top1/layer 2/pool mean": 0.5,
-    }
-    track_results(tmp_path, rows)
-    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    seen = [h for h in logged(offline_records(log)) if STEP in h]
-    assert [h["lens/residual/norm/layer 1"] for h in seen] == [2.0, 102.0]

@@ -168,9 +168,9 @@ def own_rows(rows: Iterable[Row], lone: bool = True) -> list[Row]:
 
 
 def checkpoints_of(rows: Iterable[Row]) -> list[Checkpoint]:
-    """The checkpoints that rows are about, known from the rows only."""
+    """The checkpoints that rows are about, known from them only; of equal keys the last counts."""
     checkpoints: list[Checkpoint] = []
-    _assign(list(rows), checkpoints)
+    _assign(list({row["key"]: row for row in rows}.values()), checkpoints)
     return checkpoints
 
 

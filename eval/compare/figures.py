@@ -97,10 +97,15 @@ KINDS = {
         ("nonself", "exact"),
         plain=("nonself",),
     ),
+    "retrieval": Kind(
+        ("top1",),
+        ("layer", "pool", "method", "sentence", "candidates", "corpus"),
+        ("top1",),
+    ),
 }
 ADMINISTRATION = {
     "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
-    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device",
+    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device", "look",
 }  # fmt: skip
 """Fields that are neither figures nor places."""
 PLACES = {"layer", "part", "slice", "offset", "hidden", "radius", "length", "position", "k", "step"}
@@ -239,6 +244,13 @@ def _curves(rows: list[Row]) -> Figures:
     return _pooled(found, lambda row: _places(row, ("layer", "part", "length", "method")))
 
 
+def _retrieval(rows: list[Row]) -> Figures:
+    """Of `eval retrieval`: its shares bring their intervals."""
+    kind = KINDS["retrieval"]
+    found = [{**row, "figure": "top1", "value": row["top1"], "n": row["queries"]} for row in rows]
+    return _pooled(found, lambda row: _places(row, kind.places), kind)
+
+
 def _generic(rows: list[Row]) -> Figures:
     """Of any other kind."""
     kind: Kind | None = KINDS.get(rows[0]["kind"])
@@ -354,4 +366,5 @@ _READERS: dict[str | None, Callable[[list[Row]], Figures]] = {
     None: _recoveries,
     "loss": _losses,
     "curve": _curves,
+    "retrieval": _retrieval,
 }
