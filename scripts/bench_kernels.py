@@ -9,27 +9,38 @@ than the cache holds. Writes kernels-DEVICE.csv, .md and, if matplotlib is there
 """
 
 import argparse
-import csv
 import runpy
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from arch.kernels import masked_convolution, normed_convolution, table
+from eval.commands.options import positive
 from scripts.kernel_report import OURS, Row, Task, page, plot
-from scripts.kernel_timing import Call, Peak, cpu_timer, graph_timer, in_turns, peak
+from scripts.kernel_timing import (
+    DTYPES,
+    Call,
+    Peak,
+    cpu_timer,
+    graph_timer,
+    in_turns,
+    misfits,
+    peak,
+    reason,
+)
+from scripts.pages import write_page, write_table
 
 # Makes y from x and W, and from a bias and a residual, or a bias and a norm's scale and shift.
 Form = Callable[..., Tensor]
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 POSITION_MAJOR = ", position-major"  # what follows the name of a form that reads (T, B, D)
 
 DENSE: dict[str, Form] = {
@@ -48,41 +59,55 @@ def main() -> int:
     if cuda and not torch.cuda.is_available():
         print("error: --device cuda: there is no CUDA device here; use cpu", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        if options.tuned:
+            table.TUNED.update(_tiles(options.tuned))
+        options.out.mkdir(parents=True, exist_ok=True)
+        _measure_all(options)
+    except (_TableError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure_all(options: argparse.Namespace) -> None:
+    cuda = options.device == "cuda"
     torch.manual_seed(0)
     if not cuda:
         torch.set_num_threads(1)
-    if options.tuned:
-        table.TUNED.update(runpy.run_path(str(options.tuned))["TUNED"])
     limit = peak(DTYPES[options.dtype]) if cuda else None
     rows: list[Row] = []
-    left_out: list[Task] = []
+    left_out: dict[Task, str] = {}
     start = time.monotonic()
     for task in _tasks(options):
         spent = time.monotonic() - start
         if spent > options.seconds:
-            left_out.append(task)
+            left_out[task] = "for want of time"
             continue
         print(f"{spent:4.0f} s  T={task.length} D={task.width} {task.kind()}", flush=True)
-        rows += measure(task, options.device, options.rounds, limit)
+        found = measure(task, options.device, options.rounds, limit)
+        if not found:
+            left_out[task] = f"{OURS} does not run here"
+        rows += found
         _write(rows, left_out, options, limit)
     _write(rows, left_out, options, limit)
     print(options.out.joinpath(f"kernels-{options.device}.md").read_text(encoding="utf-8"))
     if cuda and not plot(rows, options.out / "kernels-cuda.png"):
         print("no plot: matplotlib is not installed")
-    return 0
 
 
 def measure(task: Task, device: str, rounds: int, limit: Peak | None) -> list[Row]:
-    """Time all forms of a task in turns; ours is the first row."""
+    """Time all forms of a task in turns; ours is the first row, and without it there is none."""
     if limit:
         torch.compiler.reset()
     timers = {}
     for form, mode, call, operands in calls(task, device):
         try:
             timers[form, mode] = graph_timer(call, operands) if limit else cpu_timer(call)
-        except RuntimeError as error:
-            print(f"       not timed: {form} {mode}: {str(error).splitlines()[0]}", flush=True)
+        except misfits() as error:
+            print(f"       not timed: {form} {mode}: {reason(error)}", flush=True)
+            if form == OURS:
+                return []
     readings = in_turns(timers, rounds)
     # A CPU has other work to do, which only ever adds; a GPU's clock goes up and down.
     typical = median if limit else min
@@ -262,15 +287,25 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
 
 
 def _write(
-    rows: list[Row], left_out: list[Task], options: argparse.Namespace, limit: Peak | None
+    rows: list[Row], left_out: dict[Task, str], options: argparse.Namespace, limit: Peak | None
 ) -> None:
     stem = options.out / f"kernels-{options.device}"
-    with open(stem.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    text = page(rows, left_out, options.command, limit)
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_table(stem.with_suffix(".csv"), Row, rows)
+    write_page(stem.with_suffix(".md"), page(rows, left_out, options.command, limit))
+
+
+class _TableError(ValueError):
+    """A file that holds no tiles."""
+
+
+def _tiles(path: Path) -> dict[Any, Any]:
+    try:
+        found = runpy.run_path(str(path)).get("TUNED")
+    except SyntaxError:
+        found = None
+    if not isinstance(found, dict):
+        raise _TableError(f"--tuned {path}: has no TUNED; python -m scripts.tune_kernels writes it")
+    return found
 
 
 def _options() -> argparse.Namespace:
@@ -279,10 +314,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--dtype", choices=DTYPES, help="cpu: float32, cuda: bfloat16")
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="T")
-    parser.add_argument("--widths", type=int, nargs="+", metavar="D")
-    parser.add_argument("--tokens", type=int, help="B T; cpu: 8192, cuda: 65536")
-    parser.add_argument("--rounds", type=int, help="turns; cpu: 40, cuda: 15")
+    parser.add_argument("--lengths", type=positive, nargs="+", metavar="T")
+    parser.add_argument("--widths", type=positive, nargs="+", metavar="D")
+    parser.add_argument("--tokens", type=positive, help="B T; cpu: 8192, cuda: 65536")
+    parser.add_argument("--rounds", type=positive, help="turns; cpu: 40, cuda: 15")
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
     parser.add_argument("--tuned", type=Path, help="a tuned.py to use instead of the built-in one")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))

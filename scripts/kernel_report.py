@@ -1,5 +1,6 @@
 """The rows of `scripts.bench_kernels` as a page of tables and as a plot."""
 
+import io
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 
+from arch.files import write_file
 from scripts.kernel_timing import Peak
+from scripts.pages import processor
 
 OURS = "masked_convolution"
 # What the project asks in bfloat16, forward + backward, D = 512: the ratio's goal and its floor.
@@ -71,7 +74,7 @@ class Row(Task):
     roofline: float | None = None
 
 
-def page(rows: list[Row], left_out: list[Task], command: str, limit: Peak | None) -> str:
+def page(rows: list[Row], left_out: dict[Task, str], command: str, limit: Peak | None) -> str:
     """Return the page in Markdown; `limit` is None on a CPU."""
     lines = [
         f"# Masked convolution on {'one CPU thread' if limit is None else 'a GPU'}",
@@ -95,8 +98,9 @@ def page(rows: list[Row], left_out: list[Task], command: str, limit: Peak | None
     for kind in dict.fromkeys(row.kind() for row in rows):
         lines += ["", f"## {kind}", "", *_table([row for row in rows if row.kind() == kind])]
     if left_out:
-        lines += ["", "## Not measured, for want of time", ""]
-        lines += [f"- T={task.length}, D={task.width}: {task.kind()}" for task in left_out]
+        lines += ["", "## Not measured", ""]
+        for task, why in left_out.items():
+            lines.append(f"- T={task.length}, D={task.width}: {task.kind()}: {why}")
     return "\n".join(lines) + "\n"
 
 
@@ -108,16 +112,6 @@ def machine() -> str:
         device = f"{processor()}, 1 of {torch.get_num_threads()} threads"
     triton = f", triton {version('triton')}" if find_spec("triton") else ""
     return f"{device}, Python {platform.python_version()}, torch {torch.__version__}{triton}"
-
-
-def processor() -> str:
-    """Return the CPU's name, and how many cores of it there are."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-        return f"{names[0]} ({len(names)} cores)"
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
 
 
 def plot(rows: list[Row], path: Path) -> bool:
@@ -142,7 +136,9 @@ def plot(rows: list[Row], path: Path) -> bool:
         axes.set_ylabel("best dense time / ours")
         axes.set_title("forward + backward" if backward else "forward")
         axes.legend()
-    figure.savefig(path, dpi=120)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_file(path, image.getvalue())
     return True
 
 

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -10,6 +11,21 @@ import torch
 Timer = Callable[[], float]  # returns the seconds that one call took
 Call = Callable[[int], object]  # works on the operands of that number
 Name = TypeVar("Name")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def misfits() -> tuple[type[Exception], ...]:
+    """What is raised where work is too large for the device, or cannot be compiled for it."""
+    if find_spec("triton") is None:
+        return (RuntimeError,)
+    from triton.errors import TritonError
+
+    return RuntimeError, TritonError
+
+
+def reason(error: Exception) -> str:
+    """The name of an error, and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def cpu_timer(call: Call) -> Timer:

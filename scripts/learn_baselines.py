@@ -32,11 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from arch.files import write_file
 from scripts.baselines.llama import llama
 from scripts.baselines.loop import Inputs, Recipe, train
 from scripts.baselines.reference import ReferenceMixer
 from tokenizer import CorpusError, PackedData
-from train.checkpoints import write_file
 from train.errors import RunError
 from train.windows import IGNORE, Windows
 
@@ -222,9 +222,15 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
-    for name in ("steps", "batch", "context", "d_model", "layers", "heads", "log_every", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; at least 1")
+    counts = ("steps", "batch", "context", "d_model", "layers", "heads", "d_ff", "validate_tokens")
+    for name in (*counts, "log_every", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} is {value}; at least 1")
+    if options.warmup is not None and options.warmup < 0:
+        parser.error(f"--warmup is {options.warmup}; at least 0")
+    if options.kind.endswith("llama") and options.d_model % options.heads:
+        parser.error(f"--heads is {options.heads}; it must divide --d-model {options.d_model}")
     if not options.lr > 0:
         parser.error(f"--lr is {options.lr}; it must be above 0")
     return options

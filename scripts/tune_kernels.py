@@ -26,9 +26,10 @@ from torch import Tensor
 
 from arch.kernels import table
 from arch.kernels.table import Tile
-from scripts.kernel_timing import Timer, graph_timer, in_turns
+from eval.commands.options import positive
+from scripts.kernel_timing import DTYPES, Timer, graph_timer, in_turns, misfits, reason
+from scripts.pages import write_page
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FINALISTS = 4
 Work = Callable[[int], list[Tensor]]  # launches one kernel on the operands of that number
 HEADER = '''"""Measured tiles, written by `python -m scripts.tune_kernels`.
@@ -48,9 +49,9 @@ def main() -> int:
         "--kernels", nargs="+", choices=table.KERNELS, default=("product", "transposed", "outer")
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--lengths", type=int, nargs="+", default=(512, 1024, 256, 2048, 128))
-    parser.add_argument("--widths", type=int, nargs="+", default=(512, 256, 1024))
-    parser.add_argument("--tokens", type=int, default=65536, help="B T")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=(512, 1024, 256, 2048, 128))
+    parser.add_argument("--widths", type=positive, nargs="+", default=(512, 256, 1024))
+    parser.add_argument("--tokens", type=positive, default=65536, help="B T")
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
     parser.add_argument("--out", type=Path, default=Path("arch/kernels/tuned.py"))
     options = parser.parse_args()
@@ -58,6 +59,16 @@ def main() -> int:
         print("error: there is no CUDA device here; run this where there is one", file=sys.stderr)
         return 2
     torch.manual_seed(0)
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        _tune_all(options)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _tune_all(options: argparse.Namespace) -> None:
     start = time.monotonic()
     compile_all(options.kernels, DTYPES[options.dtype])
     print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
@@ -66,8 +77,7 @@ def main() -> int:
             print(f"not tuned, for want of time: {kernel} T={length} D={width} and later ones")
             break
         tune(kernel, length, width, max(1, options.tokens // length), DTYPES[options.dtype])
-        options.out.write_text(written(), encoding="utf-8")
-    return 0
+        write_page(options.out, written())
 
 
 def compile_all(kernels: list[str], dtype: torch.dtype) -> None:
@@ -84,7 +94,7 @@ def compile_one(kernel: str, tile: Tile, dtype: torch.dtype) -> None:
 
     x, g = torch.randn(2, 1, 1, 16, 512, 512, device="cuda", dtype=dtype)
     table.TUNED[table.key(kernel, operands.architecture(x), dtype, 512, 512)] = astuple(tile)
-    with suppress(*_misfits()):
+    with suppress(*misfits()):
         _work(kernel, x, g)(0)
 
 
@@ -92,13 +102,17 @@ def tune(kernel: str, length: int, width: int, batch: int, dtype: torch.dtype) -
     """Put the best tile for one kernel and shape into the table, and print it."""
     from arch.kernels import operands
 
-    sets = 3
+    sets, about = 3, f"{kernel:15s} T={length:5d} D={width:5d}"
     x, g = torch.randn(2, sets, 1, batch, length, width, device="cuda", dtype=dtype)
     work = _work(kernel, x, g)
     name = table.key(kernel, operands.architecture(x), dtype, length, width)
     table.TUNED.pop(name, None)
     first = table.rule(*name)
-    expected = work(0)
+    try:
+        expected = work(0)
+    except misfits() as error:
+        print(f"{about} left out, the rule's tile does not run here: {reason(error)}", flush=True)
+        return
     found: dict[Tile, Timer] = {}
     fitting = [
         tile
@@ -110,6 +124,10 @@ def tune(kernel: str, length: int, width: int, batch: int, dtype: torch.dtype) -
         timer = _timer(work, sets, expected)
         if timer:
             found[tile] = timer
+    if not found:
+        del table.TUNED[name]
+        print(f"{about} left out, no tile could be timed", flush=True)
+        return
     best = sorted(found, key=lambda tile: found[tile]())[:FINALISTS]
     readings = in_turns({tile: found[tile] for tile in {first, *best} & set(found)}, 15)
     seconds = {tile: median(times) for tile, times in readings.items()}
@@ -117,7 +135,7 @@ def tune(kernel: str, length: int, width: int, batch: int, dtype: torch.dtype) -
     table.TUNED[name] = astuple(winner)
     gain = seconds[first] / seconds[winner] if first in seconds else float("nan")
     print(
-        f"{kernel:15s} T={length:5d} D={width:5d} {astuple(winner)}"
+        f"{about} {astuple(winner)}"
         f" {seconds[winner] * 1e6:8.1f} us, {gain:.2f} of the rule's speed, of {len(found)} tiles",
         flush=True,
     )
@@ -188,17 +206,9 @@ def _timer(work: Work, sets: int, expected: list[Tensor]) -> Timer | None:
         return graph_timer(work, sets)
     except AssertionError as error:
         print("  WRONG:", str(error).splitlines()[0], list(table.TUNED.items())[-1], flush=True)
-    except _misfits() as error:
-        print("  left out:", str(error).splitlines()[0], flush=True)
+    except misfits() as error:
+        print("  left out:", reason(error), flush=True)
     return None
-
-
-def _misfits() -> tuple[type[Exception], ...]:
-    """Return what a launch raises where a tile is too large for the device or the compiler."""
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources
-
-    return OutOfResources, CompilationError, RuntimeError
 
 
 def _scale(tensor: Tensor) -> float:

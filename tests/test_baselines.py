@@ -169,4 +169,12 @@ def test_bad_input(packed, tmp_path, capsys):
     with pytest.raises(SystemExit):
         learn("reference-flat", packed.path, out, "--steps", 0)
     assert "--steps is 0; at least 1" in capsys.readouterr().err
+    for flag, value, said in (
+        ("--validate-tokens", 0, "--validate-tokens is 0; at least 1"),
+        ("--warmup", -1, "--warmup is -1; at least 0"),
+        ("--heads", 3, "--heads is 3; it must divide --d-model 16"),
+    ):
+        with pytest.raises(SystemExit):
+            learn("trainer-llama", packed.path, out, "--steps", 2, flag, value)
+        assert said in capsys.readouterr().err
     assert not out.exists()

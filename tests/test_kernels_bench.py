@@ -1,5 +1,6 @@
 """The kernels' benchmark, tuner and GPU check, as far as they go without a GPU."""
 
+import argparse
 import ast
 import csv
 import itertools
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from arch.kernels import table
 from scripts import bench_kernels, tune_kernels
@@ -52,7 +54,81 @@ def test_benchmark_says_what_it_had_no_time_for(arguments, tmp_path):
     arguments("--device", "cpu", "--lengths", "8", "--seconds", "-1", "--out", str(tmp_path))
     assert bench_kernels.main() == 0
     text = (tmp_path / "kernels-cpu.md").read_text(encoding="utf-8")
-    assert "- T=8, D=256: float32, forward + backward" in text
+    assert "- T=8, D=256: float32, forward + backward: for want of time" in text
+
+
+def too_large(*_: object, **__: object) -> torch.Tensor:
+    raise OutOfResources(300_000, 200_000, "shared memory")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_benchmark_leaves_out_what_does_not_run(ours, arguments, monkeypatch, tmp_path, capsys):
+    if ours:
+        monkeypatch.setattr(bench_kernels, "masked_convolution", too_large)
+    else:
+        monkeypatch.setitem(bench_kernels.DENSE, "bmm", too_large)
+    sizes = ("--lengths", "8", "--widths", "4", "--tokens", "32", "--rounds", "1")
+    arguments("--device", "cpu", *sizes, "--out", str(tmp_path))
+    assert bench_kernels.main() == 0
+    form = OURS if ours else "bmm"
+    assert f"not timed: {form} eager: OutOfResources: out of" in capsys.readouterr().out
+    text = (tmp_path / "kernels-cpu.md").read_text(encoding="utf-8")
+    assert ("D=4: float32, forward: masked_convolution does not run here" in text) == ours
+    with open(tmp_path / "kernels-cpu.csv", encoding="utf-8") as file:
+        forms = {row["form"] for row in csv.DictReader(file)}
+    assert forms == (set() if ours else {OURS, *bench_kernels.DENSE} - {"bmm"})
+
+
+@pytest.mark.parametrize("rule", [True, False])
+def test_tuner_leaves_out_what_does_not_run(rule, monkeypatch, capsys):
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *s, device, dtype: randn(*s, dtype=dtype))
+    monkeypatch.setattr("arch.kernels.operands.architecture", lambda x: "sm_90")
+    monkeypatch.setattr(table, "TUNED", {})
+
+    def work(number: int) -> list[torch.Tensor]:
+        if rule or table.TUNED:
+            too_large()
+        return [torch.zeros(1)]
+
+    monkeypatch.setattr(tune_kernels, "_work", lambda *_: work)
+    tune_kernels.tune("product", 64, 64, 1, torch.bfloat16)
+    said = "the rule's tile does not run here: OutOfResources" if rule else "no tile could be timed"
+    assert f"product         T=   64 D=   64 left out, {said}" in capsys.readouterr().out
+    assert not table.TUNED
+
+
+def test_tuner_keeps_the_old_table_where_it_cannot_write(monkeypatch, tmp_path):
+    old = tmp_path / "tuned.py"
+    old.write_text("TUNED = {}")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(tune_kernels, "compile_all", lambda *_: None)
+    monkeypatch.setattr(tune_kernels, "tune", lambda *_: None)
+    sizes = {"kernels": ["product"], "dtype": "float32", "lengths": [8], "widths": [8]}
+    options = argparse.Namespace(out=old, tokens=8, seconds=60, **sizes)
+    with pytest.raises(OSError, match="No space"):
+        tune_kernels._tune_all(options)
+    assert old.read_text() == "TUNED = {}"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_table_of_tiles_that_is_none(arguments, tmp_path, capsys):
+    (tmp_path / "other.py").write_text("TILES = {}")
+    for name, said in (
+        ("nowhere.py", "nowhere.py"),
+        ("other.py", "has no TUNED; python -m scripts.tune_kernels writes it"),
+    ):
+        arguments("--device", "cpu", "--tuned", str(tmp_path / name), "--out", str(tmp_path / "o"))
+        assert bench_kernels.main() == 2
+        line = capsys.readouterr().err
+        assert line.startswith("error: ")
+        assert said in line
+        assert line.count("\n") == 1
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("kind", [{}, {"epilogue": True}, {"norm": True}])
@@ -88,7 +164,7 @@ def test_page_of_a_gpu_sets_what_was_found_beside_what_was_asked():
         roofline=0.8,
     )
     rows = [ours, *(replace(ours, form="bmm", ratio=ratio) for ratio in (1.625, 1.375))]
-    text = page(rows, [], "command", Peak(8e14, 4e12))
+    text = page(rows, {}, "command", Peak(8e14, 4e12))
     assert "| 512 | 1.4 | 1.25 | 1.38 | not measured |" in text
     assert "| 1024 | 1.55 | 1.35 | not measured | not measured |" in text
     assert "| 512 | 512 | 128 | 100.0 | 1 | 2 | 80% | 1.38 | 1.62 / 1.38 |" in text

@@ -1,9 +1,8 @@
 """The page that shows what the races of `scripts.bench_training` came to."""
 
-import csv
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from scripts.baselines.races import COMPILED, OFF, OURS, REFERENCE, TRAINER
 from scripts.baselines.rows import Row
-from scripts.kernel_report import processor
+from scripts.pages import processor, write_page, write_table
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,8 @@ ASKED = (
 
 def write(rows: list[Row], text: str, folder: Path, device: str) -> None:
     """Writes `training-DEVICE.csv` and `.md`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"training-{device}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-    (folder / f"training-{device}.md").write_text(text, encoding="utf-8")
+    write_table(folder / f"training-{device}.csv", Row, rows)
+    write_page(folder / f"training-{device}.md", text)
 
 
 def page(
