@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from tests.test_tracking import logged, offline_records
 from tests.train_cases import fit, pack_toy
-from train.tracking import architecture
+from train.settings import RunSettings
+from train.tracking import PATIENCE, Tracker, architecture
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +81,31 @@ def test_without_login_or_network_training_goes_on_offline(
 ):
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
     assert fit(data, tmp_path / "run", "--wandb", "online") == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if "--wandb" in line]
     assert len(lines) == 1
     assert re.fullmatch(rf"--wandb online: .*{reason}.*; going on offline", lines[0])
     assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
+
+
+def test_the_time_given_to_a_server_does_not_limit_a_run_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    patience = {}
+
+    def init(mode: str, settings: wandb.Settings, **_: object) -> None:
+        patience[mode] = settings.init_timeout
+        if mode == "online":
+            raise wandb.errors.CommError("no server")
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: None)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    config = {"model": {"mixers": ["flat"], "d_model": 16, "n_layers": 2}}
+    Tracker(tmp_path, RunSettings(wandb="online"), config, print).start()
+    assert patience["offline"] == PATIENCE
+    assert patience["online"] != PATIENCE  # as wandb reads it
 
 
 class Online:

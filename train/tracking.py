@@ -16,7 +16,7 @@ from arch.files import write_file
 from train.settings import RunSettings
 
 PATIENCE = 30.0
-"""Seconds to wait for W&B's server, where WANDB_INIT_TIMEOUT does not say otherwise."""
+"""Seconds to wait for W&B to begin; WANDB_INIT_TIMEOUT says otherwise of its server only."""
 
 
 class Tracker:
@@ -113,7 +113,7 @@ class Tracker:
         import wandb
 
         settings = wandb.Settings(console="off", silent=True, login_timeout=PATIENCE)
-        if "WANDB_INIT_TIMEOUT" not in os.environ:
+        if mode == "offline" or "WANDB_INIT_TIMEOUT" not in os.environ:
             settings.init_timeout = PATIENCE
         self._run = wandb.init(
             project=self._settings.wandb_project,
