@@ -355,7 +355,7 @@ SUITES = [
     ("questions: [{methods: [sweep], shuffled: maybe}]", "'maybe' must be true or false"),
     ("prompts: 5\nquestions: [{methods: [sweep]}]", "prompts: 5 is not a mapping"),
     ("prompts: {sets: []}\nquestions: [{methods: [sweep]}]", "prompts: unknown key 'sets'"),
-    ("prompts: {set: [tale]}\nquestions: [{methods: [sweep]}]", "must be a list of story, random"),
+    ("prompts: {set: [tale]}\nquestions: [{methods: [sweep]}]", "must be a list of story, inside"),
     ("prompts: {count: x}\nquestions: [{methods: [sweep]}]", "count: 'x' must be a whole number"),
     ("prompts: {length: 0}\nquestions: [{methods: [sweep]}]", "length: 0 must be a whole number"),
 ]
