@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arch import LanguageModel, ModelConfig, export_transformers, generate
+from arch import LanguageModel, ModelConfig, ModelError, export_transformers, generate
+from eval.commands.options import positive
+from scripts.pages import processor, write_page
 
 MIXERS = (
     "flat",
@@ -36,32 +38,44 @@ MIXERS = (
 Decode = Callable[[Tensor, int], Tensor]
 
 
-def main() -> None:
-    """Measures and prints the table, and saves it where asked."""
+def main(words: list[str] | None = None) -> int:
+    """Measures and prints the table, and saves it where asked; the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--d-model", type=int, default=256, help="width")
-    parser.add_argument("--layers", type=int, default=4, help="blocks")
-    parser.add_argument("--context", type=int, default=512, help="the longest text")
-    parser.add_argument("--batch", type=int, default=1, help="texts at once")
-    parser.add_argument("--new", type=int, default=32, help="tokens timed after each prompt")
-    parser.add_argument("--repeats", type=int, default=5, help="runs, of which the fastest counts")
+    parser.add_argument("--d-model", type=positive, default=256, help="width")
+    parser.add_argument("--layers", type=positive, default=4, help="blocks")
+    parser.add_argument("--context", type=positive, default=512, help="the longest text")
+    parser.add_argument("--batch", type=positive, default=1, help="texts at once")
+    parser.add_argument("--new", type=positive, default=32, help="tokens timed after each prompt")
+    parser.add_argument(
+        "--repeats", type=positive, default=5, help="runs, of which the fastest counts"
+    )
     parser.add_argument("--save", type=Path, help="write the page here")
-    options = parser.parse_args()
+    words = sys.argv[1:] if words is None else words
+    options = parser.parse_args(words)
+    most = 7 * options.context // 8 - 1  # the longer prompt is to be longer than the shorter
+    if options.context < 8 or options.new >= most:
+        parser.error(f"--new is {options.new}; with --context {options.context}, less than {most}")
+    options.command = shlex.join(["python", "-m", "scripts.bench_generate", *words])
     torch.set_num_threads(1)
-    page = measure(options)
+    try:
+        page = measure(options)
+        if options.save:
+            write_page(options.save, page)
+    except (ModelError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(page)
-    if options.save:
-        options.save.write_text(page, encoding="utf-8")
+    return 0
 
 
 def measure(options: argparse.Namespace) -> str:
     """The whole page, measured."""
     lengths = (options.context // 8, options.context - options.new - 1)
+    models = {mixer: build(mixer, options) for mixer in MIXERS}  # all, before any takes its time
     rows = []
-    for mixer in MIXERS:
-        model = build(mixer, options)
+    for mixer, model in models.items():
         ways: dict[str, Decode] = {
             "remembered": lambda tokens, new, m=model: generate(m, tokens, new, temperature=0),
             "recomputed": lambda tokens, new, m=model: recompute(m, tokens, new),
@@ -164,7 +178,7 @@ def render(
         f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
         f"{options.context}.",
         "",
-        f"    python -m scripts.bench_generate {shlex.join(sys.argv[1:])}".rstrip(),
+        f"    {options.command}",
         "",
         f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
         f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
@@ -190,15 +204,5 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
-    """The processor's name, where the system tells."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.machine()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

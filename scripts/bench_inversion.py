@@ -11,23 +11,24 @@ All ways of a ratio run in turns in one process; of several turns the fastest co
 
 import argparse
 import os
-import platform
 import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from arch import LanguageModel, ModelConfig
+from arch import LanguageModel, ModelConfig, ModelError
 from eval.checkpoints import open_checkpoint
 from eval.circuit import Circuit
+from eval.commands.options import device_of, positive
+from eval.errors import RequestError
 from eval.inversion.alternating import alternating
 from eval.inversion.batch import Batch
 from eval.inversion.gradient import descent
@@ -37,6 +38,8 @@ from eval.inversion.propose import propose
 from eval.inversion.slices import Slice
 from eval.inversion.sweep import BATCH, sweep
 from eval.prompts import background, story_prompts
+from scripts.pages import machine, write_page
+from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
 
@@ -50,44 +53,55 @@ class Subject(NamedTuple):
     text: Tensor
 
 
-def main() -> None:
-    """Measures and prints the page, and saves it where asked."""
+def main(words: list[str] | None = None) -> int:
+    """Measures and prints the page, and saves it where asked; the exit code."""
+    words = sys.argv[1:] if words is None else words
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--models", nargs="+", metavar="DIR", help="model directories")
     parser.add_argument("--corpus", default="toy", help="stories, where --models are given")
-    parser.add_argument("--d-model", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--turns", type=int, default=3, help="of which the fastest counts")
-    parser.add_argument("--prompts", type=int, default=16, help="for the search of hidden tokens")
+    parser.add_argument("--d-model", type=positive, default=128)
+    parser.add_argument("--layers", type=positive, default=4)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count())
+    parser.add_argument("--turns", type=positive, default=3, help="of which the fastest counts")
+    parser.add_argument(
+        "--prompts", type=positive, default=16, help="for the search of hidden tokens"
+    )
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--save", type=Path, help="write the page here")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     torch.set_num_threads(options.threads)
-    torch.set_grad_enabled(False)
-    if options.memory:
-        print(_peak(options))
-        return
-    page = measure(options)
+    try:
+        options.device = device_of(options.device).type
+        with torch.no_grad():
+            if options.memory:
+                print(_peak(options))
+                return 0
+            page = ""
+            for page in pages(options, words):
+                if options.save:
+                    write_page(options.save, page)
+    except (ModelError, CorpusError, RequestError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        return error.returncode  # it has said why
     print(page)
-    if options.save:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
-        options.save.write_text(page, encoding="utf-8")
+    return 0
 
 
-def measure(options: argparse.Namespace) -> str:
-    """The whole page."""
+def pages(options: argparse.Namespace, words: list[str]) -> Iterator[str]:
+    """The page anew after each question, with what is not answered yet; at last the whole one."""
     subjects = _subjects(options)
     lines = [
         "# Inversion",
         "",
-        f"`python -m scripts.bench_inversion {shlex.join(_arguments())}`".replace(" `", "`"),
+        f"`python -m scripts.bench_inversion {shlex.join(map(_short, words))}`".replace(" `", "`"),
         "",
-        f"{_machine(options)}. torch {torch.__version__}, float32, {options.threads} threads. "
-        f"Last layer; the fastest of {options.turns} turns; ratios of seconds.",
+        f"{machine(options.device)}. torch {torch.__version__}, float32, {options.threads} threads."
+        f" Last layer; the fastest of {options.turns} turns; ratios of seconds.",
         "",
         "| | " + " | ".join(subject.name for subject in subjects) + " |",
         "|---|" + "---|" * len(subjects),
@@ -96,9 +110,10 @@ def measure(options: argparse.Namespace) -> str:
         print(f"{name} ...", file=sys.stderr, flush=True)
         cells = [question(subject, options) for subject in subjects]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        left = [*QUESTIONS][[*QUESTIONS].index(name) + 1 :]
+        yield "\n".join([*lines, "", "Not measured: " + "; ".join([*left, "memory"]) + ".", ""])
     print("memory ...", file=sys.stderr, flush=True)
-    lines += ["", _memory(options), ""]
-    return "\n".join(lines)
+    yield "\n".join([*lines, "", _memory(options), ""])
 
 
 def batched(subject: Subject, options: argparse.Namespace) -> str:
@@ -280,7 +295,7 @@ def _memory(options: argparse.Namespace) -> str:
     """Peak memory of a process that sweeps and searches at d = 512, n = 8, V = 4096."""
     command = [sys.executable, "-m", "scripts.bench_inversion", "--memory", "--d-model", "512"]
     command += ["--layers", "8", "--device", options.device, "--threads", str(options.threads)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return (
         "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
         f"by sweep, by propose and verify, and with three hidden: {out.strip()}."
@@ -300,16 +315,10 @@ def _peak(options: argparse.Namespace) -> str:
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
-def _machine(options: argparse.Namespace) -> str:
-    if options.device != "cpu":
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
-
-
-def _arguments() -> list[str]:
-    """As given, without where the files lie."""
-    return ["/".join(Path(word).parts[-3:]) for word in sys.argv[1:]]
+def _short(word: str) -> str:
+    """Without where the files lie."""
+    return "/".join(Path(word).parts[-3:])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import shlex
 import subprocess
@@ -26,14 +25,16 @@ from typing import Any
 
 import torch
 
-from arch import LanguageModel, ModelConfig, save_model
+from arch import LanguageModel, ModelConfig, ModelError, save_model
 from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.commands.options import device_of, positive
 from eval.errors import RequestError
 from eval.lenses.catalogue import ALL, choose
 from eval.lenses.lens import TOKENS, Request
 from eval.lenses.trace import gather
 from eval.prompts import story_prompts
-from tokenizer import open_corpus, train_tokenizer
+from scripts.pages import machine, write_page
+from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,19 +47,26 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(words: list[str] | None = None) -> None:
-    """Measures and prints the page, and saves it where asked."""
+def main(words: list[str] | None = None) -> int:
+    """Measures and prints the page, and saves it where asked; the exit code."""
     words = sys.argv[1:] if words is None else words
     options = _parser().parse_args(words)
     torch.set_num_threads(options.threads)
-    if options.one:
-        print(json.dumps(look(options)))
-        return
-    page = measure(options, words)
+    try:
+        options.device = device_of(options.device).type
+        if options.one:
+            print(json.dumps(look(options)))
+            return 0
+        page = measure(options, words)
+        if options.save:
+            write_page(options.save, page)
+    except (ModelError, CorpusError, RequestError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        return error.returncode  # it has said why
     print(page)
-    if options.save:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
-        options.save.write_text(page, encoding="utf-8")
+    return 0
 
 
 def measure(options: argparse.Namespace, words: list[str]) -> str:
@@ -74,9 +82,9 @@ def measure(options: argparse.Namespace, words: list[str]) -> str:
         "",
         f"`{shlex.join(['python', '-m', 'scripts.bench_lenses', *map(_short, words)])}`",
         "",
-        f"{_machine(options)}. torch {torch.__version__}, float32, {options.threads} threads. One "
-        f"prompt of {options.length} tokens, {options.tokens:,} tokens of text to fit and count "
-        "on. CPU seconds, and the peak memory of the whole process.",
+        f"{machine(options.device)}. torch {torch.__version__}, float32, {options.threads} threads."
+        f" One prompt of {options.length} tokens, {options.tokens:,} tokens of text to fit and "
+        "count on. CPU seconds, and the peak memory of the whole process.",
         "",
         "| lens | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
@@ -144,12 +152,6 @@ def _name(checkpoint: Checkpoint) -> str:
     return f"{about['name']}, step {about['step']} ({size})"
 
 
-def _machine(options: argparse.Namespace) -> str:
-    if options.device != "cpu":
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
-
-
 def _short(word: object) -> str:
     """Without where the files lie."""
     return "/".join(Path(str(word)).parts[-3:])
@@ -162,17 +164,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", type=Path, metavar="DIR", help="model directories")
     parser.add_argument("--lens", nargs="+", default=[ALL], metavar="NAME", help="default: all")
     parser.add_argument("--corpus", default="toy", help="stories")
-    parser.add_argument("--length", type=int, default=128, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of text to fit on")
-    parser.add_argument("--d-model", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--length", type=positive, default=128, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=positive, default=TOKENS, help="of text to fit on")
+    parser.add_argument("--d-model", type=positive, default=256)
+    parser.add_argument("--layers", type=positive, default=8)
+    parser.add_argument("--context", type=positive, default=512)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count())
     parser.add_argument("--save", type=Path, help="write the page here")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
