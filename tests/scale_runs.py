@@ -16,6 +16,7 @@ from train.__main__ import main
 def shard_on_cpus() -> None:
     """Let `fsdp` run where there is no GPU: torch can, and Lightning has no way to ask for it."""
     import torch
+    from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
     from torch.distributed.fsdp import fully_sharded_data_parallel
 
     import train.run
@@ -25,6 +26,11 @@ def shard_on_cpus() -> None:
     cpu = torch.device("cpu")
     fsdp._init_device_handle = lambda state, module, ignored, _: prepare(
         state, module, ignored, cpu
+    )
+    lower = MixedPrecision("bf16-mixed", "cpu")
+    context = FSDPPrecision.forward_context
+    FSDPPrecision.forward_context = lambda self: (
+        lower.forward_context() if self.precision == "bf16-mixed" else context(self)
     )
     train.run.strategy = lambda name, gpu: choose(name, True)  # pyright: ignore
 

@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import FSDPPrecision
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from tests.train_cases import TINY, fit, pack_toy
 from tokenizer.pack import Layout
+from train.cluster import Sharded
 from train.module import LanguageModule
 from train.windows import Batch
 
@@ -101,9 +104,29 @@ def test_two_processes_train_as_one(data: Path, tmp_path: Path):
     assert {path.name for path in two.rglob("*")} == {path.name for path in one.rglob("*")}
 
 
+@pytest.mark.parametrize(
+    ("precision", "weights"),
+    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)],
+)
+def test_shards_are_added_up_in_float32(precision: Any, weights: torch.dtype):
+    """And tables of angles stay as they are; in mixed precision weights are autocast's to cast."""
+    strategy = Sharded()
+    strategy.precision_plugin = FSDPPrecision(precision)
+    chosen = strategy.mixed_precision_config
+    assert chosen.reduce_dtype == chosen.buffer_dtype == torch.float32
+    assert (chosen.param_dtype or torch.float32) == weights
+
+
 @pytest.mark.slow
-def test_shards_train_as_one(data: Path, tmp_path: Path):
-    flags = FLAGS.replace("64-true", "32-true")
+@pytest.mark.parametrize(
+    ("flags", "tolerance"),
+    [
+        ("--precision 32-true", 1e-4),
+        ("--precision bf16-mixed --model.mixers [attention(heads=2)]", 2e-2),
+    ],
+)
+def test_shards_train_as_one(data: Path, tmp_path: Path, flags: str, tolerance: float):
+    flags = f"{FLAGS} {flags}"
     sharded = f"{flags} --trainer.devices 2 --trainer.strategy fsdp"
     one, two, grown, shrunk = (tmp_path / name for name in ("one", "two", "grown", "shrunk"))
     assert fit(data, one, *flags.split()) == 0
@@ -118,9 +141,9 @@ def test_shards_train_as_one(data: Path, tmp_path: Path):
     assert said.count("exit code 0") == 6
     assert fit(data, shrunk, *flags.split(), "--resume", "auto") == 0
     for run in (two, grown, shrunk):
-        assert_alike(one, run, "loss", 1e-4)
+        assert_alike(one, run, "loss", tolerance)
         assert samples_seen(run) == 6 * 6
-    assert_alike(one, two, "val_loss", 1e-4)
+    assert_alike(one, two, "val_loss", tolerance)
 
 
 def test_a_slurm_job_is_left_to_its_script(

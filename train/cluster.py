@@ -14,6 +14,7 @@ from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel,
+    MixedPrecision,
     StateDictType,
 )
 from torch.optim import Optimizer
@@ -35,6 +36,20 @@ class Sharded(FSDPStrategy):
 
     def __init__(self) -> None:
         super().__init__(auto_wrap_policy={Block}, state_dict_type="full")
+
+    @property
+    def mixed_precision_config(self) -> MixedPrecision:
+        """Gradients are added up in fp32 and tables of angles stay in it, as on one device.
+
+        Lightning's own takes bfloat16 for both; and for weights and what runs between blocks in
+        mixed precision, where autocast says what is lower.
+        """
+        low = getattr(self.precision_plugin, "precision", "") == "bf16-true"
+        return MixedPrecision(
+            param_dtype=torch.bfloat16 if low else None,
+            reduce_dtype=torch.float32,
+            buffer_dtype=torch.float32,
+        )
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Whole weights; beside GPUs, empty but on rank 0."""
