@@ -1,6 +1,5 @@
 """What a run leaves to be read: `metrics.jsonl` and `samples.jsonl`, and a view of them in W&B."""
 
-import contextlib
 import json
 import os
 from io import FileIO
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arch.files import write_file
-from train.rundir import RunDirectory
+from train.rundir import RunDirectory, read_rows
 from train.tracking import Tracker
 
 
@@ -36,9 +35,9 @@ class Records:
             RunError: a file cannot be written.
         """
         last = -1 if step is None else step
-        metrics = [row for row in _read(self._metrics) if row["step"] <= last]
+        metrics = [row for row in read_rows(self._metrics) if row["step"] <= last]
         validated = {row["step"] for row in metrics if "val_loss" in row}
-        samples = [row for row in _read(self._samples) if row["step"] in validated]
+        samples = [row for row in read_rows(self._samples) if row["step"] in validated]
         for path, rows in ((self._metrics, metrics), (self._samples, samples)):
             try:
                 write_file(path, b"".join(_line(row) for row in rows))
@@ -90,15 +89,6 @@ class Records:
                 content = content[self._files[path].write(content) :]
         except OSError as error:
             raise self._directory.unsaved(path, error) from error
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed run
-                rows.append(json.loads(line))
-    return rows
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -118,13 +118,8 @@ class RunDirectory:
 
     def validated(self, step: int) -> bool:
         """Whether the validation of a step is on record."""
-        with contextlib.suppress(FileNotFoundError):
-            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed run
-                    row = json.loads(line)
-                    if row["step"] == step and "val_loss" in row:
-                        return True
-        return False
+        rows = read_rows(self.path / "metrics.jsonl")
+        return any(row["step"] == step and "val_loss" in row for row in rows)
 
     def prune(self, keep: int) -> None:
         """Removes all but the last checkpoints; one that cannot be removed stays."""
@@ -178,6 +173,16 @@ class RunDirectory:
     def _begun(self) -> bool:
         """Whether more is there than a start that failed leaves behind."""
         return bool({p.name for p in self.path.iterdir()} - FAILED_START)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file; none where there is no file."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed run
+                rows.append(json.loads(line))
+    return rows
 
 
 def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
