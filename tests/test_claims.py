@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,7 +278,9 @@ def answered(setting: str, model: str, protocol: str = FAIR, **others: object) -
     """A row of claim 7."""
     tags = {"claim": 7, "arm": "", "protocol": protocol, "bench": BENCH, "padded": False}
     tags |= {"entry": LOST.arms[0].fingerprint, "control": None, "notes": {}, "family": "gradient"}
-    row = make_row(hidden=1, method="descent") | tags | {"setting": setting} | others
+    row: dict[str, Any] = (
+        make_row(hidden=1, method="descent") | tags | {"setting": setting} | others
+    )
     row["checkpoint"] = row["checkpoint"] | {"weights_sha256": model}
     return row | {"key": f"{setting} {model} {protocol}"}
 

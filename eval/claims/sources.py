@@ -159,7 +159,8 @@ class Shelf:
         raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
 
     def _config(self, fields: dict[str, Any]) -> ModelConfig:
-        return ModelConfig(**({"vocab_size": self.tokenizer.get_vocab_size()} | fields))
+        known: dict[str, Any] = {"vocab_size": self.tokenizer.get_vocab_size()}
+        return ModelConfig(**(known | fields))
 
     def _kept(self, key: object, make: Callable[[], Checkpoint]) -> Checkpoint:
         """What was opened last, or a new one in its place."""
