@@ -54,7 +54,7 @@ COMPLAINTS = {
     "eight H100s or nothing (modded-nanogpt #29, #145)":
         "train::test_every_recipe_is_one_that_can_be_run",
     "nothing can be compared offline (wandb #5309)":
-        "compare::test_command_prints_and_writes",
+        "compare_table::test_command_prints_and_writes",
     "a resume opens another run in W&B (Lightning #4935)":
         "train_tracking::test_a_run_that_was_moved_keeps_its_id",
 }  # fmt: skip
