@@ -109,6 +109,21 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0)
     return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
 
 
+def drawn_prompts(
+    kind: str, corpus: str, tokenizer: Tokenizer, count: int, length: int, skip: int = 0
+) -> list[Prompt]:
+    """Prompts of one of the `SETS`; `skip` is of stories.
+
+    Raises:
+        RequestError: the corpus has too few.
+        CorpusError: the corpus cannot be read.
+    """
+    if kind == "random":
+        return random_prompts(tokenizer, count, length)
+    taken = {"story": story_prompts, "inside": inside_prompts}[kind]
+    return taken(corpus, tokenizer, count, length, skip)
+
+
 def text_prompts(texts: list[str], tokenizer: Tokenizer) -> list[Prompt]:
     """Texts as they are, each with as many tokens as it takes.
 

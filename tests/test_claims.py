@@ -105,6 +105,7 @@ ENTRY = {
         ({"judge": [{"figure": "self", "arm": "x", "above": 1}]}, "no arm 'x'"),
         ({"reported": {"methods": {"magic": {}}}}, "method magic: there is no such method"),
         ({"reported": {"prompts": 1}}, "unknown field 'prompts'"),
+        ({"fair": {"kind": "middle"}}, "kind 'middle'; there are story, inside, random"),
     ],
 )
 def test_an_entry_that_is_wrong_is_named(changes: dict, message: str) -> None:

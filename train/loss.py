@@ -79,8 +79,8 @@ class _HeadLoss(torch.autograd.Function):
             gradient = _minus_one_at(gradient, wanted).to(dtype)
             total.append(nats)
             by_hidden.append((gradient @ matrix).to(hidden.dtype))
-            product = sum_over_tokens(gradient, part).to(weight.dtype)
-            by_weight = product if by_weight is None else by_weight.add_(product)
+            product = sum_over_tokens(gradient, part)
+            by_weight = product.to(weight.dtype) if by_weight is None else by_weight.add_(product)
         assert by_weight is not None
         ctx.save_for_backward(torch.cat(by_hidden), by_weight)
         return torch.stack(total).sum()

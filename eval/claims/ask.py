@@ -25,15 +25,7 @@ from eval.inversion.slices import Slice
 from eval.lenses.catalogue import LENSES
 from eval.lenses.lens import Request
 from eval.lenses.questions import Look
-from eval.prompts import (
-    Prompt,
-    background,
-    inside_prompts,
-    padded,
-    random_prompts,
-    story_prompts,
-    text_prompts,
-)
+from eval.prompts import Prompt, background, drawn_prompts, padded, text_prompts
 from eval.results import Results, Row, read_rows, row_key
 
 DONE = "claim"  # kind of the row that ends a part, so that it need not be opened again
@@ -216,11 +208,8 @@ def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
     protocol, context = part.protocol, checkpoint.config.context
     if not protocol.text:
         length = min(protocol.length, context)
-        if protocol.kind == "random":
-            several = random_prompts(checkpoint.tokenizer, protocol.count, length)
-        else:
-            taken = inside_prompts if protocol.kind == "inside" else story_prompts
-            several = taken(corpus, checkpoint.tokenizer, protocol.count, length)
+        tokenizer, count = checkpoint.tokenizer, protocol.count
+        several = drawn_prompts(protocol.kind, corpus, tokenizer, count, length)
         return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
     longest = max(prompt.real for prompt in prompts)

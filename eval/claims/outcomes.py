@@ -40,10 +40,8 @@ class Outcome:
         """
         bound = self.right.value if isinstance(self.right, Value) else self.right
         low, high = self.left.low, self.left.high
-        if low is None or high is None or ("lens" not in self.left.record and low in (0, high)):
-            return False
         varied = "lens" in self.left.record or 0 < self.left.value < 1
-        return varied and low < bound < high
+        return varied and low is not None and high is not None and low < bound < high
 
 
 def asked(claim: Claim, protocol: str) -> list[Criterion]:

@@ -47,12 +47,17 @@ def why_only_reported(claim: Claim, records: list[Record]) -> str:
         if identity and all(outcome.holds for outcome in identity):
             return IDENTITY
     plain = _plain(claim)
-    other = _differences(claim, records)
-    unpadded = " ".join(["without padding", *other] if _pads(claim) else other)
-    fewer = ", ".join(other)
+    apart = _differences(claim, records)
+    unpadded = [*(["without padding"] if _pads(claim) else []), *apart]
     steps = (
-        (f"the same descent {fewer}", lambda r: r["method"] == "descent" and r["padded"]),
-        (f"the same descent {unpadded}", lambda r: r["method"] == "descent" and not r["padded"]),
+        (
+            " ".join(["the same descent", *apart]),
+            lambda r: r["method"] == "descent" and r["padded"],
+        ),
+        (
+            " ".join(["the same descent", *unpadded]),
+            lambda r: r["method"] == "descent" and not r["padded"],
+        ),
         (
             "descent at the model's own scale",
             lambda r: r["family"] == "gradient" and not r["padded"],
@@ -61,13 +66,13 @@ def why_only_reported(claim: Claim, records: list[Record]) -> str:
     for words, which in steps:
         tried = outcomes(plain, records, FAIR, lambda r, which=which: not r["control"] and which(r))
         if tried and not all(outcome.holds for outcome in tried):
-            return f"{words.strip()}, on many prompts, does not show it"
+            return f"{words}, on many prompts, does not show it"
     if (tried := _by(claim, records, "search")) and not all(o.holds for o in tried):
         return "exact search finds what descent does not"
     fair = [r for r in records if r["protocol"] == FAIR]
     prompts = max((r["prompts"] for r in fair), default=0)
     models = max((r["models"] for r in fair), default=0)
-    return f"not on {prompts} prompts and {models} models" + (f", {fewer}" if fewer else "")
+    return ", ".join([f"not on {prompts} prompts and {models} models", *apart])
 
 
 def _by(claim: Claim, records: list[Record], family: str) -> list[Outcome]:
@@ -107,9 +112,8 @@ def _differences(claim: Claim, records: list[Record]) -> list[str]:
 
 
 def _rates(arms: list[Arm], protocol: str) -> set[float]:
-    asked = [arm.protocol(protocol) for arm in arms]
-    methods = [m.get("descent", {}) for one in asked if one for m in [one.methods]]
-    return {float(settings["rate"]) for settings in methods if "rate" in settings}
+    asked = [one for arm in arms if (one := arm.protocol(protocol))]
+    return {float(s["rate"]) for one in asked if "rate" in (s := one.methods.get("descent", {}))}
 
 
 def _sizes(records: list[Record], protocol: str) -> set[str]:

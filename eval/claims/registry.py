@@ -17,6 +17,7 @@ from arch import ModelConfig, ModelError
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.entries import (
     FAIR,
+    KINDS,
     OPERATORS,
     POOLS,
     REPORTED,
@@ -169,6 +170,8 @@ def _protocol(data: dict[str, Any] | None, where: str) -> Protocol | None:
     if methods:
         parse_methods(methods)
     rest = {key: value for key, value in data.items() if key != "methods"}
+    if (kind := rest.get("kind", Protocol.kind)) not in KINDS:
+        raise RequestError(f"{where}: kind {kind!r}; there are {', '.join(KINDS)}")
     for key in ("text", "controls"):
         rest[key] = tuple(_list(rest.get(key, [])))
     return Protocol(methods, **rest)

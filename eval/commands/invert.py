@@ -20,10 +20,8 @@ from eval.prompts import (
     SETS,
     Prompt,
     background,
-    inside_prompts,
+    drawn_prompts,
     padded,
-    random_prompts,
-    story_prompts,
     text_prompts,
 )
 from eval.report import terminal_table
@@ -209,13 +207,9 @@ def _prompts(
     tokenizer = checkpoint.tokenizer
     prompts = text_prompts(options.text or [], tokenizer)
     sets = wanted["set"] if options.prompts or not options.text else []
-    for name, taken in (("story", story_prompts), ("inside", inside_prompts)):
-        if name in sets:
-            prompts += taken(
-                options.corpus, tokenizer, wanted["count"], wanted["length"], options.skip
-            )
-    if "random" in sets:
-        prompts += random_prompts(tokenizer, wanted["count"], wanted["length"])
+    for kind in [kind for kind in SETS if kind in sets]:
+        count, length = wanted["count"], wanted["length"]
+        prompts += drawn_prompts(kind, options.corpus, tokenizer, count, length, options.skip)
     if options.pad_to:
         prompts = padded(prompts, tokenizer, options.pad_to)
     longest = max(len(prompt.tokens) for prompt in prompts)
