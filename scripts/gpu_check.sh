@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can tell, in calls of under ten minutes each.
 #
-#   scripts/gpu_check.sh [DIR]                 parts: tests tune kernels inversion, in this order
+#   scripts/gpu_check.sh [DIR]                 parts: tests kernels inversion, in this order
 #   scripts/gpu_check.sh [DIR] training
 #   scripts/gpu_check.sh [DIR] claims          again until it says that all was asked
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
@@ -12,20 +12,19 @@
 #   for training also        transformers, and accelerate for its Trainer; without accelerate the
 #                            page says what ran instead
 # Tests of what is not installed are skipped. Downloads nothing. Writes to DIR (gpu-check): PART.log
-# of each part, tuned.py, kernels-cuda.csv, .md and .png, inversion-cuda.md, training-cuda.csv and
-# .md, claims-cuda.jsonl and .md. The claims are asked at their sources' sizes; they take the
+# of each part, kernels-cuda.csv and .md, inversion-cuda.md, training-cuda.csv and .md,
+# claims-cuda.jsonl and .md. The claims are asked at their sources' sizes; they take the
 # trained models under RUNS (runs/claims; scripts/train_claims.sh makes them) and the stories of
 # CORPUS (toy), and keep their rows in results/claims-cuda, from where the next call goes on.
 # The exit status is the number of parts that failed.
 #
-# To keep what was measured: copy DIR/tuned.py to arch/kernels/tuned.py, and to docs/benchmarks
-# DIR/kernels-cuda.* as kernels-gpu.*, inversion-cuda.md as inversion-gpu.md, training-cuda.* as
-# training-gpu.*. Training uses the tiles of arch/kernels/tuned.py, so copy that first.
+# To keep what was measured: copy to docs/benchmarks DIR/kernels-cuda.* as kernels-gpu.*,
+# inversion-cuda.md as inversion-gpu.md, training-cuda.* as training-gpu.*.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-USUAL=(tests tune kernels inversion)
+USUAL=(tests kernels inversion)
 ALL=("${USUAL[@]}" training claims)
 
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
@@ -43,16 +42,9 @@ tests() {
     return $failed
 }
 
-tune_seconds=140
-tune() {
-    "$python" -m scripts.tune_kernels --seconds 110 --out "$out/tuned.py"
-}
-
-kernels_seconds=175
+kernels_seconds=240
 kernels() {
-    local tuned=()
-    [ -f "$out/tuned.py" ] && tuned=(--tuned "$out/tuned.py")
-    "$python" -m scripts.bench_kernels --device cuda --seconds 130 --out "$out" "${tuned[@]}"
+    "$python" -m scripts.bench_kernels --device cuda --seconds 195 --out "$out"
 }
 
 inversion_seconds=60

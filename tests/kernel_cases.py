@@ -14,7 +14,6 @@ from torch.nn import functional
 from arch.kernels import (
     expanded_convolution,
     masked_convolution,
-    normed_convolution,
     parallel_convolution,
     toeplitz_convolution,
 )
@@ -58,14 +57,6 @@ def _toeplitz(x: Tensor, taps: Tensor, b: Tensor) -> Tensor:
     return dense(x, taps[..., (positions[:, None] - positions).clamp(min=0)], b)
 
 
-def _layernorm(x: Tensor, w: Tensor, b: Tensor, s: Tensor, h: Tensor) -> Tensor:
-    return x + dense(functional.layer_norm(x, x.shape[-1:], s, h), w, b)
-
-
-def _rmsnorm(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-    return x + dense(functional.rms_norm(x, x.shape[-1:], s, 1e-5), w)
-
-
 MEMBERS = {
     "flat": Member(
         masked_convolution, lambda x, w, b, r: dense(x, w, b) + r, "x:BTD, w:TT, b:T, r:BTD"
@@ -98,16 +89,6 @@ MEMBERS = {
     ),
     "toeplitz": Member(toeplitz_convolution, _toeplitz, "x:BTD, w:T, b:T"),
     "toeplitz headed": Member(toeplitz_convolution, _toeplitz, "x:BTD, w:HT, b:HT"),
-    "layernorm": Member(
-        lambda x, w, b, s, h: normed_convolution(x, w, b, scale=s, shift=h),
-        _layernorm,
-        "x:BTD, w:TT, b:T, s:D, h:D",
-    ),
-    "rmsnorm": Member(
-        lambda x, w, s: normed_convolution(x, w, scale=s, norm="rmsnorm"),
-        _rmsnorm,
-        "x:BTD, w:TT, s:D",
-    ),
 }
 
 

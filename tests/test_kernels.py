@@ -15,12 +15,10 @@ from arch.kernels import (
     blockwise,
     expanded_convolution,
     masked_convolution,
-    normed_convolution,
     parallel_convolution,
     toeplitz_convolution,
 )
 from arch.kernels.expanded import expanded
-from arch.kernels.normed import normed
 from arch.kernels.triangular import triangular
 from tests.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
 
@@ -168,11 +166,7 @@ def test_autocast_multiplies_in_its_own_dtype():
     assert wide.dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
         halves = expanded_convolution(x, w[None], None, w[None])
-        stream = normed_convolution(x, w, b, scale=x[0, 0])
     assert torch.equal(halves, expanded_convolution(x.bfloat16(), w[None], None, w[None]))
-    assert stream.dtype == torch.float32
-    inner = functional.layer_norm(x, x.shape[-1:], x[0, 0]).bfloat16()
-    torch.testing.assert_close(stream, masked_convolution(inner, w, b, x), rtol=0, atol=2**-5)
 
 
 def test_empty_batch():
@@ -248,11 +242,6 @@ def test_operators_pass_opcheck(device):
     torch.library.opcheck(triangular, (x, offset, None, None, True, False, False))
     torch.library.opcheck(expanded, (x, w, b, w, offset, r, True))
     torch.library.opcheck(expanded, (x, w, None, w, None, None, True))
-    plain, square, scale = leaf(2, 9, 4), leaf(9, 9), leaf(4)
-    for centred, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
-        norm = (centred, 1e-5, dtype)
-        torch.library.opcheck(normed, (plain, square, leaf(9), scale, scale, *norm))
-        torch.library.opcheck(normed, (plain, square, None, scale, None, *norm))
 
 
 # Torch's compiler itself uses deprecated parts of torch.
@@ -260,7 +249,6 @@ def test_operators_pass_opcheck(device):
 @devices
 def test_compiles_into_one_graph(device):
     def network(x, w, b, taps):
-        x = normed_convolution(x, w[1], b[1], scale=x[0, 0])
         x = functional.layer_norm(x, x.shape[-1:])
         x = masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0], x)
         x = expanded_convolution(x, w, b, w, b[0], x)
@@ -299,14 +287,6 @@ def test_compiles_into_one_graph(device):
         (
             lambda x: parallel_convolution(torch.stack([x, x]), torch.ones(3, 5, 5)),
             r"x is \(2, 2, 5, 4\): expected \(3, 2, 5, 4\)",
-        ),
-        (
-            lambda x: normed_convolution(x, torch.ones(5, 5), scale=torch.ones(5)),
-            r"scale is \(5,\): expected \(4,\)",
-        ),
-        (
-            lambda x: normed_convolution(x, torch.ones(5, 5), scale=torch.ones(4), norm="l2"),
-            "norm='l2': expected 'layernorm' or 'rmsnorm'",
         ),
         (
             lambda x: expanded_convolution(x, torch.ones(2, 5, 5), None, torch.ones(1, 5, 5)),

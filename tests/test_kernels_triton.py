@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU: numbers by the interpreter, machine code by the compiler."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -52,12 +53,11 @@ class Launch(NamedTuple):
 
 def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Calls of the host side, by the name of the table's entry each of them needs."""
-    from arch.kernels import launch, launch_normed
+    from arch.kernels import launch
 
     x, g, z = torch.empty(3, BRANCHES, BATCH, length, FEATURES, dtype=dtype)
     w = torch.empty(BRANCHES, 1, length, length, dtype=dtype)
     b, r = torch.empty(BRANCHES, 1, length), x[0]
-    s, m = torch.empty(FEATURES), torch.empty(BATCH, length)
     join, spread = {"join": True}, {"join": False}
     gelu, plain = {"gelu": True, "keep": True}, {"gelu": False, "keep": False}
     return {
@@ -70,9 +70,6 @@ def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "transposed branches": lambda: launch.transposed(g, w, None, like=x, sums=True, **join),
         "transposed_gelu": lambda: launch.transposed(g[:1], w, z, like=x, sums=True, **spread),
         "outer": lambda: launch.outer(g[:1], x[:1], w[:1]),
-        "normed_product": lambda: launch_normed.forward(r, w[0, 0], b[0, 0], s, s, True, 1e-5),
-        "normed_transposed": lambda: launch_normed.backward(g[0], r, w[0, 0], s, s, m, m, False),
-        "normed_outer": lambda: launch_normed.backward(g[0], r, w[0, 0], s, s, m, m, True),
     }
 
 
@@ -153,7 +150,6 @@ HALF = [
     *((call, 512) for call in ("product", "product branches", "product taps", "product_gelu")),
     *((call, 512) for call in ("parallel", "transposed", "transposed branches")),
     *((call, 512) for call in ("transposed_gelu", "outer")),
-    *((call, 512) for call in ("normed_product", "normed_transposed", "normed_outer")),
     *((call, length) for call in ("product", "transposed") for length in (200, 2048)),
 ]
 
@@ -164,7 +160,7 @@ def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launche
     assert code.ptx.count("wgmma.mma_async") >= 4
     # A wait for all but one or more products: the next load overlaps with them.
     assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]", code.ptx)
-    _loads_sixteen_bytes_and_spills_nothing(call, code)
+    _loads_sixteen_bytes_and_spills_nothing(code)
 
 
 @pytest.mark.parametrize("call", table.KERNELS)
@@ -172,14 +168,25 @@ def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
     code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")
     assert code.ptx.count("mma.sync.aligned.m16n8k16") >= 16
     assert "cp.async.wait_group" in code.ptx
-    _loads_sixteen_bytes_and_spills_nothing(call, code)
+    _loads_sixteen_bytes_and_spills_nothing(code)
 
 
-def _loads_sixteen_bytes_and_spills_nothing(call: str, code: Code) -> None:
-    # A norm's mean and rate are single numbers.
-    assert code.copies() - ({4} if call.startswith("normed") else set()) == {16}
+def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
+    assert code.copies() == {16}
     assert not re.search(r"ld\.global[.\w]*\.[bu]16", code.ptx)
     assert code.spilled == 0
+
+
+@pytest.mark.parametrize("kernel", table.KERNELS)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
+def test_tiles_are_a_rule_and_fit_every_shape(kernel, architecture):
+    for dtype, length, width in itertools.product(
+        (torch.float16, torch.float32), (1, 16, 100, 512, 8192), (1, 24, 512)
+    ):
+        tile = table.tile(kernel, architecture, dtype, length, width)
+        assert min(tile.rows, tile.columns, tile.depth) >= 16
+        assert kernel.endswith("outer") == (tile.programs > 0)
+        assert tile.rows == tile.columns if tile.programs else tile.rows % tile.depth == 0
 
 
 @pytest.fixture
@@ -198,7 +205,7 @@ def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches
     assert code.spilled == 0
 
 
-@pytest.mark.parametrize("call", ["product", "transposed", "outer", "normed_product"])
+@pytest.mark.parametrize("call", ["product", "transposed", "outer"])
 def test_a_single_position_compiles(call, launches):
     for launch in launches(call, 1, torch.float16, "sm_90"):
         assert compiled(launch, "sm_90").spilled == 0

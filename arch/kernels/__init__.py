@@ -5,7 +5,6 @@
     expanded_convolution(x, expand, expand_bias, contract, bias, residual)
                                                         sum_r tril(V_r) gelu(tril(U_r) x + c_r) + b
     toeplitz_convolution(x, taps, bias, residual)       the first, with W[i, j] = taps[i - j]
-    normed_convolution(x, weight, bias, scale=)         x + tril(W) norm(x) + b
 
 x is (B, T, D) and tril(W) x means y[b, i, :] = sum_{j <= i} W[i, j] x[b, j, :]. With heads, a
 weight is (H, T, T) and a bias (H, T): the features stand in H contiguous groups of D/H, and group h
@@ -25,13 +24,11 @@ from torch import Tensor
 
 from arch.kernels.arguments import expect, gradients_wanted, matrices, offsets, product_dtype
 from arch.kernels.expanded import expanded
-from arch.kernels.normed import normed
 from arch.kernels.triangular import triangular
 
 __all__ = [
     "expanded_convolution",
     "masked_convolution",
-    "normed_convolution",
     "parallel_convolution",
     "toeplitz_convolution",
 ]
@@ -137,45 +134,6 @@ def expanded_convolution(
     x = x.to(product_dtype(x))[None]
     y, _, _ = expanded(x, up, up_offset, contract.view(up.shape), offset, residual, keep)
     return y.squeeze(0)
-
-
-def normed_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    shift: Tensor | None = None,
-    norm: str = "layernorm",
-    epsilon: float = 1e-5,
-) -> Tensor:
-    """Return x + tril(weight) norm(x) + bias, a (B, T, D): a pre-norm block's first half.
-
-    Args:
-        x: (B, T, D).
-        weight: (T, T).
-        bias: (T,).
-        scale: (D,), what the normed features are multiplied by.
-        shift: (D,), what is then added to them.
-        norm: "layernorm" or "rmsnorm".
-        epsilon: added to the variance, or to the mean square.
-
-    Raises:
-        ValueError: a shape does not fit, or the norm is another.
-    """
-    if norm not in ("layernorm", "rmsnorm"):
-        raise ValueError(f"norm={norm!r}: expected 'layernorm' or 'rmsnorm'")
-    length, features = x.shape[-2:]
-    for name, tensor, shape in (
-        ("weight", weight, (length, length)),
-        ("bias", bias, (length,)),
-        ("scale", scale, (features,)),
-        ("shift", shift, (features,)),
-    ):
-        expect(name, tensor, shape)
-    centred, dtype = norm == "layernorm", product_dtype(x)
-    y, _, _ = normed(x, weight, bias, scale, shift, centred, epsilon, dtype)
-    return y
 
 
 def _mix(

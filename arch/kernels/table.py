@@ -1,16 +1,13 @@
 """Tile sizes of the Triton kernels, by kernel, architecture, dtype, length and features.
 
-A static table, so that the same shapes give the same bits in every process: nothing is tuned while
-a program runs. `tuned.py` holds what was measured, and `scripts/tune_kernels.py` writes it. Where
-it has no entry the rule below holds. It follows from the roofline of an H100-class device and from
-what compiles without spilling registers, and was not timed.
+A static rule, so that the same shapes give the same bits in every process: nothing is tuned while
+a program runs. It follows from the roofline of an H100-class device and from what compiles without
+spilling registers, and was not timed.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
-
-from arch.kernels.tuned import TUNED
 
 KERNELS = (
     "product",
@@ -19,9 +16,6 @@ KERNELS = (
     "transposed",
     "transposed_gelu",
     "outer",
-    "normed_product",
-    "normed_transposed",
-    "normed_outer",
 )
 
 # Compute capabilities whose multiprocessors share at least 160 KB of memory among their threads.
@@ -49,16 +43,8 @@ class Tile:
     programs: int = 0
 
 
-def key(
-    kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int
-) -> tuple[str, str, str, int, int]:
-    """Return the name of an entry: T and the features of a head count as the next power of two."""
-    name = str(dtype).removeprefix("torch.")
-    return kernel, architecture, name, _power_of_two(length), _power_of_two(width)
-
-
 def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int) -> Tile:
-    """Return the tile that was measured to be best, or else the rule's.
+    """Return the tile for a launch; T and the features of a head count as the next power of two.
 
     Args:
         kernel: one of KERNELS.
@@ -67,15 +53,10 @@ def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width:
         length: T.
         width: the features of a head.
     """
-    entry = key(kernel, architecture, dtype, length, width)
-    return Tile(*TUNED[entry]) if entry in TUNED else rule(*entry)
-
-
-def rule(kernel: str, architecture: str, dtype: str, length: int, width: int) -> Tile:
-    """Return the tile for an entry that was not measured."""
+    length, width = _power_of_two(length), _power_of_two(width)
     # The least a tensor core takes is 16.
     length, width = max(length, 16), max(width, 16)
-    large, single = architecture in _LARGE, dtype == "float32"
+    large, single = architecture in _LARGE, dtype == torch.float32
     if kernel.endswith("outer"):
         side = min(length, 128 if large and not single and length > 256 else 64)
         depth = min(width, 32 if single else 64)
