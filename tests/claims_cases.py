@@ -8,10 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from eval.claims import registry
-from eval.claims.entries import Arm, Claim, Protocol
+from eval.claims.entries import Arm, Claim, Protocol, Source
 from eval.commands import claims as command
 
 FEW = {"descent": {"steps": 8}, "adam": {"steps": 8}, "alternating": {"starts": 1, "rounds": 2}}
+SOURCE = Source("made-up", "A. Author", "A title", 2020, "https://example.org")
 TINY = {"d_model": 16, "n_layers": 2, "context": 32, "d_ff": 32}
 
 

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from eval.__main__ import main
-from eval.claims import BENCH
+from eval.claims import BENCH, registry
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import evidence, load, store
 from eval.claims.judge import FAILS, HOLDS, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
 from eval.claims.pages import terminal
 from eval.claims.reasons import IDENTITY
-from eval.claims.registry import GROUPS, claims, read_group
+from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
+from tests.claims_cases import SOURCE
 from tests.report_cases import make_row
 
 FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
@@ -55,10 +57,13 @@ def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.fullmatch(rf"python -m eval claims run {claim.number}", claim.command)
     assert main(["claims", "list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 101
-    assert main(["claims", "show", "71", "4"]) == 0
+    assert main(["claims", "show", "71", "4", "44"]) == 0
     shown = capsys.readouterr().out
     assert "An untrained flat mixer block of width 512" in shown
     assert "python -m eval claims run 4" in shown
+    assert "source: Benjamin L. Badger, “Language Modeling and Discrete Encodings”" in shown
+    assert "https://blbadger.github.io/language-discreteness.html" in shown
+    assert "criterion changed after the data were seen: the trained model's bound" in shown
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ ENTRY = {
     "number": 1,
     "claim": "a",
     "expected": "b",
-    "source": "c",
+    "source": "badger-encodings",
     "models": {"mixers": ["flat"], "d_model": 16, "n_layers": 1},
     "judge": [{"figure": "self", "above": 0.5}],
 }
@@ -95,6 +100,10 @@ ENTRY = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"source": "002"},
+            "claim 1: no source '002' in bibliography.yaml; it has badger-encodings",
+        ),
         ({"slices": "x"}, "claim 1: unknown field 'slices'"),
         ({"slice": "[1]"}, "slice '[1]' cannot be read"),
         ({"models": {"mixers": ["no"]}}, "claim 1, arm : "),
@@ -114,6 +123,28 @@ def test_an_entry_that_is_wrong_is_named(changes: dict, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_every_claim_cites_a_document_with_author_title_year_and_address() -> None:
+    for claim in claims().values():
+        source = claim.source
+        assert source == bibliography()[source.key]
+        assert all((source.author, source.title))
+        assert 2017 <= source.year <= 2030
+        assert source.url.startswith("https://")
+        assert all(part in str(source) for part in (source.author, source.title, source.url))
+
+
+@pytest.mark.parametrize("name", ["author", "title", "year", "url"])
+def test_a_source_that_lacks_a_field_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = {"author": "A", "title": "T", "year": 2020, "url": "https://example.org"}
+    del entry[name]
+    (tmp_path / "bibliography.yaml").write_text(yaml.safe_dump({"made-up": entry}))
+    monkeypatch.setattr(registry, "DIRECTORY", tmp_path)
+    with pytest.raises(RequestError, match=f"source 'made-up': .*has no {name}"):
+        bibliography.__wrapped__()
+
+
 def test_what_an_arm_asks_has_a_fingerprint() -> None:
     (claim,) = read_group("mixers", {"claims": [ENTRY]})
     (same,) = read_group("mixers", {"claims": [ENTRY | {"claim": "said otherwise"}]})
@@ -129,7 +160,9 @@ PROTOCOL = Protocol({"descent": {}}, text=("x",))
 def claim_of(operation: str, bound: float, figure: str = "nonself", **models: object) -> Claim:
     config = {} if models else {"mixers": ("flat",)}
     arm = Arm("", Models(config, **models), reported=PROTOCOL, fair=PROTOCOL)  # pyright: ignore
-    return Claim(7, "a", "b", "c", "mixers", (arm,), (Criterion(Term(figure), operation, bound),))
+    return Claim(
+        7, "a", "b", SOURCE, "mixers", (arm,), (Criterion(Term(figure), operation, bound),)
+    )
 
 
 def record(protocol: str, method: str, share: float, **others: object) -> dict:
@@ -242,7 +275,7 @@ def test_verdicts(claim: Claim, records: list[dict], verdict: str, why: str) -> 
 def test_figures_of_lenses_are_pooled_and_compared() -> None:
     arm = Arm("", Models({"mixers": ("flat",)}, trained=True), lens="residual", fair=Protocol())
     last, first = (Term("norm", where={"part": "x"}, pool=pool) for pool in ("last", "first"))
-    claim = Claim(7, "a", "b", "c", "lenses", (arm,), (Criterion(last, "more", first),))
+    claim = Claim(7, "a", "b", SOURCE, "lenses", (arm,), (Criterion(last, "more", first),))
 
     def norm(layer: int, value: float, part: str = "x") -> dict:
         return {

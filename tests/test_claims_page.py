@@ -16,8 +16,9 @@ from eval.claims.findings import END, START, TEMPLATE, fill
 from eval.claims.findings_words import Known
 from eval.claims.judge import ONLY_REPORTED, WEIGHTS, Judgement, judge
 from eval.claims.pages import markdown
-from eval.claims.registry import claims
+from eval.claims.registry import bibliography, claims
 from eval.errors import RequestError
+from tests.claims_cases import SOURCE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "claims.md"
@@ -31,7 +32,7 @@ def claim_of(number: int = 7, arms: tuple[str, ...] = ("",), lens: str = "") -> 
     reported = None if lens else PROTOCOL
     own = tuple(Arm(a, models, lens=lens, reported=reported, fair=PROTOCOL) for a in arms)
     term = Term("norm" if lens else "nonself", arms[0])
-    return Claim(number, "a", "b", "c", "mixers", own, (Criterion(term, "above", 0.95),))
+    return Claim(number, "a", "b", SOURCE, "mixers", own, (Criterion(term, "above", 0.95),))
 
 
 def record(method: str, nonself: float, protocol: str = FAIR, **others: Any) -> dict[str, Any]:
@@ -217,6 +218,16 @@ def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it() -> None:
     assert "- fair: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page
 
 
+def test_a_page_cites_its_sources_and_says_which_criteria_were_changed() -> None:
+    page = markdown([judge(claim, []) for claim in claims().values()], [])
+    for source in bibliography().values():
+        assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in page
+    assert re.findall(r"\)\. Claims? ([\d, -]+)\.", page) == ["1-84", "86-93", "85", "94-101"]
+    rows = re.findall(r'id="claim-(\d+)".*\(criterion changed after the data were seen\) \|', page)
+    assert rows == ["44", "45", "60", "79", "87", "97"]
+    assert "- [97](#claim-97): the mean over distances was replaced" in page
+
+
 def synthetic() -> list[dict[str, Any]]:
     """Records of everything that the registry asks of models of our own."""
     own = []
@@ -385,7 +396,7 @@ def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
     records, curves = PAGE.with_suffix(".jsonl"), PAGE.with_name("claims-curves.jsonl")
     own = ("--records", records, "--curves", curves, "--figures", made.with_suffix(""))
     assert run(*own, "--markdown", made, "--readme", readme) == 0
-    for link in re.findall(r"\]\(([^#)\s]+)", made.read_text()):
+    for link in re.findall(r"\]\((?!http)([^#)\s]+)", made.read_text()):
         assert (PAGE.parent / link).is_file()
     assert made.read_text() == PAGE.read_text()
     assert readme.read_text() == (ROOT / "README.md").read_text()

@@ -36,7 +36,7 @@ def models(small_model: Make) -> list[LanguageModel]:
 
 
 def test_embeddings_predict_what_ids_do(small_model: Make) -> None:
-    """The seed's own check."""
+    """Embeddings fed in directly give the outputs of the token ids they are of."""
     for model in models(small_model):
         tokens = prompt()[None]
         embeddings = model.embed(tokens)

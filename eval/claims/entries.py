@@ -191,6 +191,30 @@ class Criterion:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A document that claims are from.
+
+    Attributes:
+        key: its name in the registry.
+        author: as the document names them.
+        title: of the document.
+        year: of publication.
+        url: where it was read.
+        note: its kind, and its date where that is in doubt.
+    """
+
+    key: str
+    author: str
+    title: str
+    year: int
+    url: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.author}, “{self.title}”, {self.year}, {self.url}"
+
+
+@dataclass(frozen=True)
 class Claim:
     """A claim.
 
@@ -203,16 +227,18 @@ class Claim:
         arms: what is asked, by name.
         judge: all of these must hold for the claim to.
         note: where what is asked departs from the source.
+        changed: how a criterion was changed after the data were seen; empty where none was.
     """
 
     number: int
     claim: str
     expected: str
-    source: str
+    source: Source
     group: str
     arms: tuple[Arm, ...]
     judge: tuple[Criterion, ...]
     note: str = ""
+    changed: str = ""
 
     @property
     def command(self) -> str:

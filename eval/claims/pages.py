@@ -14,7 +14,7 @@ from eval.claims.entries import FAIR, REPORTED, Claim
 from eval.claims.findings_words import tally
 from eval.claims.judge import ONLY_REPORTED, VERDICTS, WEIGHTS, Judgement
 from eval.claims.lookup import cut, escaped
-from eval.claims.registry import GROUPS
+from eval.claims.registry import GROUPS, bibliography
 
 HEAD = """\
 # The claims, and what was found
@@ -63,7 +63,18 @@ Of the claims that were run, every method and every control, so that a row above
 *Padded*: pads after each prompt. *Identity*: a network that does nothing. *Shuffled*: the target of
 another prompt. The last two are asked of one model.
 """
+CHANGED = "criterion changed after the data were seen"
 LETTERS = 155  # of a claim and what its source reports, in a row
+SOURCES = """\
+<a id="sources"></a>
+
+## Sources
+
+What the claims are from, and the paper whose code has the published protocol.
+"""
+WARNING = """\
+In these a criterion was changed after the data were seen, so that their verdicts are no tests:\
+"""
 TITLES = {"lenses": "lenses", "large": "large models", "random-init": "random initialisations",
           "gpt2": "GPT-2", "mixers": "mixers"}  # fmt: skip
 
@@ -81,8 +92,10 @@ def markdown(
         READING,
         _groups(ordered),
         _explained(ordered),
+        _changed(ordered),
         _rows(ordered),
         _below(ordered),
+        _sources(ordered),
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
@@ -163,5 +176,44 @@ def _below(judgements: list[Judgement]) -> str:
     return "\n".join(parts) if parts[1:] else ""
 
 
+def _sources(judgements: list[Judgement]) -> str:
+    """The documents that the claims are from, each with its claims."""
+    numbers = defaultdict(list)
+    for one in judgements:
+        numbers[one.claim.source.key].append(one.claim.number)
+    lines = [SOURCES]
+    for key, source in bibliography().items():
+        word = "Claims" if numbers[key][1:] else "Claim"
+        asked = f" {word} {ranges(numbers[key])}." if numbers[key] else ""
+        lines.append(
+            f"- {source.author}, “[{source.title}]({source.url})”, {source.year}"
+            f" ({source.note}).{asked}"
+        )
+    return "\n".join(lines)
+
+
+def _changed(judgements: list[Judgement]) -> str:
+    """The claims whose criteria are not those that were set before the data were seen."""
+    lines = [
+        f"- [{one.claim.number}](#claim-{one.claim.number}): {one.claim.changed}"
+        for one in judgements
+        if one.claim.changed
+    ]
+    return "\n".join([WARNING, "", *lines]) if lines else ""
+
+
+def ranges(numbers: list[int]) -> str:
+    """Sorted numbers in words, neighbours joined: `1-24, 67`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}-{p[-1]}" if p[1:] else f"{p[0]}" for p in parts)
+
+
 def _verdict(one: Judgement, mark: str = "") -> str:
-    return f"{mark}{one.verdict}{mark}" + (f": {one.why}" if one.why else "")
+    why = f": {one.why}" if one.why else ""
+    changed = f" ({CHANGED})" if one.claim.changed else ""
+    return f"{mark}{one.verdict}{mark}{why}{changed}"

@@ -26,6 +26,7 @@ from eval.claims.entries import (
     Criterion,
     Models,
     Protocol,
+    Source,
     Term,
 )
 from eval.errors import RequestError
@@ -35,7 +36,7 @@ from eval.lenses.catalogue import LENSES
 
 DIRECTORY = Path(__file__).parent / "registry"
 GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
-OF_CLAIM = {"number", "claim", "expected", "source", "arms", "judge", "note"}
+OF_CLAIM = {"number", "claim", "expected", "source", "arms", "judge", "note", "changed"}
 OF_ARM = {"models", "layer", "part", "without", "slice", "allowed", "lens", "words"}
 EVERY = "*"
 """As a criterion's arm: it is asked of every arm."""
@@ -56,6 +57,17 @@ def claims() -> dict[int, Claim]:
                 raise RequestError(f"claim {claim.number} is in the registry twice")
             found[claim.number] = claim
     return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=1)
+def bibliography() -> dict[str, Source]:
+    """The documents that claims are from, by key.
+
+    Raises:
+        RequestError: an entry that is not well formed, named.
+    """
+    text = (DIRECTORY / "bibliography.yaml").read_text(encoding="utf-8")
+    return {key: _source(key, entry) for key, entry in yaml.safe_load(text).items()}
 
 
 def choose(numbers: list[int], group: str | None = None) -> list[Claim]:
@@ -86,6 +98,15 @@ def read_group(group: str, data: dict[str, Any]) -> list[Claim]:
     return [_claim(group, entry, defaults, shapes) for entry in data["claims"]]
 
 
+def _source(key: str, entry: dict[str, Any]) -> Source:
+    names = {field.name for field in fields(Source)} - {"key"}
+    _only(entry, names, f"source {key!r}")
+    for name in sorted(names - {"note"}):
+        if not entry.get(name):
+            raise RequestError(f"source {key!r}: needs author, title, year and url; has no {name}")
+    return Source(key, **entry)
+
+
 def _claim(
     group: str, entry: dict[str, Any], defaults: dict[str, Any], shapes: dict[str, Any]
 ) -> Claim:
@@ -107,11 +128,26 @@ def _claim(
         for arm in ([a.name for a in arms] if item.get("arm") == EVERY else [item.get("arm", "")])
     )
     text = {key: str(entry.get(key, defaults.get(key, ""))) for key in ("claim", "expected")}
-    source = str(entry.get("source", defaults.get("source", "")))
+    source = entry.get("source", defaults.get("source", ""))
     note = str(entry.get("note", defaults.get("note", "")))
     if type(number) is not int or not text["claim"] or not text["expected"] or not source:
         raise RequestError(f"{where}: needs number, claim, expected and source")
-    return Claim(number, text["claim"], text["expected"], source, group, arms, judge, note)
+    if source not in bibliography():
+        raise RequestError(
+            f"{where}: no source {source!r} in bibliography.yaml; it has "
+            f"{', '.join(bibliography())}"
+        )
+    return Claim(
+        number,
+        text["claim"],
+        text["expected"],
+        bibliography()[source],
+        group,
+        arms,
+        judge,
+        note,
+        str(entry.get("changed", "")),
+    )
 
 
 def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) -> Arm:

@@ -14,7 +14,7 @@ from eval.claims.evidence import Record, evidence, load, store
 from eval.claims.findings import TEMPLATE, fill, readme
 from eval.claims.findings_words import Known
 from eval.claims.judge import Judgement, judge
-from eval.claims.pages import markdown, terminal
+from eval.claims.pages import CHANGED, markdown, terminal
 from eval.claims.registry import GROUPS, choose, claims
 from eval.claims.sources import PRECISIONS, Shelf, needs
 from eval.commands import claim_curves
@@ -114,7 +114,8 @@ def _show(options: argparse.Namespace) -> None:
 
 def _lines(claim: Claim) -> list[str]:
     lines = [
-        f"claim {claim.number} ({claim.group}, {claim.source}): {claim.claim}",
+        f"claim {claim.number} ({claim.group}): {claim.claim}",
+        f"  source: {claim.source}",
         f"  expected: {claim.expected}",
     ]
     for arm in claim.arms:
@@ -134,6 +135,7 @@ def _lines(claim: Claim) -> list[str]:
                 lines.append(f"    {name}: {protocol}")
     lines += [f"  judged by: {criterion}" for criterion in claim.judge]
     lines += [f"  note: {claim.note}"] if claim.note else []
+    lines += [f"  {CHANGED}: {claim.changed}"] if claim.changed else []
     return [*lines, f"  {claim.command}"]
 
 

@@ -63,13 +63,13 @@ def replacements(model: LanguageModel, pad: int | None) -> dict[str, Tensor]:
 
 
 def normalised(scores: Tensor) -> Tensor:
-    """Absolute scores divided by the largest, as the seed does."""
+    """Absolute scores divided by the largest."""
     scores = scores.abs()
     return scores / scores.max().clamp_min(1e-30)
 
 
 def combined(gradient: Tensor, change: Tensor) -> Tensor:
-    """The seed's combination: the mean of both, each `(T,)` divided by its largest."""
+    """Badger's combination: the mean of both, each `(T,)` divided by its largest."""
     return (normalised(gradient) + normalised(change)) / 2
 
 
@@ -78,8 +78,8 @@ def attribute(
 ) -> list[tuple[dict[str, Tensor], Integral]]:
     """Of each output of one position: every method's scores `(T,)` by name, and the integral.
 
-    Occlusion's are what the output falls by; "every logit" is the seed's, by how much all logits
-    of the position change together (L1). Its combination takes that and the absolute gradient.
+    Occlusion's are what the output falls by; "every logit" is by how much all logits of
+    the position change together (L1). Badger's combination takes that and the absolute gradient.
     The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
     """
     tokens = tokens[: outputs[0].position + 1]

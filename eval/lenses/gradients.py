@@ -15,7 +15,7 @@ from arch import LanguageModel
 from eval.errors import RequestError
 
 KINDS = ("logit", "log_probability", "every_logit")
-"""Of one token; `every_logit` is the sum over the vocabulary, what the seed differentiates."""
+"""Of one token; `every_logit` is the sum over the vocabulary, what Badger's post differentiates."""
 TOLERANCE = 1e-3  # of the attributions' sum against the change of the output
 NODES = 8  # gradients on each piece of the line that is integrated along
 HALVINGS = 8  # of a piece, at most
@@ -86,7 +86,7 @@ def own_answer(model: LanguageModel, tokens: Tensor, position: int = -1) -> Outp
 def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
     """Gradient times embedding, every feature by itself, `(T, D)`.
 
-    Summed over features it is what a linear model's tokens add; the seed takes absolute values
+    Summed over features it is what a linear model's tokens add; Badger's post takes absolute values
     first and sums those. Tokens after the output's position get zero.
     """
     embeddings = model.embed(tokens[None])
