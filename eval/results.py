@@ -7,8 +7,9 @@ no row yet: readers leave it out, and the next that appends cuts it off.
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,13 @@ class Results:
         self.keys = {row["key"] for row in read_rows([whole])} if whole.is_file() else set()
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Adds rows and flushes them to the disk; rows whose key is there already are left out."""
+        """Adds rows and flushes them to the disk; rows whose key is there already are left out.
+
+        Raises:
+            ValueError: a number that is not finite, which JSON has not: give None, and say why.
+        """
         new = list({row["key"]: row for row in rows if row["key"] not in self.keys}.values())
-        lines = "".join(json.dumps({"schema": SCHEMA, **row}) + "\n" for row in new)
+        lines = "".join(_line({"schema": SCHEMA, **row}) for row in new)
         start = self.path.stat().st_size
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -90,6 +95,33 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
         for number, line in enumerate(content[: _whole(content)].splitlines(), start=1):
             rows.append(_parse(line, path, number))
     return rows
+
+
+def finite_or_none(value: float) -> float | None:
+    """A figure as a row can hold it: None where it is infinite or no number."""
+    return value if math.isfinite(value) else None
+
+
+def _line(row: Row) -> str:
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:
+        wrong = ", ".join(_not_finite(row, ""))
+        raise ValueError(
+            f"row {row['key']}: {wrong} not finite; write None, and the reason beside it"
+        ) from None
+
+
+def _not_finite(value: Any, path: str) -> Iterator[str]:
+    """The paths of numbers that are not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} is {value},"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _not_finite(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _not_finite(inner, f"{path}[{i}]")
 
 
 def _parse(line: bytes, path: Path, number: int) -> Row:

@@ -132,7 +132,9 @@ def _pool(x: Tensor, real: Tensor, lengths: Tensor, pool: str) -> Tensor:
 
 
 def nearer(sentences: Tensor, stories: Tensor) -> Tensor:
-    """How many other stories are at least as like each sentence as its own, `(Q,)`.
+    """How many other stories are not less like each sentence than its own, `(Q,)`.
+
+    Ties count against it, and so does what cannot be compared: a likeness that is NaN.
 
     Args:
         sentences: `(Q, D)`.
@@ -140,7 +142,7 @@ def nearer(sentences: Tensor, stories: Tensor) -> Tensor:
     """
     likeness = F.normalize(sentences, dim=-1) @ F.normalize(stories, dim=-1).T
     own = likeness.diagonal()[:, None]
-    return (likeness >= own).sum(1) - 1
+    return (~(likeness < own)).sum(1) - 1
 
 
 def top1(better: Tensor, pool: int, candidates: int) -> Interval:

@@ -201,7 +201,7 @@ def test_ranks_and_tallies() -> None:
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.0, 0.0, 1.0]])
     answer = Answer(tokens=torch.tensor([1, 0, 2]), scores=scores)
     rank = ranks(answer, torch.tensor([2, 0, 0]))
-    assert rank == [1, 0, 1]
+    assert rank == [1, 0, 1.5]
     assert tally(rank, [0, 1, 2]) == {
         "count": 3,
         "top1": pytest.approx(1 / 3),

@@ -13,10 +13,10 @@ from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.language import measure_loss
 from eval.lenses import text
 from eval.lenses.lens import Request
-from eval.lenses.ranks import ranks
 from eval.lenses.text import Stories, stories
 from eval.lenses.trace import trace
 from eval.probes.windows import story_windows
+from eval.ranks import ranks
 from tests.lens_models import some_tokens
 
 

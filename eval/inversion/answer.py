@@ -17,6 +17,7 @@ class Answer:
         runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
             do not try all tokens.
         collisions: positions at which several tokens lie within the limit, with those tokens.
+        diverged: whether scores are not finite: then the answer and the ranks say nothing.
         criterion: for the published protocol, whether its own test of convergence passed.
         certificate: what proves the answer: "residual" (its outputs are those shown, to rounding),
             "screened" (and every other choice was tried, or ruled out by less than that: by an
@@ -32,6 +33,7 @@ class Answer:
     scores: Tensor
     runner_up: Tensor | None = None
     collisions: dict[int, list[int]] = field(default_factory=dict)
+    diverged: bool = False
     criterion: bool | None = None
     certificate: str | None = None
     steps: int | None = None

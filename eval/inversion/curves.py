@@ -21,7 +21,7 @@ from eval.inversion.questions import Cell, Job, Question, Site, plan
 from eval.inversion.run import Runner
 from eval.inversion.slices import Slice
 from eval.prompts import Prompt
-from eval.results import Results, Row, read_rows, row_key
+from eval.results import Results, Row, finite_or_none, read_rows, row_key
 from eval.statistics import CONFIDENCE, RESAMPLES
 
 HALF = 0.5
@@ -214,9 +214,9 @@ class Curve:
             ],
             "threshold": HALF,
             "bracket": None if between is None else values[between : between + 2],
-            "value": _finite(estimate),
-            "low": _finite(low),
-            "high": _finite(high),
+            "value": finite_or_none(estimate),
+            "low": finite_or_none(low),
+            "high": finite_or_none(high),
         }
         if isinstance(self.axis, Noise):
             row |= {
@@ -337,7 +337,3 @@ def _above(fit: np.ndarray) -> np.ndarray:
 def _mean(values: Iterable[bool]) -> float:
     counted = list(values)
     return sum(counted) / len(counted)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -122,6 +122,10 @@ def _number(field: str) -> Callable[[Record], str]:
     return lambda record: NONE if record[field] is None else number_text(record[field])
 
 
+def _count(count: int) -> str:
+    return number_text(count) if count else NONE
+
+
 def _share(field: str) -> Callable[[Record], str]:
     return lambda record: NONE if record[field] is None else share_text(record[field])
 
@@ -181,6 +185,8 @@ _FIGURES: dict[str, Callable[[Record], str]] = {
     "evaluations": _number("evaluations"),
     "seconds": _number("seconds"),
     "steps to solve": _number("steps_to_solve"),
+    "solved": lambda record: _count(record["solved"]),
+    "diverged": lambda record: _count(record["diverged"]),
     "rows": _number("rows"),
     "prompts": _number("prompts"),
     "models": _number("models"),

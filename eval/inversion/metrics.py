@@ -6,23 +6,21 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
+from eval.ranks import token_ranks
 
 
-def ranks(answer: Answer, truth: Tensor) -> list[int]:
-    """How many tokens the solver holds likelier than the true one, at each position of `(T,)`.
+def ranks(answer: Answer, truth: Tensor) -> list[float]:
+    """The true tokens' ranks among the tokens that the solver could have answered, `(T,)` of them.
 
-    A true token that was found has rank 0 whatever its score: the answer is what counts.
+    The answer comes first, the others by their scores, so that 0 means found; see `token_ranks`.
     """
-    own = answer.scores.gather(1, truth[:, None])
-    rank = (answer.scores > own).sum(dim=1)
-    return torch.where(answer.tokens == truth, 0, rank.clamp(min=1)).tolist()
+    return token_ranks(answer.scores, truth, answer.tokens).tolist()
 
 
-def tally(rank: list[int], positions: list[int]) -> dict[str, Any] | None:
+def tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:
     """Top-1, top-5 and median rank over some positions; None if there are none."""
     chosen = [rank[t] for t in positions]
     if not chosen:

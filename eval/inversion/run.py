@@ -194,6 +194,7 @@ def _row(
         "floor": floor,
         "margin": margin,
         "at_floor": within,
+        "diverged": answer.diverged,
         "criterion": answer.criterion,
         "certificate": answer.certificate if within else None,
         "verdict": verdicts(answer, truth, within),

@@ -111,7 +111,11 @@ def figures(rows: list[Row]) -> Record:
       `false_accepts`: rows at the floor that are wrong at a position that the evidence depends on,
       and do not name the truth as one of several that fit; `tokens_accepted`: tokens of rows at
       the floor.
-    - `evaluations`, `seconds`, `steps_to_solve`: medians; `rows`, `prompts`, `models`: counts.
+    - `evaluations`, `seconds`, `steps_to_solve`: medians; `solved`: rows that have steps to solve.
+    - `diverged`: rows whose solver ended in numbers that are not finite; `rows`, `prompts`,
+      `models`: counts.
+
+    A figure that a row does not have (None) is left out of means, medians and minima.
     """
     prompts, models = [prompt(row) for row in rows], [weights(row) for row in rows]
     found: Record = {}
@@ -141,6 +145,8 @@ def figures(rows: list[Row]) -> Record:
             "evaluations": median(row["evaluations"] for row in rows),
             "seconds": median(row["seconds"] for row in rows),
             "steps_to_solve": _over(median, [row.get("steps_to_solve") for row in rows]),
+            "solved": sum(row.get("steps_to_solve") is not None for row in rows),
+            "diverged": sum(bool(row.get("diverged")) for row in rows),
             "rows": len(rows),
             "prompts": len(set(prompts)),
             "models": len(set(models)),

@@ -23,10 +23,10 @@ from eval.lenses.gradients import (
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
-from eval.lenses.ranks import spearman
 from eval.lenses.trace import gather
 from eval.lenses.variants import run_variants
 from eval.lenses.words import word_tokens
+from eval.ranks import spearman
 from tokenizer import PAD
 
 OWN = "own answer"

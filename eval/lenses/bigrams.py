@@ -20,6 +20,7 @@ from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.text import sample_text
 from eval.lenses.vectors import embeddings
+from eval.ranks import token_ranks
 
 TABLES = ("product", "direct", "input only")
 """Rows asked: W_E W_U'; the same by way of the final norm, as the model would without its blocks;
@@ -97,9 +98,8 @@ def rank_pairs(
     for some, after in zip(first.split(PAIRS), seconds.split(PAIRS, dim=1), strict=True):
         rows, place = torch.unique(some, return_inverse=True)
         values = table_rows(model, rows, table)[place]
-        own = values.gather(1, after.T)
-        scores.append(own.T)
-        ranks.append(torch.stack([(values > column[:, None]).sum(dim=1) for column in own.T]))
+        scores.append(values.gather(1, after.T).T)
+        ranks.append(torch.stack([token_ranks(values, column) for column in after]))
     return {"score": torch.cat(scores, dim=1), "rank": torch.cat(ranks, dim=1)}
 
 

@@ -15,7 +15,6 @@ from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.nearest import METRICS, agreement, nearest
-from eval.lenses.ranks import spearman
 from eval.lenses.text import sample_text
 from eval.lenses.trace import gather
 from eval.lenses.vectors import (
@@ -28,6 +27,7 @@ from eval.lenses.vectors import (
     round_trip,
 )
 from eval.lenses.words import word_tokens
+from eval.ranks import spearman
 
 BINS = 60
 SAMPLE = 256  # tokens of which all pairs with the vocabulary are looked at

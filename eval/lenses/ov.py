@@ -25,6 +25,7 @@ from eval.lenses.named import Named
 from eval.lenses.profile import effective_rank, participation
 from eval.lenses.readout import readers
 from eval.lenses.trace import blocks_of
+from eval.ranks import token_ranks
 
 VOCABULARY = 4096  # tokens that circuits are seen by; more are drawn from
 SAMPLE = 256  # tokens whose own logit is looked up
@@ -146,8 +147,7 @@ def own_logits(found: Circuits, tokens: Tokens, rows: Tensor) -> Tensor:
     ranks = []
     for values, outputs in zip(found.values.float(), found.outputs.float(), strict=True):
         logits = tokens.read[rows] @ values @ (outputs @ tokens.written.T)
-        own = logits.gather(1, rows[:, None])
-        ranks.append((logits > own).sum(dim=1) / max(1, logits.shape[1] - 1))
+        ranks.append(token_ranks(logits, rows) / max(1, logits.shape[1] - 1))
     return torch.stack(ranks)
 
 

@@ -8,6 +8,7 @@ can be made of it again; what has a document is not looked at twice.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -101,12 +102,11 @@ def read_documents(directory: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _finite(figure: dict[str, Any]) -> dict[str, Any]:
-    """With None for what is no number, as in strict JSON."""
-    return {
-        name: None if isinstance(value, float) and not abs(value) < float("inf") else value
-        for name, value in figure.items()
-    }
+    """With None for what is no number, as in strict JSON, and the reason beside it."""
+    wrong = [n for n, v in figure.items() if isinstance(v, float) and not math.isfinite(v)]
+    reason = ", ".join(f"{name} is {figure[name]}" for name in wrong)
+    return figure | dict.fromkeys(wrong) | ({"reason": reason} if wrong else {})
 
 
 def _where(figure: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in figure.items() if k not in ("value", "low", "high", "n")}
+    return {k: v for k, v in figure.items() if k not in ("value", "low", "high", "n", "reason")}

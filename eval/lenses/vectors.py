@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
+from eval.ranks import token_ranks
 
 NORMAL = 1.4826  # of a normal distribution, standard deviations in its median absolute deviation
 OUTLIER = 3.5  # robust z from which a length is unusual (Iglewicz & Hoaglin 1993)
@@ -55,11 +56,10 @@ def alignment(first: Tensor, second: Tensor, rows: Tensor) -> dict[str, Tensor]:
     """
     own, far = first[rows], second[rows]
     products = own @ second.T
-    itself = products.gather(1, rows[:, None])
     return {
         "cosine": F.cosine_similarity(own, far),
         "control": F.cosine_similarity(own, far.roll(1, dims=0)),
-        "rank": (products > itself).sum(dim=1),
+        "rank": token_ranks(products, rows),
     }
 
 

@@ -10,7 +10,7 @@ of the tokens' own frequencies: a probe that finds nothing is left with those.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.probes.moments import Classifier, Moments, gaussian, ridge
+from eval.ranks import token_ranks
 
 KINDS = ("ridge", "gaussian", "softmax")
 BATCH = 4096  # tokens sent through the circuit together where nothing is trained
@@ -67,16 +68,21 @@ class Score:
 
     def add(self, logits: Tensor, tokens: Tensor) -> None:
         """Adds `(N, V)` logits for `(N,)` tokens."""
-        own = logits.gather(1, tokens[:, None])
-        rank = (logits > own).sum(dim=1)
+        rank = token_ranks(logits, tokens)
         self.count += len(tokens)
         self._sums["top1"] += int((rank == 0).sum())
         self._sums["top5"] += int((rank < 5).sum())
         self._sums["nats"] += float(F.cross_entropy(logits, tokens, reduction="sum"))
 
-    def record(self) -> dict[str, float]:
-        """Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V."""
-        figures = {name: total / self.count for name, total in self._sums.items()}
+    def record(self) -> dict[str, Any]:
+        """Top-1 and top-5 accuracy, cross entropy in nats, and I_e = 1 - CE / ln V.
+
+        The last two are None, and a `reason` stands beside them, where logits were not finite.
+        """
+        figures: dict[str, Any] = {name: total / self.count for name, total in self._sums.items()}
+        if not math.isfinite(figures["nats"]):
+            figures |= {"nats": None, "information": None}
+            return {"count": self.count, **figures, "reason": "logits are not finite"}
         information = 1 - figures["nats"] / math.log(self.vocabulary)
         return {"count": self.count, **figures, "information": information}
 

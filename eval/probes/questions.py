@@ -250,7 +250,8 @@ def choose_layers(checkpoint: Checkpoint, layers: list[int] | None) -> tuple[int
 def _figures(score: Score, nothing: Score) -> dict:
     known = nothing.record()
     figures = score.record()
-    return {**figures, "unigram": known, "gain": known["nats"] - figures["nats"]}
+    gain = None if figures["nats"] is None else known["nats"] - figures["nats"]
+    return {**figures, "unigram": known, "gain": gain}
 
 
 def _key(checkpoint: Checkpoint, *about: object) -> str:

@@ -94,7 +94,9 @@ def _site(row: Row) -> tuple[str, int, int]:
 
 
 def _pair(figures: dict[str, Any]) -> str:
-    return f"{100 * figures['top1']:.1f} {figures['information']:.3f}"
+    information = figures["information"]
+    told = "diverged" if information is None else f"{information:.3f}"
+    return f"{100 * figures['top1']:.1f} {told}"
 
 
 def _median(rows: list[Row], name: str) -> str:

@@ -1,5 +1,6 @@
 """The published protocol: plain descent from N(0, 1) at a falling rate, for all rows at once."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,7 @@ from eval.inversion.gradient.solver import (
 from eval.inversion.gradient.variable import embeddings, width
 from eval.inversion.objective import objective as by_name
 from eval.inversion.slices import Slice
+from eval.results import finite_or_none
 
 SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 
@@ -60,7 +62,8 @@ def descent(
     passed = (losses < solver.bar).tolist()
     for answer, loss, met in zip(answers, losses.tolist(), passed, strict=True):
         answer.criterion, answer.steps = met, None
-        answer.notes["loss"] = loss
+        answer.notes["loss"] = finite_or_none(loss)
+        answer.diverged |= not math.isfinite(loss)
     return answers
 
 

@@ -76,7 +76,8 @@ def drive(solver: Solver, steps: int, check: int) -> list[Answer]:
             solved = solver.batch.solved(tokens).tolist()
             for row, done in enumerate(solved):
                 if done or step == steps:
-                    answer = Answer(tokens[row], scores[row])
+                    diverged = not bool(scores[row].isfinite().all())
+                    answer = Answer(tokens[row], scores[row], diverged=diverged)
                     if done:
                         answer.certificate, answer.steps = "residual", step
                     answers[rows[row]] = answer

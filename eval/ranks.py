@@ -1,0 +1,51 @@
+"""Ranks: of tokens among scores, of numbers among numbers, and Spearman's correlation of these."""
+
+import torch
+from torch import Tensor
+
+
+def token_ranks(scores: Tensor, tokens: Tensor, answers: Tensor | None = None) -> Tensor:
+    """How many other tokens come before each token: the better ones and half of the ties.
+
+    So equal scores say nothing: a token among V equal ones has rank (V - 1) / 2, as by chance.
+    NaN is the worst score there is; scores that are all NaN are all equal.
+
+    With answers, those come first whatever their scores: a token that is the answer has rank 0, any
+    other rank 1 or more, by the scores of the tokens that are not the answer.
+
+    Args:
+        scores: `(..., V)`, higher is better.
+        tokens: `(...)`, those whose rank is asked for.
+        answers: `(...)`, the tokens answered, where scores alone do not decide them.
+
+    Returns:
+        `(...)` in float32, 0 for the first.
+    """
+    own = scores.gather(-1, tokens[..., None])
+    before = _compare(scores, own) - 0.5  # a token ties with itself
+    if answers is None:
+        return before
+    answered = scores.gather(-1, answers[..., None])
+    rest = before - _compare(answered, own)
+    return torch.where(answers == tokens, 0.0, 1 + rest)
+
+
+def _compare(scores: Tensor, own: Tensor) -> Tensor:
+    """How many of `(..., N)` scores are better than `(..., 1)`, ties counted as half, `(...)`."""
+    better, tied = scores > own, scores == own
+    if own.isnan().any():
+        better |= own.isnan() & ~scores.isnan()
+        tied |= own.isnan() & scores.isnan()
+    return better.sum(dim=-1).float() + tied.sum(dim=-1) / 2
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Rank of each of `(N,)` numbers, equal ones their mean rank, `(N,)` in float64."""
+    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double()
+    return (last - (count - 1) / 2)[place]
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    """Of two vectors `(N,)`; nan where one of them is constant."""
+    return float(torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1])
