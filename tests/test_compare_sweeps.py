@@ -55,6 +55,17 @@ def test_files_say_what_wandb_and_training_know(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_sweep_over_rates_leaves_no_rate_of_its_recipe_fixed(file: Path) -> None:
+    """What is compared would else be at the rate that is best for the recipe's own model."""
+    content = read_sweep(file)
+    flags = [str(word) for word in content["command"]]
+    (name,) = (word.removeprefix("--config=") for word in flags if word.startswith("--config="))
+    recipe = yaml.safe_load((ROOT / "train" / "configs" / f"{name}.yaml").read_text())
+    rates = {f"optimizer.{key}" for key in ("lr", "muon_lr") if key in recipe["optimizer"]}
+    assert rates <= set(content["parameters"])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_agent_starts_training_in_a_directory_of_its_own(file: Path, tmp_path: Path) -> None:
     """The command as `wandb agent` makes it, with a stand-in for python that says its flags."""
     content = read_sweep(file)

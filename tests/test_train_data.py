@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from tokenizers import Tokenizer
 from arch import load_model
 from tests.train_cases import TINY, fit, pack_toy
 from tokenizer import CorpusError, PackedData
-from train import order
+from train import loader, order
+from train.errors import RunError
 from train.loader import TrainBatches
 from train.module import LanguageModule
 from train.order import Order
+from train.records import Records
 from train.windows import Batch, Windows
 
 CONTEXT = 16
@@ -109,6 +112,35 @@ def test_data_that_vanishes_ends_the_stream_in_one_line(
     (data.path / "train.bin").unlink()
     with pytest.raises(CorpusError, match=r"^\S+train\.bin: 0 bytes, \d+ expected .*again$"):
         take(TrainBatches(windows, 0, 2, workers=workers), 1)
+
+
+def test_a_lost_connection_of_another_kind_is_not_blamed_on_workers(
+    packed: PackedData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """For example that of torch's store."""
+
+    def add(self: Records, row: dict[str, Any]) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(Records, "add", add)
+    assert fit(packed.path, tmp_path / "run") == 2
+    assert capsys.readouterr().err == "error: [Errno 104] Connection reset by peer\n"
+
+
+@pytest.mark.parametrize("lost", [ConnectionResetError(104, "Connection reset"), EOFError()])
+def test_a_worker_that_dies_while_it_hands_over_is_named(
+    packed: PackedData, monkeypatch: pytest.MonkeyPatch, lost: Exception
+):
+    def handed_over(*_: Any, **__: Any) -> Iterator[None]:
+        raise lost
+        yield
+
+    monkeypatch.setattr(loader, "DataLoader", handed_over)
+    with pytest.raises(RunError, match=r"^--loader_workers: one died \(.*; out of memory"):
+        take(TrainBatches(Windows(packed, "train", CONTEXT), 0, 2, workers=2), 1)
 
 
 @pytest.fixture

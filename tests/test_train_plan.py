@@ -5,8 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from lightning.pytorch import Trainer
 from tokenizers import Tokenizer
 
 from arch import ModelConfig
@@ -80,6 +83,25 @@ def test_the_memory_is_what_a_process_takes(tmp_path: Path):
         needs = memory(recipe, trainer, 16, 1, again)
         assert needs.peak / 1.1 < int(grown) < needs.peak * 1.1
         assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
+
+
+def test_both_mixed_precisions_need_alike_and_less_than_float32(tmp_path: Path):
+    recipe = Recipe(
+        RunSettings(),
+        ModelConfig(400, 64, 64, 2, ("flat",)),
+        BatchSettings(16),
+        OptimizerSettings(),
+        ScheduleSettings(),
+        {"accelerator": "cpu", "devices": 1, "strategy": "auto", "max_steps": 9},
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    peaks = {}
+    for precision in ("32-true", "bf16-mixed", "16-mixed"):
+        # A trainer of 16-mixed cannot be made without a GPU.
+        known = SimpleNamespace(precision=precision, strategy=trainer.strategy)
+        peaks[precision] = memory(recipe, cast(Trainer, known), 16, 1, False).peak
+    assert peaks["16-mixed"] == pytest.approx(peaks["bf16-mixed"], rel=0.02)
+    assert peaks["16-mixed"] < 0.8 * peaks["32-true"]
 
 
 def plan(*words: str) -> int:

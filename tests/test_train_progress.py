@@ -4,11 +4,16 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tests.train_cases import fit, pack_toy
+from train import progress
+from train.module import LanguageModule
+from train.windows import Batch
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,27 @@ def test_a_pipe_shows_a_line_every_so_many_steps(
         r"step 2/6  loss \d\.\d{3}  bits/byte \d\.\d{3}  lr \S+  [\d,]+ tokens/s  \d:\d\d left"
     )
     assert any(re.fullmatch(pattern, line) for line in lines)
+
+
+def test_the_time_left_leaves_the_compiling_out(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A clock on which the first step takes ten minutes and any other a second."""
+    now, original = 0.0, LanguageModule.training_step
+
+    def training_step(self: LanguageModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+        nonlocal now
+        now += 600 if self.trainer.global_step == 0 else 1
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert fit(data, tmp_path / "run") == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"step (\d)/6 .*  (\S+) left\n", shown) == [
+        *(("2", "0:04"), ("3", "0:03"), ("4", "0:02"), ("5", "0:01"), ("6", "0:00"))
+    ]
+    assert re.search(r"step 1/6 .*  time left not known yet\n", shown)
 
 
 def test_a_terminal_shows_a_bar_below_the_lines(

@@ -243,6 +243,21 @@ def test_a_gradient_that_is_no_number_ends_the_run_too(
     assert re.search(r"gradient's norm is nan at step 3; the last good check\S+ is \S+2\.", message)
 
 
+def test_a_checkpoint_without_a_younger_setting_is_resumed(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    assert fit(data, run, "--trainer.max_steps", "3") == 0
+    path = run / "checkpoints" / "step-000003.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content["remnant"]["model"]["embedding_std"], content["remnant"]["optimizer"]["muon_mixing"]
+    torch.save(content, path)
+    assert fit(data, run, "--resume", "auto", "--model.embedding_std", "0.1") == 2
+    message = "model.embedding_std is 0.1, the checkpoint has None; give what the run was started"
+    assert message in capsys.readouterr().err
+    assert fit(data, run, "--resume", "auto") == 0
+
+
 def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
     data: Path,
     tmp_path: Path,
@@ -257,7 +272,10 @@ def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
 
     monkeypatch.setattr(LanguageModule, "training_step", training_step)
     run, flags = tmp_path / "run", "--trainer.max_steps 60 --log_every 5 --checkpoint_every 3"
-    assert fit(data, run, *flags.split()) == 2
+    assert fit(data, tmp_path / "warned", *flags.split()) == 0
+    warnings = re.findall(r"step (\d+)  warning: the loss jumped: ", capsys.readouterr().out)
+    assert warnings == ["35"]
+    assert fit(data, run, *flags.split(), "--stop_on_spike", "2") == 2
     captured = capsys.readouterr()
     skipped = re.findall(r"step (\d+)  the loss is jumping: no checkpoint is taken", captured.out)
     assert skipped == ["24", "27", "30", "33"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,23 @@ def test_two_processes_train_as_one(data: Path, tmp_path: Path):
         assert said.count("step 2/6") == 1  # one of the two speaks; the others went from step 3
     assert_alike(one, two, "val_loss")
     assert {path.name for path in two.rglob("*")} == {path.name for path in one.rglob("*")}
+
+
+def test_two_processes_decide_to_stop_at_a_line_of_progress_only(data: Path, tmp_path: Path):
+    flags = f"{FLAGS} {SHARED} --log_every 4 --checkpoint_every 100"
+    said = torchrun(
+        tmp_path / "logs",
+        "announce_decisions",
+        command(data, tmp_path / "whole", flags),
+        "terminate_one_at_step_2",
+        command(data, tmp_path / "stopped", flags),
+    )
+    # Step 0 and the last step of a run decide whether its weights are good.
+    steps = re.findall(r"decided at step (\d)", said)
+    assert sorted(steps) == sorted(2 * [*"046", *"04", "4"])
+    assert "Lightning asked" not in said
+    assert said.count(f"exit code {128 + signal.SIGTERM}") == 1
+    assert [path.name for path in (tmp_path / "stopped").rglob("*.ckpt")] == ["step-000004.ckpt"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
@@ -60,6 +61,23 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data: Path, tmp_p
             assert key == "step" or steps[row["step"]][key] == pytest.approx(value)
     page = files[0].parent / "files" / steps[6]["samples/path"]
     assert "<b>Tom &lt;b&gt;</b>" in page.read_text()
+
+
+@pytest.mark.parametrize("lost", [BrokenPipeError(32, "Broken pipe"), EOFError()], ids=type)
+def test_a_lost_socket_of_wandb_ends_nothing(
+    data: Path,
+    tmp_path: Path,
+    lost: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    def log(*_: Any, **__: Any) -> None:
+        raise lost
+
+    monkeypatch.setattr(wandb.Run, "log", log)
+    assert fit(data, tmp_path / "run", "--wandb", "offline") == 0
+    reason = "[Errno 32] Broken pipe" if lost.args else "EOFError"
+    assert f"--wandb offline: {reason}; going on without it\n" in capfd.readouterr().out
 
 
 def test_groups_are_named_by_architecture():

@@ -11,7 +11,7 @@ from train.rundir import RunDirectory
 from train.watch import Watch
 
 
-def make(tmp_path: Path, limit: float = 2.0, after: int = 0) -> Watch:
+def make(tmp_path: Path, limit: float | None = 2.0, after: int = 0) -> Watch:
     (tmp_path / "checkpoints").mkdir()
     for step in (100, 200, 300):
         (tmp_path / "checkpoints" / f"step-{step:06d}.ckpt").touch()
@@ -71,6 +71,17 @@ def test_a_checkpoint_is_not_taken_while_the_loss_may_be_jumping(tmp_path: Path)
     assert watch.rising(1, math.nan)
     feed(watch, [4.5], first=21)
     assert watch.rising(0, 0.0)
+
+
+def test_a_jump_is_warned_of_once_where_nobody_asked_to_stop(tmp_path: Path):
+    watch = make(tmp_path, limit=None)
+    losses = [3.0] * 250 + [6.0] * 50 + [3.0] * 50 + [5.5] * 20
+    said = {step: watch.see(step, 1, loss, 1.0) for step, loss in enumerate(losses, start=1)}
+    warnings = {step: line for step, line in said.items() if line}
+    assert list(warnings) == [260, 360]
+    assert warnings[260].startswith("the loss jumped: 6.000 over steps 251 to 260, 3.000 above its")
+    assert warnings[260].endswith("step-000200.ckpt; going on")
+    assert not watch.rising(1, 9.0)  # checkpoints are taken as ever
 
 
 def test_zero_never_stops(tmp_path: Path):

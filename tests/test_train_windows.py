@@ -51,6 +51,15 @@ def test_targets_are_the_tokens_after_the_inputs(packed: PackedData):
     assert line[found[0] + CONTEXT] == targets[0, -1]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_contiguous(packed: PackedData, rows: PackedData, workers: int):
+    """A GPU copies anything else by way of pageable memory, pinned or not."""
+    for data in (packed, rows):
+        windows = Windows(data, "train", CONTEXT)
+        batch = next(iter(TrainBatches(windows, 0, 4, workers=workers)))
+        assert all(side.is_contiguous() for side in (*batch, *next(windows.in_order(4))))
+
+
 def test_an_epoch_holds_every_window_once(packed: PackedData):
     windows = Windows(packed, "train", CONTEXT, seed=3)
     inputs, _ = windows.batch(0, windows.count)

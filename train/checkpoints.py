@@ -6,7 +6,9 @@ read with `weights_only=True`. Model directories, not these, are for everything 
 """
 
 import contextlib
+import dataclasses
 import io
+import json
 import re
 import zipfile
 from pathlib import Path
@@ -15,8 +17,10 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
+from arch import ModelConfig
 from arch.files import write_file
 from train.errors import RunError
+from train.settings import OptimizerSettings
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
@@ -101,10 +105,13 @@ def step_of(path: Path) -> int | None:
 def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuses to resume with another model or other data.
 
+    A setting that the checkpoint does not name is younger than it and has its default there.
+
     Raises:
         RunError: naming every key that differs.
     """
-    old, new = _flat(found), _flat(wanted)
+    new = _flat(wanted)
+    old = {key: value for key, value in _defaults().items() if key in new} | _flat(found)
     differing = [
         f"{key} is {_short(new.get(key))}, the checkpoint has {_short(old.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -115,6 +122,15 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
             f"--resume {path}: {'; '.join(differing)}; give what the run was started with, or "
             "start anew in another --run"
         )
+
+
+def _defaults() -> dict[str, Any]:
+    return _flat(
+        {
+            "model": json.loads(ModelConfig().to_json()),
+            "optimizer": dataclasses.asdict(OptimizerSettings()),
+        }
+    )
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

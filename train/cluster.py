@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
 from torch.optim import Optimizer
 
 from arch import Block, LanguageModel
+from arch.weights import build_model
 from train.checkpoints import read_checkpoint
 from train.errors import RunError
 
@@ -155,14 +156,17 @@ def weights_are_finite(trainer: Trainer, module: LightningModule) -> bool:
 
 
 def whole_model(trainer: Trainer, model: LanguageModel) -> LanguageModel:
-    """The model with all of its weights; every device has to ask, and rank 0 gets it."""
+    """The model with all of its weights; every device has to ask, and rank 0 gets it.
+
+    Nothing is drawn from the run's generators: it trains the same however often it is saved.
+    """
     if not isinstance(trainer.strategy, Sharded):
         return model
     weights = trainer.strategy.lightning_module_state_dict()
-    whole = LanguageModel(model.config)
-    if trainer.is_global_zero:
-        whole.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
-    return whole.eval()
+    if not trainer.is_global_zero:
+        return model
+    named = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    return build_model(model.config, named, "the shards")
 
 
 def _plain(name: str) -> str:

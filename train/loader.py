@@ -53,6 +53,7 @@ class TrainBatches:
 
         Raises:
             tokenizer.CorpusError: the data cannot be read any more.
+            RunError: a worker was killed while it handed over a batch.
         """
         loader = DataLoader(
             _Batches(self._windows, self._micro),
@@ -70,7 +71,10 @@ class TrainBatches:
         atexit.register(iterators.clear)
         try:
             while True:
-                batch = next(iterators[0])
+                try:
+                    batch = next(iterators[0])
+                except (ConnectionError, EOFError) as error:  # killed while it hands a batch over
+                    raise _worker_died(error) from error
                 if isinstance(batch, Exception):
                     raise batch
                 yield batch
@@ -80,22 +84,26 @@ class TrainBatches:
 
 
 @contextmanager
-def told_of_workers() -> Iterator[None]:
-    """Say in one line that a worker was killed; torch does it wherever the run is just then.
+def killed_workers_named() -> Iterator[None]:
+    """Turns torch's report of a killed worker, raised wherever the run is just then, into one line.
 
     Raises:
         RunError: naming the way on.
     """
     try:
         yield
-    except (RuntimeError, ConnectionError, EOFError) as error:  # the latter while it hands over
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
             raise
-        reason = str(error).splitlines()[0].rstrip(". ") if str(error) else "end of file"
-        raise RunError(
-            f"--loader_workers: one died ({reason}; out of memory?); go on with --resume auto, and "
-            "fewer of them if need be"
-        ) from error
+        raise _worker_died(error) from error
+
+
+def _worker_died(error: Exception) -> RunError:
+    reason = str(error).splitlines()[0].rstrip(". ") if str(error) else "end of file"
+    return RunError(
+        f"--loader_workers: one died ({reason}; out of memory?); go on with --resume auto, and "
+        "fewer of them if need be"
+    )
 
 
 class _Starts(Sampler[int]):

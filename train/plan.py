@@ -39,6 +39,7 @@ CHEAP = 2e11
 PLACE = RunDirectory(Path(tempfile.gettempdir()))
 """Lightning asks for a directory; nothing is written there."""
 DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
         parts: of a step.
         again: whether activations are computed again rather than kept.
     """
-    mixed = trainer.precision == "bf16-mixed"
-    lower = torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext()
+    mixed = MIXED.get(str(trainer.precision))
+    lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
     chunks = recipe.run.loss_chunks
     if chunks is None and trainer.strategy.root_device.type != "cpu":
         chunks = 1

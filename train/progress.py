@@ -41,7 +41,8 @@ class Progress(Callback):
         self._display = Display()
         self._losses: list[Tensor] = []
         self._first_step = self._last_step = self._tokens = 0
-        self._since = self._start = 0.0
+        self._since = 0.0
+        self._steady: tuple[int, float] | None = None
 
     def open(self) -> None:
         """Shows things from here on: for the process that records."""
@@ -51,7 +52,7 @@ class Progress(Callback):
         """Starts the clock."""
         self._first_step = self._last_step = trainer.global_step
         self._tokens = _tokens_seen(trainer)
-        self._since = self._start = time.perf_counter()
+        self._since, self._steady = time.perf_counter(), None
         self._display.start(trainer.global_step, trainer.max_steps)
 
     def on_train_batch_end(
@@ -76,7 +77,7 @@ class Progress(Callback):
         # In 16-mixed an overflow is nothing new: the step is left out and the scale lowered.
         overflow = trainer.precision == "16-mixed" and not pl_module.gradient_norm.isfinite()
         gradient_norm = 0.0 if overflow else float(pl_module.gradient_norm)
-        self._watch.see(step, steps, loss, gradient_norm)
+        warning = self._watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
         row = {
@@ -91,14 +92,16 @@ class Progress(Callback):
         share = self._utilisation(speed)
         if share is not None:
             row["mfu"] = share
-        left = (trainer.max_steps - step) * (now - self._start) / (step - self._first_step)
+        remaining = self._remaining(step, trainer.max_steps, now)
         self._since, self._tokens = now, tokens
         self._records.add(row)
         figures = (
             f"loss {loss:.3f}  bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  "
             f"{speed:,.0f} tokens/s" + ("" if share is None else f"  MFU {share:.1%}")
         )
-        self._display.passing(step, trainer.max_steps, figures, f"{duration(left)} left")
+        self._display.passing(step, trainer.max_steps, figures, remaining)
+        if warning is not None:
+            self.say(f"step {step}  warning: {warning}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The lines stay."""
@@ -138,7 +141,17 @@ class Progress(Callback):
         yield
         spent = time.perf_counter() - before
         self._since += spent
-        self._start += spent
+        if self._steady is not None:
+            step, start = self._steady
+            self._steady = step, start + spent
+
+    def _remaining(self, step: int, total: int, now: float) -> str:
+        """The time left, by the mean of the steps after the first, which compiles the model."""
+        if self._steady is None:
+            self._steady = step, now
+            return "time left not known yet"
+        first, start = self._steady
+        return f"{duration((total - step) * (now - start) / (step - first))} left"
 
     def _waiting(self, trainer: Trainer) -> tuple[int, float]:
         """How many steps are not reported yet, and their mean loss over all parts and devices."""

@@ -21,7 +21,7 @@ from train.checkpoints import AtomicCheckpointIO
 from train.cluster import environment, strategy
 from train.data import PackedDataModule
 from train.errors import RunError
-from train.loader import told_of_workers
+from train.loader import killed_workers_named
 from train.module import LanguageModule
 from train.progress import Progress
 from train.records import Records
@@ -121,7 +121,7 @@ class Run:
             data.bytes_per_token("train"),
             lambda speed: self._utilisation(speed),
         )
-        self.stop = StopOnSignal()
+        self.stop = StopOnSignal(settings.log_every)
         saving = Saving(
             self.directory,
             settings,
@@ -172,7 +172,7 @@ class Run:
                 )
         self.progress.say(self._describe())
         try:
-            with told_of_workers(), warnings.catch_warnings():
+            with killed_workers_named(), warnings.catch_warnings():
                 # Lightning's own use of torch, which nobody can mend here.
                 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprec")
                 self.trainer.fit(

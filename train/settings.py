@@ -58,9 +58,10 @@ class RunSettings:
     beside a GPU and 0 beside a CPU. The order of the data does not depend on it."""
     log_every: int = 10
     """Steps between lines of progress."""
-    stop_on_spike: float = 2.0
+    stop_on_spike: float | None = None
     """Nats by which the loss of 10 steps or more may rise above its lowest so far before the run
-    is stopped; not looked at in the warm-up; 0 never stops."""
+    is stopped; when not given, a rise of 2 is warned of, and the run goes on; 0 does neither. Not
+    looked at in the warm-up."""
     sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
     """How the texts begin that the model writes at every validation; [] writes none."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
@@ -86,7 +87,7 @@ class RunSettings:
         _at_least("keep_checkpoints", self.keep_checkpoints, 2)
         if any(step < 0 for step in self.save_steps):
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
-        if not self.stop_on_spike >= 0:
+        if self.stop_on_spike is not None and not self.stop_on_spike >= 0:
             raise RunError(f"--stop_on_spike is {self.stop_on_spike}; it must be 0 (off) or above")
         if self.peak_flops is not None and not self.peak_flops > 0:
             raise RunError(f"--peak_flops is {self.peak_flops}; it must be above 0")

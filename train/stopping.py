@@ -15,16 +15,25 @@ class StopOnSignal(Callback):
 
     Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
 
+    Several devices stop after the same step: the first at which they agree, every `every` steps.
+    Asking at every step would have each of them wait for the others, and for its own work.
+
     Comes before `Saving` among the callbacks.
+
+    Args:
+        every: steps between the lines of progress, at which a run waits for its devices anyway.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: int) -> None:
         self.received: int | None = None
+        self._every = every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over, also from Lightning, which puts them back at the end."""
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
+        # Lightning's own question, before every batch, about a signal that is not its any more.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_batch_end(
         self,
@@ -39,6 +48,8 @@ class StopOnSignal(Callback):
             return
         stop = self.received is not None
         if trainer.world_size > 1:
+            if trainer.global_step % self._every:
+                return
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         trainer.should_stop = trainer.should_stop or stop
 

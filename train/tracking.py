@@ -102,7 +102,9 @@ class Tracker:
         try:
             action()
         except Exception as error:
-            if not (isinstance(error, OSError) or type(error).__module__.startswith("wandb")):
+            if not (
+                isinstance(error, OSError | EOFError) or type(error).__module__.startswith("wandb")
+            ):
                 raise  # a mistake of ours
             reason = " ".join(str(error).split()) or type(error).__name__
             self._say(f"--wandb {self._settings.wandb}: {reason}; {then}")

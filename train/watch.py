@@ -8,6 +8,8 @@ from train.rundir import RunDirectory
 
 LEAST = 10
 """Steps that a jump lasts, at least: single batches may be odd."""
+JUMP = 2.0
+"""Nats of a jump that is warned of where no other limit is given."""
 
 
 class Watch:
@@ -17,19 +19,26 @@ class Watch:
 
     Args:
         directory: of the run, to name its last good checkpoint.
-        limit: nats by which the loss may rise; 0 for any.
+        limit: nats by which the loss may rise before the run is stopped, 0 for any; when None, a
+            rise by `JUMP` is warned of, and is where the next one is counted from.
         after: the first step that is looked at: the loss may do anything in the warm-up.
         start: how many steps are done; their checkpoint is taken to be good.
     """
 
-    def __init__(self, directory: RunDirectory, limit: float, after: int, start: int = 0) -> None:
-        self._directory, self._limit, self._after = directory, limit or math.inf, after
+    def __init__(
+        self, directory: RunDirectory, limit: float | None, after: int, start: int = 0
+    ) -> None:
+        self._directory, self._stops, self._after = directory, limit is not None, after
+        self._limit = JUMP if limit is None else limit or math.inf
         self._lowest = math.inf
         self._begin, self._steps, self._calm = 0, 0, start
         self._sum = self._last = 0.0
 
-    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> None:
+    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> str | None:
         """Takes in the mean loss of the last `steps` steps, up to `step`.
+
+        Returns:
+            A warning of a jump, where the run is not to stop at one.
 
         Raises:
             RunError: the training has gone wrong.
@@ -39,32 +48,37 @@ class Watch:
                 raise broken(self._directory, f"the {what} is {value} at step {step}", step - steps)
         self._last = loss
         if step - steps < self._after:
-            return
+            return None
         if self._is_calm(loss):
             self._calm = step
         if not self._steps:
             self._begin = step - steps
         self._sum, self._steps = self._sum + loss * steps, self._steps + steps
         if self._steps < LEAST:
-            return
+            return None
         mean = self._sum / self._steps
-        if mean > self._lowest + self._limit:
-            what = (
-                f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
-                f"{mean - self._lowest:.3f} above its lowest (--stop_on_spike {self._limit:g})"
-            )
-            raise broken(self._directory, what, self._calm)
-        self._lowest = min(self._lowest, mean)
         self._sum, self._steps = 0.0, 0
+        if mean <= self._lowest + self._limit:
+            self._lowest = min(self._lowest, mean)
+            return None
+        what = (
+            f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
+            f"{mean - self._lowest:.3f} above its lowest"
+        )
+        if self._stops:
+            what += f" (--stop_on_spike {self._limit:g})"
+            raise broken(self._directory, what, self._calm)
+        self._lowest = mean
+        return f"{what}; {_last_good(self._directory, self._calm)}; going on"
 
     def rising(self, steps: int, loss: float) -> bool:
-        """Whether the loss may be jumping just now.
+        """Whether the loss may be jumping just now, in a run that is to stop at a jump.
 
         Args:
             steps: since those that `see` was told of.
             loss: their mean, if there are any.
         """
-        return not self._is_calm(loss if steps else self._last)
+        return self._stops and not self._is_calm(loss if steps else self._last)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -87,8 +101,13 @@ def broken(directory: RunDirectory, what: str, good_until: int) -> RunError:
         good_until: the last step before it.
     """
     good = directory.checkpoints_until(good_until)
-    if good:
-        advice = f"the last good checkpoint is {good[-1]}; go on from it with --resume {good[-1]}"
-    else:
-        advice = "there is no good checkpoint yet; train again"
-    return RunError(f"{what}; {advice}, a lower --optimizer.lr and another --run")
+    advice = f"go on from it with --resume {good[-1]}" if good else "train again"
+    return RunError(
+        f"{what}; {_last_good(directory, good_until)}; {advice}, a lower --optimizer.lr and "
+        "another --run"
+    )
+
+
+def _last_good(directory: RunDirectory, good_until: int) -> str:
+    good = directory.checkpoints_until(good_until)
+    return f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"

@@ -21,7 +21,7 @@ IGNORE = -100
 """Target of a position that is out of the loss."""
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs and targets, both `(B, T)` int64."""
+"""Inputs and targets, both `(B, T)` int64 and contiguous."""
 
 
 class Windows:
@@ -99,7 +99,8 @@ class Windows:
 
     def _pair(self, windows: np.ndarray) -> Batch:
         tokens = torch.from_numpy(windows.astype(np.int64))
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        # Contiguous: of views, a GPU would be sent a pageable copy, pinned memory or not.
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if self._pad is not None:
             targets = targets.masked_fill(targets == self._pad, IGNORE)
         return inputs, targets
