@@ -1,6 +1,7 @@
 """What is asked: a question is a grid, its cells are the rows to be, its jobs what runs at once."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -170,7 +171,8 @@ def plan(
         question: the grid.
         prompts: what is to be recovered.
         done: keys of rows that are there.
-        batch: rows that a gradient solver treats at once.
+        batch: rows that are answered at once. A sweep takes all layers of a prompt in one pass, so
+            that its batch is of whole prompts, one at least.
         allowed: the tokens that gradient solvers may answer with; None for all.
 
     Raises:
@@ -211,10 +213,28 @@ def plan(
             job = Job(checkpoint, label, method, allowed=allowed if gradient else None)
             left = [cell for cell in cells if job.key(cell) not in done]
             asked += len(cells)
-            jobs += [replace(job, cells=left[i : i + batch]) for i in range(0, len(left), batch)]
+            shared = method.name == "sweep"
+            jobs += [replace(job, cells=some) for some in _batches(left, batch, shared)]
     if not asked:
         raise RequestError(
             f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "
             f"({'; '.join(dict.fromkeys(refusals))})"
         )
     return jobs
+
+
+def _batches(cells: list[Cell], batch: int, shared: bool) -> Iterator[list[Cell]]:
+    """Cells in batches; where sites share a pass, each batch has the same sites of its prompts."""
+    if not shared:
+        yield from (cells[i : i + batch] for i in range(0, len(cells), batch))
+        return
+    by_prompt: dict[Prompt, list[Cell]] = {}
+    for cell in cells:
+        by_prompt.setdefault(cell.prompt, []).append(cell)
+    by_sites: dict[tuple[Site, ...], list[list[Cell]]] = {}
+    for group in by_prompt.values():
+        by_sites.setdefault(tuple(cell.site for cell in group), []).append(group)
+    for sites, groups in by_sites.items():
+        step = max(1, batch // len(sites))
+        for i in range(0, len(groups), step):
+            yield [cell for group in groups[i : i + step] for cell in group]

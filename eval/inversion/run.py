@@ -86,9 +86,7 @@ class Runner:
             return [_restricted(answer, allowed) for answer in answers] if allowed else answers
         if method.name == "sweep":
             shown = [problem.shortened() for problem in problems]
-            same = len({len(problem.target) for problem in shown}) == 1
-            groups = [shown] if same else [[problem] for problem in shown]
-            found = [own for group in groups for own in sweep_layers(group, **method.settings)]
+            found = sweep_layers(shown, **method.settings)
             lengths = [problem.length for problem in problems]
             return [
                 _lengthened(answer, length)
