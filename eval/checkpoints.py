@@ -10,6 +10,8 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
+from eval import identity
+from eval.files import file_sha256
 
 PRETRAINED = "hf:"
 
@@ -42,8 +44,8 @@ class Checkpoint:
         if self.weights:
             return self.weights
         file = self.path / "model.safetensors"
-        if "source" not in self.meta and file.is_file():
-            return _sha256(file)
+        if (self.path / "meta.json").is_file() and file.is_file():
+            return file_sha256(file)
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
@@ -51,11 +53,18 @@ class Checkpoint:
         return digest.hexdigest()
 
     @cached_property
+    def model_id(self) -> str:
+        """Equal for the training steps and seeds of one model; see `eval.identity`."""
+        facts = identity.recipe(self.meta, self.config, self.path, lambda: self.weights_sha256)
+        return identity.model_id(self.meta["name"], facts)
+
+    @cached_property
     def provenance(self) -> dict[str, Any]:
         """The `checkpoint` field of a row."""
         step = int(self.meta.get("step", 0))
         return {
             "name": self.meta["name"],
+            "model_id": self.model_id,
             "path": str(self.path),
             "step": step,
             "trained": step > 0 or "source" in self.meta,
@@ -99,11 +108,3 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         meta=loaded.meta,
         path=loaded.path,
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -120,7 +120,7 @@ def test_wide_tables_are_cut_into_pages(tmp_path: Path, capsys: pytest.CaptureFi
         (["run", "--plot", "p.gif"], "--plot p.gif: must end in .svg or .png or .html"),
         (["run", "--plot", "p.svg", "--columns", "tokens"], "--plot p.svg: nothing was measured"),
         (["broken"], "metrics.jsonl, line 1: not a row of a run's figures"),
-        (["text"], "config.yaml: not YAML; is it the config of a run?"),
+        (["text"], "config.yaml: not YAML of settings; is it the config of a run?"),
         (["empty"], "its runs have not reported anything yet"),
         (["rows"], "rows.jsonl, line 1: not a row of results"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.inversion.fields import architecture, family, hidden_positions, labels, part, variation
+from eval.inversion.fields import family, hidden_positions, part, variation
 from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, join
 from tests.report_cases import make_row, make_rows
 
@@ -94,41 +94,6 @@ def test_variation_tells_what_departs():
         "without": "norm, residual", "noise": 0.5, "control": "identity", "padded": True,
     }  # fmt: skip
     assert part(odd) == "stream 1+3"
-
-
-def named(name, **checkpoint):
-    made = make_row()
-    return made | {"checkpoint": made["checkpoint"] | {"name": name} | checkpoint}
-
-
-@pytest.mark.parametrize(
-    ("names", "label"),
-    [
-        (["flat"], "flat"),
-        (["flat-s0", "flat-s1", "flat-s2"], "flat"),
-        (["flat-seed0", "flat_seed_1"], "flat"),
-        (["flat-s0"], "flat-s0"),
-        (["flat-s0 [scale=1]", "flat-s1 [scale=1]"], "flat [scale=1]"),
-        (["plain", "other"], "attention(heads=4), 128 x 4"),
-    ],
-)
-def test_seeds_share_a_label(names, label):
-    rows = [named(name) for name in names]
-    assert set(labels(rows).values()) == {label}
-    assert len({architecture(row) for row in rows}) == 1
-
-
-def test_other_sizes_have_other_labels():
-    rows = [named("flat", d_model=128), named("flat", d_model=256), named("llama", d_model=512)]
-    assert list(labels(rows).values()) == ["flat (d_model 128)", "flat (d_model 256)", "llama"]
-
-
-def test_a_model_that_was_changed_for_a_control_is_another():
-    rows = [named("flat"), named("flat [embedding=x]") | {"control": "embedding=x"}]
-    assert list(labels(rows).values()) == ["flat", "flat [embedding=x]"]
-    assert set(labels([named("flat"), named("flat") | {"control": "shuffled"}]).values()) == {
-        "flat"
-    }
 
 
 def test_positions_that_padding_hides():

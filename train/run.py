@@ -125,6 +125,7 @@ class Run:
         saving = Saving(
             self.directory,
             settings,
+            recipe.plain(),
             data,
             identity,
             self.progress,

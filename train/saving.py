@@ -23,6 +23,10 @@ from train.settings import RunSettings
 from train.validation import validation_loss
 from train.watch import broken
 
+ELSEWHERE = {"model", "run", "data", "resume"}
+"""Settings that a model directory does not record: its config.json has the model's own and
+`data_sha256` stands for the data; the others are about this machine."""
+
 
 class Saving(Callback):
     """Checkpoints, model directories and validations, at their steps.
@@ -30,6 +34,7 @@ class Saving(Callback):
     Args:
         directory: of the run.
         settings: the steps.
+        recipe: all settings of the run, which every model directory records.
         data: what the run trains on.
         identity: what a checkpoint must agree with to be resumed from.
         progress: where to report.
@@ -42,6 +47,7 @@ class Saving(Callback):
         self,
         directory: RunDirectory,
         settings: RunSettings,
+        recipe: dict[str, Any],
         data: PackedData,
         identity: dict[str, Any],
         progress: Progress,
@@ -54,6 +60,7 @@ class Saving(Callback):
         self._samples, self._done = samples, done
         self._provenance = {
             "name": directory.path.resolve().name,
+            "recipe": {name: recipe[name] for name in recipe if name not in ELSEWHERE},
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
             "git_commit": git_commit(),

@@ -16,7 +16,7 @@ from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.claims import BENCH
 from eval.claims.curves import KINDS, Ask, Plan, Point
 from eval.claims.sources import drawn
-from eval.claims.trained import kind_of, shape_of, trained
+from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
 from eval.inversion.questions import Job, Question
 from eval.inversion.questions import plan as plan_jobs
 from eval.inversion.run import Runner
@@ -71,7 +71,8 @@ def tasks(
             config = plan.config(name, next(iter(own)), vocabulary)
             paths: list[Any] = [None] * plan.seeds
             if step:
-                paths = there.get((kind_of(config), shape_of(config), step), [])[: plan.seeds]
+                alike = there.get((kind_of(config), shape_of(config)), [])
+                paths = [one.path for one in alike if one.step == step][: plan.seeds]
                 if not paths:
                     lacking[step] = config
             apart = plan.stories["apart"]
@@ -169,12 +170,12 @@ def batches(jobs: Iterable[Job]) -> Iterator[Job]:
             yield replace(own[0], cells=cells[i : i + BATCH])
 
 
-def _there(models: Path | None) -> dict[tuple[Any, ...], list[Path]]:
-    """Trained model directories by kind, size and step."""
-    found: dict[tuple[Any, ...], list[Path]] = {}
+def _there(models: Path | None) -> dict[tuple[Any, ...], list[Trained]]:
+    """Of each kind and size the steps and seeds of one trained model."""
+    found: dict[tuple[Any, ...], list[Trained]] = {}
     for one in trained(models) if models else []:
-        found.setdefault((kind_of(one.config), shape_of(one.config), one.step), []).append(one.path)
-    return found
+        found.setdefault((kind_of(one.config), shape_of(one.config)), []).append(one)
+    return {key: seeds_of_one(alike) for key, alike in found.items()}
 
 
 def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:

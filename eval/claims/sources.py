@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
 from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
 from eval.claims.entries import Claim, Models
-from eval.claims.trained import Trained, kind_of, shape_of, trained
+from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
 from eval.files import write_text
 from tokenizer import load_tokenizer, open_corpus, train_tokenizer
@@ -147,15 +147,14 @@ class Shelf:
     def _trained(self, claim: Claim, models: Models) -> list[Path]:
         """The seeds of the size asked for; else of a CPU's; else of the largest of that kind."""
         wanted = [self._config(models.config), self._config(models.config | models.cpu)]
-        alike: dict[tuple[int, int], list[Path]] = {}
+        alike: dict[tuple[int, int], list[Trained]] = {}
         for one in self._last:
             if kind_of(one.config) in map(kind_of, wanted):
-                alike.setdefault(shape_of(one.config), []).append(one.path)
-        for config in wanted:
-            if shape_of(config) in alike:
-                return alike[shape_of(config)]
-        if alike:
-            return alike[max(alike, key=lambda size: size[0] ** 2 * size[1])]
+                alike.setdefault(shape_of(one.config), []).append(one)
+        largest = sorted(alike, key=lambda size: size[0] ** 2 * size[1], reverse=True)
+        for shape in (*map(shape_of, wanted), *largest):
+            if shape in alike:
+                return [one.path for one in seeds_of_one(alike[shape])]
         raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
 
     def _config(self, fields: dict[str, Any]) -> ModelConfig:

@@ -1,9 +1,10 @@
-"""Trained model directories, and which of them differ in their seed only."""
+"""Trained model directories: which are of one architecture, and which are seeds of one model."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,22 @@ from arch import ModelConfig
 from arch.mixers import MIXERS
 from arch.pattern import parse
 from eval.errors import RequestError
+from eval.identity import of_directory
 
 Kind = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model directory: its configuration, and after how many training steps it is."""
+    """A model directory.
+
+    Attributes:
+        model_id: equal for the training steps and seeds of one model (`eval.identity`).
+        step: how far it was trained.
+    """
 
     path: Path
+    model_id: str
     config: ModelConfig
     step: int
 
@@ -35,17 +43,26 @@ def trained(models: Path) -> list[Trained]:
     if not models.is_dir():
         raise RequestError(f"--models {models}: no such directory; give one of runs")
     found = []
-    for meta in sorted(models.rglob("meta.json")):
-        file = meta.parent / "config.json"
+    for path in (file.parent for file in sorted(models.rglob("meta.json"))):
+        file = path / "config.json"
         if file.is_file():
-            step = json.loads(meta.read_text("utf-8")).get("step", 0)
+            meta = json.loads((path / "meta.json").read_text("utf-8"))
             config = ModelConfig.from_json(file.read_text("utf-8"), str(file))
-            found.append(Trained(meta.parent, config, step))
+            model_id, _ = of_directory(path, meta, config)
+            found.append(Trained(path, model_id, config, meta.get("step", 0)))
     return found
 
 
+def seeds_of_one(models: Iterable[Trained]) -> list[Trained]:
+    """Those of one model: the one of most directories, of several the first."""
+    groups: dict[str, list[Trained]] = {}
+    for one in models:
+        groups.setdefault(one.model_id, []).append(one)
+    return max(groups.values(), key=len, default=[])
+
+
 def kind_of(config: ModelConfig) -> Kind:
-    """Equal for models that differ in their size, seed, data or vocabulary only."""
+    """The architecture, whatever the size, recipe, seed, data or vocabulary."""
     mixers = [
         [(mixer.__name__, *sorted(_arguments(mixer, given).items())) for mixer, given in terms]
         for terms in (parse(entry, MIXERS, "mixer") for entry in config.mixers)

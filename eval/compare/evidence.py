@@ -1,6 +1,5 @@
 """What a comparison reads: model directories, runs and rows, found in the places given."""
 
-import hashlib
 import itertools
 import json
 import math
@@ -11,12 +10,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from arch import ModelConfig, describe
 from arch.cost import Cost
 from arch.files import read_json
+from eval import identity
 from eval.errors import RequestError
+from eval.files import file_sha256
 from eval.results import ROWS, Row, read_rows
 
 METRICS = "metrics.jsonl"
@@ -61,7 +60,9 @@ class Checkpoint:
     Attributes:
         name: of its run.
         step: how far it was trained.
+        model_id: equal for the training steps and seeds of one model (`eval.identity`).
         about: fields of rows' `checkpoint`, as far as they are known: mixers, d_model, ...
+        recipe: what its model_id stands for, as far as it is known.
         meta: the meta.json of its directory; empty without one.
         path: its directory, if that was found.
         config: of the model, if it is known.
@@ -71,7 +72,9 @@ class Checkpoint:
 
     name: str
     step: int
+    model_id: str
     about: dict[str, Any]
+    recipe: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     config: ModelConfig | None = None
@@ -84,11 +87,7 @@ class Checkpoint:
         file = self.path / "model.safetensors" if self.path else None
         if file is None or not file.is_file():
             return self.about.get("weights_sha256")
-        digest = hashlib.sha256()
-        with file.open("rb") as content:
-            while chunk := content.read(1 << 20):
-                digest.update(chunk)
-        return digest.hexdigest()
+        return file_sha256(file)
 
     @property
     def cost(self) -> Cost | None:
@@ -190,12 +189,7 @@ def _walk(place: Path) -> Iterator[Path]:
 def _run(path: Path, runs: dict[Path, Run]) -> Run:
     key = path.resolve()
     if key not in runs:
-        config = path / "config.yaml"
-        try:
-            settings = yaml.safe_load(config.read_text("utf-8")) if config.is_file() else {}
-        except (yaml.YAMLError, UnicodeDecodeError):
-            raise RequestError(f"{config}: not YAML; is it the config of a run?") from None
-        runs[key] = Run(path, settings or {}, _metrics(path / METRICS))
+        runs[key] = Run(path, identity.run_settings(path), _metrics(path / METRICS))
     return runs[key]
 
 
@@ -218,7 +212,8 @@ def _checkpoint(path: Path, runs: dict[Path, Run]) -> Checkpoint:
     run = _run(above, runs) if (above / METRICS).is_file() else None
     name, step = str(meta.get("name", path.name)), int(meta.get("step", 0))
     about = _about(config) | {"trained": step > 0, "val_loss": meta.get("val_loss")}
-    return Checkpoint(name, step, about, meta, path, config, run)
+    model_id, recipe = identity.of_directory(path, meta, config)
+    return Checkpoint(name, step, model_id, about, recipe, meta, path, config, run)
 
 
 def _last(run: Run) -> Checkpoint | None:
@@ -230,7 +225,10 @@ def _last(run: Run) -> Checkpoint | None:
     known = run.settings.get("model")
     config = ModelConfig.from_json(json.dumps(known), str(run.path)) if known else None
     about = _about(config) if config else {}
-    return Checkpoint(run.path.resolve().name, last["step"], about, last, None, config, run)
+    name = run.path.resolve().name
+    recipe = identity.recipe({"name": name, "recipe": run.settings}, config, run.path, str)
+    model_id = identity.model_id(name, recipe)
+    return Checkpoint(name, last["step"], model_id, about, recipe, last, None, config, run)
 
 
 def _about(config: ModelConfig) -> dict[str, Any]:
@@ -244,8 +242,12 @@ def _about(config: ModelConfig) -> dict[str, Any]:
 
 
 def _assign(rows: list[Row], checkpoints: list[Checkpoint]) -> None:
-    """Gives every row to its checkpoint, and makes those that are known from rows only."""
-    for (name, step), own in itertools.groupby(sorted(rows, key=_place), key=_place):
+    """Gives every row to its checkpoint, and makes those that are known from rows only.
+
+    The rows take over the checkpoint's `model_id`, which those of earlier versions lack.
+    """
+    rows = sorted(identity.identified(rows), key=_place)
+    for (name, step), own in itertools.groupby(rows, key=_place):
         here = [c for c in checkpoints if (c.name, c.step) == (name, step)]
         by_weights = {c.weights: c for c in here}
         for row in own:
@@ -254,9 +256,11 @@ def _assign(rows: list[Row], checkpoints: list[Checkpoint]) -> None:
             if checkpoint is None and None in by_weights:  # a run without models: trust its name
                 checkpoint = by_weights[weights] = by_weights.pop(None)
             if checkpoint is None:
-                checkpoint = by_weights[weights] = Checkpoint(name, step, row["checkpoint"])
+                about = row["checkpoint"]
+                checkpoint = by_weights[weights] = Checkpoint(name, step, about["model_id"], about)
                 checkpoints.append(checkpoint)
-            checkpoint.rows.append(row)
+            about = row["checkpoint"] | {"model_id": checkpoint.model_id}
+            checkpoint.rows.append(row | {"checkpoint": about})
 
 
 def _place(row: Row) -> tuple[str, int]:

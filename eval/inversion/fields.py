@@ -5,31 +5,29 @@ mean the same by a model, a site or a family of methods.
 """
 
 import os
-import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from eval.errors import RequestError
+from eval.identity import identified
 from eval.inversion.slices import Slice
 from eval.results import Row
 
 FAMILIES = {"descent": "gradient", "adam": "gradient", "sweep": "search", "alternating": "search"}
 """Of methods whose rows do not name their family."""
-ARCHITECTURE = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
-"""Fields of a row's checkpoint; where all are equal, and nothing was done to the models for a
-control, they are seeds of one another."""
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
 
-SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
-"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
-
 
 def recoveries(rows: Iterable[Row]) -> list[Row]:
-    """The rows that recover a prompt, as a directory may hold others; of equal keys the last."""
-    return [row for row in {row["key"]: row for row in rows}.values() if "found" in row]
+    """The rows that recover a prompt, as a directory may hold others; of equal keys the last.
+
+    Each says which model it is about, those of earlier versions too.
+    """
+    kept = [row for row in {row["key"]: row for row in rows}.values() if "found" in row]
+    return identified(kept)
 
 
 def family(row: Row) -> str:
@@ -37,11 +35,9 @@ def family(row: Row) -> str:
     return row.get("family") or FAMILIES.get(row["method"], "other")
 
 
-def architecture(row: Row) -> tuple[Hashable, ...]:
-    """Equal for models that differ in their seed and training step only."""
-    control = row.get("control")
-    fields = [row["checkpoint"].get(field) for field in ARCHITECTURE]
-    return (*map(_frozen, fields), None if control == SHUFFLED else control)
+def model(row: Row) -> str:
+    """Equal for the training steps and seeds of one model (`eval.identity`)."""
+    return row["checkpoint"]["model_id"]
 
 
 def weights(row: Row) -> str:
@@ -111,26 +107,6 @@ def arrived(row: Row) -> bool:
     return bool(row["verdict"]) and "not found" not in row["verdict"]
 
 
-def labels(rows: Iterable[Row]) -> dict[tuple[Hashable, ...], str]:
-    """A name for every architecture, told apart from the others.
-
-    The checkpoints' own name where they share one, its seed left out (`flat-s0`, `flat-s1`);
-    otherwise the mixers and sizes.
-    """
-    named: dict[tuple[Hashable, ...], set[str]] = {}
-    checkpoints = {}
-    for row in rows:
-        key = architecture(row)
-        named.setdefault(key, set()).add(row["checkpoint"]["name"])
-        checkpoints.setdefault(key, row["checkpoint"])
-    found = {key: _common(names) or _sizes(checkpoints[key]) for key, names in named.items()}
-    for label in {label for label in found.values() if list(found.values()).count(label) > 1}:
-        alike = [key for key in found if found[key] == label]
-        for key in alike:
-            found[key] = f"{label} ({_differences(key, alike)})"
-    return found
-
-
 def folder(row: Row) -> str:
     """The directory that holds a row's model directory."""
     return os.path.dirname(os.path.normpath(row["checkpoint"]["path"]))
@@ -147,29 +123,3 @@ def _read(text: str) -> tuple[str, str]:
         return text, ""
     bounds = f"{shown.low or ''}:{'' if shown.high is None else shown.high}"
     return str(replace(shown, low=0, high=None)), bounds
-
-
-def _common(names: set[str]) -> str | None:
-    if len(names) == 1:
-        return next(iter(names))
-    bare = {SEED.sub("", name) for name in names}
-    return bare.pop() if len(bare) == 1 else None
-
-
-def _sizes(checkpoint: dict[str, Any]) -> str:
-    mixers = ", ".join(checkpoint["mixers"])
-    return f"{mixers}, {checkpoint['d_model']} x {checkpoint['n_layers']}"
-
-
-def _differences(key: tuple[Hashable, ...], alike: list[tuple[Hashable, ...]]) -> str:
-    """The values of an architecture that others of the same name do not share."""
-    told = [
-        f"{field} {', '.join(value) if isinstance(value, tuple) else value}"
-        for i, (field, value) in enumerate(zip((*ARCHITECTURE, "control"), key, strict=True))
-        if len({other[i] for other in alike}) > 1
-    ]
-    return ", ".join(told)
-
-
-def _frozen(value: object) -> Hashable:
-    return tuple(value) if isinstance(value, list) else value  # pyright: ignore

@@ -1,7 +1,7 @@
 """Rows summed up: one line per model, training step, site, slice, method and kind of prompt.
 
-Training seeds of one architecture are pooled, and so are prompts and solver seeds; shares carry
-95 % intervals clustered on prompts and training seeds.
+Training seeds of one model (`eval.identity`) are pooled, and so are prompts and solver seeds;
+shares carry 95 % intervals clustered on prompts and training seeds.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -9,14 +9,14 @@ from statistics import fmean, median
 from typing import Any
 
 from eval.errors import RequestError
+from eval.identity import labels
 from eval.inversion.fields import (
     SHUFFLED,
-    architecture,
     arrived,
     family,
     hidden_positions,
-    labels,
     layers,
+    model,
     part,
     prompt,
     recoveries,
@@ -224,7 +224,7 @@ def _cell(row: Row) -> tuple[Hashable, ...]:
 
 def _question(row: Row) -> tuple[Hashable, ...]:
     return (
-        architecture(row),
+        model(row),
         row["checkpoint"]["step"],
         row["checkpoint"]["trained"],
         layers(row),
@@ -237,10 +237,10 @@ def _question(row: Row) -> tuple[Hashable, ...]:
     )
 
 
-def _place(row: Row, names: dict[tuple[Hashable, ...], str]) -> Record:
+def _place(row: Row, names: dict[str, str]) -> Record:
     checkpoint, departs = row["checkpoint"], variation(row)
     return {
-        "model": names[architecture(row)],
+        "model": names[model(row)],
         "mixers": ", ".join(checkpoint["mixers"]),
         **{field: checkpoint[field] for field in ("d_model", "n_layers", "context")},
         "step": checkpoint["step"],

@@ -2,7 +2,7 @@
 
 A row scores up to two questions: its self tokens (their own position is shown) and its non-self
 tokens (it is hidden). Each becomes one `Score`; scores of equal place can then be pooled. Training
-seeds of one architecture are one model.
+seeds of one recipe are one model (`eval.identity`).
 """
 
 from collections import defaultdict
@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from eval.compare.evidence import own_rows
 from eval.errors import RequestError
+from eval.identity import labels
 from eval.inversion.fields import (
-    architecture,
     family,
     folder,
-    labels,
     layers,
+    model,
     part,
     positions,
     recoveries,
@@ -98,7 +98,7 @@ def scores(rows: list[Row]) -> list[Score]:
                 continue
             placed.append(
                 Score(
-                    model=names[architecture(row)],
+                    model=names[model(row)],
                     phase=_phase(row, last[_training(row)]),
                     step=row["checkpoint"]["step"],
                     layer=max(layers(row)),

@@ -1,0 +1,264 @@
+"""Which model a checkpoint is of: what its training steps and its training seeds share.
+
+There is one rule. A checkpoint has a `model_id`: its name without a seed, and a hash of its recipe.
+Checkpoints of one `model_id` are steps and seeds of one model, and may be pooled; all others are
+different models. The recipe is:
+
+- of a model trained here: its configuration, the settings of its run without those of
+  `NOT_RECIPE`, and the hash of its data. The settings are those that `meta.json` records, else
+  those of the run's `config.yaml`. A run that goes on with more steps stays one model, so the
+  number of steps is not in the recipe; one that goes on at another learning rate is another model
+  from there on.
+- of a pretrained model: its weights, as nothing else tells a model from its fine-tuned copy; where
+  its name ends in a seed, its sizes, so that seeds which were published together are pooled.
+- of a checkpoint that is known from rows of earlier versions only, which hold no `model_id`: its
+  sizes (`SIZES`).
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+
+from arch import ModelConfig
+from eval.errors import RequestError
+from eval.files import file_sha256
+from eval.results import Row
+
+SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
+"""The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
+SIZES = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
+"""Fields of a row's checkpoint that say how its model is built."""
+NOT_RECIPE = {
+    "run", "data", "seed", "resume", "precision", "bf16_stream", "compile", "cuda_graphs",
+    "checkpoint_activations", "loss_chunks", "peak_flops", "save_steps", "save_every",
+    "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens", "layout",
+    "loader_workers", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
+    "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
+    "trainer.num_nodes", "trainer.max_steps", "batch.micro",
+}  # fmt: skip
+"""Settings of a run that seeds of one recipe need not share: paths, how often the run is saved and
+looked at, and how a device computes a step."""
+
+Facts = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
+
+
+def recipe(
+    meta: Mapping[str, Any], config: ModelConfig | None, path: Path, weights: Callable[[], str]
+) -> Facts:
+    """What makes a model what it is, all but its seed, by the names of the settings.
+
+    Args:
+        meta: the content of its meta.json.
+        config: of the model; None where it is not known.
+        path: of the model directory, for runs whose meta.json holds no settings.
+        weights: gives the hash of its weights, if that is needed.
+
+    Raises:
+        RequestError: the config.yaml of its run is not YAML.
+    """
+    if "source" in meta and not SEED.search(str(meta.get("name", ""))):
+        return {"weights": weights()}
+    settings = meta["recipe"] if "recipe" in meta else _settings_beside(path)
+    training = {
+        name: value
+        for name, value in _flat(settings).items()
+        if name not in NOT_RECIPE and not name.startswith("model.")
+    }
+    data = meta["data_sha256"] if "data_sha256" in meta else settings.get("data")
+    return (_built(config) if config else {}) | training | {"data": data}
+
+
+def model_id(name: str, facts: Mapping[str, Any]) -> str:
+    """The name without its seed, and a hash of the facts: `flat-small-3f2a91c07d`.
+
+    Fields of the configuration that are as by default are no part of the hash, so that it stays the
+    same when the configuration gets another field.
+    """
+    defaults = _built(ModelConfig())
+    kept = {n: v for n, v in facts.items() if n not in defaults or v != defaults[n]}
+    digest = hashlib.sha256(_text(kept).encode()).hexdigest()[:10]
+    return f"{without_seed(name)}-{digest}"
+
+
+def of_directory(path: Path, meta: Mapping[str, Any], config: ModelConfig) -> tuple[str, Facts]:
+    """The `model_id` of a model directory, and the recipe that it stands for; reads no weights
+    of a model that was trained here.
+
+    Raises:
+        RequestError: the config.yaml of its run is not YAML.
+    """
+    name = str(meta.get("name", path.name))
+    file = path / "model.safetensors"
+    facts = recipe(meta, config, path, lambda: file_sha256(file) if file.is_file() else "")
+    return model_id(name, facts), facts
+
+
+def without_seed(name: str) -> str:
+    """A model's name without its training seed; empty if it is nothing else."""
+    return SEED.sub("", name)
+
+
+def run_settings(run: Path) -> Facts:
+    """The settings of a run directory; empty where it has no config.yaml.
+
+    Raises:
+        RequestError: that is not YAML.
+    """
+    file = run / "config.yaml"
+    try:
+        settings = (yaml.safe_load(file.read_text("utf-8")) if file.is_file() else None) or {}
+        if isinstance(settings, dict):
+            return settings
+    except (yaml.YAMLError, UnicodeDecodeError):
+        pass
+    raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
+
+
+def identified(rows: Iterable[Row]) -> list[Row]:
+    """The rows, each with a `model_id` in its checkpoint; rows of no checkpoint as they are.
+
+    A row of an earlier version holds none. It gets that of a row of the same weights, else that of
+    a row of the same run, so that old and new rows of one model stay together; else one is made of
+    its name and sizes.
+    """
+    rows = list(rows)
+    known: dict[Hashable, str] = {}
+    for row in rows:
+        about = row.get("checkpoint", {})
+        if "model_id" in about:
+            known[_weights(about)] = about["model_id"]
+            if not _is_pretrained(about):
+                known[_line(about)] = about["model_id"]
+    return [_identified(row, known) for row in rows]
+
+
+def labels(rows: Iterable[Row]) -> dict[str, str]:
+    """A label for every model of the rows, told apart from the others, by `model_id`."""
+    models: dict[str, Described] = {}
+    for row in rows:
+        about = row["checkpoint"]
+        digest = about["model_id"].rpartition("-")[2]
+        described = Described(set(), _plain(about["mixers"]), sizes(about), digest)
+        one = models.setdefault(about["model_id"], described)
+        one.names.add(about["name"])
+    return distinct(models)
+
+
+class Described(NamedTuple):
+    """What a label is made of.
+
+    Attributes:
+        names: of the model's checkpoints.
+        mixers: what it is called where its name is a seed and nothing else.
+        facts: of its recipe, or its sizes.
+        otherwise: what tells it from others of the same label and facts.
+    """
+
+    names: set[str]
+    mixers: str
+    facts: Mapping[str, Any]
+    otherwise: str
+
+
+def distinct(models: Mapping[Key, Described]) -> dict[Key, str]:
+    """A label for each model, no two alike.
+
+    The name that its checkpoints share, or theirs without the seed; with the facts that others of
+    the same label do not share; where those do not tell all apart, with what does.
+    """
+    found = {key: _label(one) for key, one in models.items()}
+    for label in {label for label in found.values() if list(found.values()).count(label) > 1}:
+        alike = [key for key in models if found[key] == label]
+        ends = [_differences(models[key], [models[other] for other in alike]) for key in alike]
+        if "" in ends or len(set(ends)) < len(ends):
+            ends = [models[key].otherwise for key in alike]
+        found |= {key: f"{label} ({end})" for key, end in zip(alike, ends, strict=True)}
+    return found
+
+
+def sizes(about: Mapping[str, Any]) -> Facts:
+    """How a row's model is built."""
+    return {field: about.get(field) for field in SIZES}
+
+
+def _built(config: ModelConfig) -> Facts:
+    fields = dataclasses.asdict(config).items()
+    return {f"model.{n}": list(v) if isinstance(v, tuple) else v for n, v in fields}
+
+
+def _flat(settings: Mapping[str, Any]) -> Facts:
+    """Settings by the names of their flags: `optimizer.lr`."""
+    flat: Facts = {}
+    for name, value in settings.items():
+        nested = value if isinstance(value, dict) else None
+        flat |= {f"{name}.{n}": v for n, v in nested.items()} if nested else {name: value}
+    return flat
+
+
+def _settings_beside(path: Path) -> Facts:
+    """The settings of the run that a model directory lies in, `RUN/models/step-000100`."""
+    run = path.resolve().parent.parent
+    inside = (path / "meta.json").is_file() and (run / "metrics.jsonl").is_file()
+    return run_settings(run) if inside else {}
+
+
+def _identified(row: Row, known: Mapping[Hashable, str]) -> Row:
+    about = row.get("checkpoint")
+    if about is None or "model_id" in about:
+        return row
+    of_others = known.get(_weights(about)) or known.get(_line(about))  # the first is the surer
+    return row | {"checkpoint": about | {"model_id": of_others or _by_sizes(about)}}
+
+
+def _by_sizes(about: Mapping[str, Any]) -> str:
+    name = about["name"]
+    if _is_pretrained(about) and not SEED.search(name):
+        return model_id(name, {"weights": about.get("weights_sha256")})
+    return model_id(name, sizes(about))
+
+
+def _is_pretrained(about: Mapping[str, Any]) -> bool:
+    return bool(about.get("trained")) and not about.get("step")
+
+
+def _weights(about: Mapping[str, Any]) -> Hashable:
+    """The name with them: the same weights under a control's name are another model."""
+    return about["name"], about.get("weights_sha256")
+
+
+def _line(about: Mapping[str, Any]) -> Hashable:
+    """One training run: its model directories lie in one folder."""
+    folder = os.path.dirname(os.path.normpath(about.get("path", "")))
+    return about["name"], folder, _text(sizes(about))
+
+
+def _label(model: Described) -> str:
+    if len(model.names) == 1:
+        return next(iter(model.names))
+    return without_seed(next(iter(model.names))) or model.mixers
+
+
+def _differences(model: Described, alike: list[Described]) -> str:
+    """The facts that others of the same label do not share, of those that are known of all."""
+    shared = set.intersection(*(set(other.facts) for other in alike))
+    return ", ".join(
+        f"{name.rpartition('.')[2]} {_plain(value)}"
+        for name, value in model.facts.items()
+        if name in shared and len({_text(other.facts[name]) for other in alike}) > 1
+    )
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
