@@ -266,7 +266,7 @@ def test_pretrained_rows_without_an_id_are_known_by_their_weights() -> None:
 
 def test_old_and_new_rows_of_one_model_stay_together(save: Make, tmp_path: Path) -> None:
     before, after = rows_about(save("flat-s0", step=0))[0], rows_about(save("flat-s0"))[0]
-    again = after | {"key": "again"}
+    again: Row = after | {"key": "again"}
     rows = identified([without_id(before), without_id(after), again])
     assert {row["checkpoint"]["model_id"] for row in rows} == {again["checkpoint"]["model_id"]}
     # with the model directory beside them, the rows are that checkpoint's
