@@ -33,6 +33,9 @@ Mix = Callable[[int, nn.Module, Tensor], Tensor]
 class Circuit:
     """Sites of a frozen model, with parts of its blocks left out if wished.
 
+    The model computes in its own precision. What goes in and comes out is in fp32 at least, so that
+    distances, inverses and descents are, whatever the model's weights.
+
     Args:
         model: in evaluation mode, its parameters without gradient.
         layers: 0 (the embedding itself) to the number of blocks; the features of several are
@@ -107,6 +110,10 @@ class Circuit:
         """`(B, T)` token ids to the site's outputs, without gradient."""
         return self(self.model.embed(tokens))
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`(B, T)` token ids to their embeddings, `(B, T, D)`, in fp32 at least."""
+        return _widened(self.model.embed(tokens))
+
     def prefix(self, tokens: Tensor, state: State | None = None) -> State:
         """The state after P more rows of tokens, `(P, T)`; None is the state of nothing."""
         return self.extend(tokens, state)[1]
@@ -146,9 +153,19 @@ class Circuit:
         return replace(self, model=model)
 
     @cached_property
+    def precision(self) -> torch.dtype:
+        """What the model computes in: the lowest precision of its parameters."""
+        return precision(self.model)
+
+    @cached_property
+    def uncertified(self) -> str | None:
+        """Why no answer can be proved; None where it can."""
+        return uncertified(self.model)
+
+    @cached_property
     def vocabulary(self) -> Tensor:
-        """The embedding matrix, `(V, D)`."""
-        return self.model.embedding.weight.detach()
+        """The embedding matrix, `(V, D)`, in fp32 at least."""
+        return _widened(self.model.embedding.weight.detach())
 
     @cached_property
     def scale(self) -> float:
@@ -232,11 +249,33 @@ def _walk(
         while first < len(circuits) and circuits[first].depth == depth:
             x = x[rows[first] :]
             first += 1
-    return [torch.cat(own, dim=-1) for own in taken]
+    return [_widened(torch.cat(own, dim=-1)) for own in taken]
+
+
+def precision(model: LanguageModel) -> torch.dtype:
+    """The lowest precision of a model's floating-point parameters."""
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+
+def uncertified(model: LanguageModel) -> str | None:
+    """Why no answer about a model can be proved; None where it can.
+
+    Below float32 the rounding floor is so high that wrong tokens lie within it.
+    """
+    kind = precision(model)
+    if torch.finfo(kind).eps <= torch.finfo(torch.float32).eps:
+        return None
+    return f"weights in {str(kind).removeprefix('torch.')}: no certificate below float32"
+
+
+def _widened(x: Tensor) -> Tensor:
+    """In fp32, or as it is if it is no less precise."""
+    return x.float() if torch.finfo(x.dtype).bits < 32 else x
 
 
 def _enter(model: LanguageModel, embeddings: Tensor, start: int) -> Tensor:
     end, context = start + embeddings.shape[1], model.config.context
     if end > context:
         raise RequestError(f"{end} positions are longer than the model's context of {context}")
-    return model.with_positions(embeddings, start)
+    return model.with_positions(embeddings.to(model.embedding.weight.dtype), start)

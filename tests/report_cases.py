@@ -1,5 +1,6 @@
 """Made-up rows of evidence, with as many tokens right as asked for, and a reader of pages."""
 
+import math
 import random
 from collections import Counter
 from html.parser import HTMLParser
@@ -52,6 +53,9 @@ def make_row(
         } if ranks else None  # fmt: skip
 
     floor = 2e-6 * (1 + layer) * rng.uniform(0.6, 1.4)
+    margin = (9.7 if model == "flat" else 0.4) * (1 + layer / 2)
+    margin *= (rng.uniform(1, 3) if exact else 1) * (1.4 if trained else 1)
+    near = floor / 3  # of one position, less than of all of them together
     row = {
         "schema": 1,
         "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
@@ -72,8 +76,8 @@ def make_row(
         "rank": rank, "self": part(rank[hidden:]), "nonself": part(rank[:hidden]),
         "exact": found == truth, "residual": floor / 3 if exact else rng.uniform(1, 5),
         "floor": floor, "at_floor": exact,
-        "margin": (9.7 if model == "flat" else 0.4) * (1 + layer / 2) * rng.uniform(1, 3)
-        * (1.4 if trained else 1) if exact else None,
+        "margin": margin if exact else None, "margin_floor": near if exact else None,
+        "margin_bits": math.log2(margin / near) if exact else None,
         "criterion": rng.random() < 0.7 if method == "descent" else None,
         "verdict": ["recovered" if r == 0 else "not found" for r in rank],
         "collisions": [],

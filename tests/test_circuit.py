@@ -214,8 +214,9 @@ def test_past_the_context(small_model: Make) -> None:
 def test_low_precision_is_near(small_model: Make) -> None:
     circuit, tokens = Circuit(small_model(mixers=("attention",)), 2), some_tokens()
     coarse = circuit.coarse.of_tokens(tokens)
-    assert coarse.dtype == torch.bfloat16
+    assert circuit.coarse.precision == torch.bfloat16
+    assert coarse.dtype == torch.float32
     assert circuit.coarse is circuit.coarse
     assert circuit.of_tokens(tokens).dtype == torch.float32
-    apart = (coarse.float() - circuit.of_tokens(tokens)).norm() / coarse.float().norm()
+    apart = (coarse - circuit.of_tokens(tokens)).norm() / coarse.norm()
     assert apart < 0.03

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def test_invert_writes_rows_and_report_makes_a_page(
     assert all(row["residual"] <= 10 * row["floor"] for row in exact)
     assert all(row["certificate"] and set(row["verdict"]) == {"recovered"} for row in exact)
     swept = [row for row in exact if row["method"] == "sweep"]
-    assert all(10 * row["floor"] < row["margin"] for row in swept)
+    assert all(10 * row["margin_floor"] < row["margin"] for row in swept)
+    bits = [math.log2(row["margin"] / row["margin_floor"]) for row in swept]
+    assert [row["margin_bits"] for row in swept] == pytest.approx(bits)
     for row in rows:
         shown = row["length"] - row["hidden"]
         assert row["observed"] == shown == row["self"]["count"]

@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,29 @@ def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) 
     assert [answer.notes["starts"] for answer in answers] == [2] * 4
     assert found(answers).equal(truth)
     assert all(answer.certificate == "enumerated" for answer in answers)
+
+
+@pytest.mark.parametrize("blurred", [0, 4, 7])
+def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(
+    small_model: Make, blurred: int
+) -> None:
+    """At the first positions nothing tells tokens apart, as if noise hid it; at the others all."""
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 8)
+    problem = pose(circuit, truth, Slice(1))
+    limit = problem.limit.clone()
+    limit[:, :blurred] = 1.0 * problem.target[:, :blurred].norm(dim=-1)
+    problem = replace(problem, limit=limit)
+    answers = alternating(problem, lexicon(circuit), chance(2))
+    several = 0
+    for p, answer in enumerate(answers):
+        assert answer.certificate == "enumerated"
+        vocabulary = torch.arange(len(circuit.vocabulary))[:, None]
+        whole = torch.cat([vocabulary, answer.tokens[1:].expand(len(vocabulary), -1)], dim=1)
+        fitting = vocabulary[problem.of([p]).residual(whole)[1], 0].tolist()
+        assert int(answer.tokens[0]) in fitting
+        assert answer.collisions == ({0: fitting} if len(fitting) > 1 else {})
+        several += len(fitting) > 1
+    assert several == (len(answers) if blurred == 7 else 0)
 
 
 def test_the_last_position_alone(small_model: Make) -> None:

@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
+import torch
 
-from eval.inversion.metrics import extras, is_permuted, margin_bits, set_recall
+from eval.inversion.metrics import extras, is_permuted, nearest_rival, set_recall
 
 
 @pytest.mark.parametrize(
@@ -34,15 +35,28 @@ def test_what_cannot_be_asked_is_none():
     assert is_permuted([1, 9], [1, 2], [0, 1]) is False
 
 
-def test_margin_bits_are_none_without_a_floor_and_never_negative():
-    assert margin_bits(8.0, 1.0) == 3
-    assert margin_bits(0.5, 1.0) == 0
-    for margin, floor in ((None, 1.0), (1.0, 0.0), (1.0, None), (float("nan"), 1.0)):
-        assert margin_bits(margin, floor) is None
+@pytest.mark.parametrize(
+    ("runner_up", "floor", "expected"),
+    [
+        ([8.0], [1.0], (8.0, 1.0, 3.0)),
+        ([8.0, 64.0], [2.0, 32.0], (64.0, 32.0, 1.0)),  # neither the least margin nor any mean
+        ([0.5, 9.0], [1.0, 1.0], (0.5, 1.0, 0.0)),  # never negative
+        ([1.0, 4.0], [0.0, 1.0], (None, None, None)),
+        ([float("nan"), 4.0], [1.0, 1.0], (None, None, None)),
+        ([], [], (None, None, None)),
+        (None, [1.0], (None, None, None)),
+    ],
+)
+def test_nearest_rival_is_the_one_with_the_fewest_floors_at_its_own_position(
+    runner_up, floor, expected
+):
+    given = None if runner_up is None else torch.tensor(runner_up)
+    found = nearest_rival(given, torch.tensor(floor))
+    assert (found["margin"], found["margin_floor"], found["margin_bits"]) == expected
 
 
 def test_extras_are_of_hidden_tokens():
-    found = extras([2, 1, 3, 9], [1, 2, 3, 4], {2, 3}, margin=4.0, floor=1.0)
-    assert found == {"set_recall": 1.0, "permuted": True, "margin_bits": 2.0}
+    found = extras([2, 1, 3, 9], [1, 2, 3, 4], {2, 3})
+    assert found == {"set_recall": 1.0, "permuted": True}
     own = extras([1, 2], [1, 2], {0, 1})
-    assert own == {"set_recall": None, "permuted": None, "margin_bits": None}
+    assert own == {"set_recall": None, "permuted": None}

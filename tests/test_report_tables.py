@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from eval.inversion.summary import summarise
 from eval.report import render_page, summary_table, terminal_table
 from eval.report.evidence import headline, scores
 from eval.report.wording import duration, number, percent
@@ -119,11 +120,18 @@ def test_interval_counts_prompts_not_tokens():
 
 
 def test_margin_of_a_search_that_did_not_arrive_is_left_out():
-    arrived = make_row(method="alternating", margin=8.0)
-    lost = make_row(method="alternating", prompt=1, margin=0.5, verdict=["not found"] * 16)
-    collided = make_row(method="alternating", prompt=2, margin=2.0, verdict=["ambiguous"] * 16)
-    assert {r["margin"] for r in summary_table([arrived, lost])} == {8.0}
-    assert {r["margin"] for r in summary_table([arrived, collided])} == {2.0}
+    def row(margin, bits, prompt=0, **changes):
+        figures = {"margin": margin, "margin_floor": margin / 2**bits, "margin_bits": bits}
+        return make_row(method="alternating", prompt=prompt, **figures, **changes)
+
+    arrived = row(8.0, 3.0)
+    lost = row(0.5, 1.0, 1, verdict=["not found"] * 16)
+    collided = row(20.0, 2.0, 2, verdict=["ambiguous"] * 16)
+    assert {(r["margin"], r["bits"]) for r in summary_table([arrived, lost])} == {(8.0, 3.0)}
+    (table,) = {(r["margin"], r["bits"]) for r in summary_table([arrived, collided])}
+    assert table == (20.0, 2.0)  # the fewest bits, not the smallest distance
+    (record,) = summarise([arrived, collided])
+    assert record["margin_bits"] == 2.0  # the summary and the page agree
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_enumeration_of_two_is_brute_force(mixer: str, exact: bool) -> None:
         assert fit == [tuple(truth[p, :2].tolist())]
         assert not answer.collisions
         if exact:
-            assert answer.certificate == "enumerated"
+            assert answer.certificate == "screened"
             assert 1 <= answer.notes["pairs"] <= V * V
             assert answer.evaluations > 2 * V * V
             if answer.notes["pairs"] > 1:
@@ -73,7 +73,7 @@ def test_two_hidden_tokens_with_a_twin_collide() -> None:
     problem = pose(circuit, truth, Slice(2))
     (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=True)
     assert answer.collisions[1] == sorted({one, twin})
-    assert answer.certificate == "enumerated"
+    assert answer.certificate == "screened"  # bfloat16 ruled the others out, by a measured bound
     fit, _ = all_pairs(problem, truth[0])
     assert fit == sorted([(int(truth[0, 0]), one), (int(truth[0, 0]), twin)])
 
@@ -85,7 +85,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
         shown = Slice.parse("[:, 2:, :3]")
         problem = pose(circuit, truth, shown, noise=noise, generators=chance(1))
         (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=True)
-        assert answer.certificate == "enumerated"
+        assert answer.certificate == "screened"
         fit, _ = all_pairs(problem, answer.tokens)
         assert answer.notes["pairs"] > len(fit)
         for j in range(2):

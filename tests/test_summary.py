@@ -151,12 +151,12 @@ def test_set_recall_and_permutations():
 
 
 def test_margins_of_searches_that_arrived():
-    kind = {"method": "alternating", "floor": 1.0}
-    arrived = make_row(margin=8.0, **kind)
-    near = make_row(margin=4.0, prompt=1, **kind)
-    lost = make_row(margin=1.0, prompt=2, verdict=["not found"] * 16, **kind)
+    kind = {"method": "alternating"}
+    arrived = make_row(margin_bits=3.0, **kind)
+    near = make_row(margin_bits=2.0, prompt=1, **kind)
+    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
     assert only(summarise([arrived, near, lost]))["margin_bits"] == 2
-    shuffled = make_row(margin=1.0, verdict=None, control="shuffled", **kind)
+    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
     assert only(summarise([shuffled]))["margin_bits"] is None
     assert render_page([shuffled])
     assert only(summarise([make_row(method="adam")]))["margin_bits"] is None

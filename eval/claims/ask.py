@@ -7,12 +7,14 @@ another claim had answered already is taken over.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from eval.checkpoints import Checkpoint
+from eval.circuit import uncertified
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, Shelf, Source
@@ -107,6 +109,7 @@ class Asker:
     def __init__(self, results: Results, corpus: str) -> None:
         self.results, self.corpus = results, corpus
         self.settings: dict[tuple[int, str, str], str] = {}
+        self._noted: set[str] = set()
         self._known: dict[str, Row] = {
             row["question"]: row
             for row in read_rows([results.path])
@@ -136,6 +139,13 @@ class Asker:
         self._append(part, rows)
 
     def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
+        reason = uncertified(checkpoint.model)
+        if reason and part.source.name not in self._noted:
+            self._noted.add(part.source.name)
+            print(
+                f"{checkpoint.path}: {reason}; for certificates: --precision float32",
+                file=sys.stderr,
+            )
         prompts = _prompts(part, checkpoint, self.corpus)
         for models, question, own in questions(part, checkpoint, prompts):
             name = models.provenance["name"]

@@ -263,12 +263,12 @@ class _Search:
         """Shown outputs with each of `(n,)` tokens at hidden position j, in batches `(N, S, C)`."""
         circuit = self.circuit.coarse if coarse else self.circuit
         state = circuit.prefix(hidden[:, :j]) if j else None
-        rest = circuit.model.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
+        rest = self.circuit.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
         self.evaluations += len(tokens) * (1 + rest.shape[1])
-        for candidates in circuit.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
+        for candidates in self.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
             tail = rest.expand(len(candidates), -1, -1)
             outputs = circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
-            yield self._shown(outputs.float(), self.k - j)
+            yield self._shown(outputs, self.k - j)
 
     def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
         """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
@@ -288,7 +288,11 @@ class _Search:
         return bool(self.window.residual(torch.cat([hidden, visible], dim=1))[1])
 
     def _finish(self, hidden: Tensor) -> Answer:
-        """All visible tokens under the final hidden ones, and how other hidden ones would fit."""
+        """All visible tokens under the final hidden ones, and how other hidden ones would fit.
+
+        A single hidden token's rivals are tried all, at every visible position that is needed to
+        tell them from it.
+        """
         k, V = self.k, len(self.vocabulary)
         proof = settle(self.problem, self.reader, hidden)
         self.evaluations += int(proof.evaluations)
@@ -310,8 +314,11 @@ class _Search:
             if proved:
                 shown = apart.shape[-1]
                 near = apart[0] * self.unit[0, :shown, 0] <= self.window.limit[0, :shown]
-                same = near.all(dim=-1)
-                collisions = {0: same.nonzero()[:, 0].tolist()} if same.sum() > 1 else {}
+                rivals = near.all(dim=-1).nonzero()
+                if len(rivals) > 1:  # the screen does not tell them apart; later positions may
+                    self.evaluations += len(rivals) * self.problem.length
+                    rivals = self.problem.explaining(rivals, proof.tokens[0])
+                collisions = {0: rivals[:, 0].tolist()} if len(rivals) > 1 else {}
         return Answer(
             tokens=torch.cat([hidden, proof.tokens], dim=1)[0],
             scores=torch.cat([scores, -proof.distances[0]]),

@@ -14,15 +14,15 @@ class Answer:
         tokens: the tokens found, `(T,)`.
         scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
             better.
-        runner_up: distance of the second-best token at each position, `(T,)`; None for methods that
-            do not try all tokens.
+        runner_up: distance of the second-best token at each position shown, `(S,)`; None for
+            methods that do not try all tokens.
         collisions: positions at which several tokens lie within the limit, with those tokens.
         diverged: whether scores are not finite: then the answer and the ranks say nothing.
         criterion: for the published protocol, whether its own test of convergence passed.
         certificate: what proves the answer: "residual" (its outputs are those shown, to rounding),
-            "screened" (and every other choice was tried, or ruled out by less than that: by an
-            additive model, or in bfloat16), or "enumerated" (and every other choice was tried);
-            None for nothing.
+            "screened" (and every other choice was tried, or ruled out by less than that: in
+            bfloat16, or by a bound that was measured), or "enumerated" (and every other choice was
+            tried in full precision); None for nothing.
         steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken, a batch's time shared evenly.

@@ -57,7 +57,7 @@ class Batch:
     @torch.no_grad()
     def solved(self, tokens: Tensor) -> Tensor:
         """Which rows of `(B, T)` tokens explain what is shown, within the limit, `(B,)`."""
-        outputs = self._outputs(self.circuit.model.embed(tokens))
+        outputs = self._outputs(self.circuit.embed(tokens))
         return torch.cat(
             [
                 (problem.distances(output) <= problem.limit).all(dim=-1)

@@ -107,6 +107,16 @@ def arrived(row: Row) -> bool:
     return bool(row["verdict"]) and "not found" not in row["verdict"]
 
 
+def accepted(row: Row) -> bool:
+    """Whether the answer explains the evidence, of a model whose answers can be proved at all."""
+    return bool(row["at_floor"]) and not row.get("uncertified")
+
+
+def margin_bits(row: Row) -> float | None:
+    """The row's `margin_bits`; None where it did not arrive, as nothing is known around it then."""
+    return row.get("margin_bits") if arrived(row) else None
+
+
 def folder(row: Row) -> str:
     """The directory that holds a row's model directory."""
     return os.path.dirname(os.path.normpath(row["checkpoint"]["path"]))

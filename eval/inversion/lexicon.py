@@ -55,7 +55,8 @@ class Lexicon:
         Its embedding as the first block's token mixer reads it, and its output on its own.
         """
         blocks = self.circuit.model.blocks
-        read = blocks[0].norm_token(self.circuit.vocabulary) if len(blocks) else None  # pyright: ignore
+        weight = self.circuit.model.embedding.weight.detach()
+        read = blocks[0].norm_token(weight) if len(blocks) else None  # pyright: ignore
         both = torch.cat([self.first, *([] if read is None else [read])], dim=-1)
         return (both - both.mean(dim=0)) / both.std(dim=0).clamp(min=torch.finfo(both.dtype).tiny)
 

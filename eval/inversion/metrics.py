@@ -72,35 +72,43 @@ def is_permuted(found: list[int], truth: list[int], positions: list[int]) -> boo
     return a != b and sorted(a) == sorted(b)
 
 
-def margin_bits(margin: float | None, floor: float | None) -> float | None:
-    """log2 of margin over floor; 0 where rounding alone could hide the difference.
+def nearest_rival(runner_up: Tensor | None, floor: Tensor) -> dict[str, float | None]:
+    """How near the second-best token comes to the best, at the position where it comes nearest.
 
-    None where either is not known, or not a finite number above 0.
+    Args:
+        runner_up: distance of the second-best token at each position shown, `(S,)`; None for
+            methods that do not try all tokens.
+        floor: distance that rounding alone makes at those positions, `(S,)`.
+
+    Returns:
+        `margin_bits`: the least over positions of log2(distance / floor), 0 where rounding alone
+        could hide the difference; `margin` and `margin_floor`: distance and floor at that position.
+        All None where they are not known, or not finite.
     """
-    if margin is None or not floor or floor <= 0 or not math.isfinite(margin):
-        return None
-    return math.log2(max(margin, floor) / floor)
+    unknown: dict[str, float | None] = dict.fromkeys(("margin", "margin_floor", "margin_bits"))
+    if runner_up is None or not len(runner_up):
+        return unknown
+    ratio = runner_up.double() / floor.double()
+    if not ratio.isfinite().all():
+        return unknown
+    t = int(ratio.argmin())
+    return {
+        "margin": float(runner_up[t]),
+        "margin_floor": float(floor[t]),
+        "margin_bits": math.log2(max(float(ratio[t]), 1.0)),
+    }
 
 
-def extras(
-    found: list[int],
-    truth: list[int],
-    shown: Collection[int],
-    margin: float | None = None,
-    floor: float | None = None,
-) -> dict[str, Any]:
+def extras(found: list[int], truth: list[int], shown: Collection[int]) -> dict[str, Any]:
     """Further figures of a row, ready to be merged into it.
 
     Args:
         found: the tokens found.
         truth: the true ones.
         shown: the positions shown.
-        margin: distance of the nearest wrong answer, where known.
-        floor: distance that rounding alone makes.
     """
     hidden = [t for t in range(len(truth)) if t not in shown]
     return {
         "set_recall": set_recall(found, truth, hidden),
         "permuted": is_permuted(found, truth, hidden),
-        "margin_bits": margin_bits(margin, floor),
     }

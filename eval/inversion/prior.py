@@ -40,7 +40,8 @@ def expected(problem: Problem, lexicon: Lexicon, weight: float = 1.0) -> list[An
         all_scores.append(scores)
         state = problem.circuit.prefix(token, state)
         hidden, after = whole.extend(token, after)
-        prior = model.logits(hidden)[:, -1].log_softmax(dim=-1)
+        logits = model.logits(hidden.to(model.embedding.weight.dtype))[:, -1]
+        prior = logits.to(apart).log_softmax(dim=-1)
     found, scores = torch.cat(tokens, dim=1), torch.stack(all_scores, dim=1)
     return _answers(problem, found, scores, (time.perf_counter() - started) / P)
 

@@ -13,6 +13,8 @@ from eval.inversion.slices import Slice
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 
+TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
+
 WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
 
 
@@ -77,25 +79,39 @@ class Problem:
         distances = self.distances(self.circuit.of_tokens(tokens))
         return distances.norm(dim=-1), (distances <= self.limit).all(dim=-1)
 
+    def explaining(self, hidden: Tensor, visible: Tensor) -> Tensor:
+        """Those of `(N, k)` hidden tokens that lie within the limit at every position shown.
+
+        Args:
+            hidden: choices of the first k tokens of a single prompt.
+            visible: the tokens after them, `(T - k,)`.
+        """
+        if not len(hidden):
+            return hidden
+        batches = hidden.split(max(1, TOGETHER // self.length))
+        whole = [torch.cat([some, visible.expand(len(some), -1)], dim=1) for some in batches]
+        return hidden[torch.cat([self.residual(tokens)[1] for tokens in whole])]
+
 
 class Measured(NamedTuple):
     """A circuit's outputs for some prompts, `(P, T, width)`, and how exact they are.
 
     Attributes:
-        outputs: as computed in one batch.
+        outputs: as computed in one batch, in fp32.
         apart: how they differ when computed in other ways, `(ways, P, T, width)`.
+        precision: that the model computes in.
     """
 
     outputs: Tensor
     apart: Tensor
+    precision: torch.dtype
 
     def floor(self, shown: Slice) -> Tensor:
         """The distance that rounding makes at each position shown, `(P, S)`.
 
-        At least one unit of rounding of the output's own length.
+        At least one unit of the model's rounding, of the output's own length.
         """
-        outputs = shown.select(self.outputs)
-        rounding = torch.finfo(outputs.dtype).eps * outputs.norm(dim=-1)
+        rounding = torch.finfo(self.precision).eps * shown.select(self.outputs).norm(dim=-1)
         apart = torch.stack([shown.select(way).norm(dim=-1) for way in self.apart]).amax(dim=0)
         return torch.maximum(apart, rounding)
 
@@ -119,7 +135,7 @@ def measure(circuit: Circuit, tokens: Tensor) -> Measured:
         raise RequestError(
             f"layer {_first_broken(circuit, tokens)} gives numbers that are not finite"
         )
-    measured = Measured(outputs, _apart(circuit, tokens, outputs))
+    measured = Measured(outputs, _apart(circuit, tokens, outputs), circuit.precision)
     if circuit.causal:
         _check_causal(circuit, tokens, measured)
     return measured
@@ -174,7 +190,7 @@ def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
     if circuit.causal:
         stepped, state = [], None
         for t in range(T):
-            candidates = circuit.model.embed(tokens[:, t].repeat_interleave(64))[:, None]
+            candidates = circuit.embed(tokens[:, t].repeat_interleave(64))[:, None]
             stepped.append(circuit.step(candidates, state)[::64])
             state = circuit.prefix(tokens[:, t : t + 1], state)
         ways.append(torch.cat(stepped, dim=1))
@@ -191,7 +207,7 @@ def _check_causal(circuit: Circuit, tokens: Tensor, measured: Measured) -> None:
     first = Slice(0, half)
     moved = (circuit.of_tokens(other) - measured.outputs)[:, :half].norm(dim=-1)
     # steps cannot see what comes after, so how they differ would excuse what is looked for here
-    whole = Measured(measured.outputs, measured.apart[:WHOLE])
+    whole = measured._replace(apart=measured.apart[:WHOLE])
     if (moved > ACCEPT * whole.floor(first)).any():
         raise RequestError(
             f"layer {circuit.depth} is not causal: tokens after position {half} change outputs "

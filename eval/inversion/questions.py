@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from eval.checkpoints import Checkpoint
-from eval.circuit import Circuit
+from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
 from eval.inversion.methods import Method
 from eval.inversion.slices import Slice
@@ -191,6 +191,11 @@ def plan(
     # a model to compare with is compared as it is
     controls = (None, "shuffled") if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
+        if method.name == "enumerate" and (reason := uncertified(checkpoint.model)):
+            raise RequestError(
+                f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
+                "model in float32, or ask alternating"
+            )
         groups: dict[Any, list[Cell]] = {}
         gradient = method.family == "gradient"
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):

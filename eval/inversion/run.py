@@ -12,7 +12,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.decode import restrict
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.metrics import extras, ranks, tally, verdicts
+from eval.inversion.metrics import extras, nearest_rival, ranks, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
 from eval.inversion.sweep import sweep_layers
@@ -110,7 +110,7 @@ class Runner:
         rows = [numbers[cell.prompt] for cell in cells]
         if first.control == SHUFFLED:
             rows = [(row + 1) % len(numbers) for row in rows]
-        own = Measured(measured.outputs[rows], measured.apart[:, rows])
+        own = measured._replace(outputs=measured.outputs[rows], apart=measured.apart[:, rows])
         circuit = self._circuit(first.site)
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
@@ -159,8 +159,8 @@ def _row(
     answer.tokens, answer.scores = answer.tokens[:real].cpu(), answer.scores[:real].cpu()
     seen = {t for t in shown if t < real}
     rank, found = ranks(answer, truth), answer.tokens.tolist()
-    floor = float(problem.floor[p].norm())
-    margin = None if answer.runner_up is None else float(answer.runner_up.min())
+    floor = problem.floor[p, : len(seen)]
+    runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
     return {
         "key": job.key(cell),
         "checkpoint": checkpoint.provenance,
@@ -187,14 +187,15 @@ def _row(
         "self": tally(rank, [t for t in range(real) if t in seen]),
         "nonself": tally(rank, [t for t in range(real) if t not in seen]),
         "exact": found == tokens,
-        **extras(found, tokens, seen, margin, floor),
+        **extras(found, tokens, seen),
         "residual": residual,
-        "floor": floor,
-        "margin": margin,
+        "floor": float(problem.floor[p].norm()),
+        **nearest_rival(runner_up, floor),
         "at_floor": within,
         "diverged": answer.diverged,
         "criterion": answer.criterion,
-        "certificate": answer.certificate if within else None,
+        "certificate": answer.certificate if within and not problem.circuit.uncertified else None,
+        "uncertified": problem.circuit.uncertified,
         "verdict": verdicts(answer, truth, within),
         "collisions": [
             {"position": t, "tokens": checkpoint.pieces(same[:SHOWN_COLLISIONS])}

@@ -43,7 +43,7 @@ def snap(
     first = adam(batch, chance, steps=steps)
     tokens = torch.stack([answer.tokens for answer in first])
     start = scaled_start(batch, chance)
-    start[:, k:] = problem.circuit.model.embed(tokens[:, k:])
+    start[:, k:] = problem.circuit.embed(tokens[:, k:])
     free = (torch.arange(problem.length, device=tokens.device) < k).expand(tokens.shape)
     second = adam(batch, chance, steps=resolve, start=start, free=free.to(start), decode="normed")
     answers = []

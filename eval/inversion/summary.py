@@ -12,10 +12,11 @@ from eval.errors import RequestError
 from eval.identity import labels
 from eval.inversion.fields import (
     SHUFFLED,
-    arrived,
+    accepted,
     family,
     hidden_positions,
     layers,
+    margin_bits,
     model,
     part,
     prompt,
@@ -23,7 +24,7 @@ from eval.inversion.fields import (
     variation,
     weights,
 )
-from eval.inversion.metrics import margin_bits, set_recall
+from eval.inversion.metrics import set_recall
 from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, join, shares
 from eval.results import Row
 from eval.statistics import Interval, exact_share, share
@@ -104,9 +105,10 @@ def figures(rows: list[Row]) -> Record:
     - `criterion`: share of rows that pass the published protocol's own test; crossed with
       finding the whole prompt: `criterion_exact`, `criterion_wrong`, `failed_exact`,
       `failed_wrong` (counts).
-    - `residual_floors`: median of residual over floor; `margin_bits`: the smallest margin, as
-      log2 of margin over floor, of searches that arrived.
-    - `at_floor`: rows whose answer explains the evidence to within rounding; `enumerated`: rows
+    - `residual_floors`: median of residual over floor; `margin_bits`: the smallest of the
+      rows whose search arrived.
+    - `at_floor`: rows whose answer explains the evidence to within rounding, of models in float32
+      (below it, wrong answers do too); `enumerated`: rows
       that tried every input there is, without those that screened most of them;
       `false_accepts`: rows at the floor that are wrong at a position that the evidence depends on,
       and do not name the truth as one of several that fit; `tokens_accepted`: tokens of rows at
@@ -124,8 +126,7 @@ def figures(rows: list[Row]) -> Record:
     found |= _interval("exact", exact_share([row["exact"] for row in rows], prompts, models))
     hidden = [(row, sorted(hidden_positions(row))) for row in rows]
     recalls = [set_recall(row["found"], row["truth"], places) for row, places in hidden]
-    margins = [margin_bits(row["margin"], row["floor"]) for row in rows if arrived(row)]
-    accepted = [row for row in rows if row["at_floor"]]
+    at_floor = [row for row in rows if accepted(row)]
     return (
         found
         | {
@@ -137,11 +138,11 @@ def figures(rows: list[Row]) -> Record:
             "residual_floors": _over(
                 median, [row["residual"] / row["floor"] if row["floor"] else None for row in rows]
             ),
-            "margin_bits": _over(min, margins),
-            "at_floor": len(accepted),
+            "margin_bits": _over(min, map(margin_bits, rows)),
+            "at_floor": len(at_floor),
             "enumerated": sum(row.get("certificate") == "enumerated" for row in rows),
-            "false_accepts": sum(is_false_accept(row) for row in accepted),
-            "tokens_accepted": sum(row["length"] for row in accepted),
+            "false_accepts": sum(map(is_false_accept, rows)),
+            "tokens_accepted": sum(row["length"] for row in at_floor),
             "evaluations": median(row["evaluations"] for row in rows),
             "seconds": median(row["seconds"] for row in rows),
             "steps_to_solve": _over(median, [row.get("steps_to_solve") for row in rows]),
@@ -160,7 +161,7 @@ def is_false_accept(row: Row) -> bool:
     Positions after the last one shown leave no trace in what is shown, so they are not counted; nor
     is a target that belongs to another prompt, of which the truth is no explanation.
     """
-    if not row["at_floor"] or row["exact"] or row.get("control") == SHUFFLED:
+    if not accepted(row) or row["exact"] or row.get("control") == SHUFFLED:
         return False
     shown = set(range(row["length"])) - hidden_positions(row)
     last = row["length"] - 1 if row.get("padded") else max(shown, default=-1)

@@ -49,7 +49,7 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
     found, distances = [], []
 
     def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
-        outputs = circuit.step(x[:, None], state)[:, 0].float().split(D, dim=1)
+        outputs = circuit.step(x[:, None], state)[:, 0].split(D, dim=1)
         return [
             _distances(problem, t, _join([outputs[i] for i in place]), P)
             for problem, place in zip(problems, places, strict=True)
@@ -60,7 +60,7 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
         first, prefix = (whole.coarse, rough) if coarse else (whole, state)
         batches = [
             look(first, candidates.repeat(prefixes, 1), prefix, t, prefixes)
-            for candidates in first.vocabulary.split(max(1, BATCH // prefixes))
+            for candidates in whole.vocabulary.split(max(1, BATCH // prefixes))
         ]
         each = [torch.cat(parts, dim=1) for parts in zip(*batches, strict=True)]
         if coarse:
@@ -148,7 +148,7 @@ def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
 
 def try_some(problem: Problem, t: int, state: State | None, tokens: Tensor) -> Tensor:
     """As `try_all`, of a few tokens `(n,)` after one prompt's prefix: `(1, n)`."""
-    return _try(problem, t, state, problem.circuit.model.embed(tokens), 1)
+    return _try(problem, t, state, problem.circuit.embed(tokens), 1)
 
 
 def _try(problem: Problem, t: int, state: State | None, x: Tensor, prefixes: int) -> Tensor:

@@ -40,7 +40,7 @@ def basin(
         radii: distances in units of each token's embedding.
         seed: of the directions.
     """
-    truth = circuit.model.embed(tokens)
+    truth = circuit.embed(tokens)
     noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed)).to(truth)
     direction = noise / noise.norm(dim=-1, keepdim=True) * truth.norm(dim=-1, keepdim=True)
     return [Basin(r, solve(truth + r * direction) == tokens) for r in radii]

@@ -97,11 +97,11 @@ def recovery_by_channels(placed: list[Score]) -> list[Panel]:
 
 def margins(placed: list[Score]) -> list[Panel]:
     """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
-    records = [r for r in layer_records(placed) if r["column"] == "exact" and r["bits"] is not None]
+    records = [r for r in layer_records(placed) if r["column"] == "exact" and r["margin_floor"]]
     if not records:
         return []
-    low = math.floor(math.log10(min(r["floor"] for r in records)))
-    high = math.ceil(math.log10(max(max(r["margin"], r["floor"]) for r in records)))
+    low = math.floor(math.log10(min(r["margin_floor"] for r in records)))
+    high = math.ceil(math.log10(max(max(r["margin"], r["margin_floor"]) for r in records)))
     powers = (low, max(high, low + 1))
     panels = []
     for model, title, cells in _panels(records):
@@ -187,9 +187,10 @@ def _counted(record: Record) -> str:
 def _margin(record: Record) -> Bar:
     title = (
         f"layer {record['layer']}, {record['phase']} training: "
-        f"nearest wrong answer {number(record['margin'])}, floor {number(record['floor'])}, "
+        f"nearest wrong answer {number(record['margin'])}, floor {number(record['margin_floor'])}, "
         f"{record['bits']:.1f} bits apart, {_counted(record)}"
     )
-    high = max(record["margin"], record["floor"])
+    floor = record["margin_floor"]
+    high = max(record["margin"], floor)
     hollow = record["phase"] == BEFORE
-    return Bar(record["layer"], record["floor"], high, f"{record['bits']:.0f}", hollow, title)
+    return Bar(record["layer"], floor, high, f"{record['bits']:.0f}", hollow, title)

@@ -52,12 +52,12 @@ def losses_of(batch: Batch, guesses: Tensor, objective: Objective) -> Tensor:
     rows = torch.arange(B, device=guesses.device).repeat_interleave(N)
     flat, losses = guesses.flatten(0, 1), []
     for part in torch.arange(B * N, device=guesses.device).split(max(1, TOKENS // T)):
-        embeddings = batch.circuit.model.embed(flat[part])
+        embeddings = batch.circuit.embed(flat[part])
         losses.append(batch.of(rows[part]).losses(embeddings, objective))
     return torch.cat(losses).view(B, N)
 
 
 def gradient_at(batch: Batch, tokens: Tensor, objective: Objective) -> Tensor:
     """The loss's gradient at tokens' embeddings, `(B, T) -> (B, T, D)`."""
-    x = batch.circuit.model.embed(tokens)
+    x = batch.circuit.embed(tokens)
     return with_gradient(lambda x: batch.losses(x, objective), x)[1]

@@ -84,7 +84,7 @@ class _Descent(Solver):
         self.variable, self.objective = variable, by_name(objective)
         W = batch.circuit.vocabulary
         self.x = normal(chance, (batch.length, width(variable, W)), W)
-        true = batch.circuit.model.embed(truth)
+        true = batch.circuit.embed(truth)
         with torch.no_grad():
             shifted = true + SHIFT * normal(chance, true.shape[1:], true)
             self.bar = batch.losses(shifted, self.objective)
