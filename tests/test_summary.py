@@ -151,7 +151,7 @@ def test_set_recall_and_permutations():
 
 
 def test_margins_of_searches_that_arrived():
-    kind = {"method": "alternating"}
+    kind: dict = {"method": "alternating"}
     arrived = make_row(margin_bits=3.0, **kind)
     near = make_row(margin_bits=2.0, prompt=1, **kind)
     lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
