@@ -3,7 +3,7 @@
 from arch.config import ModelConfig
 from arch.cost import Cost
 from arch.describe import Description, describe
-from arch.directory import LoadedModel, load_model, save_model
+from arch.directory import LoadedModel, check_model, load_model, save_model
 from arch.errors import ModelError
 from arch.files import write_directory
 from arch.generate import generate
@@ -24,6 +24,7 @@ __all__ = [
     "ModelError",
     "State",
     "TokenMixer",
+    "check_model",
     "count_parameters",
     "describe",
     "embedding_scale",

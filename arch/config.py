@@ -42,6 +42,9 @@ class ModelConfig:
     """Column of the initialisation table."""
     embedding_std: float | None = None
     """Standard deviation of the initial embedding; the table's own when not given."""
+    vocab_multiple: int = 1
+    """Multiple to which rows are added to the embedding and the head, that no token has: 64 suits
+    a GPU's products. They are there in training only; a model that is loaded lacks them."""
 
     def __post_init__(self) -> None:
         """Checks every field; `mixers` may come as a list."""
@@ -50,7 +53,7 @@ class ModelConfig:
         if not isinstance(self.mixers, list | tuple) or not self.mixers:
             raise ModelError(f"mixers is {self.mixers!r}; give a list, for example [flat]")
         object.__setattr__(self, "mixers", tuple(self.mixers))
-        for name in ("vocab_size", "context", "d_model", "n_layers"):
+        for name in ("vocab_size", "vocab_multiple", "context", "d_model", "n_layers"):
             check_count(name, getattr(self, name))
         if self.d_ff is not None:
             check_count("d_ff", self.d_ff)
@@ -64,6 +67,11 @@ class ModelConfig:
         _above("norm_eps", self.norm_eps)
         if self.embedding_std is not None:
             _above("embedding_std", self.embedding_std)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head: `vocab_size`, and what `vocab_multiple` adds."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def hidden_width(self) -> int:

@@ -120,7 +120,7 @@ def total_cost(model: LanguageModel, length: int | None = None) -> Cost:
 
 
 def _parts(model: LanguageModel, config: ModelConfig, length: int) -> list[Part]:
-    D, V = config.d_model, config.vocab_size
+    D, V = config.d_model, config.vocab_rows
     parts = [Part("embedding", "embedding", {"weight": (V, D)}, Cost(V * D))]
     for i, block in enumerate(cast(Iterable[Block], model.blocks)):
         mixer = config.mixers[i % len(config.mixers)]

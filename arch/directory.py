@@ -18,7 +18,7 @@ from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.model import LanguageModel
-from arch.weights import build_model, read_weights, weights_of
+from arch.weights import build_model, check_weights, drop_padding, read_weights, weights_of
 
 SCHEMA = 1
 FILES = ("model.safetensors", "config.json", "tokenizer.json", "meta.json")
@@ -78,11 +78,33 @@ def save_model(
 def load_model(directory: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
     """Reads a model directory in evaluation mode, checking that its files belong together.
 
+    Rows of the embedding and the head that no token has are left out (`vocab_multiple`).
+
     Raises:
         ModelError: no such directory, not a model directory, a tokenizer of another vocabulary or
-            another hash, weights that do not fit the configuration.
+            another hash, weights that are cut short or do not fit the configuration.
     """
     directory = Path(directory)
+    config, tokenizer_json, meta = _read_all_but_weights(directory)
+    weights = read_weights(directory / "model.safetensors")
+    model = drop_padding(build_model(config, weights, str(directory)), config.vocab_size)
+    return LoadedModel(model.to(device), model.config, tokenizer_json, meta, directory)
+
+
+def check_model(directory: str | Path) -> ModelConfig:
+    """The configuration of a model directory, checked like `load_model` without reading weights.
+
+    Raises:
+        ModelError: as there.
+    """
+    directory = Path(directory)
+    config, *_ = _read_all_but_weights(directory)
+    check_weights(directory / "model.safetensors", config, str(directory))
+    return config
+
+
+def _read_all_but_weights(directory: Path) -> tuple[ModelConfig, str, dict[str, Any]]:
+    """Configuration, tokenizer and meta data, which belong together."""
     if not directory.is_dir():
         raise ModelError(f"{directory}: no such model directory")
     missing = [name for name in FILES if not (directory / name).is_file()]
@@ -97,30 +119,33 @@ def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Loa
             f"{directory / 'meta.json'} has schema {meta.get('schema')!r}; allowed: {SCHEMA}"
         )
     tokenizer_json = read_text(directory / "tokenizer.json")
-    check_vocabulary(directory / "tokenizer.json", tokenizer_json, config.vocab_size)
+    size = vocabulary(directory / "tokenizer.json", tokenizer_json)
+    if size != config.vocab_size:
+        raise other_vocabulary(directory / "tokenizer.json", size, config.vocab_size)
     _check_hash(directory / "tokenizer.json", tokenizer_json, meta)
-    weights = read_weights(directory / "model.safetensors")
-    model = build_model(config, weights, str(directory))
-    return LoadedModel(model.to(device), config, tokenizer_json, meta, directory)
+    return config, tokenizer_json, meta
 
 
-def check_vocabulary(path: Path, tokenizer_json: str, vocab_size: int) -> None:
-    """Whether a `tokenizer.json` has one entry for each row of the embedding.
+def vocabulary(path: Path, tokenizer_json: str) -> int:
+    """How many entries a `tokenizer.json` has.
 
     Raises:
-        ModelError: it has not, or is no tokenizer.
+        ModelError: it is no tokenizer.
     """
     try:
         tokenizer = json.loads(tokenizer_json)
         added = {entry["content"] for entry in tokenizer["added_tokens"]}
-        size = len(added | set(tokenizer["model"]["vocab"]))
+        return len(added | set(tokenizer["model"]["vocab"]))
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ModelError(f"{path} is not a tokenizer file") from None
-    if size != vocab_size:
-        raise ModelError(
-            f"{path} has {size} entries, the model has {vocab_size}; "
-            "use the tokenizer that the model was trained with"
-        )
+
+
+def other_vocabulary(path: Path, size: int, vocab_size: int) -> ModelError:
+    """The line for a tokenizer of `size` entries beside a model of `vocab_size` tokens."""
+    return ModelError(
+        f"{path} has {size} entries, the model has {vocab_size}; "
+        "use the tokenizer that the model was trained with"
+    )
 
 
 def _check_hash(path: Path, tokenizer_json: str, meta: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         D = config.d_model
-        self.embedding = nn.Embedding(config.vocab_size, D)
+        self.embedding = nn.Embedding(config.vocab_rows, D)
         self.blocks = nn.ModuleList(
             Block(
                 _norm(config),
@@ -87,7 +87,7 @@ class LanguageModel(nn.Module):
             for i in range(config.n_layers)
         )
         self.norm = _norm(config) if config.final_norm else nn.Identity()
-        self.head = nn.Linear(D, config.vocab_size, bias=False)
+        self.head = nn.Linear(D, config.vocab_rows, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
         initialise(self, config)
@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last block's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
-        return self.head(self.norm(hidden))
+        return self.head(self.norm(hidden))[..., : self.config.vocab_size]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids `(B, T)` to next-token logits `(B, T, V)`."""

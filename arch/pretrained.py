@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from arch.config import ModelConfig
@@ -22,6 +23,7 @@ from arch.directory import LoadedModel
 from arch.errors import ModelError
 from arch.families import anatomy, check_family
 from arch.model import LanguageModel
+from arch.weights import drop_padding
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,12 @@ def load_pretrained(
     try:
         found, _ = PreTrainedConfig.get_config_dict(name)
         check_family(found.get("model_type"))
-        tokenizer_json = _tokenizer_json(name)
+        tokenizer = _tokenizer(name)
         model = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from None
-    wrapped = PretrainedModel(model)
+    # Ids may have gaps, but none is beyond the last token's.
+    wrapped = drop_padding(PretrainedModel(model), 1 + max(tokenizer.get_vocab().values()))
     meta = {
         "name": Path(name).name,
         "source": "transformers",
@@ -102,7 +105,7 @@ def load_pretrained(
         "precision": "8 bit" if eight_bit else str(dtype).removeprefix("torch."),
     }
     wrapped = wrapped if eight_bit else wrapped.to(device)
-    return LoadedModel(wrapped, wrapped.config, tokenizer_json, meta, Path(name))
+    return LoadedModel(wrapped, wrapped.config, tokenizer.to_str(), meta, Path(name))
 
 
 def _eight_bit_options(device: str | torch.device) -> dict[str, Any]:
@@ -119,10 +122,10 @@ def _eight_bit_options(device: str | torch.device) -> dict[str, Any]:
     }
 
 
-def _tokenizer_json(name: str) -> str:
+def _tokenizer(name: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name)
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a tokenizer.json")
-    return tokenizer.backend_tokenizer.to_str()
+    return tokenizer.backend_tokenizer

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from arch.channel import SwiGLU
 from arch.config import ModelConfig
-from arch.directory import LoadedModel, check_vocabulary
+from arch.directory import LoadedModel, other_vocabulary, vocabulary
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.mixers.attention import Attention
 from arch.model import LanguageModel
-from arch.weights import build_model, read_weights, renamed, weights_of
+from arch.weights import build_model, drop_padding, read_weights, renamed, weights_of
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
+
+MULTIPLES = (1, 64, 128, 256, 512)
+"""What the rows of an embedding are commonly padded to."""
 
 _NAMES = {  # ours and theirs, see renamed
     "embedding": "model.embed_tokens",
@@ -87,6 +90,9 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
 def import_transformers(directory: str | Path) -> LoadedModel:
     """Reads a Llama in the layout of transformers; `save_model` makes it a model directory.
 
+    An embedding may have more rows than the tokenizer has entries, up to the next of `MULTIPLES`;
+    the rows that no token has are left out.
+
     Raises:
         ModelError: not such a directory, not a Llama, a Llama with what ours has not (scaled
             rotation, another activation or head width), or a tokenizer of another size.
@@ -98,16 +104,18 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
     config = _our_config(read_json(directory / "config.json"), directory)
     tokenizer_json = read_text(directory / "tokenizer.json")
-    check_vocabulary(directory / "tokenizer.json", tokenizer_json, config.vocab_size)
+    size = vocabulary(directory / "tokenizer.json", tokenizer_json)
+    if config.vocab_size not in {-(-size // multiple) * multiple for multiple in MULTIPLES}:
+        raise other_vocabulary(directory / "tokenizer.json", size, config.vocab_size)
     ours = {theirs: name for name, theirs in _NAMES.items()}
     weights = {
         renamed(name, ours): tensor
         for name, tensor in _read_shards(directory).items()
         if not name.endswith("rotary_emb.inv_freq")  # old files hold what can be computed
     }
-    model = build_model(config, weights, str(directory))
+    model = drop_padding(build_model(config, weights, str(directory)), size)
     meta = {"name": directory.name, "source": "transformers"}
-    return LoadedModel(model, config, tokenizer_json, meta, directory)
+    return LoadedModel(model, model.config, tokenizer_json, meta, directory)
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:
@@ -130,7 +138,7 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": config.vocab_size,
+        "vocab_size": config.vocab_rows,
         "hidden_size": config.d_model,
         "intermediate_size": config.hidden_width,
         "num_hidden_layers": config.n_layers,

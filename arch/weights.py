@@ -1,12 +1,14 @@
 """Weights in and out of a model: triangles zero above the diagonal, a tied head held once."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
@@ -38,25 +40,56 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     """
     with torch.random.fork_rng(devices=[]):  # the initial weights are replaced: draw for nobody
         model = LanguageModel(config)
-    expected = model.state_dict()
-    if config.tied and "embedding.weight" in weights:
+    _check_shapes(model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, source)
+    if config.tied:
         weights = {**weights, "head.weight": weights["embedding.weight"]}
-    wrong = [f"no {name}" for name in sorted(expected.keys() - weights.keys())]
-    wrong += [f"unknown {name}" for name in sorted(weights.keys() - expected.keys())]
-    wrong += [
-        f"{name} is {tuple(weights[name].shape)}, the configuration says {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in weights and weights[name].shape != tensor.shape
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise ModelError(
-            f"{source}: the weights do not fit the configuration: {'; '.join(wrong[:3])}{more}"
-        )
     model.load_state_dict({**weights, **_lower(model, weights)}, assign=True)
     if config.tied:
         model.head.weight = model.embedding.weight
     return model.eval()
+
+
+def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
+    """Takes the rows that no token has from the embedding and the head, in place.
+
+    Readers of the model then list tokens alone: no search may answer with an id beyond them, and
+    none is drawn. The probabilities of the tokens sum to one.
+
+    Args:
+        model: any; one without such rows stays as it is.
+        size: how many tokens there are.
+    """
+    rows = model.embedding.num_embeddings
+    model.config = dataclasses.replace(
+        model.config, vocab_size=min(size, model.config.vocab_size), vocab_multiple=1
+    )
+    if rows <= size:
+        return model
+    tied = model.head.weight is model.embedding.weight
+    _cut(model.embedding, "weight", size)
+    _cut(model.head, "weight", size)
+    if getattr(model.head, "bias", None) is not None:
+        _cut(model.head, "bias", size)
+    if tied:
+        model.head.weight = model.embedding.weight
+    model.embedding.num_embeddings = model.head.out_features = size
+    return model
+
+
+def check_weights(path: Path, config: ModelConfig, source: str) -> None:
+    """Whether a safetensors file is whole and holds what `config` builds; reads its header alone.
+
+    Raises:
+        ModelError: missing, cut short, another kind of file, or other names or shapes.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    with FakeTensorMode():
+        model = LanguageModel(config)
+    _check_shapes(model, shapes, source)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -82,6 +115,31 @@ def renamed(name: str, names: dict[str, str]) -> str:
     module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
     found = f"{names.get(module, module)}.{parameter}"
     return found.replace("#", number[0]) if number else found
+
+
+def _check_shapes(model: LanguageModel, shapes: dict[str, tuple[int, ...]], source: str) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model.config.tied:
+        shapes = {k: shape for k, shape in shapes.items() if k != "head.weight"}
+        del expected["head.weight"]
+    wrong = [f"no {name}" for name in sorted(expected.keys() - shapes.keys())]
+    wrong += [f"unknown {name}" for name in sorted(shapes.keys() - expected.keys())]
+    wrong += [
+        f"{name} is {shapes[name]}, the configuration says {shape}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise ModelError(
+            f"{source}: the weights do not fit the configuration: {'; '.join(wrong[:3])}{more}"
+        )
+
+
+def _cut(module: nn.Module, name: str, rows: int) -> None:
+    parameter = getattr(module, name)
+    cut = parameter.detach()[:rows].clone()
+    setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
 def _lower(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:

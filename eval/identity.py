@@ -41,7 +41,7 @@ NOT_RECIPE = {
     "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens", "layout",
     "loader_workers", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
     "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
-    "trainer.num_nodes", "trainer.max_steps", "batch.micro",
+    "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
 }  # fmt: skip
 """Settings of a run that seeds of one recipe need not share: paths, how often the run is saved and
 looked at, and how a device computes a step."""
@@ -190,8 +190,12 @@ def sizes(about: Mapping[str, Any]) -> Facts:
 
 
 def _built(config: ModelConfig) -> Facts:
-    fields = dataclasses.asdict(config).items()
-    return {f"model.{n}": list(v) if isinstance(v, tuple) else v for n, v in fields}
+    fields = {f"model.{name}": value for name, value in dataclasses.asdict(config).items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in fields.items()
+        if name not in NOT_RECIPE  # a model that is loaded lacks the rows of vocab_multiple
+    }
 
 
 def _flat(settings: Mapping[str, Any]) -> Facts:

@@ -95,6 +95,7 @@ def test_a_mixer_that_does_not_fit_the_model_says_so(entry, message):
     ("settings", "message"),
     [
         ({"vocab_size": 0}, "vocab_size is 0; it must be a whole number of at least 1"),
+        ({"vocab_multiple": 0}, "vocab_multiple is 0; it must be a whole number of at least 1"),
         ({"context": 1.5}, "context is 1.5; it must be a whole number of at least 1"),
         ({"d_model": "8"}, "d_model is '8'; it must be a whole number of at least 1"),
         ({"n_layers": True}, "n_layers is True; it must be a whole number of at least 1"),

@@ -101,6 +101,7 @@ def test_the_formulas_are_those_of_the_documentation(entry):
         {"mixers": ("flat", "attention(heads=2)+toeplitz")},
         {"mixers": ("expanded",), "tied": True, "norm": "rmsnorm", "channel_mixer": "swiglu"},
         {"mixers": ("softmax",), "final_norm": False, "channel_mixer": "gelu(bias=false)"},
+        {"mixers": ("flat",), "vocab_multiple": 64},
     ],
 )
 def test_a_description_adds_up_to_the_model(settings):

@@ -86,6 +86,24 @@ def test_a_tied_head_is_saved_once(tmp_path):
     assert model.head.weight is model.embedding.weight
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_no_token_has_are_trained_with_and_not_loaded(tmp_path, tied):
+    model = small_model("flat", vocab_multiple=64, tied=tied)
+    assert model.embedding.num_embeddings == model.head.out_features == 64
+    assert model(random_tokens(model)).shape[-1] == 11
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    assert load_file(tmp_path / "m" / "model.safetensors")["embedding.weight"].shape == (64, 8)
+    loaded = load_model(tmp_path / "m")
+    assert (loaded.config.vocab_size, loaded.config.vocab_rows) == (11, 11)
+    assert loaded.config is loaded.model.config
+    assert loaded.model.embedding.weight.shape == loaded.model.head.weight.shape == (11, 8)
+    assert (loaded.model.head.weight is loaded.model.embedding.weight) == tied
+    tokens = random_tokens(model)
+    torch.testing.assert_close(loaded.model(tokens), model(tokens))
+    save_model(tmp_path / "again", loaded.model, tokenizer_json(), {})
+    assert torch.equal(load_model(tmp_path / "again").model(tokens), loaded.model(tokens))
+
+
 def test_loading_draws_no_random_number(directory):
     before = torch.get_rng_state()
     load_model(directory)

@@ -109,3 +109,12 @@ def test_prompts_that_are_none_or_too_long_say_so():
         generate(model, torch.zeros(1, 0, dtype=torch.long), 3)
     with pytest.raises(ModelError, match="13 positions are longer than the model's context of 12"):
         generate(model, torch.zeros(1, 13, dtype=torch.long), 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_row_without_a_token_is_drawn(temperature):
+    model = small_model("flat", vocab_multiple=64)
+    with torch.no_grad():
+        model.head.weight[11:] = 1000 * model.head.weight[:53].sign()
+    tokens = generate(model, random_tokens(model, 20, 1), 11, temperature)
+    assert tokens.max() < 11

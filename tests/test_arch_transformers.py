@@ -49,7 +49,6 @@ SHAPES = {
 def their_model(**settings) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=V,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=3,
@@ -57,7 +56,7 @@ def their_model(**settings) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=None,
         initializer_range=0.1,
-        **settings,
+        **{"vocab_size": V, **settings},
     )
     model = LlamaForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
@@ -123,6 +122,29 @@ def test_transformers_gives_an_exported_models_logits(tmp_path, settings):
     torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-5)  # logits up to 50
     back = import_transformers(tmp_path / "out").model
     assert torch.equal(back(tokens), ours(tokens))
+
+
+@pytest.mark.parametrize("rows", [320, 384, 512])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_padded_llama_is_imported_without_its_padding(tmp_path, rows, tied):
+    theirs = their_model(**SHAPES["plain"], tie_word_embeddings=tied, vocab_size=rows)
+    loaded = import_transformers(saved(theirs, tmp_path / "theirs"))
+    assert loaded.config.vocab_size == loaded.model.embedding.num_embeddings == V
+    tokens = random_tokens(loaded.model)
+    expected = theirs(tokens).logits[..., :V]
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-5, rtol=1e-5)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    assert torch.equal(load_model(tmp_path / "ours").model(tokens), loaded.model(tokens))
+
+
+def test_a_model_in_training_is_exported_with_its_padding(tmp_path):
+    ours = scramble(our_model(vocab_multiple=64))
+    export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = random_tokens(ours)
+    expected = theirs(tokens).logits
+    assert expected.shape[-1] == 320
+    torch.testing.assert_close(ours(tokens), expected[..., :V], atol=1e-4, rtol=1e-5)
 
 
 def test_precision_is_kept(tmp_path):

@@ -164,6 +164,45 @@ def test_directories_that_are_not_models(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "describe MODEL",
+        "compare MODEL",
+        "generate MODEL --prompt Tom",
+        "loss MODEL --corpus toy --out OUT",
+        "invert MODEL --suite quick --corpus toy --out OUT",
+        "probe MODEL --corpus toy --out OUT",
+        "geometry MODEL --corpus toy --out OUT",
+        "retrieval MODEL --corpus toy --out OUT",
+        "lens MODEL --corpus toy --out OUT",
+    ],
+)
+def test_weights_that_are_cut_short(
+    words: str, model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_directory()
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    given = words.replace("MODEL", str(path)).replace("OUT", str(tmp_path / "out"))
+    assert main(given.split()) == 2
+    assert f"{weights} cannot be read: " in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_describe_of_a_directory_whose_files_do_not_belong_together(
+    model_directory: Directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_directory()
+    corrupt(path, "config.json", lambda config: config.update(d_model=24))
+    assert main(["describe", str(path)]) == 2
+    assert "the weights do not fit the configuration: " in complaint(capsys)
+    (path / "model.safetensors").unlink()
+    assert main(["describe", str(path)]) == 2
+    assert f"{path} is not a model directory: it has no model.safetensors" in complaint(capsys)
+    assert main(["describe", str(path / "config.json")]) == 0
+
+
 def test_prompt_longer_than_the_context(
     model_directory: Directory, capsys: pytest.CaptureFixture[str]
 ) -> None:

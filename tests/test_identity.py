@@ -173,6 +173,7 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_p
         "a/flat-s0": ("--seed", 0, "--trainer.max_steps", 2),
         "a/flat-s1": ("--seed", 1, "--trainer.max_steps", 3, "--log_every", 2),
         "b/flat-s0": ("--seed", 0, "--trainer.max_steps", 2, "--optimizer.lr", 0.01),
+        "c/padded-s0": ("--trainer.max_steps", 2, "--model.vocab_multiple", 64),
     }.items():
         assert fit(data, tmp_path / name, *map(str, flags)) == 0
         for path in sorted((tmp_path / name / "models").iterdir()):

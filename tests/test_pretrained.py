@@ -199,6 +199,21 @@ def test_a_saved_model_loads_with_its_tokenizer(family, tmp_path):
     assert half(tokens).isfinite().all()
 
 
+@pytest.mark.parametrize("family", ["opt", "gptj", "llama 1"])  # tied, a head's bias, neither
+def test_rows_that_no_token_has_are_left_out(family, tmp_path):
+    theirs = their_model(family, dtype=torch.float32, vocab_size=V + 14)
+    theirs.save_pretrained(tmp_path / "small")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
+        tmp_path / "small"
+    )
+    loaded = load_pretrained(str(tmp_path / "small"))
+    assert loaded.config is loaded.model.config
+    assert loaded.config.vocab_size == loaded.model.embedding.num_embeddings == V
+    tokens = random_tokens(loaded.model)
+    expected = theirs(tokens).logits[..., :V]
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-4, rtol=1e-5)
+
+
 def test_what_the_family_says_of_itself_is_in_the_configuration():
     norms = {family: pair(family)[1].config.norm for family in ("gpt2", "opt", "gptj", "mistral")}
     assert norms == {"gpt2": "layernorm", "opt": "layernorm", "gptj": "layernorm"} | {

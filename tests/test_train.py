@@ -83,6 +83,22 @@ def test_the_saved_loss_is_that_of_the_saved_model_on_the_whole_split(run: Path,
     assert loaded.meta["val_tokens"] == len(line) - 1
 
 
+def test_rows_that_no_token_has_are_trained_and_not_judged(data: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--model.vocab_multiple", "64", "--validate_tokens", "320") == 0
+    saved = run / "models" / "step-000006"
+    assert load_file(saved / "model.safetensors")["head.weight"].shape == (448, 16)
+    loaded = load_model(saved)
+    line = torch.from_numpy(PackedData(data).tokens("valid")[:321].astype("int64"))
+    logits = loaded.model(line[:-1].view(-1, 16))
+    assert logits.shape[-1] == 400
+    loss = F.cross_entropy(logits.flatten(0, 1), line[1:])
+    assert loaded.meta["val_loss"] == pytest.approx(loss.item(), abs=1e-5)
+    more = ["--resume", "auto", "--trainer.max_steps", "7"]
+    assert fit(data, run, *more) == 2  # another model
+    assert fit(data, run, *more, "--model.vocab_multiple", "64") == 0
+
+
 def test_training_lowers_the_loss(run: Path):
     losses = [row["val_loss"] for row in rows(run) if "val_loss" in row]
     assert losses[0] == pytest.approx(math.log(400), rel=0.1)

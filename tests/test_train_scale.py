@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import FSDPPrecision
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from arch import LanguageModel, ModelConfig
 from tests.train_cases import TINY, fit, pack_toy
 from tokenizer.pack import Layout
-from train.cluster import Sharded
+from train.cluster import Sharded, whole_model
 from train.module import LanguageModule
 from train.windows import Batch
 
@@ -133,6 +136,20 @@ def test_shards_are_added_up_in_float32(precision: Any, weights: torch.dtype):
     chosen = strategy.mixed_precision_config
     assert chosen.reduce_dtype == chosen.buffer_dtype == torch.float32
     assert (chosen.param_dtype or torch.float32) == weights
+
+
+def test_putting_shards_together_draws_nothing(monkeypatch: pytest.MonkeyPatch):
+    """Or the run's random numbers would depend on how often its model is saved."""
+    model = LanguageModel(ModelConfig(40, 8, 8, 1))
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr(Sharded, "lightning_module_state_dict", lambda self: weights)
+    before = torch.get_rng_state()
+    trainer = SimpleNamespace(strategy=Sharded(), is_global_zero=True)
+    whole = whole_model(cast(Trainer, trainer), model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert whole is not model
+    assert not whole.training
+    assert all(torch.equal(whole.state_dict()[n], w) for n, w in model.state_dict().items())
 
 
 @pytest.mark.slow

@@ -95,7 +95,10 @@ class LanguageModule(LightningModule):
         if self.bf16_stream:
             embedded = embedded.to(torch.bfloat16)
         hidden = model.norm(model.hidden(embedded, len(model.blocks)))
-        return head_loss(hidden, model.head.weight, targets, self.loss_chunks)
+        rows = model.head.weight
+        if not self.training and model.config.vocab_rows > model.config.vocab_size:
+            rows = rows[: model.config.vocab_size]  # a saved model is judged as it will be loaded
+        return head_loss(hidden, rows, targets, self.loss_chunks)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""

@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
+from arch.weights import drop_padding
 from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
 from eval.claims.entries import Claim, Models
 from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
@@ -233,6 +234,7 @@ class Shelf:
         model, meta = loaded.model, dict(loaded.meta)
         if models.weights != "pretrained":
             fresh = _fresh(directory, self.device, PRECISIONS[precision])
+            drop_padding(fresh, model.config.vocab_size)  # as its weights are without
             meta["name"] = f"{meta['name']} [{models.weights}]"
             if models.weights == "random":
                 model = fresh

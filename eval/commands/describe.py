@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from arch import ModelConfig, ModelError, describe
+from arch import ModelConfig, ModelError, check_model, describe
 from arch.describe import Part
 from eval.commands.options import positive
 
@@ -69,9 +69,10 @@ def _alike(parts: tuple[Part, ...]) -> list[tuple[str, int, Part]]:
 
 def _config(place: str) -> ModelConfig:
     path = Path(place)
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        return check_model(path)
     if not path.is_file():
-        raise ModelError(f"{place}: no config.json here; give a model directory")
+        raise ModelError(f"{place}: no such file; give a model directory, or its config.json")
     return ModelConfig.from_json(path.read_text(), str(path))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from arch import ModelConfig, describe
 from arch.cost import Cost
 from arch.files import read_json
+from arch.weights import check_weights
 from eval import identity
 from eval.errors import RequestError
 from eval.files import file_sha256
@@ -207,6 +208,9 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 def _checkpoint(path: Path, runs: dict[Path, Run]) -> Checkpoint:
     config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
+    weights = path / "model.safetensors"
+    if weights.is_file():  # who only compares may have deleted them
+        check_weights(weights, config, str(path))
     meta = read_json(path / "meta.json")
     above = path.resolve().parent.parent
     run = _run(above, runs) if (above / METRICS).is_file() else None
