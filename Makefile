@@ -12,9 +12,9 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/python -m scripts.demo $(ARGS)
 
-# One thread: the models are so small that a second one costs more than it brings.
+# Two processes of one thread: the models are so small that a second thread costs more than it brings.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
