@@ -178,7 +178,7 @@ def render(
         f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
         f"{options.context}.",
         "",
-        f"    {options.command}",
+        f"```sh\n{options.command}\n```",
         "",
         f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
         f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",

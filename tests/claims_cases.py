@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
-from eval.claims import registry
+from eval.claims import curves, registry
+from eval.claims.curves import Plan
 from eval.claims.entries import Arm, Claim, Protocol, Source
 from eval.commands import claims as command
 
@@ -26,6 +28,27 @@ def use(monkeypatch: pytest.MonkeyPatch, claims: list[Claim]) -> None:
     known = {claim.number: claim for claim in claims}
     for module in (registry, command):
         monkeypatch.setattr(module, "claims", lambda: known)
+
+
+def use_tiny_curves(monkeypatch: pytest.MonkeyPatch, values: dict[str, list]) -> Plan:
+    """Makes the curves those of the file, with these values, of tiny models and few steps."""
+    data = yaml.safe_load(curves.FILE.read_text())
+    data |= {"seeds": 1, "stories": {"base": 2, "axes": 1, "apart": 2}}
+    data["base"] |= {"width": 16, "depth": 2, "context": 16, "length": 4}
+    heads = "attention(heads=2)"
+    data["architectures"]["hybrid"]["mixers"][0] = heads
+    data["architectures"]["llama"] |= {"mixers": [heads], "d_ff": 44}
+    for own in (data["methods"], data["axes"]["noise"]["methods"]):
+        for methods in own.values():
+            for name, few in (("descent", {"steps": 4}), ("adam", {"steps": 4})):
+                methods[name] |= few
+            if "alternating" in methods:
+                methods["alternating"] = {"starts": 1, "rounds": 1}
+    for axis, chosen in values.items():
+        data["axes"][axis]["values"] = chosen
+    tiny = curves.read(data)
+    monkeypatch.setattr(curves, "plan", lambda: tiny)
+    return tiny
 
 
 def prepared(out: Path, tokenizer: Tokenizer) -> Path:

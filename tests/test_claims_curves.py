@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tokenizers import Tokenizer
 
 from eval.__main__ import main
@@ -15,7 +14,7 @@ from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, TUNED, Plan
 from eval.claims.curves_page import figures
 from eval.claims.curves_records import FIELDS, load
 from eval.results import ROWS, Row, read_rows
-from tests.claims_cases import prepared
+from tests.claims_cases import prepared, use_tiny_curves
 
 ARCHITECTURES = ["flat", "expanded", "parallel", "headed", "hybrid", "llama"]
 AXES = ["width", "depth", "layer", "step", "channels", "observed", "noise"]
@@ -28,23 +27,7 @@ SIZE = {"d_model": 16, "n_layers": 2, "context": 16}
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """What the file says, of tiny models, one story and few steps."""
-    data = yaml.safe_load(curves.FILE.read_text())
-    data |= {"seeds": 1, "stories": {"base": 2, "axes": 1, "apart": 2}}
-    data["base"] |= {"width": 16, "depth": 2, "context": 16, "length": 4}
-    heads = "attention(heads=2)"
-    data["architectures"]["hybrid"]["mixers"][0] = heads
-    data["architectures"]["llama"] |= {"mixers": [heads], "d_ff": 44}
-    for own in (data["methods"], data["axes"]["noise"]["methods"]):
-        for methods in own.values():
-            for name, few in (("descent", {"steps": 4}), ("adam", {"steps": 4})):
-                methods[name] |= few
-            if "alternating" in methods:
-                methods["alternating"] = {"starts": 1, "rounds": 1}
-    for axis, values in VALUES.items():
-        data["axes"][axis]["values"] = values
-    tiny = curves.read(data)
-    monkeypatch.setattr(curves, "plan", lambda: tiny)
-    return tiny
+    return use_tiny_curves(monkeypatch, VALUES)
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+"""Every command of README and docs/ is run as it is written, at toy size, page by page.
+
+How, and what is not run, is in tests/docs_cases.py.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from eval.claims.registry import claims
+from eval.lenses.catalogue import LENSES
+from tests.claims_cases import small, use, use_tiny_curves
+from tests.docs_cases import (
+    NOT_RUN,
+    ROOT,
+    Command,
+    blocks,
+    check,
+    commands,
+    expanded,
+    run,
+    workspace,
+)
+
+TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+}
+COMMANDS = {page: commands(page, text) for page, text in TEXTS.items()}
+AFTER = {
+    "docs/inversion.md": "README.md",
+    "docs/lenses.md": "README.md",
+    "docs/wandb.md": "README.md",
+    "docs/results/training.md": "README.md",
+    "docs/results/lenses.md": "README.md",
+    "docs/results/inversion.md": "README.md",
+    "docs/results/curves.md": "docs/results/training.md",
+    "docs/results/probes.md": "docs/results/training.md",
+}
+"""The page whose commands a page's go on from; it begins in an empty checkout where none is."""
+Places = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def places() -> Places:
+    """Where the commands of a page were run, by page."""
+    return {}
+
+
+def finished(page: str, places: Places, tmp: pytest.TempPathFactory) -> Path:
+    """The directory in which a page's commands have run; they run the first time."""
+    if page in places:
+        assert places[page].is_dir(), f"a command of {page} failed"
+        return places[page]
+    where = tmp.mktemp(re.sub(r"\W", "-", page)) / "checkout"
+    places[page] = where / "failed"
+    if page in AFTER:
+        shutil.copytree(finished(AFTER[page], places, tmp), where)
+    else:
+        where.mkdir()
+        workspace(where)
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, [small(claim) for claim in claims().values()])
+        use_tiny_curves(patch, {"depth": [1, 2]})
+        for command in COMMANDS[page]:
+            (check if command.why_not else run)(command, where, patch)
+    places[page] = where
+    return where
+
+
+@pytest.mark.parametrize("page", [page for page, found in COMMANDS.items() if found])
+def test_the_commands_of_a_page_work(
+    page: str, places: Places, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    finished(page, places, tmp_path_factory)
+
+
+def test_commands_stand_in_blocks_of_shell() -> None:
+    for page, text in TEXTS.items():
+        for _, language, lines in blocks(text):
+            assert language, f"{page}: a block without a language: {lines[:1]}"
+        outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        assert not re.search(r"^ {4}(python|torchrun|scripts/)", outside, re.MULTILINE), page
+
+
+def test_every_reason_is_needed_and_half_of_the_commands_run() -> None:
+    found = [command for page in COMMANDS.values() for command in page]
+    for pattern in NOT_RUN:
+        assert any(re.search(pattern, command.text) for command in found), pattern
+    assert sum(not command.why_not for command in found) > len(found) / 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python -m eval loss runs/none --corpos toy",
+        "python -m train fit --config flat --date data",
+        "python -m train fit --config flot --data data",
+        "python -m tokenizer pack toy --out data",
+        "scripts/none.sh",
+        "make nothing",
+        "ls",
+    ],
+)
+def test_a_wrong_command_is_noticed(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((AssertionError, SystemExit, pytest.fail.Exception)):
+        check(Command("page", 1, text), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a  'b c' # d", ["a", "b c"]), ("a {b,c}/d", ["a", "b/d", "c/d"]), ("a *.x", None)],
+)
+def test_words_are_those_of_bash(text: str, words: list[str] | None, tmp_path: Path) -> None:
+    if words:
+        assert expanded(text, tmp_path, must_match=True) == words
+    else:
+        with pytest.raises(AssertionError, match="no match"):
+            expanded(text, tmp_path, must_match=True)
+
+
+def test_every_lens_is_listed_in_order() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", TEXTS["docs/lenses.md"], re.MULTILINE) == list(LENSES)
