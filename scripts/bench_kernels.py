@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.kernels import masked_convolution
+from arch.masked_conv import masked_convolution
 from eval.commands.options import positive
 from scripts.pages import processor, write_page, write_table
 

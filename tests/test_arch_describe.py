@@ -4,17 +4,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from arch import Cost, LanguageModel, ModelConfig, ModelError, count_parameters, describe
+from arch import (
+    Cost,
+    LanguageModel,
+    ModelConfig,
+    ModelError,
+    count_parameters,
+    describe,
+    masked_conv,
+)
 from arch.mixers import Triangle
 from tests.arch_cases import MIXERS, random_mixer, random_tokens, small_model
 
 B, L, D = 2, 12, 8
 
 
-def triangle_flops(x, weight, products):
-    """Two for each entry on or below a diagonal, feature and sequence."""
-    (_, batch, length, features), branches = x, weight[0]
-    return products * branches * batch * features * length * (length + 1)
+def lower(x, *_, **__):
+    """Two for each entry on or below the diagonal, feature and sequence."""
+    batch, length, features = x
+    return batch * features * length * (length + 1)
 
 
 def causal(query, key, value, products):
@@ -24,13 +32,8 @@ def causal(query, key, value, products):
 
 
 COUNTED = {
-    torch.ops.remnant.triangular: lambda x, weight, *_, **__: triangle_flops(x, weight, 1),
-    torch.ops.remnant.triangular_backward: lambda dy, x, weight, *_, **__: triangle_flops(
-        x, weight, 2
-    ),
-    torch.ops.remnant.expanded: lambda x, weight, *_, **__: triangle_flops(x, weight, 2),
-    torch.ops.remnant.expanded_backward: lambda dy, x, weight, *_, **__: triangle_flops(
-        x, weight, 4
+    **dict.fromkeys(
+        (op.overloadpacket for op in (masked_conv.forward, masked_conv.dx, masked_conv.dw)), lower
     ),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: causal(
         q, k, v, 2

@@ -1,9 +1,10 @@
-"""The masked convolutions against float64, and as operators torch can work with."""
+"""The masked convolution against float64, and as an operator torch can work with."""
 
-import itertools
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,15 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from arch.kernels import (
-    blockwise,
-    expanded_convolution,
-    masked_convolution,
-    parallel_convolution,
-    toeplitz_convolution,
-)
-from arch.kernels.expanded import expanded
-from arch.kernels.triangular import triangular
+from arch import masked_conv
+from arch.masked_conv import implementation, masked_convolution
 from tests.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
 
 members = pytest.mark.parametrize("name", MEMBERS)
@@ -38,44 +32,73 @@ def test_any_batch_and_width(batch, features):
     compare("flat", 65, torch.float32, batch=batch, features=features)
 
 
+@pytest.mark.parametrize("length", [64, 128, 200])
+@members
+def test_operands_large_enough_for_onednn(name, length):
+    batch = -(-masked_conv.ONEDNN // (length * 48))
+    compare(name, length, torch.float32, batch=batch, features=48)
+
+
 def test_long_sequence():
     compare("flat", 2048, torch.float32, batch=1, features=8)
 
 
+@pytest.mark.parametrize("length", [5, 130])
 @members
-def test_gradcheck(name):
-    inputs = [a.requires_grad_() for a in arguments(MEMBERS[name], 5, torch.float64, features=3)]
-    assert torch.autograd.gradcheck(MEMBERS[name].ours, inputs)
+def test_gradients_of_every_order(name, length):
+    """The first two against finite differences, the third against the dense form's."""
+    if length < 100:
+        inputs = [a.requires_grad_() for a in arguments(name, length, torch.float64, features=3)]
+        assert torch.autograd.gradcheck(masked_convolution, inputs)
+        assert torch.autograd.gradgradcheck(masked_convolution, inputs)
+    inputs = arguments(name, length, torch.float64, features=6)
+    slopes = [[torch.randn_like(a) for a in inputs] for _ in range(2)]
+
+    def third(form) -> list[Tensor]:
+        leaves = [a.detach().clone().requires_grad_() for a in inputs]
+        value = form(*leaves).square().sum()
+        for slope in slopes:
+            first = torch.autograd.grad(value, leaves, create_graph=True)
+            value = torch.stack([(a * b).sum() for a, b in zip(first, slope, strict=True)]).sum()
+        return list(torch.autograd.grad(value, leaves))
+
+    for ours, theirs in zip(third(masked_convolution), third(dense), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_product_with_the_jacobian_is_the_gradient_of_a_backward_pass():
+    x, w = arguments("bare", 140, torch.float64)
+    leaf, slope = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
+    direction = torch.randn_like(x)
+    (pulled,) = torch.autograd.grad(masked_convolution(leaf, w), leaf, slope, create_graph=True)
+    (pushed,) = torch.autograd.grad(pulled, slope, direction)
+    torch.testing.assert_close(pushed, torch.tril(w) @ direction)
 
 
 @members
 @devices
 def test_same_bits_on_every_run(name, device):
-    inputs = arguments(MEMBERS[name], 130, torch.bfloat16, device=device)
-    slope = torch.randn(inputs[0].shape[-3:], dtype=torch.bfloat16, device=device)
-    first = gradients(MEMBERS[name].ours, inputs, slope)
+    inputs = arguments(name, 130, torch.bfloat16, device=device)
+    slope = torch.randn(inputs[0].shape, dtype=torch.bfloat16, device=device)
+    first = gradients(masked_convolution, inputs, slope)
     for _ in range(1 if device == "cpu" else 20):
-        assert all(map(torch.equal, first, gradients(MEMBERS[name].ours, inputs, slope)))
+        assert all(map(torch.equal, first, gradients(masked_convolution, inputs, slope)))
 
 
 @pytest.mark.parametrize("garbage", [1e30, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["flat", "headed", "parallel", "parallel gelu", "expanded"])
+@pytest.mark.parametrize("length", [128, 192])
+@members
 @devices
-def test_what_lies_above_the_diagonal_changes_nothing(name, garbage, device):
-    member, length = MEMBERS[name], 128
-    clean = [
-        torch.tril(a) if a.shape[-2:] == (length, length) else a
-        for a in arguments(member, length, torch.float32, device=device)
-    ]
+def test_what_lies_above_the_diagonal_changes_nothing(name, length, garbage, device):
+    inputs = arguments(name, length, torch.float32, device=device)
     above = torch.full((length, length), garbage, device=device).triu(1)
-    dirty = [a + above if a.shape[-2:] == (length, length) else a for a in clean]
-    slope = torch.randn(clean[0].shape[-3:], device=device)
-    ours = gradients(member.ours, dirty, slope)
-    for found, expected in zip(ours, gradients(member.ours, clean, slope), strict=True):
-        assert torch.equal(found, expected)
-    triangles = [g for g in ours[1:] if g.shape[-2:] == (length, length)]
-    assert triangles
-    assert not any(g.triu(1).any() for g in triangles)
+    clean = [inputs[0], torch.tril(inputs[1]), *inputs[2:]]
+    dirty = [inputs[0], torch.tril(inputs[1]) + above, *inputs[2:]]
+    slope = torch.randn(clean[0].shape, device=device)
+    found = gradients(masked_convolution, dirty, slope)
+    for ours, expected in zip(found, gradients(masked_convolution, clean, slope), strict=True):
+        assert torch.equal(ours, expected)
+    assert not found[2].triu(1).any()
 
 
 @pytest.mark.parametrize("length", [1, 64, 100])
@@ -93,30 +116,26 @@ def test_corner_of_a_longer_matrix(length, device):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
-@pytest.mark.parametrize("name", ["flat", "headed", "parallel gelu", "expanded", "toeplitz"])
+@members
 @devices
 def test_any_order_in_memory(name, order, device):
-    """Batch-major, position-major, features apart: the same numbers, and the first two stay so."""
-    member = MEMBERS[name]
-    inputs = arguments(member, 77, torch.float32, device=device)
+    inputs = arguments(name, 140, torch.float32, device=device)
     slope = torch.randn(inputs[0].shape, device=device)
 
     def ordered(tensor: Tensor) -> Tensor:
         return tensor.permute(order).contiguous().permute([order.index(i) for i in range(3)])
 
-    expected = gradients(member.ours, inputs, slope)
+    expected = gradients(masked_convolution, inputs, slope)
     moved = [ordered(a) if a.shape == slope.shape else a for a in inputs]
-    found = gradients(member.ours, moved, ordered(slope))
+    found = gradients(masked_convolution, moved, ordered(slope))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-    if order[2] == 2:
-        assert found[0].stride() == moved[0].stride()
 
 
 @devices
 def test_gradient_without_strides(device):
-    inputs = arguments(MEMBERS["flat"], 70, torch.float32, device=device)
-    x, w, b, _ = (a.requires_grad_() for a in inputs)
+    inputs = arguments("flat", 70, torch.float32, device=device)
+    x, w, b = (a.requires_grad_() for a in inputs)
     ours = torch.autograd.grad(masked_convolution(x, w, b).sum(), (x, w, b))
     exact = [a.detach().double().requires_grad_() for a in (x, w, b)]
     expected = torch.autograd.grad(dense(*exact).sum(), exact)
@@ -126,13 +145,12 @@ def test_gradient_without_strides(device):
 @members
 @devices
 def test_gradients_of_some_arguments_only(name, device):
-    member = MEMBERS[name]
-    inputs = arguments(member, 40, torch.float32, device=device)
-    slope = torch.ones(inputs[0].shape[-3:], device=device)
-    all_of_them = gradients(member.ours, inputs, slope)[1:]
+    inputs = arguments(name, 40, torch.float32, device=device)
+    slope = torch.ones(inputs[0].shape, device=device)
+    all_of_them = gradients(masked_convolution, inputs, slope)[1:]
     for wanted in range(len(inputs)):
         leaves = [a.clone().requires_grad_(i == wanted) for i, a in enumerate(inputs)]
-        member.ours(*leaves).sum().backward()
+        masked_convolution(*leaves).sum().backward()
         for i, leaf in enumerate(leaves):
             assert (leaf.grad is not None) == (i == wanted)
             if leaf.grad is not None:
@@ -140,33 +158,18 @@ def test_gradients_of_some_arguments_only(name, device):
 
 
 def test_float32_parameters_beside_half_precision_get_float32_gradients():
-    x, w, b, _ = arguments(MEMBERS["flat"], 64, torch.bfloat16)
+    x, w, b = arguments("flat", 64, torch.bfloat16)
     y, dx, dw, db = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
     assert [t.dtype for t in (y, dx, dw, db)] == [torch.bfloat16] * 2 + [torch.float32] * 2
 
 
-@devices
-def test_float32_residual_is_not_rounded(device):
-    x, w, _, _ = arguments(MEMBERS["flat"], 64, torch.bfloat16, device=device)
-    residual = torch.randn(x.shape, device=device)
-    y = masked_convolution(x, w, residual=residual)
-    assert y.dtype == torch.float32
-    # The rest is what the product rounds, not what the residual would lose in bfloat16.
-    torch.testing.assert_close(y - masked_convolution(x, w), residual, rtol=0, atol=2**-7)
-
-
 def test_autocast_multiplies_in_its_own_dtype():
-    x, w, b, r = arguments(MEMBERS["flat"], 64, torch.float32)
+    x, w, b = arguments("flat", 64, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        y, dx, dw, *_ = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
-        added = masked_convolution(x, w, b, r)
+        y, dx, dw, _ = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
         wide = masked_convolution(x.double(), w.double())
     assert torch.equal(y, masked_convolution(x.bfloat16(), w, b))
-    assert (dx.dtype, dw.dtype, added.dtype) == (torch.float32,) * 3
-    assert wide.dtype == torch.float64
-    with torch.autocast("cpu", torch.bfloat16):
-        halves = expanded_convolution(x, w[None], None, w[None])
-    assert torch.equal(halves, expanded_convolution(x.bfloat16(), w[None], None, w[None]))
+    assert (dx.dtype, dw.dtype, wide.dtype) == (torch.float32, torch.float32, torch.float64)
 
 
 def test_empty_batch():
@@ -174,20 +177,6 @@ def test_empty_batch():
     y, dx, dw = gradients(masked_convolution, [x, w], torch.zeros(0, 5, 4))
     assert y.shape == dx.shape == (0, 5, 4)
     assert not dw.any()
-
-
-def test_nothing_is_kept_for_a_backward_that_cannot_come():
-    x, w = torch.randn(1, 2, 9, 4), torch.randn(3, 1, 9, 9)
-    _, z = triangular(x, w, None, None, True, True, False)
-    _, h, inner = expanded(x, w, None, w, None, None, False)
-    assert z.numel() == h.numel() == inner.numel() == 0
-
-
-def test_gradient_of_a_gradient_is_refused():
-    x, w = (t.requires_grad_() for t in (torch.randn(1, 4, 2), torch.randn(4, 4)))
-    (dx,) = torch.autograd.grad(masked_convolution(x, w).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="triangular_backward"):
-        dx.sum().backward()
 
 
 class Made(TorchDispatchMode):
@@ -211,21 +200,24 @@ class Made(TorchDispatchMode):
         return sorted((storage.nbytes() for storage in self.storages.values()), reverse=True)
 
 
-def test_no_dense_mask_and_nothing_of_batch_by_length_squared():
-    batch, length, features = 8, 512, 16
-    x, g = (torch.randn(1, batch, length, features) for _ in range(2))
-    w = torch.randn(1, 1, length, length)
-    with Made(x, w) as forward:
-        blockwise.product(x, w, None, None, join=True, gelu=False, keep=False)
-    with Made(g, x, w) as backward:
-        blockwise.transposed(g, w, None, like=x, join=True, sums=True)
-    with Made(g, x, w) as weight:
-        blockwise.outer(g, x, w)
-    assert forward.bytes()[0] == backward.bytes()[0] == x.nbytes
-    # The gradient of W is the one thing of its size.
-    first, second, *_ = weight.bytes()
-    assert first == w.nbytes
-    assert second <= x.nbytes
+def test_no_dense_mask_and_nothing_of_batch_by_length_squared(monkeypatch):
+    batch, length, features = 64, 512, 16
+    x, g = (torch.randn(batch, length, features) for _ in range(2))
+    w = torch.randn(1, length, length)
+    for onednn in (True, False):
+        monkeypatch.setattr(masked_conv, "_has_onednn", lambda found=onednn: found)
+        with Made(x, w) as forward:
+            masked_conv._forward(x, w, None)
+        with Made(g, x, w) as backward:
+            masked_conv._dx(g, w)
+        with Made(g, x, w) as weight:
+            masked_conv._dw(g, x, 1, w.dtype)
+        rows = masked_conv.BLOCK * length * w.itemsize
+        assert forward.bytes()[0] == backward.bytes()[0] == x.nbytes
+        assert forward.bytes()[1] <= rows
+        # The gradient of W is the one thing of its size.
+        assert weight.bytes()[:3] == [x.nbytes, x.nbytes, w.nbytes]
+        assert weight.bytes()[3] <= rows
 
 
 @devices
@@ -233,29 +225,23 @@ def test_operators_pass_opcheck(device):
     def leaf(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, requires_grad=True)
 
-    x, w, b, r = leaf(1, 2, 9, 4), leaf(2, 2, 9, 9), leaf(2, 2, 9), leaf(2, 9, 4)
-    offset = leaf(1, 2, 9)
-    for bias, residual in itertools.product((b, None), (r, None)):
-        torch.library.opcheck(triangular, (x, w, bias, residual, True, True, True))
-    torch.library.opcheck(triangular, (leaf(2, 2, 9, 4), w, offset, r, True, False, False))
-    torch.library.opcheck(triangular, (x, w, b, None, False, True, True))
-    torch.library.opcheck(triangular, (x, offset, None, None, True, False, False))
-    torch.library.opcheck(expanded, (x, w, b, w, offset, r, True))
-    torch.library.opcheck(expanded, (x, w, None, w, None, None, True))
+    x, w, b = leaf(2, 9, 4), leaf(2, 9, 9), leaf(2, 9)
+    for bias in (b, None):
+        torch.library.opcheck(masked_conv.forward, (x, w, bias))
+    torch.library.opcheck(masked_conv.dx, (x, w))
+    torch.library.opcheck(masked_conv.dw, (leaf(2, 9, 4), x, 2, torch.float32))
 
 
 # Torch's compiler itself uses deprecated parts of torch.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @devices
 def test_compiles_into_one_graph(device):
-    def network(x, w, b, taps):
+    def network(x, w, b):
         x = functional.layer_norm(x, x.shape[-1:])
-        x = masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0], x)
-        x = expanded_convolution(x, w, b, w, b[0], x)
-        x = parallel_convolution(x.tanh(), w, b, x, activation="gelu")
-        return toeplitz_convolution(x, taps, b[0])
+        x = x + masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0])
+        return masked_convolution(functional.gelu(x), w, b)
 
-    shapes = [(2, 77, 8), (2, 77, 77), (2, 77), (77,)]
+    shapes = [(2, 77, 8), (2, 77, 77), (2, 77)]
     inputs = [torch.randn(shape, device=device) / 9 for shape in shapes]
     slope = torch.randn(2, 77, 8, device=device)
     compiled = torch.compile(network, fullgraph=True)
@@ -266,7 +252,10 @@ def test_compiles_into_one_graph(device):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: masked_convolution(x, torch.ones(4, 5)), r"weight is \(4, 5\): expected \(5, 5"),
+        (
+            lambda x: masked_convolution(x, torch.ones(4, 5)),
+            r"weight is \(4, 5\): expected \(5, 5\), or \(H, 5, 5\) with H heads",
+        ),
         (
             lambda x: masked_convolution(x, torch.ones(3, 5, 5)),
             "weight has 3 heads: expected a divisor of D = 4",
@@ -275,23 +264,6 @@ def test_compiles_into_one_graph(device):
             lambda x: masked_convolution(x, torch.ones(5, 5), torch.ones(1, 5)),
             r"bias is \(1, 5\): expected \(5,\)",
         ),
-        (
-            lambda x: masked_convolution(x, torch.ones(5, 5), None, x[0]),
-            r"residual is \(5, 4\): expected \(2, 5, 4\)",
-        ),
-        (lambda x: toeplitz_convolution(x, torch.ones(4)), r"taps is \(4,\): expected \(5,\)"),
-        (
-            lambda x: parallel_convolution(x, torch.ones(3, 5, 5), activation="relu"),
-            "activation='relu': expected 'none' or 'gelu'",
-        ),
-        (
-            lambda x: parallel_convolution(torch.stack([x, x]), torch.ones(3, 5, 5)),
-            r"x is \(2, 2, 5, 4\): expected \(3, 2, 5, 4\)",
-        ),
-        (
-            lambda x: expanded_convolution(x, torch.ones(2, 5, 5), None, torch.ones(1, 5, 5)),
-            r"contract is \(1, 5, 5\): expected \(2, 5, 5\)",
-        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_named(call, message):
@@ -299,6 +271,49 @@ def test_shapes_that_do_not_fit_are_named(call, message):
         call(torch.randn(2, 5, 4))
 
 
+@pytest.fixture
+def cuda(monkeypatch):
+    """Makes torch describe a CUDA device that is not there: `cuda((7, 5), triton=True)`."""
+
+    def pretend(capability, triton=True):
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        found = SimpleNamespace() if triton else None
+        monkeypatch.setattr(masked_conv, "find_spec", lambda _: found)
+
+    implementation.cache_clear()
+    yield pretend
+    implementation.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "dtype", "name", "why"),
+    [
+        ((9, 0), True, torch.bfloat16, "triton", "sm_90"),
+        ((8, 0), True, torch.float32, "triton", "sm_80"),
+        ((7, 5), True, torch.float16, "dense", "need sm_80, the device is sm_75"),
+        ((9, 0), False, torch.float16, "dense", "Triton is not installed"),
+        ((9, 0), True, torch.float64, "dense", "do not compute in torch.float64"),
+    ],
+)
+def test_it_says_once_which_implementation_runs_and_why(
+    capability, triton, dtype, name, why, cuda, caplog
+):
+    cuda(capability, triton)
+    caplog.set_level(logging.INFO, "arch.masked_conv")
+    for _ in range(3):
+        found, reason = implementation(torch.device("cuda", 0), dtype)
+        assert (found, why in reason) == (name, True)
+    (record,) = caplog.records
+    assert record.levelno == (logging.INFO if name == "triton" else logging.WARNING)
+    assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
+
+
+def test_implementation_on_a_cpu():
+    name, why = implementation(torch.device("cpu"), torch.float32)
+    assert (name, why) == ("blocked", "blocks of 128 positions on a CPU")
+
+
 def test_import_needs_no_triton():
-    program = "import arch.kernels, sys; sys.exit('triton' in sys.modules)"
+    program = "import arch.masked_conv, sys; sys.exit('triton' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])

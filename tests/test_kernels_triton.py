@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from arch.kernels import table
-
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-BATCH, FEATURES, BRANCHES = 2, 512, 2
+KERNELS = ("forward", "dx", "dw")
+BATCH, FEATURES = 2, 512
 
 
 def _release(package: str) -> tuple[int, ...]:
@@ -52,41 +51,32 @@ class Launch(NamedTuple):
 
 
 def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """Calls of the host side, by the name of the table's entry each of them needs."""
-    from arch.kernels import launch
+    """Calls of the host side, by the name of the product."""
+    from arch import masked_conv_triton as kernels
 
-    x, g, z = torch.empty(3, BRANCHES, BATCH, length, FEATURES, dtype=dtype)
-    w = torch.empty(BRANCHES, 1, length, length, dtype=dtype)
-    b, r = torch.empty(BRANCHES, 1, length), x[0]
-    join, spread = {"join": True}, {"join": False}
-    gelu, plain = {"gelu": True, "keep": True}, {"gelu": False, "keep": False}
+    x, g = torch.empty(2, BATCH, length, FEATURES, dtype=dtype)
+    w, b = torch.empty(1, length, length, dtype=dtype), torch.empty(1, length)
     return {
-        "product": lambda: launch.product(x[:1], w[:1], b[:1], r, **join, **plain),
-        "product branches": lambda: launch.product(x, w, b[:1], r, **join, **plain),
-        "product taps": lambda: launch.product(x[:1], w[:1, :, 0], b[:1], r, **join, **plain),
-        "product_gelu": lambda: launch.product(x[:1], w, b, None, **spread, **gelu),
-        "parallel": lambda: launch.product(x[:1], w, b, r, **join, **gelu),
-        "transposed": lambda: launch.transposed(g[:1], w[:1], None, like=x, sums=True, **join),
-        "transposed branches": lambda: launch.transposed(g, w, None, like=x, sums=True, **join),
-        "transposed_gelu": lambda: launch.transposed(g[:1], w, z, like=x, sums=True, **spread),
-        "outer": lambda: launch.outer(g[:1], x[:1], w[:1]),
+        "forward": lambda: kernels.forward(x, w, b),
+        "dx": lambda: kernels.dx(g, w),
+        "dw": lambda: kernels.dw(g, x, torch.zeros(1, length, length)),
     }
 
 
 @pytest.fixture
 def launches(monkeypatch, tmp_path) -> Callable[..., list[Launch]]:
-    """Records instead of launching: `launches("outer", 512, torch.bfloat16, "sm_90")`.
+    """Records instead of launching: `launches("dw", 512, torch.bfloat16, "sm_90")`.
 
     The launch of the kernel that the call is named after comes first.
     """
-    from arch.kernels import operands
+    from arch import masked_conv_triton as kernels
 
     recorded: list[Launch] = []
-    monkeypatch.setattr(operands, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
+    monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
     def record(call: str, length: int, dtype: torch.dtype, architecture: str) -> list[Launch]:
-        monkeypatch.setattr(operands, "architecture", lambda _: architecture)
+        monkeypatch.setattr(kernels, "architecture", lambda _: architecture)
         _calls(length, dtype)[call]()
         return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]
 
@@ -146,12 +136,7 @@ def _spilled(cubin: bytes) -> int:
     return int(found[1])
 
 
-HALF = [
-    *((call, 512) for call in ("product", "product branches", "product taps", "product_gelu")),
-    *((call, 512) for call in ("parallel", "transposed", "transposed branches")),
-    *((call, 512) for call in ("transposed_gelu", "outer")),
-    *((call, length) for call in ("product", "transposed") for length in (200, 2048)),
-]
+HALF = [(call, length) for call in KERNELS for length in (200, 512, 2048)]
 
 
 @pytest.mark.parametrize(("call", "length"), HALF)
@@ -163,7 +148,7 @@ def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launche
     _loads_sixteen_bytes_and_spills_nothing(code)
 
 
-@pytest.mark.parametrize("call", table.KERNELS)
+@pytest.mark.parametrize("call", KERNELS)
 def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
     code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")
     assert code.ptx.count("mma.sync.aligned.m16n8k16") >= 16
@@ -177,15 +162,17 @@ def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
     assert code.spilled == 0
 
 
-@pytest.mark.parametrize("kernel", table.KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
 def test_tiles_are_a_rule_and_fit_every_shape(kernel, architecture):
+    from arch import masked_conv_triton as kernels
+
     for dtype, length, width in itertools.product(
         (torch.float16, torch.float32), (1, 16, 100, 512, 8192), (1, 24, 512)
     ):
-        tile = table.tile(kernel, architecture, dtype, length, width)
+        tile = kernels.tile(kernel, architecture, dtype, length, width)
         assert min(tile.rows, tile.columns, tile.depth) >= 16
-        assert kernel.endswith("outer") == (tile.programs > 0)
+        assert (kernel == "dw") == (tile.programs > 0)
         assert tile.rows == tile.columns if tile.programs else tile.rows % tile.depth == 0
 
 
@@ -196,7 +183,7 @@ def matmul_precision() -> Iterator[Any]:
     torch.backends.cuda.matmul.fp32_precision = "none"
 
 
-@pytest.mark.parametrize("call", ["parallel", "outer"])
+@pytest.mark.parametrize("call", ["forward", "dw"])
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches, matmul_precision):
     matmul_precision.fp32_precision = precision
@@ -205,7 +192,7 @@ def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches
     assert code.spilled == 0
 
 
-@pytest.mark.parametrize("call", ["product", "transposed", "outer"])
+@pytest.mark.parametrize("call", KERNELS)
 def test_a_single_position_compiles(call, launches):
     for launch in launches(call, 1, torch.float16, "sm_90"):
         assert compiled(launch, "sm_90").spilled == 0

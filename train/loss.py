@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from arch.kernels.arguments import gradients_wanted, product_dtype
+from arch.masked_conv import product_dtype
 from train.windows import IGNORE
 
 CACHED = 256
@@ -33,7 +33,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int | Non
     if chunks is None:
         chunks = 1 if hidden.is_cuda else -(-len(hidden) // CACHED)
     dtype = product_dtype(hidden)
-    if gradients_wanted(hidden, weight):
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         nats = _HeadLoss.apply(hidden, weight, targets, chunks, dtype)
         assert isinstance(nats, Tensor)
         return nats

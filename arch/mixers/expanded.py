@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from arch.cost import Cost
 from arch.errors import check_count
 from arch.history import History
-from arch.kernels import expanded_convolution
+from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle, masked_rows
 
@@ -30,7 +30,15 @@ class Expanded(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return expanded_convolution(x, *self._rows(0, x.shape[1]))
+        expand, expand_bias, contract, bias = self._rows(0, x.shape[1])
+        y = None
+        for r, (u, v) in enumerate(zip(expand, contract, strict=True)):
+            c = None if expand_bias is None else expand_bias[r]
+            part = masked_convolution(
+                F.gelu(masked_convolution(x, u, c)), v, bias if y is None else None
+            )
+            y = part if y is None else y + part
+        return y  # pyright: ignore[reportReturnType]
 
     def prefix(
         self, x: Tensor, state: tuple[History, History] | None = None

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from arch.cost import Cost
 from arch.errors import check_count
 from arch.history import History
-from arch.kernels import parallel_convolution
+from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle, masked_rows
 
@@ -28,7 +28,9 @@ class Kernel(TokenMixer):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         weight, bias = self.mix.rows(0, x.shape[1])
-        return _biased(parallel_convolution(self._shifted(x), weight), bias)
+        taps = zip(self._shifted(x), weight, strict=True)
+        parts = [masked_convolution(shifted, w) for shifted, w in taps]
+        return _biased(torch.stack(parts).sum(0), bias)
 
     def step(self, x: Tensor, state: History) -> Tensor:
         """One row of every W per position."""

@@ -1,5 +1,6 @@
 """The parallel masked mixer: several triangles side by side, their outputs summed."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from arch.cost import Cost
 from arch.errors import check_count
 from arch.history import History
-from arch.kernels import parallel_convolution
+from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle, masked_rows
 
@@ -38,20 +39,29 @@ class Parallel(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        weight, bias = self.mix.rows(0, x.shape[1])
-        return parallel_convolution(x, weight, bias, activation=self.activation)
+        y = x.new_zeros(())
+        for weight, bias in self._branches(0, x.shape[1]):
+            part = masked_convolution(x, weight, bias)
+            y = y + (part if self.activation == "none" else F.gelu(part))
+        return y
 
     def step(self, x: Tensor, state: History) -> Tensor:
         """One row of every W per position."""
         past = state.values
-        weight, bias = self.mix.rows(past.shape[1], x.shape[1])
-        if self.activation == "none":
-            return masked_rows(x, past, weight.sum(0), None if bias is None else bias.sum(0))
-        biases = [None] * len(weight) if bias is None else bias
         y = x.new_zeros(())
-        for w, b in zip(weight, biases, strict=True):
-            y = y + F.gelu(masked_rows(x, past, w, b))
+        for weight, bias in self._branches(past.shape[1], x.shape[1]):
+            part = masked_rows(x, past, weight, bias)
+            y = y + (part if self.activation == "none" else F.gelu(part))
         return y
+
+    def _branches(self, start: int, count: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yields each branch's rows, or those of their sum where no activation keeps them apart."""
+        weight, bias = self.mix.rows(start, count)
+        if self.activation == "none":
+            weight = weight.sum(0, keepdim=True)
+            bias = None if bias is None else bias.sum(0, keepdim=True)
+        for p, w in enumerate(weight):
+            yield w, None if bias is None else bias[p]
 
     def cost(self, length: int) -> Cost:
         """A triangular product for each branch, or one for all where they are summed first."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from arch.cost import Cost
 from arch.history import History
-from arch.kernels import masked_convolution
+from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Triangle, masked_rows
 

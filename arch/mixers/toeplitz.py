@@ -4,7 +4,7 @@ from torch import Tensor
 
 from arch.cost import Cost
 from arch.history import History
-from arch.kernels import toeplitz_convolution
+from arch.masked_conv import masked_convolution
 from arch.mixers.base import TokenMixer
 from arch.mixers.triangle import Diagonals, masked_rows
 
@@ -19,8 +19,7 @@ class Toeplitz(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        T, bias = x.shape[1], self.mix.bias
-        return toeplitz_convolution(x, self.mix.weight[:T], None if bias is None else bias[:T])
+        return masked_convolution(x, *self.mix.rows(0, x.shape[1]))
 
     def step(self, x: Tensor, state: History) -> Tensor:
         """One row of the matrix per position."""

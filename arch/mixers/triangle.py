@@ -4,9 +4,10 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from arch.cost import Cost
-from arch.kernels import masked_convolution
+from arch.masked_conv import masked_convolution
 
 
 class Triangle(nn.Module):
@@ -76,11 +77,11 @@ class Diagonals(nn.Module):
         self.bias = nn.Parameter(torch.empty(context)) if bias else None
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """As `Triangle.rows`; what stands above the diagonal is never read."""
+        """As `Triangle.rows`, with zeros above the diagonal."""
         end = start + count
-        positions = torch.arange(end, device=self.weight.device)
-        lag = (positions[start:, None] - positions).clamp(min=0)
-        return self.weight[lag], None if self.bias is None else self.bias[start:end]
+        lags = F.pad(self.weight[:end], (count - 1, 0)).flip(0)  # the longest first
+        weight = lags.unfold(0, end, 1).flip(0)
+        return weight, None if self.bias is None else self.bias[start:end]
 
     def cost(self, length: int, d_model: int) -> Cost:
         """As `Triangle.cost`, but nothing is stored above the diagonal."""

@@ -162,13 +162,10 @@ def trainer(
     return Trainer(model=model, args=arguments, train_dataset=rows)  # pyright: ignore
 
 
-def plain_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
-    """`arch.kernels.masked_convolution` of one triangle, without it."""
+def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`arch.masked_conv.masked_convolution` of one triangle, without it."""
     y = torch.tril(weight) @ x
-    y = y if bias is None else y + bias[:, None]
-    return y if residual is None else y + residual
+    return y if bias is None else y + bias[:, None]
 
 
 class Rows(Dataset):
