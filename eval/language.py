@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.probes.windows import ends_of_text
@@ -18,6 +20,9 @@ from tokenizer import open_corpus
 
 PARTS = 500
 """Stories are kept apart in at most so many parts, for intervals."""
+
+LOGITS = 1 << 24
+"""Logits held at once, in entries."""
 
 Parts = dict[str, list[Any]]
 """`nats`, `tokens` and `bytes` of each part: of a story, or of several that follow each other."""
@@ -71,7 +76,7 @@ def measure_loss(
         batch_size: windows sent through the model together.
 
     Raises:
-        RequestError: fewer than two tokens.
+        RequestError: fewer than two tokens, or a loss that is not finite.
         CorpusError: the corpus cannot be read.
     """
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories)
@@ -87,10 +92,12 @@ def measure_loss(
         for i in range(0, len(inputs) if inputs.size else 0, batch_size):
             x = torch.from_numpy(inputs[i : i + batch_size].astype(np.int64)).to(device)
             y = torch.from_numpy(targets[i : i + batch_size].astype(np.int64)).to(device)
-            logits = checkpoint.model(x).float()
-            each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-            found.append(each.double().cpu().numpy())
+            found.append(_nats(checkpoint.model, x, y).cpu().numpy())
     nats, predicted = np.concatenate(found), len(tokens) - 1
+    if not np.isfinite(nats).all():
+        raise RequestError(
+            f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
+        )
     total, mean = float(nats.sum()), float(nats.mean())
     return Loss(
         tokens=predicted,
@@ -121,6 +128,20 @@ def bits_per_byte(parts: Sequence[Parts], models: Sequence[Hashable]) -> Interva
     part = [i for own in parts for i in range(len(own["nats"]))]
     model = [m for own, m in zip(parts, models, strict=True) for _ in own["nats"]]
     return Interval(*(bound / math.log(2) for bound in clustered(nats, sizes, part, model)))
+
+
+def _nats(model: LanguageModel, x: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy of each next token of `(B, T)` tokens, `(B * T,)` in float64.
+
+    Logits are made of a few positions at a time, so that a large vocabulary needs no more memory.
+    """
+    hidden = model.hidden(model.embed(x), model.config.n_layers).flatten(0, 1)
+    count = max(1, LOGITS // model.config.vocab_size)
+    each = [
+        F.cross_entropy(model.logits(some[None])[0].float(), tokens, reduction="none").double()
+        for some, tokens in zip(hidden.split(count), y.flatten().split(count), strict=True)
+    ]
+    return torch.cat(each)
 
 
 def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> Parts:

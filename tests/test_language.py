@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from scipy import stats
 
 from arch import load_model
+from eval import language
 from eval.__main__ import main
 from eval.checkpoints import open_checkpoint
 from eval.compare.evidence import gather
 from eval.compare.figures import measure
+from eval.errors import RequestError
 from eval.language import PARTS, bits_per_byte, measure_loss
 from eval.results import read_rows
 from tokenizer import load_tokenizer
@@ -41,6 +43,34 @@ def test_loss_is_the_mean_over_windows(model_directory: Make, tmp_path: Path) ->
     assert loss.bytes == sum(len(story.encode()) for story in stories)
     assert loss.nats_per_token == pytest.approx(nats / loss.tokens, rel=1e-5)
     assert loss.bits_per_byte == pytest.approx(nats / loss.bytes / math.log(2), rel=1e-5)
+
+
+def test_loss_holds_few_logits_at_once(
+    model_directory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tokens a batch has; what is found is the same."""
+    corpus = tmp_path / "valid.txt"
+    corpus.write_text("<|endoftext|>".join(f"Tom had {i} red balls." for i in range(40)))
+    checkpoint = open_checkpoint(model_directory())
+    sizes: list[int] = []
+    checkpoint.model.head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
+    whole = measure_loss(checkpoint, str(corpus))
+    assert max(sizes) > 100 * 400
+    sizes.clear()
+    monkeypatch.setattr(language, "LOGITS", 5 * 400 + 1)
+    parts = measure_loss(checkpoint, str(corpus))
+    assert set(sizes) <= {n * 400 for n in range(1, 6)}
+    assert sum(sizes) == parts.tokens * 400
+    assert parts.nats_per_token == pytest.approx(whole.nats_per_token, rel=1e-6)
+
+
+def test_a_loss_that_is_not_finite_is_refused(model_directory: Make, tmp_path: Path) -> None:
+    corpus = tmp_path / "valid.txt"
+    corpus.write_text("Tom had a red ball.\n<|endoftext|>\nThe end.")
+    checkpoint = open_checkpoint(model_directory())
+    checkpoint.model.head.weight[3] = math.nan
+    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
+        measure_loss(checkpoint, str(corpus))
 
 
 def test_loss_keeps_stories_apart(model_directory: Make, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from eval.inversion.answer import Answer
-from eval.inversion.metrics import ranks, tally
+from eval.inversion.metrics import tally
 from eval.probes.linear import Score
 from eval.ranks import token_ranks
 
@@ -58,8 +57,8 @@ def test_a_rank_is_the_mean_over_the_orders_of_ties(scores: list[float]) -> None
 def test_scores_that_say_nothing_rank_as_chance_does(value: float) -> None:
     """Over all truths the mean is that of a random order, and few are in the first five."""
     V = 101
-    answer = Answer(torch.full((V,), 7), torch.full((V, V), value))
-    found = ranks(answer, torch.arange(V))
+    answers, scores = torch.full((V,), 7), torch.full((V, V), value)
+    found = token_ranks(scores, torch.arange(V), answers).tolist()
     assert sum(found) / V == (V - 1) / 2
     figures = tally(found, list(range(V)))
     assert figures is not None

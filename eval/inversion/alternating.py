@@ -319,13 +319,14 @@ class _Search:
                     self.evaluations += len(rivals) * self.problem.length
                     rivals = self.problem.explaining(rivals, proof.tokens[0])
                 collisions = {0: rivals[:, 0].tolist()} if len(rivals) > 1 else {}
-        return Answer(
+        answer = Answer(
             tokens=torch.cat([hidden, proof.tokens], dim=1)[0],
             scores=torch.cat([scores, -proof.distances[0]]),
             collisions=collisions,
             certificate=("enumerated" if k == 1 else "residual") if proved else None,
             evaluations=self.evaluations,
         )
+        return self.problem.ranked(0, answer)
 
     def _apart(self, shown: Tensor) -> Tensor:
         """Distance at each visible position of the window, in units of its target: `(N, S)`."""

@@ -5,6 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+COLLISIONS = 16
+"""Tokens that an answer names, at most, where several lie within the limit."""
+
 
 @dataclass
 class Answer:
@@ -13,7 +16,9 @@ class Answer:
     Attributes:
         tokens: the tokens found, `(T,)`.
         scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
-            better.
+            better. `(T, 0)` once the ranks are known: see `Problem.ranked`.
+        ranks: how many tokens were held likelier than the true one at each position, `(T,)`, 0
+            where it was found; None where nobody asks.
         runner_up: distance of the second-best token at each position shown, `(S,)`; None for
             methods that do not try all tokens.
         collisions: positions at which several tokens lie within the limit, with those tokens.
@@ -31,6 +36,7 @@ class Answer:
 
     tokens: Tensor
     scores: Tensor
+    ranks: Tensor | None = None
     runner_up: Tensor | None = None
     collisions: dict[int, list[int]] = field(default_factory=dict)
     diverged: bool = False

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eval.circuit import Circuit, run_together
 from eval.errors import RequestError
+from eval.inversion.answer import Answer
 from eval.inversion.problem import Problem
 
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -48,6 +49,18 @@ class Batch:
     def circuit(self) -> Circuit:
         """Any one of the circuits, for the embedding, its scale and its pseudo-inverse."""
         return self.problems[0].circuit
+
+    def ranked(self, row: int, answer: Answer) -> Answer:
+        """As `Problem.ranked`, of the batch's row."""
+        for problem in self.problems:
+            if row < len(problem.target):
+                return problem.ranked(row, answer)
+            row -= len(problem.target)
+        raise IndexError(row)
+
+    def keeping_scores(self) -> "Batch":
+        """As `Problem.keeping_scores`, of all problems."""
+        return Batch(tuple(problem.keeping_scores() for problem in self.problems))
 
     def losses(self, embeddings: Tensor, objective: Objective) -> Tensor:
         """The objective of each row, `(B, T, D) -> (B,)`; rows do not touch each other."""

@@ -11,7 +11,7 @@ def chance(problem: Problem, lexicon: Lexicon, chance: list[torch.Generator]) ->
     """Answers without looking."""
     V = len(problem.circuit.vocabulary)
     answers = []
-    for generator in chance:
+    for p, generator in enumerate(chance):
         scores = torch.rand(problem.length, V, generator=generator)
-        answers.append(Answer(scores.argmax(dim=-1), scores))
+        answers.append(problem.ranked(p, Answer(scores.argmax(dim=-1), scores)))
     return answers

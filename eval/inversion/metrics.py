@@ -9,15 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from eval.inversion.answer import Answer
-from eval.ranks import token_ranks
-
-
-def ranks(answer: Answer, truth: Tensor) -> list[float]:
-    """The true tokens' ranks among the tokens that the solver could have answered, `(T,)` of them.
-
-    The answer comes first, the others by their scores, so that 0 means found; see `token_ranks`.
-    """
-    return token_ranks(answer.scores, truth, answer.tokens).tolist()
 
 
 def tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:

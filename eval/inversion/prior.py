@@ -49,5 +49,6 @@ def expected(problem: Problem, lexicon: Lexicon, weight: float = 1.0) -> list[An
 def _answers(problem: Problem, found: Tensor, scores: Tensor, seconds: float) -> list[Answer]:
     spent = problem.length * (len(problem.circuit.vocabulary) + 1)
     return [
-        Answer(found[p], scores[p], evaluations=spent, seconds=seconds) for p in range(len(found))
+        problem.ranked(p, Answer(found[p], scores[p], evaluations=spent, seconds=seconds))
+        for p in range(len(found))
     ]

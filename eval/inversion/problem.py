@@ -1,6 +1,6 @@
 """One inversion problem: what is shown of a circuit's output, and how exact that showing is."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -8,7 +8,10 @@ from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
+from eval.inversion.answer import COLLISIONS, Answer
+from eval.inversion.decode import restrict
 from eval.inversion.slices import Slice
+from eval.ranks import token_ranks
 
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
@@ -31,6 +34,7 @@ class Problem:
         limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
             what the noise adds.
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
+        allowed: the only tokens that an answer may hold; None for all.
     """
 
     circuit: Circuit
@@ -40,6 +44,8 @@ class Problem:
     floor: Tensor
     limit: Tensor
     noise: Tensor
+    allowed: tuple[int, ...] | None = None
+    _truth: Tensor | None = field(default=None, repr=False)  # `(P, T)`, for `ranked` alone
 
     @property
     def hidden(self) -> int | None:
@@ -54,6 +60,55 @@ class Problem:
             floor=self.floor[rows],
             limit=self.limit[rows],
             noise=self.noise[rows],
+            _truth=None if self._truth is None else self._truth[rows],
+        )
+
+    def ranked(self, p: int, answer: Answer, first: int = 0) -> Answer:
+        """What a solver answers to prompt p, its scores turned into the true tokens' ranks.
+
+        Scores are V numbers a position: kept, they would outgrow everything else. Where nobody asks
+        for ranks (`pose`), the answer keeps its scores, but none of its batch's.
+
+        Args:
+            p: the prompt's number.
+            answer: with scores.
+            first: the position of its first token.
+        """
+        tokens, scores = answer.tokens, answer.scores
+        diverged = answer.diverged or not bool(scores.isfinite().all())
+        if self.allowed:
+            scores = restrict(scores, self.allowed)
+            tokens = scores.argmax(dim=-1)
+        answer = replace(answer, tokens=tokens.clone(), diverged=diverged)
+        if self._truth is None:
+            return replace(answer, scores=scores.clone())
+        truth = self._truth[p, first : first + len(tokens)].to(tokens.device)
+        ranks = token_ranks(scores, truth, tokens)
+        listed = {t: several[:COLLISIONS] for t, several in answer.collisions.items()}
+        none = scores.new_empty(len(tokens), 0)
+        return replace(answer, scores=none, ranks=ranks, collisions=listed)
+
+    def keeping_scores(self) -> "Problem":
+        """The same for a solver that goes on with another's scores."""
+        return replace(self, allowed=None, _truth=None)
+
+    def lengthened(self, p: int, answer: Answer) -> Answer:
+        """The answer to this problem of an answer to its `shortened` one.
+
+        Of a token after the last position shown nothing is known: all tokens fit alike.
+        """
+        first, V = len(answer.tokens), len(self.circuit.vocabulary)
+        if first == self.length:
+            return answer
+        rest, listed = answer.tokens.new_zeros(self.length - first), list(range(min(V, COLLISIONS)))
+        unknown = self.ranked(p, Answer(rest, torch.zeros(len(rest), V).to(rest.device)), first)
+        assert answer.ranks is not None
+        assert unknown.ranks is not None
+        return replace(
+            answer,
+            tokens=torch.cat([answer.tokens, unknown.tokens]),
+            ranks=torch.cat([answer.ranks, unknown.ranks]),
+            collisions=answer.collisions | dict.fromkeys(range(first, self.length), listed),
         )
 
     def shortened(self) -> "Problem":
@@ -148,17 +203,19 @@ def pose(
     measured: Measured | None = None,
     noise: float = 0.0,
     generators: list[torch.Generator] | None = None,
+    ranked: bool = False,
 ) -> Problem:
     """Makes the problem of recovering `tokens`, `(P, T)`, from a slice of the circuit's output.
 
     Args:
         circuit: the circuit.
-        tokens: the truth, which only measuring looks at.
+        tokens: the truth, which only measuring looks at, and ranking.
         shown: the slice.
         measured: of the same circuit and tokens, where it is known already.
         noise: standard deviation of Gaussian noise in the target, in units of the root mean square
             of each position's shown outputs.
         generators: the source of each prompt's noise.
+        ranked: whether answers hold the ranks of `tokens` rather than all scores.
 
     Raises:
         RequestError: as `measure`, or an empty slice.
@@ -174,7 +231,8 @@ def pose(
         target = target + size[..., None] * drawn.to(target)
     # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
     limit = ACCEPT * floor + size * (channels**0.5 + 4 / 2**0.5)
-    return Problem(circuit, shown, tokens.shape[1], target, floor, limit, size)
+    truth = tokens if ranked else None
+    return Problem(circuit, shown, tokens.shape[1], target, floor, limit, size, None, truth)
 
 
 def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:

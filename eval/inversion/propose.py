@@ -29,13 +29,16 @@ def propose(problem: Problem, lexicon: Lexicon) -> list[Answer]:
     proof = settle(problem, reader, None)
     P, seconds = len(proof.tokens), time.perf_counter() - started
     return [
-        Answer(
-            tokens=proof.tokens[p],
-            scores=-proof.distances[p],
-            certificate="residual" if proof.proved[p] else None,
-            evaluations=int(proof.evaluations[p]),
-            seconds=seconds / P,
-            notes={"swept": int(proof.swept[p])},
+        problem.ranked(
+            p,
+            Answer(
+                tokens=proof.tokens[p],
+                scores=-proof.distances[p],
+                certificate="residual" if proof.proved[p] else None,
+                evaluations=int(proof.evaluations[p]),
+                seconds=seconds / P,
+                notes={"swept": int(proof.swept[p])},
+            ),
         )
         for p in range(P)
     ]

@@ -1,6 +1,7 @@
 """Runs jobs: poses their problems, calls the solver, and makes a row of every answer."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,11 +9,10 @@ from torch import Tensor
 
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
-from eval.inversion.answer import Answer
+from eval.inversion.answer import COLLISIONS, Answer
 from eval.inversion.batch import Batch
-from eval.inversion.decode import restrict
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.metrics import extras, nearest_rival, ranks, tally, verdicts
+from eval.inversion.metrics import extras, nearest_rival, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
 from eval.inversion.sweep import sweep_layers
@@ -81,17 +81,15 @@ class Runner:
         if method.family == "gradient":
             given = [torch.tensor(cell.prompt.tokens, device=device) for cell in cells]
             truth = (torch.stack(given),) if method.name == "descent" else ()
-            answers = method.solve(Batch(tuple(problems)), chance, *truth, **method.settings)
-            allowed = job.allowed
-            return [_restricted(answer, allowed) for answer in answers] if allowed else answers
+            asked = tuple(replace(problem, allowed=job.allowed) for problem in problems)
+            return method.solve(Batch(asked), chance, *truth, **method.settings)
         if method.name == "sweep":
             shown = [problem.shortened() for problem in problems]
             found = sweep_layers(shown, **method.settings)
-            lengths = [problem.length for problem in problems]
             return [
-                _lengthened(answer, length)
-                for own, length in zip(found, lengths, strict=True)
-                for answer in own
+                problem.lengthened(p, answer)
+                for problem, answers in zip(problems, found, strict=True)
+                for p, answer in enumerate(answers)
             ]
         (problem,) = problems
         lexicon = self._lexicon(cells[0].site)
@@ -99,7 +97,7 @@ class Runner:
             return method.solve(problem, lexicon, chance)
         given = (chance,) if method.random else ()
         answers = method.solve(problem.shortened(), lexicon, *given, **method.settings)
-        return [_lengthened(answer, problem.length) for answer in answers]
+        return [problem.lengthened(p, answer) for p, answer in enumerate(answers)]
 
     def _pose(self, cells: list[Cell]) -> Problem:
         """The problem of cells that share a target."""
@@ -114,7 +112,7 @@ class Runner:
         circuit = self._circuit(first.site)
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
-        return pose(circuit, truth, first.slice, own, first.noise, chance)
+        return pose(circuit, truth, first.slice, own, first.noise, chance, ranked=True)
 
     def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
         assert self._now
@@ -156,9 +154,10 @@ def _row(
     real, shown = prompt.real, cell.slice.positions(problem.length)
     tokens = list(prompt.tokens[:real])
     truth = torch.tensor(tokens)
-    answer.tokens, answer.scores = answer.tokens[:real].cpu(), answer.scores[:real].cpu()
+    assert answer.ranks is not None
+    answer.tokens = answer.tokens[:real].cpu()
     seen = {t for t in shown if t < real}
-    rank, found = ranks(answer, truth), answer.tokens.tolist()
+    rank, found = answer.ranks[:real].tolist(), answer.tokens.tolist()
     floor = problem.floor[p, : len(seen)]
     runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
     return {
@@ -198,7 +197,7 @@ def _row(
         "uncertified": problem.circuit.uncertified,
         "verdict": verdicts(answer, truth, within),
         "collisions": [
-            {"position": t, "tokens": checkpoint.pieces(same[:SHOWN_COLLISIONS])}
+            {"position": t, "tokens": checkpoint.pieces(same[:COLLISIONS])}
             for t, same in answer.collisions.items()
             if t < real
         ],
@@ -207,28 +206,6 @@ def _row(
         "seconds": round(answer.seconds, 4),
         "notes": answer.notes,
     }
-
-
-SHOWN_COLLISIONS = 16
-
-
-def _lengthened(answer: Answer, length: int) -> Answer:
-    """With tokens after the last one shown, of which a causal output says nothing at all."""
-    missing = length - len(answer.tokens)
-    if missing:
-        V = answer.scores.shape[1]
-        first = len(answer.tokens)
-        answer.tokens = torch.cat([answer.tokens, answer.tokens.new_zeros(missing)])
-        answer.scores = torch.cat([answer.scores, answer.scores.new_zeros(missing, V)])
-        answer.collisions |= {t: list(range(V)) for t in range(first, length)}
-    return answer
-
-
-def _restricted(answer: Answer, allowed: tuple[int, ...]) -> Answer:
-    """The best tokens among those allowed."""
-    answer.scores = restrict(answer.scores, allowed)
-    answer.tokens = answer.scores.argmax(dim=-1)
-    return answer
 
 
 def _generator(prompt: Prompt, seed: object) -> torch.Generator:

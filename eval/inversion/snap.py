@@ -38,7 +38,7 @@ def snap(
         resolve: of Adam on the hidden ones.
         likeliest: tokens of each hidden position that are run exactly.
     """
-    batch, k = Batch((problem,)), problem.hidden
+    batch, k = Batch((problem,)).keeping_scores(), problem.hidden
     assert k
     first = adam(batch, chance, steps=steps)
     tokens = torch.stack([answer.tokens for answer in first])
@@ -59,7 +59,7 @@ def snap(
         answer.certificate = (
             "residual" if problem.of([p]).residual(answer.tokens[None])[1] else None
         )
-        answers.append(answer)
+        answers.append(problem.ranked(p, answer))
     return answers
 
 

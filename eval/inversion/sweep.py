@@ -95,14 +95,17 @@ def _join(outputs: list[Tensor]) -> Tensor:
 def _answers(problem: Problem, swept: "Swept", proof: str, seconds: float) -> list[Answer]:
     near = swept.distances.gather(-1, swept.tokens[..., None])[..., 0] <= problem.limit
     return [
-        Answer(
-            tokens=swept.tokens[p],
-            scores=-swept.distances[p],
-            runner_up=runner_up(swept.distances[p]),
-            collisions=collisions(swept.distances[p], problem.limit[p]),
-            certificate=proof if near[p].all() else None,
-            evaluations=problem.length * len(problem.circuit.vocabulary),
-            seconds=seconds,
+        problem.ranked(
+            p,
+            Answer(
+                tokens=swept.tokens[p],
+                scores=-swept.distances[p],
+                runner_up=runner_up(swept.distances[p]),
+                collisions=collisions(swept.distances[p], problem.limit[p]),
+                certificate=proof if near[p].all() else None,
+                evaluations=problem.length * len(problem.circuit.vocabulary),
+                seconds=seconds,
+            ),
         )
         for p in range(len(swept.tokens))
     ]

@@ -45,7 +45,8 @@ def pia(
         objective: by its name.
         check: rows that are solved leave after every so many steps.
     """
-    answers = drive(_Pia(batch, chance, rate, pull, objective), steps, check)
+    solver = _Pia(batch.keeping_scores(), chance, rate, pull, objective)
+    answers = drive(solver, steps, check)
     open_rows = [row for row, answer in enumerate(answers) if answer.certificate is None]
     if open_rows:
         started = time.perf_counter()
@@ -54,15 +55,16 @@ def pia(
         scores = torch.stack([answers[row].scores for row in open_rows])
         picked = _pick(part, scores, _Lists(nearest, proposals), by_name(objective))
         share = (time.perf_counter() - started) / len(open_rows)
-        for row, tokens, done in zip(open_rows, picked, part.solved(picked).tolist(), strict=True):
+        solved = part.solved(picked).tolist()
+        for i, (row, tokens, done) in enumerate(zip(open_rows, picked, solved, strict=True)):
             answer = answers[row]
-            answer.scores = _first(answer.scores, tokens)
+            answer.scores = _first(scores[i], tokens)
             answer.tokens, answer.certificate = tokens, "residual" if done else None
             answer.steps = steps if done else None
             tried = batch.length * (1 + nearest + proposals) + 1
             answer.evaluations += tried * batch.length
             answer.seconds += share
-    return answers
+    return [batch.ranked(row, answer) for row, answer in enumerate(answers)]
 
 
 @dataclass(frozen=True)

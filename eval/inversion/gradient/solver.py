@@ -76,8 +76,7 @@ def drive(solver: Solver, steps: int, check: int) -> list[Answer]:
             solved = solver.batch.solved(tokens).tolist()
             for row, done in enumerate(solved):
                 if done or step == steps:
-                    diverged = not bool(scores[row].isfinite().all())
-                    answer = Answer(tokens[row], scores[row], diverged=diverged)
+                    answer = solver.batch.ranked(row, Answer(tokens[row], scores[row]))
                     if done:
                         answer.certificate, answer.steps = "residual", step
                     answers[rows[row]] = answer
