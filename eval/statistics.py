@@ -1,9 +1,7 @@
 """95 % intervals: of shares counted over trials, and of shares whose trials come in clusters."""
 
-import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -21,17 +19,23 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval of a share (Wilson 1927), for n >= 1 independent trials."""
-    share, z2 = successes / n, NormalDist().inv_cdf((1 + CONFIDENCE) / 2) ** 2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * share * (1 - share) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    """Wilson's two-sided score interval of a share (Wilson 1927), for n >= 1 independent trials."""
+    from scipy.stats import binomtest
+
+    share = successes / n
+    low, high = binomtest(successes, n).proportion_ci(CONFIDENCE, "wilson")
     # Rounding must not put the share outside its own limits.
-    return Interval(share, min(max(0.0, middle - half), share), max(min(1.0, middle + half), share))
+    return Interval(share, min(float(low), share), max(float(high), share))
 
 
-def no_failures(n: int) -> Interval:
-    """The rule of three: a share of 1 in n >= 1 trials, failures at most 3/n (Hanley 1983)."""
-    return Interval(1.0, max(0.0, 1 - 3 / n), 1.0)
+def at_most(failures: int, n: int) -> float:
+    """The share of failures that `failures` in n >= 1 independent trials leave possible.
+
+    One-sided and exact (Clopper and Pearson 1934); about 3/n where nothing failed.
+    """
+    from scipy.stats import binomtest
+
+    return float(binomtest(failures, n, alternative="less").proportion_ci(CONFIDENCE, "exact").high)
 
 
 def clustered(
@@ -42,12 +46,14 @@ def clustered(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """sum(values) / sum(weights), its interval by a bootstrap over prompts and models at once.
+    """sum(values) / sum(weights), with an interval for prompts and models drawn at random.
 
-    Prompts and models are crossed: each is drawn anew on its own, with replacement, and an item
-    counts as often as its prompt was drawn times as often as its model was (the pigeonhole
-    bootstrap, Owen 2007, which errs on the wide side). With one model this is the usual cluster
-    bootstrap over prompts, and the other way round. Limits are percentiles.
+    Where prompts and models are crossed, by a bootstrap over both at once: each is drawn anew on
+    its own, with replacement, and an item counts as often as its prompt was drawn times as often as
+    its model was (the pigeonhole bootstrap, Owen 2007, which errs on the wide side). With one model
+    this is the usual cluster bootstrap over prompts, and the other way round. Limits are
+    percentiles. Where each prompt was asked of one of several models alone, prompts are nested in
+    models: see `_nested`.
 
     Args:
         values: of each item, such as its tokens recovered.
@@ -65,6 +71,8 @@ def clustered(
     above, below = np.zeros((2, P, M))
     np.add.at(above, (row, column), values)
     np.add.at(below, (row, column), weights)
+    if 1 < M <= P == len(set(zip(prompts, models, strict=True))):
+        return _nested(above.sum(axis=1), below.sum(axis=1), column[np.unique(row, True)[1]])
     draws = _draws(P, resamples, seed), _draws(M, resamples, seed + 1)
     numerator = ((draws[0] @ above) * draws[1]).sum(axis=1)
     denominator = ((draws[0] @ below) * draws[1]).sum(axis=1)
@@ -83,25 +91,24 @@ def share(
 ) -> Interval:
     """The share of tokens hit, with the interval that fits the case.
 
-    Clustered as above. Where every token is hit, or none, no resample can vary: the rule of three
-    then, with the pairs of prompt and model for its trials, since the tokens of one pair stand or
-    fall together. A single pair says nothing of others: from none to all.
+    Clustered as above, between 0 and 1. Where every token is hit, or none, nothing varies: Wilson's
+    interval then, with the pairs of prompt and model for its trials, since the tokens of one pair
+    stand or fall together. A single pair says nothing of others: from none to all.
     """
     pairs = len(set(zip(prompts, models, strict=True)))
     total, possible = sum(hits), sum(counts)
     if pairs == 1:
         return Interval(total / possible, 0.0, 1.0)
-    if total == possible:
-        return no_failures(pairs)
-    if total == 0:
-        return Interval(0.0, 0.0, 1 - no_failures(pairs).low)
-    return clustered(hits, counts, prompts, models)
+    if total in (0, possible):
+        return wilson(pairs if total else 0, pairs)
+    estimate, low, high = clustered(hits, counts, prompts, models)
+    return Interval(estimate, max(low, 0.0), min(high, 1.0))
 
 
 def exact_share(
     exact: Sequence[bool], prompts: Sequence[Hashable], models: Sequence[Hashable]
 ) -> Interval:
-    """The share of prompts found whole: Wilson's interval, or the rule of three for all of them.
+    """The share of prompts found whole, with Wilson's interval.
 
     Trials are pairs of prompt and model: several solver seeds of one pair are not several trials.
     """
@@ -109,8 +116,6 @@ def exact_share(
     estimate = sum(exact) / len(exact)
     if pairs == 1:
         return Interval(estimate, 0.0, 1.0)
-    if estimate == 1:
-        return no_failures(pairs)
     found = wilson(round(estimate * pairs), pairs)
     return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
 
@@ -128,6 +133,33 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
     spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
     return Interval(mean, mean - half, mean + half)
+
+
+def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval:
+    """sum(above) / sum(below), its interval where each prompt belongs to one model.
+
+    Student's, by the ratio's linearised variance between models, with a degree of freedom less than
+    there are models; or between prompts, where that is larger, as it is by chance where models are
+    alike (few models can also agree by chance). A bootstrap of few models draws too few different
+    ones: of three that differ much it covers the truth 80 times in 100.
+
+    Args:
+        above: values summed over each prompt, `(P,)`.
+        below: weights summed over each prompt, `(P,)`.
+        model: the model of each prompt, numbered from 0, `(P,)`.
+    """
+    from scipy.stats import t
+
+    estimate = float(above.sum() / below.sum())
+    apart = (above - estimate * below) / below.sum()
+
+    def spread(sums: np.ndarray) -> tuple[float, int]:
+        n = len(sums)
+        return n / (n - 1) * float(np.square(sums).sum()), n - 1
+
+    variance, freedom = max(spread(apart), spread(np.bincount(model, apart)))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * variance**0.5
+    return Interval(estimate, estimate - half, estimate + half)
 
 
 def _numbered(names: Sequence[Hashable]) -> tuple[np.ndarray, int]:

@@ -8,7 +8,7 @@ from eval.inversion.summary import summarise
 from eval.report import render_page, summary_table, terminal_table
 from eval.report.evidence import headline, scores
 from eval.report.wording import duration, number, percent
-from eval.statistics import no_failures
+from eval.statistics import wilson
 from tests.report_cases import (
     Page,
     expected_lines,
@@ -116,7 +116,7 @@ def test_a_seed_that_stopped_earlier_is_after_training_too():
 
 def test_interval_counts_prompts_not_tokens():
     record = next(r for r in summary_table(ROWS) if r["column"] == "exact" and r["top1"] == 1)
-    assert (record["low"], record["high"]) == pytest.approx(no_failures(8)[1:])
+    assert (record["low"], record["high"]) == pytest.approx(wilson(8, 8)[1:])
 
 
 def test_margin_of_a_search_that_did_not_arrive_is_left_out():

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, t
 
-from eval.statistics import Interval, clustered, exact_share, no_failures, over_seeds, share, wilson
+from eval.statistics import Interval, at_most, clustered, exact_share, over_seeds, share, wilson
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,19 @@ def test_wilson_holds_its_own_estimate():
             assert 0 <= found.low <= found.estimate <= found.high <= 1
 
 
-@pytest.mark.parametrize(("n", "low"), [(1, 0.0), (3, 0.0), (30, 0.9), (300, 0.99)])
-def test_no_failures_is_the_rule_of_three(n, low):
-    assert no_failures(n) == pytest.approx((1.0, low, 1.0))
-    if n >= 30:  # which approximates the exact bound
-        assert low == pytest.approx(0.05 ** (1 / n), abs=0.006)
+@pytest.mark.parametrize(("n", "high"), [(1, 0.95), (30, 0.0950), (300, 0.00994), (1690, 0.00177)])
+def test_no_failure_in_n_trials_leaves_three_in_n_at_most(n, high):
+    assert at_most(0, n) == pytest.approx(1 - 0.05 ** (1 / n))
+    assert at_most(0, n) == pytest.approx(high, rel=0.005)
+    if n >= 30:  # the rule of three (Hanley 1983) approximates it
+        assert at_most(0, n) == pytest.approx(3 / n, rel=0.06)
+
+
+def test_failures_raise_the_bound():
+    bounds = [at_most(failures, 20) for failures in range(21)]
+    assert bounds == sorted(bounds)
+    assert bounds[1] == pytest.approx(0.2161, abs=5e-4)  # 1 of 20, one-sided, Clopper and Pearson
+    assert bounds[-1] == 1
 
 
 def test_one_factor_agrees_with_scipy():
@@ -100,6 +108,43 @@ def test_coverage_of_clustered_data():
     assert coverage(30, 12, 0.1, 0.0) > 0.92
 
 
+def dealt(P, M, spread_of_models, rounds=300):
+    """How often the interval of shares holds the truth where prompts are dealt out to models."""
+    rng = np.random.default_rng(4)
+    held = 0
+    models = np.arange(P) % M
+    for _ in range(rounds):
+        chance = 0.5 + rng.normal(0, spread_of_models, M)[models] + rng.normal(0, 0.15, P)
+        hits = rng.binomial(3, chance.clip(0, 1))
+        found = share(hits.tolist(), [3] * P, list(range(P)), models.tolist())
+        held += found.low <= 0.5 <= found.high
+    return held / rounds
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize(("P", "M"), [(50, 3), (51, 5), (60, 12)])
+def test_coverage_of_prompts_dealt_out_to_models(P, M, spread):
+    assert 0.9 < dealt(P, M, spread) < 0.995
+
+
+def test_a_dealt_out_design_is_told_from_a_crossed_one():
+    hits, models = [3, 1, 2, 0, 3, 3, 0, 1, 2, 0, 0, 1], list(range(3)) * 4
+    nested = clustered(hits, [3] * 12, range(12), models)
+    means = np.array([np.mean(hits[m::3]) for m in range(3)]) / 3
+    spread = max(np.std(means, ddof=1) / 3**0.5 * t.ppf(0.975, 2),
+                 np.std(np.array(hits) / 3, ddof=1) / 12**0.5 * t.ppf(0.975, 11))  # fmt: skip
+    assert nested == pytest.approx(
+        (np.mean(means), np.mean(means) - spread, np.mean(means) + spread)
+    )
+    crossed = clustered(hits, [3] * 12, [i // 3 for i in range(12)], models)
+    assert crossed.estimate == nested.estimate
+    assert crossed[1:] != pytest.approx(nested[1:], abs=0.01)
+    twice = clustered(hits * 2, [3] * 24, [*range(12)] * 2, models * 2)  # two solver seeds each
+    assert twice == pytest.approx(nested)
+    some = share([3, 3, 3, 3, 3, 2], [3] * 6, range(6), [0, 1, 2] * 2)
+    assert some.high == 1  # a share, whatever the spread
+
+
 def test_equal_arguments_give_equal_limits():
     hits = np.random.default_rng(0).integers(0, 20, 60).tolist()
     arguments = (hits, [20] * 60, list(range(30)) * 2, [0] * 30 + [1] * 30)
@@ -112,15 +157,15 @@ def test_nothing_varies_where_everything_is_equal():
 
 
 def test_a_draw_without_items_is_left_out():
-    found = clustered([1, 0], [1, 1], "ab", "xy")  # prompt a with model y was never asked
-    assert 0 <= found.low <= 0.5 <= found.high <= 1
+    found = clustered([1, 0, 1], [1, 1, 1], "aba", "xyy")  # prompt b was never asked of model x
+    assert 0 <= found.low <= 2 / 3 <= found.high <= 1
 
 
 def test_share_takes_the_interval_that_fits():
     prompts, models = "aabb", [0, 1, 0, 1]
-    assert share([5] * 4, [5] * 4, prompts, models) == no_failures(4)
-    assert share([5] * 4, [5] * 4, "abab", "xxxx") == no_failures(2)  # two solver seeds each
-    assert share([0] * 200, [5] * 200, range(200), [0] * 200) == pytest.approx((0, 0, 0.015))
+    assert share([5] * 4, [5] * 4, prompts, models) == wilson(4, 4)
+    assert share([5] * 4, [5] * 4, "abab", "xxxx") == wilson(2, 2)  # two solver seeds each
+    assert share([0] * 200, [5] * 200, range(200), [0] * 200) == wilson(0, 200)
     assert share([4], [5], "a", "x") == (0.8, 0, 1)
     some = share([5, 3, 4, 5], [5] * 4, prompts, models)
     assert some == clustered([5, 3, 4, 5], [5] * 4, prompts, models)
@@ -128,12 +173,22 @@ def test_share_takes_the_interval_that_fits():
 
 
 def test_exact_share_counts_pairs_of_prompt_and_model():
-    assert exact_share([True] * 6, "abcabc", [0, 0, 0, 1, 1, 1]) == no_failures(6)
-    assert exact_share([True] * 6, "abcabc", [0] * 6) == no_failures(3)
+    assert exact_share([True] * 6, "abcabc", [0, 0, 0, 1, 1, 1]) == wilson(6, 6)
+    assert exact_share([True] * 6, "abcabc", [0] * 6) == wilson(3, 3)
     assert exact_share([True, True, False, False], "abcd", [0] * 4) == wilson(2, 4)
     assert exact_share([True, True, False, False], "aabb", [0] * 4) == wilson(1, 2)
     assert exact_share([False, False], "ab", [0] * 2) == wilson(0, 2)
     assert exact_share([False], "a", [0]) == (0, 0, 1)
+
+
+def test_more_prompts_found_whole_never_lower_the_interval():
+    """At all of them as elsewhere: the interval has two sides."""
+    for n in (4, 8, 30):
+        whole = [exact_share([i < k for i in range(n)], range(n), [0] * n) for k in range(n + 1)]
+        assert [found.low for found in whole] == sorted(found.low for found in whole)
+        assert [found.high for found in whole] == sorted(found.high for found in whole)
+        for k, found in enumerate(whole):  # hits and misses are told alike
+            assert found.low == pytest.approx(1 - whole[n - k].high)
 
 
 def test_seeds_need_two():

@@ -9,10 +9,10 @@ import pytest
 from eval.__main__ import main
 from eval.errors import RequestError
 from eval.inversion.layout import lay_out, number_text, share_text, to_csv, to_markdown
-from eval.inversion.summary import PLACE, is_false_accept, summarise, summarise_verdicts
+from eval.inversion.summary import PLACE, accepts, is_false_accept, summarise, summarise_verdicts
 from eval.report import render_page
 from eval.results import Results
-from eval.statistics import clustered, no_failures, wilson
+from eval.statistics import at_most, clustered, wilson
 from tests.report_cases import make_row, make_rows
 
 ROWS = make_rows(count=6)
@@ -69,7 +69,7 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
 def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
     record = only(summarise([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
     for name in ("self", "exact"):
-        assert (record[name], record[f"{name}_low"]) == pytest.approx(no_failures(30)[:2])
+        assert (record[name], record[f"{name}_low"]) == pytest.approx(wilson(30, 30)[:2])
     rows = [make_row(method="alternating", prompt=p, share=(1.0, float(p > 3))) for p in range(30)]
     record = only(summarise(rows))
     interval = [record[f"exact{suffix}"] for suffix in ("", "_low", "_high")]
@@ -89,7 +89,7 @@ def test_solver_seeds_are_pooled_and_are_not_trials():
     rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
     record = only(summarise(rows))
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
-    assert record["exact_low"] == no_failures(5).low
+    assert record["exact_low"] == wilson(5, 5).low
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,21 @@ def test_false_accepts():
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
 
 
+def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
+    rows = make_rows(models=("flat",), count=5)  # layers, methods and seeds are no trials
+    right = [row for row in rows if row["at_floor"]]
+    pairs = {(str(row["truth"]), row["checkpoint"]["weights_sha256"]) for row in right}
+    found = accepts(rows)
+    assert found == (0, len(right), 16 * len(right), 0, len(pairs))
+    assert len(pairs) < len(right) / 3
+    assert found.bound == at_most(0, len(pairs))
+    one = right[0] | {"found": [9] * 16, "exact": False}  # the same pair, at two layers
+    several = [*rows, one | {"key": "x"}, one | {"key": "y", "site": {"layer": 3, "part": "block"}}]
+    assert accepts(several)[::3] == (2, 1)
+    halved = [row | {"uncertified": "weights in float16"} for row in rows]
+    assert accepts(halved).answers == 0
+
+
 def test_verdicts_are_summed_up_beside_the_methods():
     rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
     records = summarise_verdicts(rows)
@@ -199,10 +214,8 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert record["nonself_gradient"] == pytest.approx(len(found) / 36)
     assert record["nonself_search"] == pytest.approx(1 - len(found) / 36)
     assert record["nonself_search_low"] < record["nonself_search"] < 1
-    assert (record["nonself_not_found"], record["nonself_not_found_high"]) == (
-        0,
-        pytest.approx(3 / 12),
-    )
+    assert record["nonself_not_found"] == 0
+    assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
     assert records[0]["nonself_gradient"] is None
     assert not {"method", "settings"} & record.keys()
     text = to_markdown(records)
@@ -257,7 +270,8 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert "alternating" in printed
     assert "Verdicts across methods" in printed
     assert printed.endswith(
-        "False accepts: 0 of 36 answers at the floor (576 tokens), at most 8.33 % of them.\n"
+        "False accepts: 0 of 36 answers at the floor (576 tokens), in 0 of 4 pairs of prompt and "
+        "model: at most 52.7 % of pairs.\n"
     )
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
     assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
@@ -270,7 +284,10 @@ def test_command_counts_false_accepts(tmp_path, capsys):
     results.append([wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)])
     assert main(["summary", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("False accepts: 1 of 2 answers at the floor (12 tokens).\n")
+    assert out.endswith(
+        "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
+        "model: at most 100 % of pairs.\n"
+    )
     assert "Verdicts" not in out
 
 

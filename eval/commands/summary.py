@@ -9,9 +9,8 @@ from rich.table import Table
 
 from eval.files import write_text
 from eval.inversion.layout import lay_out, number_text, to_csv, to_markdown
-from eval.inversion.summary import Record, summarise, summarise_verdicts
+from eval.inversion.summary import Accepts, Record, accepts, summarise, summarise_verdicts
 from eval.results import read_rows
-from eval.statistics import no_failures
 
 PIPE_WIDTH = 200  # characters of a line where no terminal says how wide it is
 
@@ -30,32 +29,33 @@ def run(options: argparse.Namespace) -> None:
     if options.csv:
         write_text(options.csv, to_csv(records))
     if options.markdown:
-        write_text(options.markdown, _markdown(records, verdicts))
+        write_text(options.markdown, _markdown(records, verdicts, accepts(rows)))
     _print(records)
     if verdicts:
         print("\nVerdicts across methods")
         _print(verdicts)
-    print(f"\n{_accepts(records)}")
+    print(f"\n{_accepts_text(accepts(rows))}")
 
 
-def _markdown(records: list[Record], verdicts: list[Record]) -> str:
+def _markdown(records: list[Record], verdicts: list[Record], found: Accepts) -> str:
     text = to_markdown(records)
     if verdicts:
         text += f"\nVerdicts across methods. {to_markdown(verdicts)}"
-    return f"{text}\n{_accepts(records)}\n"
+    return f"{text}\n{_accepts_text(found)}\n"
 
 
-def _accepts(records: list[Record]) -> str:
-    """Whether any answer that was accepted is wrong, controls and noisy targets aside."""
-    clean = [record for record in records if not (record["control"] or record["noise"])]
-    wrong, answers, tokens = (
-        sum(record[field] for record in clean)
-        for field in ("false_accepts", "at_floor", "tokens_accepted")
+def _accepts_text(found: Accepts) -> str:
+    """Whether any answer that was accepted is wrong, and how many may be."""
+    text = (
+        f"False accepts: {found.wrong:,} of {found.answers:,} answers at the floor "
+        f"({found.tokens:,} tokens)"
     )
-    text = f"False accepts: {wrong:,} of {answers:,} answers at the floor ({tokens:,} tokens)"
-    if wrong or not answers:
+    if not found.answers:
         return f"{text}."
-    return f"{text}, at most {number_text(100 * (1 - no_failures(answers).low))} % of them."
+    return (
+        f"{text}, in {found.wrong_pairs:,} of {found.pairs:,} pairs of prompt and model: at most "
+        f"{number_text(100 * found.bound)} % of pairs."
+    )
 
 
 def _print(records: list[Record]) -> None:

@@ -6,7 +6,7 @@ shares carry 95 % intervals clustered on prompts and training seeds.
 
 from collections.abc import Callable, Hashable, Iterable
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.errors import RequestError
 from eval.identity import labels
@@ -27,7 +27,7 @@ from eval.inversion.fields import (
 from eval.inversion.metrics import set_recall
 from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, join, shares
 from eval.results import Row
-from eval.statistics import Interval, exact_share, share
+from eval.statistics import Interval, at_most, exact_share, share
 
 Record = dict[str, Any]
 
@@ -152,6 +152,46 @@ def figures(rows: list[Row]) -> Record:
             "prompts": len(set(prompts)),
             "models": len(set(models)),
         }
+    )
+
+
+class Accepts(NamedTuple):
+    """Answers at the floor, and the wrong ones among them; what they are of.
+
+    Attributes:
+        wrong: answers at the floor that are false accepts.
+        answers: answers at the floor.
+        tokens: of those answers.
+        wrong_pairs: pairs of prompt and model with a false accept.
+        pairs: pairs of prompt and model with an answer at the floor.
+    """
+
+    wrong: int
+    answers: int
+    tokens: int
+    wrong_pairs: int
+    pairs: int
+
+    @property
+    def bound(self) -> float:
+        """The share of pairs with a false accept, at most, with 95 % confidence; pairs >= 1.
+
+        Tokens, layers, methods and seeds of one pair stand or fall together: they are one trial.
+        """
+        return at_most(self.wrong_pairs, self.pairs)
+
+
+def accepts(rows: Iterable[Row]) -> Accepts:
+    """What was accepted, and how much of it wrongly; controls and noisy targets left out."""
+    clean = [row for row in recoveries(rows) if not {"control", "noise"} & variation(row).keys()]
+    answers = [row for row in clean if accepted(row)]
+    wrong = [row for row in answers if is_false_accept(row)]
+    return Accepts(
+        wrong=len(wrong),
+        answers=len(answers),
+        tokens=sum(row["length"] for row in answers),
+        wrong_pairs=len({(prompt(row), weights(row)) for row in wrong}),
+        pairs=len({(prompt(row), weights(row)) for row in answers}),
     )
 
 
