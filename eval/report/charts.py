@@ -6,8 +6,9 @@ nothing of colours of its own: `theme` does, for light and for dark.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,25 @@ def theme(dark: bool) -> dict[str, Any]:
             "diverging": {"scheme": "blueorange"},
         },
     }
+
+
+def whole_ticks(values: Iterable[float], steps: int = 12) -> list[int] | None:
+    """The ticks of an axis over whole numbers, each of them whole; None for other values.
+
+    Vega would put ticks between them, and write those rounded: 1, 2, 2, 3, 3.
+
+    Args:
+        values: what the axis is over.
+        steps: between the first tick and the last one, at most.
+    """
+    values = list(values)
+    if not values or any(value != int(value) for value in values):
+        return None
+    low, high = int(min(values)), int(max(values))
+    powers = (10**power for power in itertools.count())
+    sizes = (digit * power for power in powers for digit in (1, 2, 5))
+    step = next(size for size in sizes if high - low <= steps * size)
+    return list(range(-(-low // step) * step, high + 1, step))
 
 
 def library() -> str:

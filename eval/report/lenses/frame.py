@@ -11,6 +11,7 @@ import altair as alt
 from markupsafe import Markup
 
 from eval.lenses.named import Named
+from eval.report.charts import whole_ticks
 
 Document = dict[str, Any]
 Record = dict[str, Any]
@@ -203,7 +204,7 @@ def lines(
     """
     scale = alt.Scale(scheme="viridis") if ordered else alt.Undefined
     channels: dict[str, Any] = {
-        "x": alt.X(x if ":" in x else f"{x}:Q", axis=_axis(x)),
+        "x": alt.X(x if ":" in x else f"{x}:Q", axis=_axis(x, found)),
         "y": alt.Y("value:Q", title=y),
         "color": alt.Color(
             colour,
@@ -256,14 +257,16 @@ def heat(
     )
 
 
-def _axis(field: str) -> alt.Axis:
+def _axis(field: str, found: Sequence[Record] = ()) -> alt.Axis:
+    """Of a field; of one that is drawn to scale, with the records that it is drawn for."""
     if field == "place":
         return alt.Axis(labelAngle=-60, title=None, labelLimit=90)
     if field in ("method", "with"):
         return alt.Axis(labelAngle=-30, title=None, labelLimit=220)
-    if field == "layer":
-        return alt.Axis(labelAngle=0, tickMinStep=1, format="d")
-    return alt.Axis(labelAngle=0)
+    values = [record.get(field) for record in found]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    ticks = whole_ticks(numbers) if len(numbers) == len(values) else None
+    return alt.Axis(labelAngle=0, values=ticks, format=",d") if ticks else alt.Axis(labelAngle=0)
 
 
 def _tips(found: list[Record], *left_out: str) -> list[alt.Tooltip]:
