@@ -174,14 +174,14 @@ def distinct(models: Mapping[Key, Described]) -> dict[Key, str]:
     The name that its checkpoints share, or theirs without the seed; with the facts that others of
     the same label do not share; where those do not tell all apart, with what does.
     """
-    found = {key: _label(one) for key, one in models.items()}
-    for label in {label for label in found.values() if list(found.values()).count(label) > 1}:
-        alike = [key for key in models if found[key] == label]
+    result = {key: _label(one) for key, one in models.items()}
+    for label in {label for label in result.values() if list(result.values()).count(label) > 1}:
+        alike = [key for key in models if result[key] == label]
         ends = [_differences(models[key], [models[other] for other in alike]) for key in alike]
         if "" in ends or len(set(ends)) < len(ends):
             ends = [models[key].otherwise for key in alike]
-        found |= {key: f"{label} ({end})" for key, end in zip(alike, ends, strict=True)}
-    return found
+        result |= {key: f"{label} ({end})" for key, end in zip(alike, ends, strict=True)}
+    return result
 
 
 def sizes(about: Mapping[str, Any]) -> Facts:

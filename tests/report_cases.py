@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -183,6 +184,13 @@ def expected_lines(rows, layer):
         for model in ("flat", "llama")
         for kind, k in QUESTIONS
     ]
+
+
+def tick_labels(svg):
+    """The labels of every axis of a drawing by Vega."""
+    groups = re.findall(r"<g[^>]*role-axis-label[^>]*>(.*?)</g>", svg.read_text(), re.DOTALL)
+    axes = [re.findall(r"<text[^>]*>([^<]*)</text>", group) for group in groups]
+    return [[label for label in labels if label] for labels in axes]
 
 
 def renamed(row, name):

@@ -13,7 +13,7 @@ from eval.checkpoints import open_checkpoint
 from eval.compare.entries import enter
 from eval.compare.evidence import gather
 from eval.compare.figures import FLOPS, SECONDS, TOKENS, VALID_BITS
-from eval.compare.table import cell, find_column
+from eval.compare.table import cell, find_column, to_csv
 from eval.inversion.summary import summarise
 from eval.results import Results
 from eval.statistics import clustered
@@ -79,7 +79,7 @@ def test_seeds_are_pooled_with_students_interval(tmp_path: Path) -> None:
     assert (entry.label, len(entry.checkpoints)) == ("flat", 3)
     figure = entry.figures[VALID_BITS]
     low, high = stats.t.interval(0.95, 2, np.mean(bits), stats.sem(bits))
-    assert figure == pytest.approx((np.mean(bits), low, high, 3))
+    assert figure[:4] == pytest.approx((np.mean(bits), low, high, 3))
     apart = enter(gather(runs), every_seed=True)
     assert [e.label for e in apart] == ["flat-s0", "flat-s1", "flat-s2"]
     assert [e.figures[VALID_BITS].value for e in apart] == pytest.approx(bits)
@@ -105,10 +105,44 @@ def test_recovery_is_that_of_the_summary(tmp_path: Path) -> None:
     entry = table.entries[1]
     column = find_column(table.columns, "non-self [:, 3:, :] descent", "--sort")
     assert entry.figures[column.quantity] == (
-        record["nonself"], record["nonself_low"], record["nonself_high"], 3,
+        record["nonself"], record["nonself_low"], record["nonself_high"], 3, (16, 16),
     )  # fmt: skip
     assert dict(column.quantity.places)["layer"] == "last"
     assert find_column(table.columns, "non-self layer 2 [:, 3:, :] descent", "--sort")
+
+
+def test_prompts_of_different_lengths_are_one_figure(tmp_path: Path) -> None:
+    rows = [
+        make_row(hidden=k, method="adam", prompt=i, length=8 + i) for i in range(40) for k in (0, 3)
+    ]
+    last_alone = [
+        make_row(hidden=7 + i, method="sweep", prompt=i, length=8 + i, slice="[:, -1, :]")
+        for i in range(3)
+    ]
+    Results(tmp_path).append(rows + last_alone)
+    table = columns(tmp_path)
+    recovery = {c.heading.replace("\xa0", " "): c.quantity for c in table.sections["recovery"]}
+    assert {name for name in recovery if name.startswith("self")} == {
+        "self [:, 0:, :] adam, 8 to 47 tokens, %",
+        "self [:, 3:, :] adam, 8 to 47 tokens, %",
+        "self [:, -1, :] sweep, 8 to 10 tokens, %",
+    }
+    figure = table.entries[0].figures[recovery["non-self [:, 3:, :] adam, 8 to 47 tokens, %"]]
+    ranks = [rank for row in rows if row["hidden"] for rank in row["rank"][:3]]
+    assert figure.value == pytest.approx(sum(rank == 0 for rank in ranks) / len(ranks))
+    assert (figure.n, figure.lengths) == (40, (8, 47))
+    whole = recovery["non-self [:, -1, :] sweep, 8 to 10 tokens, %"]
+    assert table.entries[0].figures[whole].n == 3
+    (line,) = [c for c in to_csv(table).splitlines() if "self,1.0" in c and "non-" not in c]
+    assert "8 to 10 tokens" in line
+
+
+def test_what_all_columns_pool_is_said_once(tmp_path: Path) -> None:
+    rows = [make_row(prompt=i, length=8 + i) for i in range(3)]
+    Results(tmp_path).append(rows)
+    table = columns(tmp_path)
+    assert table.shared["recovery"].endswith(", 8 to 10 tokens")
+    assert not any("tokens" in c.heading for c in table.sections["recovery"])
 
 
 def test_settings_tell_apart_what_nothing_else_does(tmp_path: Path) -> None:
@@ -126,14 +160,14 @@ def test_a_new_kind_of_row_needs_no_code(tmp_path: Path) -> None:
     rows = [lens_row(3.0), lens_row(4.0, layer=4), lens_row(5.0, lens="tuned"), odd]
     Results(tmp_path).append(rows)
     table = columns(tmp_path)
-    names = {c.name: table.entries[0].figures[c.quantity] for c in table.columns}
+    names = {c.name: table.entries[0].figures[c.quantity][:4] for c in table.columns}
     lens = {name: figure for name, figure in names.items() if name.startswith("entropy")}
     assert lens == {
         "entropy layer 2 lens logit": (3.0, 2.0, 4.0, 7),
         "entropy lens logit": (4.0, 3.0, 5.0, 7),  # of the last layer
         "entropy layer 2 lens tuned": (5.0, 4.0, 6.0, 7),
     }
-    assert [(n, f.value) for n, f in names.items() if n.startswith("weight")] == [("weight", 2.5)]
+    assert [(n, f[0]) for n, f in names.items() if n.startswith("weight")] == [("weight", 2.5)]
     assert table.shared["odd"] == "layer 1, texture soft"
 
 
@@ -143,7 +177,7 @@ def test_rows_of_several_prompts_are_resampled(tmp_path: Path) -> None:
     Results(tmp_path).append(rows)
     (entry,) = enter(gather([tmp_path]))
     (figure,) = [own for quantity, own in entry.figures.items() if quantity.section == "lens"]
-    assert figure == (*clustered(values, [1.0] * 4, range(4), [0] * 4), 4)
+    assert figure[:4] == (*clustered(values, [1.0] * 4, range(4), [0] * 4), 4)
 
 
 def test_curves_and_probes_have_columns(tmp_path: Path) -> None:
@@ -156,9 +190,9 @@ def test_curves_and_probes_have_columns(tmp_path: Path) -> None:
              "information": 0.1, "nats": 5.0, "count": 90}  # fmt: skip
     Results(tmp_path).append([about | row for row in (curve, noise, probe)])
     table = columns(tmp_path)
-    found = {c.heading: table.entries[0].figures[c.quantity] for c in table.columns}
+    found = {c.heading: table.entries[0].figures[c.quantity][:4] for c in table.columns}
     assert found["channels for half"] == (63, 56, 76, 1)
     assert found["SNR50, dB"] == (-9.5, -10.8, -8.7, 1)
     assert found["top-1, %"] == (0.25, None, None, 1)
     column = find_column(table.columns, "SNR50, dB", "--sort")
-    assert cell(column, found["SNR50, dB"]) == "-9.5 (-10.8 to -8.7)"
+    assert cell(column, table.entries[0].figures[column.quantity]) == "-9.5 (-10.8 to -8.7)"

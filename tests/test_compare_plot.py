@@ -10,9 +10,10 @@ from arch import ModelConfig, describe
 from eval.compare.entries import enter
 from eval.compare.evidence import gather
 from eval.compare.plot import AXES, draw_data
+from eval.report.charts import whole_ticks
 from eval.results import Results
 from tests.compare_cases import SIZES, make_run, run_compare
-from tests.report_cases import make_rows
+from tests.report_cases import make_row, make_rows, tick_labels
 
 
 def test_curves_over_what_was_spent(tmp_path: Path) -> None:
@@ -40,6 +41,26 @@ def test_recovery_over_training(tmp_path: Path) -> None:
     panels = draw_data(enter(gather([tmp_path])))
     assert [p["x"] for p in panels["self [:, 0:, :] sweep, %"]] == [0, 100, 300]
     assert {p["value"] for p in panels["self [:, 0:, :] sweep, %"]} == {100}
+
+
+@pytest.mark.parametrize(
+    ("steps", "ticks"),
+    [((0, 1), "0 1"), ((0, 2), "0 1 2"), ((0, 100, 300), "0 100 200 300"), ((3, 5), "3 4 5")],
+    ids=str,
+)
+def test_steps_have_whole_ticks(tmp_path: Path, steps: tuple[int, ...], ticks: str) -> None:
+    Results(tmp_path).append([make_row("flat", step, method="sweep", hidden=0) for step in steps])
+    file = tmp_path / "plot.svg"
+    assert run_compare(tmp_path, "--columns", "self", "--plot", file) == 0
+    assert ticks.split() in tick_labels(file)
+
+
+def test_only_whole_numbers_have_whole_ticks() -> None:
+    assert whole_ticks([0, 24]) == list(range(0, 25, 2))
+    assert whole_ticks([1, 8, 3]) == list(range(1, 9))
+    assert whole_ticks([7]) == [7]
+    assert whole_ticks([0, 99_999], 5) == [0, 20_000, 40_000, 60_000, 80_000]
+    assert whole_ticks([0, 0.5]) is whole_ticks([]) is None
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "html"])

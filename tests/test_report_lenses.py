@@ -20,6 +20,7 @@ from eval.report.page import render_page, write_page
 from eval.results import read_rows
 from tests.browser_cases import needs_browser, opened
 from tests.lens_cases import story_tokenizer
+from tests.report_cases import tick_labels
 
 NASTY = "</script><script>alert('x')</script> \"quoted\""
 
@@ -91,6 +92,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = ["--corpus", "toy:900", "--queries", "20", "--candidates", "32", "--fit-steps", "0"]
     assert main(["retrieval", *map(str, paths), "--out", str(out), *asked]) == 0
     return out
+
+
+def test_no_tick_is_written_twice(results: Path, tmp_path: Path) -> None:
+    lenses = sections(list(read_documents(results)), read_rows([results]))
+    figures = [figure for section in lenses for figure in section.figures]
+    drawn = {path.name: tick_labels(path) for path in write_figures(tmp_path, figures, "svg")}
+    repeated = {name: [axis for axis in axes if len(set(axis)) < len(axis)]
+                for name, axes in drawn.items()}  # fmt: skip
+    assert {name: axes for name, axes in repeated.items() if axes} == {}
+    assert ["0", "1", "2"] in drawn["residual-norm.svg"]
+    assert ["1", "2"] in drawn["residual-updates.svg"]
 
 
 @pytest.fixture(scope="module")

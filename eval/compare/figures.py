@@ -41,12 +41,16 @@ class Quantity:
 
 
 class Figure(NamedTuple):
-    """A value, its 95 % interval where there is one, and how many measurements it is of."""
+    """A value, its 95 % interval where there is one, and how many measurements it is of.
+
+    `lengths` are the tokens of the shortest and of the longest prompt, of figures that pool them.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
     n: int = 1
+    lengths: tuple[int, int] | None = None
 
 
 Figures = dict[Quantity, Figure]
@@ -197,15 +201,14 @@ def _losses(rows: list[Row]) -> Figures:
 
 
 def _recoveries(rows: list[Row]) -> Figures:
-    """Of `eval invert`: as its own summary has them."""
+    """Of `eval invert`: as its own summary has them, but prompts of all lengths in one figure."""
     figures: Figures = {}
-    for record in summarise(rows):
+    for record in summarise(rows, pool_lengths=True):
         last = record["layer"] == record["n_layers"]
         places = {
             "layer": LAST if last else record["layer"],
             "part": record["part"],
             "slice": record["slice"],
-            "observed": record["observed"],
             "prompts": record["prompt_kind"],
             "without": record["without"],
             "noise": record["noise"],
@@ -227,7 +230,9 @@ def _recoveries(rows: list[Row]) -> Figures:
                 plain=shown and last and record["part"] == "block" and not departs,
             )
             limits = (record.get(f"{name}_low"), record.get(f"{name}_high"))
-            figures[quantity] = Figure(record[name], *limits, n=record["prompts"])
+            figures[quantity] = Figure(
+                record[name], *limits, n=record["prompts"], lengths=record["lengths"]
+            )
     return figures
 
 

@@ -25,7 +25,7 @@ MOST = 12
 """Panels in one drawing; more are asked for by name."""
 MARKS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
-WIDTH, HEIGHT, ACROSS, TICKS = 290, 190, 3, 4
+WIDTH, HEIGHT, ACROSS = 290, 190, 3
 REPORTED = {TRAIN_LOSS: "loss", VALID_BITS: "val_bits_per_byte"}
 """Quantities that runs report between their saved models, too."""
 FEW = 5
@@ -195,14 +195,14 @@ def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Axis
     drawn = []
     for heading, points in panels.items():
         share, most = points[0]["share"], _most(points)
-        ticks = whole_ticks((point["x"] for point in points), TICKS)
+        ticks = whole_ticks((point["x"] for point in points), steps=5)
         points = _side_by_side(points, names) if _overlap(points) else points
         base = alt.Chart(alt.Data(values=points)).encode(
             x=alt.X(
                 "x:Q",
                 title=axis.title,
                 axis=alt.Axis(
-                    tickCount=TICKS, values=ticks or alt.Undefined, format=axis.ticks, grid=False
+                    tickCount=4, values=ticks or alt.Undefined, format=axis.ticks, grid=False
                 ),
             ),
             color=colour,

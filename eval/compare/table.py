@@ -22,15 +22,22 @@ IDENTITY = ("model", "mixers", "d_model", "n_layers", "context", "step", "seeds"
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity, and its name, which no other column of its section has."""
+    """One quantity.
+
+    Attributes:
+        quantity: what it holds.
+        name: that no other column of its section has.
+        lengths: of the prompts that it pools, in words; "" where the section says it for all.
+    """
 
     quantity: Quantity
     name: str
+    lengths: str = ""
 
     @property
     def heading(self) -> str:
-        """The name with its unit."""
-        return f"{self.name}, %" if self.quantity.share else self.name
+        """The name with what it pools and its unit."""
+        return ", ".join(filter(None, (self.name, self.lengths, "%" * self.quantity.share)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ def to_markdown(table: Comparison) -> str:
 def to_csv(table: Comparison) -> str:
     """One line a checkpoint and quantity, numbers and places in full."""
     places = list(dict.fromkeys(name for c in table.columns for name, _ in c.quantity.places))
-    fields = [*IDENTITY, "section", "quantity", "value", "low", "high", "n"]
+    fields = [*IDENTITY, "section", "quantity", "value", "low", "high", "n", "lengths"]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*fields, *places], lineterminator="\n")
     writer.writeheader()
@@ -160,8 +167,9 @@ def to_csv(table: Comparison) -> str:
             figure = entry.figures.get(column.quantity)
             if figure is not None:
                 about = {"section": column.quantity.section, "quantity": column.quantity.name}
+                values = figure._asdict() | {"lengths": _lengths([figure])}
                 where = dict(column.quantity.places)
-                writer.writerow(identity(entry) | about | figure._asdict() | where)
+                writer.writerow(identity(entry) | about | values | where)
     return text.getvalue()
 
 
@@ -193,7 +201,12 @@ def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
         dropped = _unneeded(own)
         values = {name: _values(own, name) for name in sorted(dropped)}
         only = {name: next(iter(known)) for name, known in values.items() if len(known) == 1}
-        shared[section] = ", ".join(f"{name} {value}" for name, value in only.items() if value)
+        common = [f"{name} {value}" for name, value in only.items() if value]
+        lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in own}
+        if len(set(lengths.values())) == 1:
+            common += filter(None, [lengths[own[0]]])
+            lengths = {}
+        shared[section] = ", ".join(common)
         settings = _settings(own, dropped)
         if section not in (TRAINING, LOSS):
             names = list(dict.fromkeys(quantity.name for quantity in own))
@@ -204,8 +217,18 @@ def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
                 for name, value in quantity.places
                 if name not in dropped
             ]
-            columns.append(Column(quantity, " ".join([quantity.name, *filter(None, words)])))
+            name = " ".join([quantity.name, *filter(None, words)])
+            columns.append(Column(quantity, name, lengths.get(quantity, "")))
     return columns, shared
+
+
+def _lengths(figures: Iterable[Figure]) -> str:
+    """The lengths of all prompts of some figures, in words: `8 to 19 tokens`."""
+    ends = [end for figure in figures for end in figure.lengths or ()]
+    if not ends:
+        return ""
+    low, high = min(ends), max(ends)
+    return f"{low} tokens" if low == high else f"{low} to {high} tokens"
 
 
 def _unneeded(quantities: list[Quantity]) -> set[str]:

@@ -43,10 +43,15 @@ SHORT = {GRADIENT: "gradient", SEARCH: "search", AMBIGUOUS: "ambiguous", NOT_FOU
 """Names of the verdicts in fields."""
 
 
-def summarise(rows: list[Row]) -> list[Record]:
+def summarise(rows: list[Row], pool_lengths: bool = False) -> list[Record]:
     """The summary, in the order of reading.
 
     A record's fields are `PLACE` and the figures of `figures`; those that do not apply are None.
+
+    Args:
+        rows: of any kinds.
+        pool_lengths: make one line of prompts of all lengths; `lengths` is then the shortest and
+            the longest, `hidden` and `observed` are those of the longest.
 
     Raises:
         RequestError: there are no rows.
@@ -57,8 +62,14 @@ def summarise(rows: list[Row]) -> list[Record]:
     names = labels(rows)
     groups: dict[tuple[Hashable, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(_cell(row), []).append(row)
-    records = [_place(own[0], names) | figures(own) for own in groups.values()]
+        groups.setdefault(_cell(row, pool_lengths), []).append(row)
+    records = []
+    for group in groups.values():
+        longest = max(group, key=lambda row: row["length"])
+        record = _place(longest, names) | figures(group)
+        if pool_lengths:
+            record["lengths"] = (min(row["length"] for row in group), longest["length"])
+        records.append(record)
     models = list(names.values())
     return sorted(records, key=lambda record: _reading_order(record, models))
 
@@ -259,11 +270,11 @@ def _over(pool: Callable[[list[float]], float], values: Iterable[float | None]) 
     return pool(known) if known else None
 
 
-def _cell(row: Row) -> tuple[Hashable, ...]:
-    return (*_question(row), row["method"], _settings(row))
+def _cell(row: Row, pool_lengths: bool) -> tuple[Hashable, ...]:
+    return (*_question(row, pool_lengths), row["method"], _settings(row))
 
 
-def _question(row: Row) -> tuple[Hashable, ...]:
+def _question(row: Row, pool_lengths: bool = False) -> tuple[Hashable, ...]:
     return (
         model(row),
         row["checkpoint"]["step"],
@@ -271,8 +282,7 @@ def _question(row: Row) -> tuple[Hashable, ...]:
         layers(row),
         part(row),
         row["slice"],
-        row["observed"],
-        row["hidden"],
+        None if pool_lengths else (row["observed"], row["hidden"]),
         row["prompts"],
         tuple(variation(row).items()),
     )
