@@ -24,13 +24,14 @@ def prompt(length: int = 6) -> Tensor:
     return torch.randint(400, (length,), generator=torch.Generator().manual_seed(7))
 
 
+@pytest.mark.parametrize("k", [2, 4])  # by columns, and by rows
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "attention+flat"])
-def test_jacobian_is_what_finite_differences_give(small_model: Make, mixer: str) -> None:
+def test_jacobian_is_what_finite_differences_give(small_model: Make, mixer: str, k: int) -> None:
     circuit = Circuit(small_model(mixers=(mixer,), d_model=8).double(), 2)
-    embeddings, k, step = circuit.model.embed(prompt()), 2, 1e-5
+    embeddings, step = circuit.model.embed(prompt()), 1e-5
     J = jacobian(circuit, embeddings, k)
-    assert J.shape == (4 * 8, 2 * 8)
-    for column in range(2 * 8):
+    assert J.shape == ((6 - k) * 8, k * 8)
+    for column in range(k * 8):
         moved = torch.zeros(6 * 8, dtype=torch.float64)
         moved[column] = step
         ahead, behind = (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
+from eval.jacobian import linearise
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 BATCH = 2048  # positions sent through the circuit together
@@ -96,8 +97,8 @@ def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
 def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
     """Derivative of the visible outputs by the hidden embeddings, `((T - k) F, k D)`.
 
-    One row of a batch of equal prompts for each row of the Jacobian: plain backward passes, which
-    every token mixer has.
+    By columns or by rows, whichever are fewer: one of a batch of equal prompts for each, and exact
+    products with it.
 
     Args:
         circuit: any site.
@@ -105,15 +106,18 @@ def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
         hidden: k.
     """
     T, D = embeddings.shape
-    rows, size = [], (T - hidden) * circuit.width
-    for asked in torch.arange(size, device=embeddings.device).split(max(1, BATCH // T)):
-        with torch.enable_grad():
-            free = embeddings[:hidden].detach().repeat(len(asked), 1, 1).requires_grad_()
-            rest = embeddings[hidden:].detach().expand(len(asked), -1, -1)
-            outputs = circuit(torch.cat([free, rest], dim=1))[:, hidden:].flatten(1)
-            (row,) = torch.autograd.grad(outputs.gather(1, asked[:, None]).sum(), free)
-        rows.append(row.reshape(len(asked), hidden * D))
-    return torch.cat(rows)
+    inputs, outputs = hidden * D, (T - hidden) * circuit.width
+
+    def visible(free: Tensor) -> Tensor:
+        rest = embeddings[hidden:].detach().expand(len(free), -1, -1)
+        free = free.unflatten(1, (hidden, D))
+        return circuit(torch.cat([free, rest], dim=1))[:, hidden:].flatten(1)
+
+    parts = []
+    for units in torch.eye(min(inputs, outputs)).to(embeddings).split(max(1, BATCH // T)):
+        near = linearise(visible, embeddings[:hidden].flatten().expand(len(units), -1))
+        parts.append(near.forward(units) if inputs < outputs else near.backward(units))
+    return torch.cat(parts).T if inputs < outputs else torch.cat(parts)
 
 
 def _removed(J: Tensor, embeddings: Tensor) -> Tensor:

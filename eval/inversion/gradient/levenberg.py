@@ -1,7 +1,5 @@
 """Levenberg-Marquardt on the embeddings, each row with its own damping, without any matrix."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,8 @@ from eval.inversion.decode import decode as decoded
 from eval.inversion.gradient.adam import scaled_start
 from eval.inversion.gradient.solver import Chance, Solver, drive
 from eval.inversion.objective import residuals
+from eval.jacobian import Linear, linearise
 
-NUDGE = 3e-3  # of a difference quotient, relative to the point: rounding and curvature weigh alike
 ENOUGH = 0.05  # of the gradient may be left when the inner iteration ends
 
 
@@ -30,9 +28,8 @@ def levenberg(
     """Levenberg-Marquardt (Nocedal & Wright, section 10.3) on `relative`'s residuals.
 
     A step d solves (J'J + damping) d = -J'r by conjugate gradients on the damped least squares
-    (CGLS, Bjorck 1996). J' acts by a backward pass, J by a central difference, since the kernels
-    have no gradient of a gradient. A row's damping falls where the step kept what it promised, and
-    rises where it did not.
+    (CGLS, Bjorck 1996), whose products with J and J' are exact. A row's damping falls where the
+    step kept what it promised, and rises where it did not.
 
     Args:
         batch: any slices.
@@ -67,18 +64,11 @@ class _Levenberg(Solver):
         self.damping = torch.full_like(self.x[:, 0], damping)
 
     def step(self, i: int) -> int:
-        with torch.enable_grad():
-            at = self.x.detach().requires_grad_()
-            r = self._residuals(at)
-
-        def backward(u: Tensor) -> Tensor:
-            return torch.autograd.grad(r, at, u, retain_graph=True)[0]
-
-        now = r.detach()
-        d, predicted, passes = self._solve(now, backward)
+        near = linearise(self._residuals, self.x)
+        d, predicted, passes = self._solve(near)
         with torch.no_grad():
             reached = self._residuals(self.x + d).square().sum(dim=1)
-        before = now.square().sum(dim=1)
+        before = near.value.square().sum(dim=1)
         kept = (before - reached) / predicted.clamp(min=1e-30)
         self.x = torch.where((reached < before)[:, None], self.x + d, self.x)
         self.damping = torch.where(kept > 0.75, self.damping / 4, self.damping)
@@ -89,31 +79,25 @@ class _Levenberg(Solver):
     def scores(self) -> Tensor:
         return decoded(self.batch.circuit, self._read(self.x), self.decode)
 
-    def _solve(self, r: Tensor, backward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, int]:
+    def _solve(self, near: Linear) -> tuple[Tensor, Tensor, int]:
         """The step, by how much it should lower the sum of squares, and the passes it took."""
-        damping = self.damping[:, None]
+        r, damping = near.value, self.damping[:, None]
         d, left = torch.zeros_like(self.x), -r  # left: -r - J d
-        s = backward(left)
+        s = near.backward(left)
         p, size = s, _dot(s, s)
         wanted, passes = ENOUGH**2 * size, 2
         for _ in range(self.inner):
-            q = self._forward(p)
+            q = near.forward(p)
             along = size / (_dot(q, q) + self.damping * _dot(p, p)).clamp(min=1e-30)
             along = torch.where(size > wanted, along, 0.0)[:, None]  # a row that is done stays
             d, left = d + along * p, left - along * q
-            s = backward(left) - damping * d
+            s = near.backward(left) - damping * d
             fresh = _dot(s, s)
             p = s + (fresh / size.clamp(min=1e-30))[:, None] * p
             size, passes = fresh, passes + 4
             if not (size > wanted).any():
                 break
         return d, _dot(r, r) - _dot(left, left), passes
-
-    def _forward(self, p: Tensor) -> Tensor:
-        """J p, `(B, M)`, by a central difference."""
-        h = NUDGE * self.x.norm(dim=1, keepdim=True) / p.norm(dim=1, keepdim=True).clamp(min=1e-30)
-        with torch.no_grad():
-            return (self._residuals(self.x + h * p) - self._residuals(self.x - h * p)) / (2 * h)
 
     def _residuals(self, x: Tensor) -> Tensor:
         """What `relative` squares, `(B, M)`, filled up with zeros to the longest row."""
