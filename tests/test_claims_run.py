@@ -273,6 +273,28 @@ def test_claims_on_weights_given_by_hand(
     assert {row["checkpoint"]["d_model"] for row in rows} == {32}
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama 1"])
+def test_claims_in_half_precision_say_that_nothing_is_certified(
+    family: str,
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = OF_FAMILY[family]
+    use(monkeypatch, [briefly(number)])
+    path = weights(family)
+    capsys.readouterr()
+    given = ["--model", path, "--any-size", "--precision", "bfloat16"]
+    assert run(number, "--out", tmp_path / "out", *given) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "certificate" in line]
+    reason = "weights in bfloat16: no certificate below float32"
+    assert told == [f"{path}: {reason}; for certificates: --precision float32"]
+    rows = [row for row in read_rows([tmp_path / "out"]) if "found" in row]
+    assert {row["protocol"] for row in rows} == {"reported", "fair"}
+    assert {(row["certificate"], row["uncertified"]) for row in rows} == {(None, reason)}
+
+
 def test_untrained_weights_of_a_family_are_built_anew(
     weights: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
