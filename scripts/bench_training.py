@@ -30,7 +30,7 @@ from scripts.baselines.races import RACES, Race, races
 from scripts.baselines.rows import Row, row
 from scripts.baselines.turns import Entrant, end, enter, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
-from train.mfu import peak_flops
+from train.speed import peak_flops
 
 TOGETHER = {"cpu": 3, "cuda": 12}  # contenders that exist at once
 TURN = {"cpu": 3.0, "cuda": 1.0}  # seconds
@@ -146,7 +146,7 @@ def _toy(folder: Path) -> Path:
 def _peak(options: argparse.Namespace) -> tuple[float, str]:
     """FLOP/s of the device, and where that number comes from."""
     cuda = options.device == "cuda"
-    if cuda and (stated := peak_flops(torch.cuda.get_device_name(), "bf16-mixed")):
+    if cuda and (stated := peak_flops(torch.device("cuda"), "bf16-mixed")):
         return stated, "the data sheet's for bf16"
     side, best = 8192 if cuda else 1024, float("inf")
     a = torch.randn(side, side, device=options.device).to(torch.bfloat16 if cuda else None)

@@ -22,7 +22,7 @@ COMPLAINTS = {
     "a resume in one epoch spoils the next (litgpt #1712)":
         "train_resume::test_an_interrupted_run_goes_on_to_the_bit",
     "the loader's state is dropped on resume (Lightning #20550)":
-        "train_data::test_a_run_resumed_with_workers_is_the_same_to_the_bit",
+        "train_data::test_a_run_resumed_over_an_epochs_edge_is_the_same_to_the_bit",
     "checkpoints that are half written (Lightning #19970, #21431)":
         "train_kill::test_a_run_killed_at_any_moment_ends_as_if_it_were_not",
     "the second run dies of a config.yaml that is there (Lightning #7679, #14162)":

@@ -7,20 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.precision import FSDPPrecision
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, ModelConfig
 from tests.train_cases import TINY, fit, pack_toy
 from tokenizer.pack import Layout
-from train.cluster import Sharded, whole_model
 from train.module import LanguageModule
 from train.windows import Batch
 
@@ -125,60 +119,20 @@ def test_two_processes_decide_to_stop_at_a_line_of_progress_only(data: Path, tmp
     assert [path.name for path in (tmp_path / "stopped").rglob("*.ckpt")] == ["step-000004.ckpt"]
 
 
-@pytest.mark.parametrize(
-    ("precision", "weights"),
-    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)],
-)
-def test_shards_are_added_up_in_float32(precision: Any, weights: torch.dtype):
-    """And tables of angles stay as they are; in mixed precision weights are autocast's to cast."""
-    strategy = Sharded()
-    strategy.precision_plugin = FSDPPrecision(precision)
-    chosen = strategy.mixed_precision_config
-    assert chosen.reduce_dtype == chosen.buffer_dtype == torch.float32
-    assert (chosen.param_dtype or torch.float32) == weights
-
-
-def test_putting_shards_together_draws_nothing(monkeypatch: pytest.MonkeyPatch):
-    """Or the run's random numbers would depend on how often its model is saved."""
-    model = LanguageModel(ModelConfig(40, 8, 8, 1))
-    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    monkeypatch.setattr(Sharded, "lightning_module_state_dict", lambda self: weights)
-    before = torch.get_rng_state()
-    trainer = SimpleNamespace(strategy=Sharded(), is_global_zero=True)
-    whole = whole_model(cast(Trainer, trainer), model)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert whole is not model
-    assert not whole.training
-    assert all(torch.equal(whole.state_dict()[n], w) for n, w in model.state_dict().items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "tolerance"),
-    [
-        ("--precision 32-true", 1e-4),
-        ("--precision bf16-mixed --model.mixers [attention(heads=2)]", 2e-2),
-    ],
-)
-def test_shards_train_as_one(data: Path, tmp_path: Path, flags: str, tolerance: float):
-    flags = f"{FLAGS} {flags}"
-    sharded = f"{flags} --trainer.devices 2 --trainer.strategy fsdp"
-    one, two, grown, shrunk = (tmp_path / name for name in ("one", "two", "grown", "shrunk"))
-    assert fit(data, one, *flags.split()) == 0
-    assert fit(data, grown, *flags.split(), "--trainer.max_steps", "3") == 0
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_two_processes_compile_and_train_as_one(data: Path, tmp_path: Path):
+    """`aot_eager` traces and cuts the graph as a GPU's compiler would, and needs no C++."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert fit(data, one, *FLAGS.split()) == 0
     said = torchrun(
         tmp_path / "logs",
-        "shard_on_cpus",
-        command(data, two, f"{sharded} --batch.micro 1"),
-        command(data, grown, f"{sharded} --resume auto"),
-        command(data, shrunk, f"{sharded} --trainer.max_steps 3"),
+        "compile_by_tracing",
+        command(data, two, f"{FLAGS} {SHARED} --compile true --batch.micro 1"),
     )
-    assert said.count("exit code 0") == 6
-    assert fit(data, shrunk, *flags.split(), "--resume", "auto") == 0
-    for run in (two, grown, shrunk):
-        assert_alike(one, run, "loss", tolerance)
-        assert samples_seen(run) == 6 * 6
-    assert_alike(one, two, "val_loss", tolerance)
+    assert said.count("exit code 0") == 2
+    assert said.count("compiled a graph") >= 2  # in either process
+    assert_alike(one, two, "loss")
+    assert_alike(one, two, "val_loss")
 
 
 def test_a_slurm_job_is_left_to_its_script(

@@ -13,9 +13,8 @@ from tests.train_cases import fit, pack_toy
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.data import PackedDataModule
+from train.data import PackedDataModule, TrainBatches
 from train.errors import RunError
-from train.loader import TrainBatches
 from train.settings import BatchSettings
 from train.windows import IGNORE, Windows
 
@@ -51,13 +50,14 @@ def test_targets_are_the_tokens_after_the_inputs(packed: PackedData):
     assert line[found[0] + CONTEXT] == targets[0, -1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_contiguous(packed: PackedData, rows: PackedData, workers: int):
+def test_batches_are_contiguous(packed: PackedData, rows: PackedData):
     """A GPU copies anything else by way of pageable memory, pinned or not."""
     for data in (packed, rows):
         windows = Windows(data, "train", CONTEXT)
-        batch = next(iter(TrainBatches(windows, 0, 4, workers=workers)))
-        assert all(side.is_contiguous() for side in (*batch, *next(windows.in_order(4))))
+        inputs, targets, _ = next(iter(TrainBatches(windows, 0, BatchSettings(4))))
+        assert inputs.is_contiguous()
+        assert targets.is_contiguous()
+        assert all(side.is_contiguous() for side in next(windows.in_order(4)))
 
 
 def test_an_epoch_holds_every_window_once(packed: PackedData):
@@ -156,7 +156,7 @@ def test_validation_is_shared_out_evenly_and_counts_each_token_once(
     for rank in range(devices):
         module = PackedDataModule(packed, CONTEXT, BatchSettings(12, 2), 0, None)
         module.trainer = SimpleNamespace(world_size=devices, global_rank=rank)  # pyright: ignore
-        shares.append([targets for _, targets in module.val_dataloader()])
+        shares.append([targets for _, targets, _ in module.val_dataloader()])
     assert len({len(share) for share in shares}) == 1
     counted = torch.cat([targets[targets != IGNORE] for share in shares for targets in share])
     assert sorted(counted.tolist()) == sorted(packed.tokens("valid")[1:].tolist())
@@ -164,9 +164,30 @@ def test_validation_is_shared_out_evenly_and_counts_each_token_once(
 
 def test_all_devices_together_see_consecutive_samples(packed: PackedData):
     windows = Windows(packed, "train", CONTEXT)
-    streams = [iter(TrainBatches(windows, 7, 2, rank, devices=3)) for rank in range(3)]
-    inputs = torch.cat([next(stream)[0] for _ in range(2) for stream in streams])
-    assert torch.equal(inputs, windows.batch(7, 12)[0])
+    streams = [
+        iter(TrainBatches(windows, 7, BatchSettings(12, 2), rank, devices=3)) for rank in range(3)
+    ]
+    inputs = torch.cat([next(stream)[0] for _ in range(4) for stream in streams])
+    assert torch.equal(inputs, windows.batch(7, 24)[0])
+
+
+@pytest.mark.parametrize(("micro", "devices"), [(None, 1), (2, 1), (2, 3), (None, 2)])
+def test_the_parts_of_a_step_share_its_targets_evenly(
+    rows: PackedData, micro: int | None, devices: int
+):
+    """However many of a part's are pads: summed, the parts' losses are the mean over the step."""
+    windows = Windows(rows, "train", 400)
+    batch = BatchSettings(12, micro)
+    each, parts = batch.split(devices)
+    for rank in range(devices):
+        stream = iter(TrainBatches(windows, 24, batch, rank, devices))
+        for step in range(2):
+            targets = windows.batch(24 + 12 * step, 12)[1]
+            for _ in range(parts):
+                inputs, _, per_part = next(stream)
+                assert len(inputs) == each
+                whole = int((targets != IGNORE).sum())
+                assert per_part * parts * devices == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_reference_recipe_runs_on_rows(rows: PackedData, tmp_path: Path):

@@ -32,9 +32,6 @@ TRAINER = (
     "num_nodes",
     "max_steps",
     "deterministic",
-    "benchmark",
-    "detect_anomaly",
-    "profiler",
 )
 """Lightning's own settings that a recipe may change; the others follow from its sections."""
 

@@ -1,6 +1,7 @@
 """The data module: batches of windows, and the one number that resumes them."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -8,16 +9,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from tokenizer import PackedData
 from train.errors import RunError
-from train.loader import TrainBatches
 from train.settings import BatchSettings
-from train.windows import IGNORE, Batch, Windows
+from train.windows import IGNORE, Batch, Pair, Windows
 
 
 class PackedDataModule(LightningDataModule):
     """Feeds a model from memory-mapped tokens.
 
-    The order of samples depends on the seed alone, not on the number of devices, of accumulated
-    parts or of loader workers, so `samples_seen` is all there is to resume. It counts what was
+    The order of samples depends on the seed alone, not on the number of devices or of accumulated
+    parts, so `samples_seen` is all there is to resume. It counts what was
     trained on, not what was cut ahead.
 
     Args:
@@ -26,7 +26,6 @@ class PackedDataModule(LightningDataModule):
         batch: how many windows make a step.
         seed: of the order.
         validate_tokens: how much of the validation split to use; all of it when not given.
-        workers: processes that cut batches ahead; when not given, 2 beside a GPU, 0 beside a CPU.
 
     Raises:
         RunError: the training split is smaller than one batch, or the context above its rows.
@@ -39,16 +38,14 @@ class PackedDataModule(LightningDataModule):
         batch: BatchSettings,
         seed: int,
         validate_tokens: int | None,
-        workers: int | None = None,
     ) -> None:
         super().__init__()
         self.train_windows = Windows(data, "train", context, seed)
         self.valid_windows = Windows(data, "valid", context)
-        self.batch, self.context, self.workers = batch, context, workers
+        self.batch, self.context = batch, context
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
         self.samples_seen = 0
-        self.tokens_seen = 0
-        self._step_end: int | None = None
+        self._tokens = 0.0
         if self.train_windows.count < batch.size:
             raise RunError(
                 f"--data {data.path}: its training split makes {self.train_windows.count} windows "
@@ -56,16 +53,22 @@ class PackedDataModule(LightningDataModule):
                 "lower --batch.size or --model.context"
             )
 
+    @property
+    def tokens_seen(self) -> int:
+        """Targets that were trained on."""
+        return round(self._tokens)
+
     def train_dataloader(self) -> "TrainBatches":
         """An endless stream of this device's share of the batches."""
         assert self.trainer is not None
-        devices, rank = self.trainer.world_size, self.trainer.global_rank
-        micro, _ = self.batch.split(devices)
         _count_whole_steps(self.trainer)
-        gpu = self.trainer.strategy.root_device.type == "cuda"
-        workers = (2 if gpu else 0) if self.workers is None else self.workers
         return TrainBatches(
-            self.train_windows, self.samples_seen, micro, rank, devices, workers, pin=gpu
+            self.train_windows,
+            self.samples_seen,
+            self.batch,
+            self.trainer.global_rank,
+            self.trainer.world_size,
+            pin=self.trainer.strategy.root_device.type == "cuda",
         )
 
     def val_dataloader(self) -> Iterator[Batch]:
@@ -73,28 +76,23 @@ class PackedDataModule(LightningDataModule):
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
         micro, _ = self.batch.split(devices)
-        group: list[Batch] = []
-        for batch in self.valid_windows.in_order(micro, self.validate_windows):
-            group.append(batch)
+        group: list[Pair] = []
+        for pair in self.valid_windows.in_order(micro, self.validate_windows):
+            group.append(pair)
             if len(group) == devices:
-                yield group[rank]
+                yield *group[rank], 1.0
                 group = []
         if group:  # as many batches for every device, or one would wait for the others for ever
             inputs, targets = group[min(rank, len(group) - 1)]
-            yield inputs, targets if rank < len(group) else torch.full_like(targets, IGNORE)
+            yield inputs, targets if rank < len(group) else torch.full_like(targets, IGNORE), 1.0
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""
         assert self.trainer is not None
-        size = len(batch[0]) * self.trainer.world_size
-        if self._step_end is None or self.samples_seen >= self._step_end:
-            self._step_end = self.samples_seen + self.batch.size
-            targets = self.train_windows.targets(self.samples_seen, self.batch.size)
-            self.tokens_seen += targets
-            if len(batch[0]) < self.batch.size:
-                module: Any = self.trainer.lightning_module
-                module.targets_per_part = targets * len(batch[0]) / self.batch.size
-        self.samples_seen += size
+        if self.trainer.training:
+            inputs, _, per_part = batch
+            self.samples_seen += len(inputs) * self.trainer.world_size
+            self._tokens += per_part * self.trainer.world_size
         return batch
 
     def state_dict(self) -> dict[str, int]:
@@ -104,7 +102,51 @@ class PackedDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where `state_dict` stood."""
         self.samples_seen = state_dict["samples_seen"]
-        self.tokens_seen = state_dict["tokens_seen"]
+        self._tokens = float(state_dict["tokens_seen"])
+
+
+class TrainBatches:
+    """Endless batches; those of all devices together are consecutive samples.
+
+    Args:
+        windows: of the training split.
+        first: the sample to start from, the first of a step.
+        batch: how many windows make a step, and how many come at once.
+        rank: which device this is.
+        devices: how many there are.
+        pin: whether batches go into pinned memory, from which a GPU copies them by itself.
+
+    Raises:
+        RunError: the batch does not divide.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        first: int,
+        batch: BatchSettings,
+        rank: int = 0,
+        devices: int = 1,
+        pin: bool = False,
+    ) -> None:
+        self._windows, self._first, self._size, self._pin = windows, first, batch.size, pin
+        micro, parts = batch.split(devices)
+        self._micro, self._shares = micro, parts * devices
+        self._places = [part * micro for part in range(rank, self._shares, devices)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From the first sample on.
+
+        Raises:
+            tokenizer.CorpusError: the data cannot be read any more.
+        """
+        for step in count(self._first, self._size):
+            per_part = self._windows.targets(step, self._size) / self._shares
+            for place in self._places:
+                inputs, targets = self._windows.batch(step + place, self._micro)
+                if self._pin:
+                    inputs, targets = inputs.pin_memory(), targets.pin_memory()
+                yield inputs, targets, per_part
 
 
 def _count_whole_steps(trainer: Trainer) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel
-from train.cluster import clip_gradients
 from train.loss import head_loss
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -25,8 +24,6 @@ class LanguageModule(LightningModule):
         optimizer: the optimiser's settings.
         schedule: of the learning rate.
         total_steps: where the schedule ends.
-        loss_chunks: as for `head_loss`.
-        bf16_stream: whether what runs from block to block is bfloat16 rather than float32.
     """
 
     def __init__(
@@ -35,46 +32,32 @@ class LanguageModule(LightningModule):
         optimizer: OptimizerSettings,
         schedule: ScheduleSettings,
         total_steps: int,
-        loss_chunks: int | None = None,
-        bf16_stream: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
-        self.loss_chunks, self.bf16_stream = loss_chunks, bf16_stream
         self.gradient_norm = torch.zeros(())
-        # The step's targets, shared out evenly over its parts on all devices, however many of them
-        # are pads; the data module's to set. A step of one part counts its own.
-        self.targets_per_part: float | None = None
+        self.chunked_loss = True
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
-        self._cuda_graphs = False
 
-    def compile_loss(self, cuda_graphs: bool = False, whole: bool = True) -> None:
-        """Compiles the model and its loss as one, in place: names of tensors stay as they are.
-
-        Args:
-            cuda_graphs: whether a whole pass is launched at once, which small batches gain from.
-            whole: whether it has to be one graph; sharded weights come together between several.
-        """
-        mode = "reduce-overhead" if cuda_graphs else None
-        self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=whole, mode=mode)
-        self._cuda_graphs = cuda_graphs
+    def compile_loss(self) -> None:
+        """Compiles the model and its loss as one, in place: names of tensors stay as they are."""
+        self.chunked_loss = False
+        self._compiled = torch.compile(self._nats, dynamic=False, fullgraph=True)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token.
 
         Where a step has several parts, the mean over them is the mean over the step.
         """
-        inputs, targets = batch
-        if self._cuda_graphs and starts_step(self.trainer, batch_idx):
-            torch.compiler.cudagraph_mark_step_begin()  # the last step's gradients may go
-        return self._sum(inputs, targets) / (self.targets_per_part or (targets != IGNORE).sum())
+        inputs, targets, per_part = batch
+        return self._sum(inputs, targets) / per_part
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
-        inputs, targets = batch
+        inputs, targets, _ = batch
         nats = self._sum(inputs, targets)
         return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
 
@@ -86,24 +69,24 @@ class LanguageModule(LightningModule):
             self._compiled_shape = inputs.shape
         if inputs.shape != self._compiled_shape:
             return self._nats(inputs, targets)
-        nats = self._compiled(inputs, targets)
-        return nats.clone() if self._cuda_graphs else nats  # the next replay overwrites its output
+        return self._compiled(inputs, targets)
 
     def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:
         model = self.model
-        embedded = model.embed(inputs)
-        if self.bf16_stream:
-            embedded = embedded.to(torch.bfloat16)
-        hidden = model.norm(model.hidden(embedded, len(model.blocks)))
+        hidden = model.norm(model.hidden(model.embed(inputs), len(model.blocks)))
         rows = model.head.weight
         if not self.training and model.config.vocab_rows > model.config.vocab_size:
             rows = rows[: model.config.vocab_size]  # a saved model is judged as it will be loaded
-        return head_loss(hidden, rows, targets, self.loss_chunks)
+        return head_loss(hidden, rows, targets, self.chunked_loss)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        # Lightning leaves the gradients of a fused optimiser scaled, for it to unscale after this.
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)
         limit = self.optimizer_settings.clip or math.inf
-        self.gradient_norm = clip_gradients(self, optimizer, limit)
+        self.gradient_norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
 
     def learning_rate(self, step: int) -> float:
         """The rate of the optimiser's next step, after `step` of them."""
@@ -117,11 +100,6 @@ class LanguageModule(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
-
-
-def starts_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether this batch is the first, or only, part of a step."""
-    return batch_idx % trainer.accumulate_grad_batches == 0
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:

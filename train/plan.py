@@ -24,12 +24,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from arch import LanguageModel
 from arch.describe import total_cost
 from tokenizer import PackedData
-from train.mfu import peak_flops
 from train.module import LanguageModule
 from train.progress import duration
 from train.run import Recipe, build_trainer, check_steps, open_data
 from train.rundir import RunDirectory
-from train.speed import prepare
+from train.speed import compiles, peak_flops, prepare
 from train.windows import Batch, Windows
 
 ASSUMED = 0.4
@@ -111,13 +110,11 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     """
     mixed = MIXED.get(str(trainer.precision))
     lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
-    chunks = recipe.run.loss_chunks
-    if chunks is None and trainer.strategy.root_device.type != "cpu":
-        chunks = 1
     with FakeTensorMode():
         with _default_dtype(DTYPES.get(str(trainer.precision), torch.float32)):
-            module = _module(recipe, chunks)
+            module = _module(recipe)
         module.model.checkpoint_activations = again
+        module.chunked_loss = not compiles(recipe.run, trainer.strategy.root_device)
         optimizer = module.configure_optimizers()["optimizer"]
         tokens = torch.zeros(micro, recipe.model.context, dtype=torch.long)
         tracker = MemTracker()
@@ -127,7 +124,7 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
                 for part in range(min(parts, 2)):
                     tracker.reset_mod_stats()
                     with lower:
-                        loss = module.training_step((tokens, tokens), part)
+                        loss = module.training_step((tokens, tokens, 1.0), part)
                     loss.backward()
                     del loss
                 optimizer.step()
@@ -144,7 +141,7 @@ def measured(recipe: Recipe, micro: int) -> Speed:
     alone = recipe.trainer | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_steps": -1}
     timer = _Timer()
     trainer = build_trainer(dataclasses.replace(recipe, trainer=alone), PLACE, [timer])
-    module = _module(recipe, recipe.run.loss_chunks)
+    module = _module(recipe)
     prepare(module, recipe.run, trainer)
     device = trainer.strategy.root_device
     windows = micro
@@ -154,7 +151,7 @@ def measured(recipe: Recipe, micro: int) -> Speed:
     tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's, about batches that are no DataLoader's
-        trainer.fit(module, _Same((tokens, tokens)))
+        trainer.fit(module, _Same((tokens, tokens, float(tokens.numel()))))
     speed = tokens.numel() * len(timer.seconds) / sum(timer.seconds)
     what = f"{len(timer.seconds)} steps of {windows} x {recipe.model.context} tokens"
     others = f", times {devices} devices" if devices > 1 else ""
@@ -164,8 +161,7 @@ def measured(recipe: Recipe, micro: int) -> Speed:
 def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
     """From the device's peak and an assumed share of it; None where the peak is not known."""
     device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = recipe.run.peak_flops or peak_flops(name, str(trainer.precision))
+    peak = peak_flops(device, str(trainer.precision))
     if peak is None:
         return None
     with FakeTensorMode():
@@ -214,10 +210,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _module(recipe: Recipe, chunks: int | None) -> LanguageModule:
+def _module(recipe: Recipe) -> LanguageModule:
     model, total = LanguageModel(recipe.model), recipe.trainer["max_steps"]
-    stream = recipe.run.bf16_stream
-    return LanguageModule(model, recipe.optimizer, recipe.schedule, total, chunks, stream)
+    return LanguageModule(model, recipe.optimizer, recipe.schedule, total)
 
 
 def _model(recipe: Recipe) -> str:

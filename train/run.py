@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
@@ -18,10 +19,8 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, ModelConfig, count_parameters
 from tokenizer import PackedData
 from train.checkpoints import AtomicCheckpointIO
-from train.cluster import environment, strategy
 from train.data import PackedDataModule
 from train.errors import RunError
-from train.loader import killed_workers_named
 from train.module import LanguageModule
 from train.progress import Progress
 from train.records import Records
@@ -34,6 +33,10 @@ from train.speed import prepare, utilisation_of
 from train.stopping import StopOnSignal
 from train.tracking import Tracker
 from train.watch import Watch
+
+STRATEGIES = ("auto", "ddp")
+MANY_WINDOWS = 2**22
+"""Windows of a run above which earlier versions drew an epoch in another order."""
 
 
 @dataclass
@@ -67,11 +70,6 @@ class Run:
         settings, self.total = recipe.run, recipe.trainer["max_steps"]
         self.recipe = recipe
         check_steps(recipe)
-        if recipe.optimizer.name == "muon" and recipe.trainer["strategy"] == "fsdp":
-            raise RunError(
-                "--trainer.strategy fsdp leaves no device a whole matrix, as --optimizer.name muon "
-                "needs; use --trainer.strategy ddp or --optimizer.name adamw"
-            )
         _given("data", settings.data)
         run_path = _given("run", settings.run)
         data = open_data(recipe)
@@ -79,6 +77,9 @@ class Run:
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
         resume = settings.resume if self.main or settings.resume != "never" else "auto"
+        self.datamodule = PackedDataModule(
+            data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
+        )
         identity = {
             "model": json.loads(recipe.model.to_json()),
             "data_sha256": data.hash,
@@ -87,23 +88,15 @@ class Run:
                 "muon_mixing": recipe.optimizer.muon_mixing,
             },
         }
+        if self.datamodule.train_windows.count > MANY_WINDOWS:
+            identity["order"] = "permutation"
         self.start = self.directory.start_from(resume, identity)
-        self.datamodule = PackedDataModule(
-            data,
-            recipe.model.context,
-            recipe.batch,
-            settings.seed,
-            settings.validate_tokens,
-            settings.loader_workers,
-        )
         seed_everything(settings.seed, verbose=False)
         self.module = LanguageModule(
             LanguageModel(recipe.model),
             recipe.optimizer,
             recipe.schedule,
             self.total,
-            settings.loss_chunks,
-            settings.bf16_stream,
         )
         tracker = None
         if settings.wandb != "disabled":
@@ -142,7 +135,7 @@ class Run:
         self.trainer = build_trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
-        self._utilisation = utilisation_of(self.module, settings, self.trainer)
+        self._utilisation = utilisation_of(self.module, self.trainer)
 
     def fit(self) -> int | None:
         """Trains to the last step.
@@ -173,7 +166,7 @@ class Run:
                 )
         self.progress.say(self._describe())
         try:
-            with killed_workers_named(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 # Lightning's own use of torch, which nobody can mend here.
                 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprec")
                 self.trainer.fit(
@@ -246,6 +239,9 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
     Raises:
         RunError: a device that is not there, or the like.
     """
+    if recipe.trainer["strategy"] not in STRATEGIES:
+        name = recipe.trainer["strategy"]
+        raise RunError(f"--trainer.strategy is {name}; allowed: {', '.join(STRATEGIES)}")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     precision, gpu = recipe.run.precision, _on_gpu(recipe.trainer["accelerator"])
     if precision == "auto":
@@ -254,11 +250,11 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     try:
         return Trainer(
-            **(recipe.trainer | {"strategy": strategy(recipe.trainer["strategy"], gpu)}),
+            **recipe.trainer,
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(), *environment()],
+            plugins=[AtomicCheckpointIO(), *_environment()],
             default_root_dir=directory.path,
             logger=False,
             enable_checkpointing=False,
@@ -270,6 +266,14 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
     except (ValueError, TypeError, MisconfigurationException) as error:
         # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
+
+
+def _environment() -> list[Any]:
+    """The plugin that leaves requeueing to the job's script, in a SLURM job.
+
+    Lightning would save a second kind of checkpoint of its own, and start from that ever after.
+    """
+    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
 
 
 def _on_gpu(accelerator: str) -> bool:

@@ -1,8 +1,6 @@
 """What the model writes while it is trained, from fixed prompts and fixed chance."""
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, generate
@@ -38,10 +36,8 @@ class Samples:
                     f"{context - 1}, so that there is something to add in --model.context {context}"
                 )
 
-    def draw(self, trainer: Trainer, model: LanguageModel) -> list[dict[str, str]]:
-        """Each `prompt` and the `text` after it; none where no device has the whole model."""
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            return []
+    def draw(self, model: LanguageModel) -> list[dict[str, str]]:
+        """Each `prompt` and the `text` after it."""
         device = model.embedding.weight.device
         training, stop = model.training, self._tokenizer.token_to_id(END_OF_TEXT)
         model.eval()

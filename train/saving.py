@@ -8,19 +8,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from arch import save_model
 from tokenizer import PackedData
 from train.checkpoints import IDENTITY
-from train.cluster import weights_are_finite, whole_model
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress
 from train.records import Records
 from train.rundir import RunDirectory
 from train.samples import Samples
 from train.settings import RunSettings
-from train.validation import validation_loss
 from train.watch import broken
 
 ELSEWHERE = {"model", "run", "data", "resume"}
@@ -149,7 +148,7 @@ class Saving(Callback):
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
         if trainer.is_global_zero:
-            samples = self._samples.draw(trainer, module.model)
+            samples = self._samples.draw(module.model)
             self._records.add_samples(step, samples)
             for sample in samples:
                 self._progress.say(f"step {step}  {_one_line(sample['prompt'] + sample['text'])}")
@@ -164,11 +163,10 @@ class Saving(Callback):
         )
 
     def _save_model(self, trainer: Trainer, module: LanguageModule, meta: dict[str, Any]) -> None:
-        model = whole_model(trainer, module.model)
         if trainer.is_global_zero:
             path = self._directory.model(meta["step"])
             try:
-                save_model(path, model, self._data.tokenizer_json, self._provenance | meta)
+                save_model(path, module.model, self._data.tokenizer_json, self._provenance | meta)
             except OSError as error:
                 raise self._directory.unsaved(path, error) from error
         trainer.strategy.barrier()
@@ -183,6 +181,31 @@ class Saving(Callback):
             raise self._directory.unsaved(path, error) from error
         if trainer.is_global_zero:
             self._directory.prune(self._settings.keep_checkpoints)
+
+
+def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
+    """Mean loss in nats over the validation split, and over how many tokens."""
+    sums: list[Any] = []
+    module.eval()
+    with torch.no_grad():
+        for i, batch in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
+            inputs, targets, _ = batch
+            on_device = inputs.to(module.device), targets.to(module.device), 1.0
+            sums.append(trainer.strategy.validation_step(on_device, i))
+    module.train()
+    total = torch.stack(sums).cpu().double().sum(0) if sums else torch.zeros(2).double()
+    if trainer.world_size > 1:
+        total = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
+    nats, tokens = total.tolist()  # pyright: ignore
+    return nats / tokens, int(tokens)
+
+
+def weights_are_finite(trainer: Trainer, module: LightningModule) -> bool:
+    """Whether no weight is infinite or not a number, on any device: they all get one answer."""
+    finite = bool(torch.nn.utils.get_total_norm(list(module.parameters())).isfinite())
+    if trainer.world_size > 1:
+        finite = trainer.strategy.reduce_boolean_decision(finite, all=True)
+    return finite
 
 
 def git_commit() -> str | None:

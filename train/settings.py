@@ -23,22 +23,11 @@ class RunSettings:
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"
     """auto is bf16-mixed on a GPU that has it, else 32-true."""
-    bf16_stream: bool = False
-    """With bf16-mixed: what runs from block to block is bfloat16 too, and not float32."""
     compile: bool | Literal["auto"] = "auto"
     """Whether the model and its loss are compiled, in place; auto: on a GPU and not on a CPU."""
-    cuda_graphs: bool = False
-    """Whether the compiled step is launched as CUDA graphs: for batches so small that launching
-    kernels takes longer than running them."""
     checkpoint_activations: bool = False
     """Whether the backward pass computes each block again, rather than keep what is inside it:
     less memory, more work."""
-    loss_chunks: int | None = None
-    """Parts in which the tokens' logits are computed, so that they are never all in memory; when
-    not given 1 on a GPU, and on a CPU as many as fit its cache."""
-    peak_flops: float | None = None
-    """FLOP/s that the device can do at most, for the MFU in the step line; when not given, that of
-    the data sheet for GPUs that are known."""
     save_steps: list[int] = field(default_factory=list)
     """Steps after which a model directory is written, besides step 0 and the last one."""
     save_every: int | None = None
@@ -53,9 +42,6 @@ class RunSettings:
     """How much of the validation split is used, in tokens; all of it when not given."""
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
-    loader_workers: int | None = None
-    """Processes that cut batches ahead; 0 cuts them in the training process; when not given, 2
-    beside a GPU and 0 beside a CPU. The order of the data does not depend on it."""
     log_every: int = 10
     """Steps between lines of progress."""
     stop_on_spike: float | None = None
@@ -79,18 +65,14 @@ class RunSettings:
             raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
         for name in ("checkpoint_every", "validate_every", "log_every"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("save_every", "validate_tokens", "loss_chunks"):
+        for name in ("save_every", "validate_tokens"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        if self.loader_workers is not None:
-            _at_least("loader_workers", self.loader_workers, 0)
         _at_least("keep_checkpoints", self.keep_checkpoints, 2)
         if any(step < 0 for step in self.save_steps):
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
         if self.stop_on_spike is not None and not self.stop_on_spike >= 0:
             raise RunError(f"--stop_on_spike is {self.stop_on_spike}; it must be 0 (off) or above")
-        if self.peak_flops is not None and not self.peak_flops > 0:
-            raise RunError(f"--peak_flops is {self.peak_flops}; it must be above 0")
 
 
 @dataclass

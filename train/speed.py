@@ -1,4 +1,4 @@
-"""What makes a run faster or smaller and changes nothing that it learns."""
+"""Compilation, and the share of a device's peak that training reaches."""
 
 import os
 import shutil
@@ -6,28 +6,39 @@ from collections.abc import Callable
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import FSDPStrategy
 
 from arch.describe import total_cost
 from train.errors import RunError
-from train.mfu import utilisation
 from train.module import LanguageModule
 from train.settings import RunSettings
+
+PEAKS: dict[str, tuple[float, float]] = {
+    "GH200": (989e12, 67e12),
+    "H200 NVL": (835e12, 60e12),
+    "H200": (989e12, 67e12),
+    "H100 NVL": (835e12, 60e12),
+    "H100 PCIe": (756e12, 51e12),
+    "H100": (989e12, 67e12),
+    "A100": (312e12, 19.5e12),
+    "A40": (150e12, 37e12),
+    "A10": (125e12, 31.2e12),
+    "L40S": (362e12, 91.6e12),
+    "L4": (121e12, 30.3e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12),
+}
+"""FLOP/s of dense products in bfloat16 with fp32 sums, and in fp32 without tensor cores, from the
+vendor's data sheets; the first name that a device's name contains counts. (Lightning's own table
+lacks the H200 and takes an L40S for an L4.)"""
 
 
 def compiles(settings: RunSettings, device: torch.device) -> bool:
     """Whether the model and its loss are compiled.
 
     Raises:
-        RunError: CUDA graphs without what they need, or a CPU without a compiler.
+        RunError: a CPU without a compiler.
     """
     wanted = device.type == "cuda" if settings.compile == "auto" else settings.compile
-    if settings.cuda_graphs and device.type != "cuda":
-        raise RunError(
-            f"--cuda_graphs true needs a GPU, and this run is on a {device.type}; leave it out"
-        )
-    if settings.cuda_graphs and not wanted:
-        raise RunError("--cuda_graphs true needs a compiled model; leave out --compile false")
     if wanted and device.type == "cpu" and not _compiler():
         raise RunError(
             "--compile true needs a C++ compiler on a CPU; install one (for example g++), name it "
@@ -40,30 +51,41 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
     """Sets a module up as the settings say; nothing is compiled before its first step.
 
     Raises:
-        RunError: settings that do not fit together, or the device.
+        RunError: the device cannot do what they say.
     """
-    if settings.bf16_stream and trainer.precision != "bf16-mixed":
-        raise RunError(
-            f"--bf16_stream true needs --precision bf16-mixed, and this run is {trainer.precision}"
-        )
     module.model.checkpoint_activations = settings.checkpoint_activations
-    sharded = isinstance(trainer.strategy, FSDPStrategy)
-    if sharded and settings.cuda_graphs:
-        raise RunError(
-            "--cuda_graphs true needs weights that stay in their place, and --trainer.strategy "
-            "fsdp moves them; leave one of them out"
-        )
     if compiles(settings, trainer.strategy.root_device):
-        module.compile_loss(settings.cuda_graphs, whole=not sharded)
+        module.compile_loss()
 
 
-def utilisation_of(
-    module: LanguageModule, settings: RunSettings, trainer: Trainer
-) -> Callable[[float], float | None]:
-    """From tokens/s of all devices to the share of their peak, None where that is not known."""
+def utilisation_of(module: LanguageModule, trainer: Trainer) -> Callable[[float], float | None]:
+    """From tokens/s of all devices to the share of their peak, None where that is not known.
+
+    The work is that of `arch.cost`: triangles and causal attention count half of their square, and
+    nothing that is computed twice counts twice (Chowdhery et al., 2204.02311, appendix B).
+    """
+    peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
+    if peak is None:
+        return lambda speed: None
     work = total_cost(module.model).training_flops / trainer.world_size
-    device, precision = trainer.strategy.root_device, trainer.precision
-    return lambda speed: utilisation(speed * work, device, precision, settings.peak_flops)
+    return lambda speed: speed * work / peak
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """FLOP/s that a device can do at most, None where that is not known.
+
+    Args:
+        device: what it runs on.
+        precision: Lightning's name of it, for example `bf16-mixed`.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for part, (bfloat16, float32) in PEAKS.items():
+        # Whole words: an "L4" is no "L40".
+        if f" {part} " in f" {name.replace('-', ' ')} ":
+            if precision.startswith(("bf16", "16")):
+                return bfloat16
+            return float32 if precision.startswith("32") else None
+    return None
 
 
 def _compiler() -> bool:

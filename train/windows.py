@@ -15,13 +15,15 @@ from torch import Tensor
 
 from tokenizer import PAD, PackedData
 from train.errors import RunError
-from train.order import Order
 
 IGNORE = -100
 """Target of a position that is out of the loss."""
 
-Batch = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 """Inputs and targets, both `(B, T)` int64 and contiguous."""
+Batch = tuple[Tensor, Tensor, float]
+"""Inputs, targets, and what the summed loss is divided by: the targets of the whole step, shared
+out evenly over its parts on all devices, however many of them are pads."""
 
 
 class Windows:
@@ -56,9 +58,9 @@ class Windows:
             # One window less than fits, so that every epoch has as many at any offset.
             self.count = max(0, len(self._line) - context) // context
             self.stride, self.width, self._offset = context, context + 1, None
-        self._epoch: tuple[int, Order, int] | None = None
+        self._epoch: tuple[int, np.ndarray, int] | None = None
 
-    def batch(self, first: int, size: int) -> Batch:
+    def batch(self, first: int, size: int) -> Pair:
         """Training samples `first` to `first + size`, counted from the start of training."""
         epochs, numbers = np.divmod(np.arange(first, first + size), self.count)
         starts = np.concatenate(
@@ -72,7 +74,7 @@ class Windows:
             return size * (self.width - 1)
         return int((self.batch(first, size)[1] != IGNORE).sum())
 
-    def in_order(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+    def in_order(self, size: int, limit: int | None = None) -> Iterator[Pair]:
         """Batches that hold every token as a target once, in the order of the file.
 
         Args:
@@ -93,11 +95,11 @@ class Windows:
         if self._epoch is None or self._epoch[0] != epoch:
             random = np.random.default_rng((self._seed, epoch))
             offset = int(random.integers(self.stride)) if self._offset is None else self._offset
-            self._epoch = epoch, Order(self.count, random), offset
+            self._epoch = epoch, random.permutation(self.count), offset
         _, order, offset = self._epoch
         return order[numbers] * self.stride + offset
 
-    def _pair(self, windows: np.ndarray) -> Batch:
+    def _pair(self, windows: np.ndarray) -> Pair:
         tokens = torch.from_numpy(windows.astype(np.int64))
         # Contiguous: of views, a GPU would be sent a pageable copy, pinned memory or not.
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
