@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from tokenizer.splits import held_out
-from tokenizer.toy import HELD_OUT, story, toy_stories
-from tokenizer.toy_grammar import Choice, Line, Name, library
+from tokenizer.toy import HELD_OUT, Choice, Line, Name, library, story, toy_stories
 
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
 AN = re.compile(r"\b(an?) ([a-z]+)", re.IGNORECASE)
@@ -54,10 +53,32 @@ def test_the_stories_are_the_same_in_every_process():
     assert outputs == {("\n".join(toy_stories(20, seed=3)) + "\n").encode()}
 
 
-def test_the_stories_are_the_ones_that_figures_were_measured_on():
+@pytest.mark.parametrize(
+    ("split", "sha256"),
+    [
+        ("train", "4ad1b2f18d24ebe2419ab1ba94a8bc78124e33a31a124085602773b4df0db6b7"),
+        ("valid", "d56efeb894482e53cb06143afedc8007ac4b22b70af7fe9a290e7b4c417450b2"),
+    ],
+)
+def test_the_stories_are_the_ones_that_figures_were_measured_on(split: str, sha256: str):
     # A change here is a change of the corpus: every figure measured on it has to be taken again.
-    digest = hashlib.sha256("\n".join(islice(toy_stories(100), 100)).encode()).hexdigest()
-    assert digest == "0691ce3bebd764e87bc761f003aa6609b94e000b22b6c9e32c66a5b44ae9e131"
+    text = "\n".join(toy_stories(200, 0, split))
+    assert hashlib.sha256(text.encode()).hexdigest() == sha256
+
+
+def test_the_import_of_the_room_reads_no_story_and_no_large_library():
+    script = (
+        "import sys, tokenizer, tokenizer.__main__; from tokenizer.toy import library;"
+        "assert not library.cache_info().currsize;"
+        "print(*({'datasets', 'pyarrow', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_the_text_files_are_installed_with_the_package():
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert '"tokenizer.toy" = ["*.txt"]' in project.partition("[tool.setuptools.package-data]")[2]
 
 
 def test_no_story_is_told_twice(stories: list[str]):

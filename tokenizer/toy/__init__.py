@@ -1,0 +1,245 @@
+"""The built-in corpus: simple children's stories, as many as asked for, the same on every machine.
+
+    python -m tokenizer sample --count 3
+
+In the manner of TinyStories (Eldan and Li 2023). A story follows a plot beat by beat; each beat has
+several lines to choose from, each line several words; names, pronouns and things are kept through
+the story. The words are in `words.txt`, lines that plots share in `parts.txt`, the plots in
+`plots.txt`, which says how they are written. They are read when the first story is generated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from tokenizer.splits import held_out
+
+HELD_OUT = 1 / 8  # share of all possible stories that only `valid` contains
+CHILDREN = 0.6  # share of stories about a child; the others are about an animal
+PRONOUNS = {"he": ("he", "him", "his", "himself"), "she": ("she", "her", "her", "herself")}
+
+Item = TypeVar("Item")
+
+
+class Name(NamedTuple):
+    """A `{name}` in a line: `{Toy2}s` is key `toy2`, of the words `toy`, a capital, a plural."""
+
+    key: str
+    words: str
+    capital: bool
+    plural: bool
+
+
+class Choice(NamedTuple):
+    """A `[one|the other]` in a line."""
+
+    lines: tuple[Line, ...]
+
+
+Line = tuple["str | Name | Choice", ...]
+Lines = tuple[Line, ...]
+
+PARAGRAPH: Line = ("\n",)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A section of a text file: its title, its lists of words, and the lines of each beat."""
+
+    title: str
+    words: dict[str, Lines]
+    beats: tuple[Lines, ...]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The text files; `kept` names the words that stay the same through a story."""
+
+    cast: dict[str, list[str]]
+    words: dict[str, Lines]
+    kept: frozenset[str]
+    plots: dict[str, tuple[Plot, ...]]
+
+
+def toy_stories(count: int, seed: int = 0, split: str = "train") -> Iterator[str]:
+    """Yield the first `count` stories of a split."""
+    return (story(seed, index, split) for index in range(count))
+
+
+def story(seed: int, index: int, split: str = "train") -> str:
+    """Return one story: always the same for the same arguments.
+
+    No story of `valid` is ever in `train`, whatever the seeds.
+    """
+    # Only Random.random() is promised to stay the same across versions of Python.
+    rng = Random(f"{seed}/{index}/{split}")
+    while True:
+        text = _Story(rng, library()).write()
+        if held_out(text, HELD_OUT) == (split == "valid"):
+            return text
+
+
+class _Story:
+    """One story while it is written."""
+
+    def __init__(self, rng: Random, library: Library) -> None:
+        self.rng = rng
+        self.library = library
+        self.kept: dict[str, str] = {}  # what stays as it is through the story
+        self.last: dict[str, str] = {}  # the latest word of each list, not to be repeated at once
+
+    def write(self) -> str:
+        hero = "child" if self.rng.random() < CHILDREN else "animal"
+        self.plot = self._pick(self.library.plots[hero])
+        self._choose_cast(hero)
+        lines = [self._pick(beat) for beat in self.plot.beats]
+        opening = self._pick(self.library.words[f"opening_{hero}"])
+        texts = [self._fill(line) for line in (opening, PARAGRAPH, *lines)]
+        return _polish(" ".join(filter(None, texts)))
+
+    def _choose_cast(self, hero: str) -> None:
+        """Choose who is in the story and where it happens."""
+        cast, kept = self.library.cast, self.kept
+        names = [(name, "she") for name in cast["girls"]] + [(name, "he") for name in cast["boys"]]
+        for number, role in ("", "hero"), ("2", "friend_name"):
+            name, he = self._pick(names)
+            while name in kept.values():
+                name, he = self._pick(names)
+            kept[role] = name
+            kept[f"boy{number}"] = "boy" if he == "he" else "girl"
+            if hero == "animal":
+                first = 3 * self._index(len(cast["animals"]) // 3)
+                kind, home, feature = cast["animals"][first : first + 3]
+                kept |= {f"home{number}": home, f"feature{number}": feature, f"boy{number}": kind}
+            self._keep_pronouns(number, he)
+        kind = f" the {kept['boy2']}" if hero == "animal" else ""
+        kept["friend"] = f"{kept['his']} friend {kept['friend_name']}{kind}"
+        elders = [elder.split() for elder in cast["elders"]]
+        if "(parent)" in self.plot.title:
+            elders = [elder for elder in elders if elder[1] in ("Mom", "Dad")]
+        elder, kept["mom"], he = self._pick(elders)
+        kept["elder"] = f"{kept['his']} {elder}"
+        self._keep_pronouns("3", he)
+        kept["neighbor"] = self._pick(cast["neighbors"])
+        kept["man4"], he = ("man", "he") if kept["neighbor"].startswith("Mr.") else ("woman", "she")
+        self._keep_pronouns("4", he)
+        kept["in_place"] = self._pick(cast["places"])
+        kept["the_place"] = kept["in_place"][kept["in_place"].index("the ") :]
+        kept["to_place"] = f"to {kept['the_place']}"
+
+    def _keep_pronouns(self, number: str, he: str) -> None:
+        forms = zip(PRONOUNS["he"], PRONOUNS[he], strict=True)
+        self.kept.update((name + number, form) for name, form in forms)
+
+    def _fill(self, line: Line) -> str:
+        """Put words for the names, and choose among choices."""
+        text = ""
+        for part in line:
+            if isinstance(part, str):
+                text += part
+            elif isinstance(part, Name):
+                word = self._word(part)
+                word = _plural(word) if part.plural else word
+                text += word[0].upper() + word[1:] if part.capital else word
+            else:
+                text += self._fill(self._pick(part.lines))
+        return text
+
+    def _word(self, name: Name) -> str:
+        if name.key in self.kept:
+            word = self.kept[name.key]
+            if name.words in ("friend", "friend_name"):  # introduced once is enough
+                self.kept["friend"] = self.kept["friend_name"]
+            return word
+        lines = self.plot.words.get(name.words) or self.library.words[name.words]
+        keeps = name.words in self.plot.words or name.words in self.library.kept
+        taken = self.kept.values() if keeps else (self.last.get(name.words),)
+        word = self._fill(self._pick(lines))
+        for _ in range(3):
+            if word in taken:
+                word = self._fill(self._pick(lines))
+        (self.kept if keeps else self.last)[name.key if keeps else name.words] = word
+        return word
+
+    def _pick(self, items: Sequence[Item]) -> Item:
+        return items[self._index(len(items))]
+
+    def _index(self, size: int) -> int:
+        return int(self.rng.random() * size)
+
+
+def _polish(text: str) -> str:
+    """Write `an` where it belongs, and begin a line where somebody else begins to speak."""
+    text = re.sub(r"\b([Aa]) (?=honest|hour|(?!one|uni|use)[aeiou])", r"\1n ", text)
+    return text.replace(" \n ", "\n").replace('" "', '"\n"')
+
+
+def _plural(word: str) -> str:
+    if word.endswith(("ch", "sh", "ss", "x")):
+        return word + "es"
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return word[:-1] + "ies"
+    return word + "s"
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """Read the text files."""
+    cast, kept, fresh = (_words(body)[0] for _, body in _sections("words.txt"))
+    words = {name: tuple(map(_line, items)) for name, items in (kept | fresh).items()}
+    words |= {plot.title: plot.beats[0] for plot in _plots("parts.txt")}
+    plots = {
+        hero: tuple(plot for plot in _plots("plots.txt") if f"({other})" not in plot.title)
+        for hero, other in (("child", "animal"), ("animal", "child"))
+    }
+    return Library(cast, words, frozenset(kept), plots)
+
+
+def _sections(file: str) -> list[tuple[str, str]]:
+    """Return the title and the body of each section; lines that begin with `#` are left out."""
+    text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    sections = re.split(r"(?m)^== ", re.sub(r"(?m)^#.*\n", "", text))[1:]
+    return [(title, body) for title, _, body in (section.partition("\n") for section in sections)]
+
+
+def _words(body: str) -> tuple[dict[str, list[str]], str]:
+    """Read the lists of words `name = a, b, c` at the head of a section; return the rest, too."""
+    words = {}
+    while match := re.match(r"(\w+) = (.*(?:\n  .*)*)\n", body):
+        words[match[1]] = [" ".join(item.split()) for item in match[2].split(",")]
+        body = body[match.end() :]
+    return words, body
+
+
+def _plots(file: str) -> Iterator[Plot]:
+    for title, body in _sections(file):
+        words, body = _words(body)
+        beats: list[Lines] = []
+        for block in re.split(r"\n\n|\n(?=/\n)", body.strip()):
+            if block.startswith("/\n"):
+                beats.append((PARAGRAPH,))
+                block = block.removeprefix("/\n")
+            lines = re.split(r"(?m)^-", block)[1:]
+            beats.append(tuple(_line(" ".join(line.split())) for line in lines))
+        lists = {name: tuple(map(_line, items)) for name, items in words.items()}
+        yield Plot(title, lists, tuple(beats))
+
+
+def _line(text: str) -> Line:
+    """Split a line at its names and choices."""
+    parts: list[str | Name | Choice] = []
+    for name, plural, choice, plain in re.findall(r"\{(\w+)\}(s\b)?|\[([^]]*)\]|([^[{]+)", text):
+        if name:
+            key = name[0].lower() + name[1:]
+            parts.append(Name(key, key.rstrip("0123456789"), name != key, bool(plural)))
+        elif plain:
+            parts.append(plain)
+        else:
+            parts.append(Choice(tuple(_line(one.strip()) for one in choice.split("|"))))
+    return tuple(parts)
