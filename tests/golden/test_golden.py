@@ -35,7 +35,7 @@ def test_everything_is_asked() -> None:
     [
         ("nats", 2.0, 2.001, True),
         ("nats", 2.0, 2.02, False),
-        ("rank", [0, 3], [0, 4], False),
+        ("rank", [0, 300.0], [0, 300.5], False),
         ("rank", [0, 3], [0], False),
         ("exact", True, False, False),
         ("floor", 1e-6, 3e-6, True),

@@ -1,0 +1,73 @@
+"""Every seeded fault turns the golden rows red, in the cases that it names."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden import table
+from tests.golden.adaptor import Table, ask
+from tests.golden.faults import FAULTS, Fault
+from tests.golden.suite import SUITE, Step
+
+
+def narrowed(step: Step, fault: Fault) -> Step:
+    """A step that asks the fault's solver or lens and its model alone."""
+    chosen = dict(step)
+    if fault.solver:
+        chosen["lens" if step["ask"] == "lens" else "methods"] = [fault.solver]
+        chosen["set"] = [s for s in step.get("set", []) if s.startswith(f"{fault.solver}.")]
+    if fault.model:
+        chosen["models"] = [fault.model]
+    return chosen
+
+
+def asked(fault: Fault, folder: Path) -> tuple[Table, Table]:
+    """What is stored of the fault's case, and what is measured."""
+    for case in fault.cases:
+        measured = ask(narrowed(SUITE[fault.part][case], fault), case, folder)
+    name = Path(fault.model).parent.name if "step-" in fault.model else Path(fault.model).name
+    stored = {
+        place: values
+        for place, values in table.read(fault.part).items()
+        if place.case == fault.cases[-1]
+        and (not fault.solver or place.solver == fault.solver)
+        and (not name or place.model.split()[0] == name)
+    }
+    return stored, measured
+
+
+def seed(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the fault in."""
+    target, _, key = fault.target.rstrip("]").partition("[")
+    module, _, path = target.partition(":")
+    holder: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        holder = getattr(holder, part)
+    right = getattr(holder, name)
+    if key:
+        monkeypatch.setitem(right, key, fault.change(right[key]))
+    else:
+        monkeypatch.setattr(holder, name, fault.change(right))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_fault_is_seen(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed(fault, monkeypatch)
+    stored, measured = asked(fault, tmp_path)
+    seen = list(table.differences(stored, measured))
+    # what the narrowed case does not ask is gone in any case
+    assert any(" is gone: " not in line for line in seen), seen
+
+
+CASES = {(fault.part, fault.cases, fault.solver, fault.model): fault for fault in FAULTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CASES.values(), ids=lambda fault: fault.what)
+def test_without_the_fault_nothing_is_seen(fault: Fault, tmp_path: Path) -> None:
+    """A narrowed case gives what the whole one gave: the fault alone makes the difference."""
+    stored, measured = asked(fault, tmp_path)
+    assert not list(table.differences(stored, measured))
