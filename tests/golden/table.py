@@ -22,8 +22,9 @@ LOGARITHMIC = ("floor", "residual_floors", "margin")
 
 
 def read(part: str) -> Table:
-    """The stored table of a part of the suite."""
-    lines = (FACTS / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()
+    """The stored table of a part of the suite; an empty one of a new part."""
+    path = FACTS / f"{part}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
     return {
         Place(**{name: record.get(name, "") for name in Place._fields}): record["values"]
@@ -32,12 +33,17 @@ def read(part: str) -> Table:
 
 
 def write(part: str, table: Table) -> None:
-    """Stores a table, a place a line; what does not apply is left out, numbers have six digits."""
+    """Stores a table, a place a line; empty fields are left out, numbers have six digits.
+
+    A quantity that is like the stored one stays as it is stored, so that a file changes where a
+    figure did.
+    """
     FACTS.mkdir(exist_ok=True)
+    stored = read(part)
     lines = [
         json.dumps(
             {name: value for name, value in place._asdict().items() if value}
-            | {"values": {name: _short(value) for name, value in sorted(values.items())}},
+            | {"values": _settled(stored.get(place, {}), values)},
             ensure_ascii=False,
         )
         for place, values in table.items()
@@ -77,6 +83,13 @@ def alike(name: str, stored: Any, measured: Any) -> bool:
     loose = (tolerance for part, tolerance in LOOSE.items() if part in name)
     relative, absolute = next(loose, (RELATIVE, ABSOLUTE))
     return math.isclose(stored, measured, rel_tol=relative, abs_tol=absolute)
+
+
+def _settled(stored: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: stored[name] if name in stored and alike(name, stored[name], value) else _short(value)
+        for name, value in sorted(measured.items())
+    }
 
 
 def _words(place: Place) -> str:
