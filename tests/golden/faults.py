@@ -56,12 +56,12 @@ def gives(change: Callable[[Any], Any]) -> Change:
 
 
 def takes(change: Callable[..., tuple[Any, ...]]) -> Change:
-    """Other arguments."""
+    """Other positional arguments."""
 
     def made(right: Function) -> Function:
         @wraps(right)
-        def wrong(*args: Any) -> Any:
-            return right(*change(*args))
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            return right(*change(*args), **kwargs)
 
         return wrong
 
@@ -84,11 +84,6 @@ def _layer_below(circuit: Function) -> Function:
         return circuit(dataclasses.replace(self, layers=lower), checkpoint)
 
     return wrong
-
-
-def _strict(answer: Any, truth: Any) -> list[float]:
-    own = answer.scores.gather(1, truth[:, None])
-    return (answer.scores > own).sum(dim=1).float().tolist()
 
 
 def _turned(outcomes: Any) -> Any:
@@ -227,7 +222,13 @@ PROBLEMS = [
         "shuffled",
         "sweep",
     ),
-    _search("ties are won", "run:ranks", instead(_strict), "channels"),
+    Fault(
+        "ties are won",
+        "eval.ranks:_compare",
+        instead(lambda scores, own: (scores > own).sum(dim=-1) + 0.5),
+        "search",
+        ("channels",),
+    ),
     _search(
         "collisions are no ambiguity",
         "run:verdicts",
