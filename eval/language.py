@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.probes.windows import ends_of_text
 from eval.statistics import Interval, clustered
-from tokenizer import open_corpus
+from eval.text import held_out_text
 
 PARTS = 500
 """Stories are kept apart in at most so many parts, for intervals."""
@@ -64,7 +64,7 @@ def measure_loss(
     stories: int | None = None,
     batch_size: int = 32,
 ) -> Loss:
-    """Loss of a checkpoint on a corpus' validation stories, joined by ends of text.
+    """Loss of a checkpoint on all held-out stories of a corpus, joined by ends of text.
 
     Every token but the first is predicted once, from at most one context of tokens before it, in
     windows that do not overlap.
@@ -76,7 +76,8 @@ def measure_loss(
         batch_size: windows sent through the model together.
 
     Raises:
-        RequestError: fewer than two tokens, or a loss that is not finite.
+        RequestError: fewer than two tokens, a loss that is not finite, or data packed with another
+            tokenizer.
         CorpusError: the corpus cannot be read.
     """
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories)
@@ -165,14 +166,10 @@ def _tokens(
     checkpoint: Checkpoint, corpus: str, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens, the story of each, and the bytes of each story."""
-    end = ends_of_text(checkpoint.tokenizer)
-    texts = []
-    for story in open_corpus(corpus, "valid"):
-        texts.append(story)
-        if len(texts) == limit:
-            break
+    text = held_out_text(checkpoint, corpus)
+    texts = list(islice(text.held_out(), limit))
     encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    stories = [[*own.ids, *end] for own in encoded]
+    stories = [[*own.ids, *text.end] for own in encoded]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         raise RequestError(f"--corpus {corpus}: it has nothing to predict")

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
 from eval.errors import RequestError
 from eval.statistics import Interval, share
-from tokenizer import open_corpus
+from eval.text import HeldOutText, Use
 
 SENTENCES = ("first", "last")
 POOLS = ("last", "mean")
@@ -43,9 +42,8 @@ class Pairs:
 
 
 def story_pairs(
-    corpus: str,
-    split: str,
-    tokenizer: Tokenizer,
+    text: HeldOutText,
+    use: Use,
     sentence: str,
     context: int,
     count: int | None = None,
@@ -59,9 +57,8 @@ def story_pairs(
     however good, could tell them apart.
 
     Args:
-        corpus: where stories come from.
-        split: train or valid.
-        tokenizer: the model's.
+        text: where stories come from.
+        use: which of them.
         sentence: first or last.
         context: the most tokens that the model can see.
         count: stop after so many pairs; all there are when not given.
@@ -72,7 +69,7 @@ def story_pairs(
     """
     seen = {tuple(tokens) for tokens in unlike.sentences} if unlike else set()
     found = Pairs([], [])
-    for story in open_corpus(corpus, split):
+    for story in text.stories(use):
         if count is not None and len(found) == count:
             break
         parts = _END.split(story.strip())
@@ -80,8 +77,8 @@ def story_pairs(
             continue
         picked, rest = (parts[0], parts[1:]) if sentence == "first" else (parts[-1], parts[:-1])
         tokens, body = (
-            tokenizer.encode(text, add_special_tokens=False).ids
-            for text in (picked, " ".join(rest))
+            text.tokenizer.encode(part, add_special_tokens=False).ids
+            for part in (picked, " ".join(rest))
         )
         tokens, body = tokens[:context], body[:context] if sentence == "first" else body[-context:]
         if tokens and body and tuple(tokens) not in seen:

@@ -37,7 +37,7 @@ from eval.inversion.problem import Problem, pose
 from eval.inversion.propose import propose
 from eval.inversion.slices import Slice
 from eval.inversion.sweep import BATCH, sweep
-from eval.prompts import background, story_prompts
+from eval.text import held_out_text, story_prompts
 from scripts.pages import machine, write_page
 from tokenizer import CorpusError
 
@@ -235,9 +235,10 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
         found = []
         for path in options.models:
             own = open_checkpoint(path, device)
-            prompts = story_prompts(options.corpus, own.tokenizer, 64, 32)
+            stories = held_out_text(own, options.corpus)
+            prompts = story_prompts(stories, 64, 32)
             tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
-            text = background(options.corpus, own.tokenizer).to(device)
+            text = stories.background().to(device)
             about = own.provenance
             found.append(Subject(f"{about['name']}, step {about['step']}", own.model, tokens, text))
         return found

@@ -15,8 +15,8 @@ from eval.checkpoints import open_checkpoint
 from eval.inversion.curves import bracket, crossing, interval, monotone, plan_curves, run_curves
 from eval.inversion.methods import methods
 from eval.inversion.run import Runner
-from eval.prompts import Prompt, random_prompts
 from eval.results import Results, Row, read_rows
+from eval.text import Prompt, random_prompts
 from tokenizer import open_corpus, train_tokenizer
 
 Directory = Callable[..., Path]
@@ -171,7 +171,9 @@ def test_intervals_widen_with_how_prompts_differ() -> None:
 
 
 def ask(*words: object) -> int:
-    return main(["curves", *map(str, words), "--corpus", "toy:60", "--count", "2", "--length", "4"])
+    return main(
+        ["curves", *map(str, words), "--corpus", "toy:200", "--count", "2", "--length", "4"]
+    )
 
 
 def test_command(
@@ -204,7 +206,7 @@ def test_command(
         (["--methods", "guess"], "method guess: there is no such method"),
         (["--methods", "expected", "--channels"], "--methods expected: weighs a prior against"),
         (["--length", "40"], "--length 40: the context of"),
-        (["--count", "9999"], "--count 9999: the corpus toy:60 has"),
+        (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
     ],
 )
 def test_wrong_requests_get_one_line(
@@ -215,7 +217,7 @@ def test_wrong_requests_get_one_line(
     message: str,
 ) -> None:
     out = tmp_path / "out"
-    quick = ["--corpus", "toy:60", "--count", "2", "--length", "4", "--out", str(out)]
+    quick = ["--corpus", "toy:200", "--count", "2", "--length", "4", "--out", str(out)]
     assert main(["curves", str(model_directory()), *quick, *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
@@ -229,7 +231,7 @@ def test_two_models_of_one_name_that_read_text_otherwise_are_refused(
     tokenizer = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=300).to_str()
     config = ModelConfig(vocab_size=300, context=32, d_model=16, n_layers=1)
     other = save_model(tmp_path / "other", LanguageModel(config), tokenizer, {"name": "flat"})
-    quick = ["--corpus", "toy:60", "--count", "2", "--length", "12", "--methods", "sweep"]
+    quick = ["--corpus", "toy:200", "--count", "2", "--length", "12", "--methods", "sweep"]
     words = [str(model_directory(d_model=16)), str(other), "--out", str(tmp_path / "out"), *quick]
     assert main(["curves", *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()

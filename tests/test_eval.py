@@ -14,9 +14,9 @@ import pytest
 
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.prompts import inside_prompts
 from eval.results import Results, read_rows
-from tokenizer import load_tokenizer, open_corpus
+from eval.text import HeldOutText, inside_prompts
+from tokenizer import load_tokenizer
 
 Directory = Callable[..., Path]
 QUICK = ["--count", "2", "--length", "6"]
@@ -92,17 +92,18 @@ def test_random_prompts_hold_no_special_tokens(model_directory: Directory, tmp_p
 
 def test_prompts_from_inside_stories(model_directory: Directory, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(model_directory())
-    stories = list(open_corpus("toy:200", "valid"))
-    prompts = inside_prompts("toy:200", tokenizer, 8, 12)
+    text = HeldOutText("toy:400", tokenizer)
+    stories = list(text.held_out())
+    prompts = inside_prompts(text, 8, 12)
     long = [ids for story in stories if len(ids := tokenizer.encode(story).ids) > 12]
     for prompt, ids in zip(prompts, long, strict=False):
         starts = [i for i in range(len(ids)) if tuple(ids[i : i + 12]) == prompt.tokens]
         assert starts
         assert starts != [0]
     assert len({prompt.tokens for prompt in prompts}) == 8
-    assert inside_prompts("toy:200", tokenizer, 5, 12, skip=3) == prompts[3:]
-    with pytest.raises(RequestError, match="0 stories of more than 9999 tokens; ask for fewer"):
-        inside_prompts("toy:200", tokenizer, 1, 9999)
+    assert inside_prompts(text, 5, 12, skip=3) == prompts[3:]
+    with pytest.raises(RequestError, match="0 stories of more than 9999 tokens for evaluation"):
+        inside_prompts(text, 1, 9999)
 
 
 def test_loss_and_generate_print(

@@ -135,7 +135,7 @@ def test_descent_comes_back_from_nearby(small_model: Make) -> None:
 
 
 def measure(*words: object) -> int:
-    quick = ["--corpus", "toy:60", "--count", 2, "--length", 6, "--adam-steps", 2]
+    quick = ["--corpus", "toy:200", "--count", 2, "--length", 6, "--adam-steps", 2]
     return main(["geometry", *map(str, (*words, *quick))])
 
 
@@ -169,7 +169,7 @@ def test_geometry_writes_rows_once(
         (["--layers", "3"], "has layers 0 (the embedding) to 2"),
         (["--layers", "0"], "--layers 0: an embedding shows nothing of other positions"),
         (["--hidden", "6"], "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
-        (["--count", "9999"], "--count 9999: the corpus toy:60 has"),
+        (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
         (["--length", "40"], "--length 40: the context of"),
     ],
 )
@@ -181,7 +181,7 @@ def test_wrong_requests_get_one_line(
     message: str,
 ) -> None:
     out = tmp_path / "out"
-    quick = ["--corpus", "toy:60", "--count", "2", "--length", "6", "--out", str(out)]
+    quick = ["--corpus", "toy:200", "--count", "2", "--length", "6", "--out", str(out)]
     assert main(["geometry", str(model_directory()), *quick, *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")

@@ -272,7 +272,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--text", ""], "--text '': there is nothing to recover; give some text"),
     (["--length", "33"], "33 tokens is longer than the context"),
     (["--corpus", "nowhere.txt"], "nowhere.txt: no such file"),
-    (["--corpus", "toy:40", "--count", "9"], "different beginnings of 6 tokens; ask for fewer"),
+    (["--corpus", "toy:40", "--count", "9"], "different beginnings of 6 tokens for evaluation"),
     (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
     (["--controls", "magic"], "--controls magic: allowed are shuffled, identity, scale=NUMBER"),
     (["--controls", "scale=x"], "--controls scale=x: allowed are shuffled"),

@@ -27,9 +27,9 @@ Make = Callable[..., Path]
 
 def test_loss_is_the_mean_over_windows(model_directory: Make, tmp_path: Path) -> None:
     path = model_directory()
-    corpus = tmp_path / "valid.txt"
+    corpus = tmp_path
     stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
-    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    (corpus / "valid.txt").write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
     loss = measure_loss(open_checkpoint(path), str(corpus))
     tokenizer = load_tokenizer(path)
     tokens = [i for story in stories for i in [*tokenizer.encode(story).ids, 0]]
@@ -74,9 +74,9 @@ def test_a_loss_that_is_not_finite_is_refused(model_directory: Make, tmp_path: P
 
 
 def test_loss_keeps_stories_apart(model_directory: Make, tmp_path: Path) -> None:
-    path, corpus = model_directory(), tmp_path / "valid.txt"
+    path, corpus = model_directory(), tmp_path
     stories = ["Tom had a ball.", "Mia saw.\nIt ran.", "The end."]
-    corpus.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    (corpus / "valid.txt").write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
     loss = measure_loss(open_checkpoint(path), str(corpus))
     ids = [[*load_tokenizer(path).encode(story).ids, 0] for story in stories]
     flat = torch.tensor([[token for story in ids for token in story]])
@@ -93,7 +93,7 @@ def test_loss_keeps_stories_apart(model_directory: Make, tmp_path: Path) -> None
 def test_many_stories_make_few_parts(model_directory: Make, tmp_path: Path) -> None:
     file = tmp_path / "valid.txt"
     file.write_text("<|endoftext|>".join(f"Story {i}." for i in range(PARTS + 9)))
-    loss = measure_loss(open_checkpoint(model_directory()), str(file), stories=PARTS + 7)
+    loss = measure_loss(open_checkpoint(model_directory()), str(tmp_path), stories=PARTS + 7)
     assert loss.stories == PARTS + 7
     assert len(loss.parts["nats"]) == PARTS
     assert sum(loss.parts["tokens"]) == loss.tokens

@@ -14,8 +14,8 @@ from eval.lenses import attribution, gradients
 from eval.lenses.attribution import ATTRIBUTION
 from eval.lenses.gradients import Output, own_answer
 from eval.lenses.lens import Request
-from eval.prompts import Prompt
 from eval.ranks import spearman
+from eval.text import Prompt
 from tests.test_pretrained import their_model
 
 Make = Callable[..., LanguageModel]

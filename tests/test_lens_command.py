@@ -21,7 +21,7 @@ from tests.arch_cases import byte_tokenizer
 from tests.test_pretrained import their_model
 
 Directory = Callable[..., Path]
-FAST = ("--corpus", "toy:200", "--tokens", "400")
+FAST = ("--corpus", "toy:900", "--tokens", "400")
 
 
 def look(*words: object) -> int:
@@ -74,7 +74,7 @@ def test_documents_and_rows_hold_what_was_found(model_directory: Directory, tmp_
     for document in documents:
         assert [len(prompt["pieces"]) for prompt in document["prompts"]] == [12, 12]
         assert document["request"] == {
-            "words": ["a"], "corpus": "toy:200", "tokens": 400, "seed": 0
+            "words": ["a"], "corpus": "toy:900", "tokens": 400, "seed": 0
         }  # fmt: skip
         assert all(Named.read(array).values.numel() for array in document["arrays"].values())
     rows = read_rows([out])

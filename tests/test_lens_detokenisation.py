@@ -25,9 +25,9 @@ from eval.lenses.detokenisation import (
 )
 from eval.lenses.lens import Request
 from eval.lenses.pieces import Alphabet, alphabet, census, words_of
-from eval.lenses.text import Stories
+from eval.lenses.stories import Stories
 from eval.lenses.trace import streams_of
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.arch_cases import byte_tokenizer
 from tests.test_pretrained import their_model
 
@@ -151,7 +151,7 @@ def test_probes_read_what_a_mixer_carries(small_model):
 
 def test_the_lens(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
-    request = Request((PROMPT,), corpus="toy:60", tokens=2000)
+    request = Request((PROMPT,), corpus="toy:900", tokens=2000)
     found = DETOKENISATION.find(checkpoint, request)
     array = found.arrays["detokenisation"]
     assert array.at(group="any position", offset=0, layer=0, measure="top1").item() > 0.9
@@ -177,8 +177,8 @@ def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory
     prompt = Prompt("text", 0, tuple(range(60, 64)))
     refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
     with pytest.raises(RequestError, match=refusal):
-        DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:200", tokens=least - 1))
-    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:200", tokens=least))
+        DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=least - 1))
+    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=least))
     assert found.figures
     assert all(math.isfinite(figure["value"]) for figure in found.figures)
 
@@ -194,5 +194,5 @@ def test_the_lens_on_wrapped_models(family):
         SimpleNamespace(),  # pyright: ignore
     )
     prompt = Prompt("text", 0, tuple(range(60, 72)))
-    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:60", tokens=2000))
+    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=2000))
     assert found.arrays["detokenisation"].values[:, 0].isfinite().all()

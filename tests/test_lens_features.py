@@ -130,7 +130,7 @@ def test_judging_counts_what_is_missed_and_what_is_dead() -> None:
 
 
 def test_the_sparse_lens_fits_every_chosen_layer() -> None:
-    found = SPARSE.find(story_checkpoint(), Request((), corpus="toy:40", tokens=2000))
+    found = SPARSE.find(story_checkpoint(), Request((), corpus="toy:900", tokens=2000))
     assert found.arrays["quality"].axes["layer"] == [1, 2]
     assert found.arrays["overlap"].axes["layer"] == ["tokens", 1, 2]
     assert found.notes["features"] == 128

@@ -15,7 +15,7 @@ from eval.lenses.lens import Request
 from eval.lenses.nearest import METRICS, agreement, nearest
 from eval.lenses.path import PATH, path, plane, toward
 from eval.lenses.vectors import alignment, embeddings, others, outliers, robust_z, round_trip
-from eval.prompts import Prompt
+from eval.text import Prompt
 
 N, V, D = 6, 40, 8
 ROWS = torch.tensor([3, 0, 17, 39, 8, 21])
@@ -31,7 +31,7 @@ def request_of(small_tokenizer):
     def make(**settings):
         ids = small_tokenizer.encode("Once upon a time there was a dog.").ids
         prompts = (Prompt("text", 0, tuple(ids)), Prompt("text", 1, tuple(ids[:5])))
-        return Request(prompts, **{"corpus": "toy:60", "tokens": 2000, **settings})
+        return Request(prompts, **{"corpus": "toy:900", "tokens": 2000, **settings})
 
     return make
 
@@ -240,7 +240,7 @@ def test_lenses_of_wrapped_models(family):
         {"name": "x"},
         path=None,  # pyright: ignore
     )
-    request = Request((Prompt("text", 0, tuple(range(60, 72))),), corpus="toy:60", tokens=2000)
+    request = Request((Prompt("text", 0, tuple(range(60, 72))),), corpus="toy:900", tokens=2000)
     for lens in (GEOMETRY, CONFIDENCE, PATH, BIGRAMS):
         found = lens.find(checkpoint, request)
         assert found.figures

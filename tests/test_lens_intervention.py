@@ -16,7 +16,7 @@ from eval.lenses.intervention import INTERVENTION, Site, causal_trace, replaced,
 from eval.lenses.lens import Request
 from eval.lenses.pairs import Answers, prompt_pairs, swapped, telling_answers
 from eval.lenses.trace import blocks_of
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.arch_cases import byte_tokenizer
 from tests.lens_cases import story_checkpoint, story_tokenizer
 from tests.test_pretrained import their_model

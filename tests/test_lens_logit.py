@@ -18,10 +18,10 @@ from eval.lenses.energy import TokenSpace
 from eval.lenses.lens import Request
 from eval.lenses.logit_lens import LOGIT_LENS, read_layers
 from eval.lenses.readout import readers
-from eval.lenses.text import Stories
+from eval.lenses.stories import Stories
 from eval.lenses.trace import trace
 from eval.lenses.tuned_lens import TUNED_LENS, Descent, Tuned, divergences, fit
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.lens_models import ALL, any_model, some_tokens
 
 Make = Callable[..., LanguageModel]
@@ -182,7 +182,7 @@ def test_fitting_twice_gives_the_same(small_model: Make) -> None:
 
 def request(words: tuple[str, ...] = (), **changes: Any) -> Request:
     prompts = (Prompt("text", 0, (40, 41, 42, 43, 44)), Prompt("text", 1, (50, 51, 52)))
-    return replace(Request(prompts, words, corpus="toy:200", tokens=400), **changes)
+    return replace(Request(prompts, words, corpus="toy:900", tokens=400), **changes)
 
 
 @pytest.mark.parametrize("lens", [LOGIT_LENS, TUNED_LENS])

@@ -34,7 +34,7 @@ from eval.lenses.profile import (
     participation,
 )
 from eval.lenses.separate import separated
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.arch_cases import MIXERS, byte_tokenizer, random_mixer, random_tokens, scramble
 from tests.arch_cases import small_model as tiny_model
 from tests.test_pretrained import their_model

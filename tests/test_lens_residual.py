@@ -18,7 +18,7 @@ from eval.lenses.readout import fixed_norm, readers
 from eval.lenses.residual import RESIDUAL, similarity, sublayer_streams, updates
 from eval.lenses.survival import survival
 from eval.lenses.trace import Batch, trace
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.arch_cases import random_mixer
 from tests.lens_models import ALL, any_model, shaken, some_tokens
 

@@ -22,7 +22,7 @@ from eval.lenses.steering import (
     swaps,
 )
 from eval.lenses.trace import trace
-from eval.prompts import Prompt
+from eval.text import Prompt
 from tests.lens_cases import story_checkpoint
 from tests.test_pretrained import their_model
 

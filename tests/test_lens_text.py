@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.language import measure_loss
-from eval.lenses import text
+from eval.lenses import stories as kept
 from eval.lenses.lens import Request
-from eval.lenses.text import Stories, stories
+from eval.lenses.stories import Stories, stories
 from eval.lenses.trace import trace
-from eval.probes.windows import story_windows
 from eval.ranks import ranks
+from eval.text import HeldOutText
 from tests.lens_models import some_tokens
 
 
@@ -30,12 +30,10 @@ def plain_tokenizer() -> Tokenizer:
 
 
 def test_stories_are_joined_without_an_end_of_text_where_there_is_none(tmp_path: Path) -> None:
-    corpus = tmp_path / "stories"
-    corpus.mkdir()
-    for split in ("train", "valid"):
-        (corpus / f"{split}.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    stories = ("One cat.", "Two dogs.", "Unused.", "Unused too.")
+    (tmp_path / "valid.txt").write_text("<|endoftext|>".join(stories), "utf-8")
     tokenizer = plain_tokenizer()
-    (windows,) = story_windows(str(corpus), "train", tokenizer, 1, 17)
+    (windows,) = HeldOutText(str(tmp_path), tokenizer).windows("evaluation", 1, 17)
     assert tokenizer.decode(windows.tolist()) == "One cat.Two dogs."
 
 
@@ -55,9 +53,9 @@ def test_streams_are_those_of_a_trace_kept_or_not(
     windows = some_tokens(model, 7, 12)
     expected = trace(model, windows).streams
     rows = torch.tensor([5, 0])
-    for kept in (text.KEPT, 0):
-        monkeypatch.setattr(text, "KEPT", kept)
-        monkeypatch.setattr(text, "PART", 12 * 3 * 32 * 2)
+    for limit in (kept.KEPT, 0):
+        monkeypatch.setattr(kept, "KEPT", limit)
+        monkeypatch.setattr(kept, "PART", 12 * 3 * 32 * 2)
         found = Stories(model, windows)
         torch.testing.assert_close(found.streams(rows), expected[:, rows])
         parts = list(found.batches(stop=5))
@@ -68,13 +66,13 @@ def test_streams_are_those_of_a_trace_kept_or_not(
 
 def test_the_same_text_is_read_once(model_directory: Callable[..., Path]) -> None:
     checkpoint = open_checkpoint(model_directory())
-    request = Request((), corpus="toy:60")
-    first = stories(checkpoint, request, "train", 4)
+    request = Request((), corpus="toy:400")
+    first = stories(checkpoint, request, "fitting", 4)
     assert first.windows.shape == (4, 32)
-    assert stories(checkpoint, request, "train", 4) is first
-    assert stories(checkpoint, request, "train", 5) is not first
+    assert stories(checkpoint, request, "fitting", 4) is first
+    assert stories(checkpoint, request, "fitting", 5) is not first
     checkpoint.kept.clear()
-    again = stories(checkpoint, request, "train", 4)
+    again = stories(checkpoint, request, "fitting", 4)
     assert again is not first
     assert torch.equal(again.windows, first.windows)
 

@@ -12,7 +12,7 @@ from eval.inversion.methods import methods
 from eval.inversion.questions import Question, plan
 from eval.inversion.run import SHUFFLED, Runner
 from eval.inversion.slices import Slice
-from eval.prompts import Prompt
+from eval.text import Prompt
 
 COUNT, LENGTH, VOCAB = 8, 5, 400
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from eval.inversion.run import Runner
 from eval.inversion.slices import Slice
 from eval.inversion.summary import summarise
 from eval.inversion.sweep import sweep
-from eval.prompts import Prompt
+from eval.text import Prompt
 from eval.results import Row
 from tests.search_cases import lexicon, prompts
 

@@ -26,10 +26,7 @@ from eval.probes.linear import (
     score_unigram,
 )
 from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, ridge
-from eval.probes.windows import story_windows
 from eval.results import read_rows
-from tokenizer import open_corpus, pack, train_tokenizer
-from tokenizer.pack import Layout
 
 Make = Callable[..., LanguageModel]
 V, D = 12, 5
@@ -217,43 +214,10 @@ def test_inverter_reads_the_channels_of_its_slice(small_model: Make) -> None:
     assert found[0] > found[1] + 0.2
 
 
-def test_packed_stories_and_the_stories_themselves_are_the_same(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=400)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    packed, rows = str(tmp_path / "packed"), str(tmp_path / "rows")
-    pack("toy:60", tmp_path / "tokenizer.json", packed)
-    for split in ("train", "valid"):
-        plain = story_windows("toy:60", split, tokenizer, 10, 12)
-        assert plain.shape == (10, 12)
-        assert story_windows(packed, split, tokenizer, 10, 12).equal(plain)
-    other = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390)
-    with pytest.raises(RequestError, match="packed with another tokenizer than the model's"):
-        story_windows(packed, "train", other, 10, 12)
-    pack("toy:60", tmp_path / "tokenizer.json", rows, Layout("rows", context=32))
-    with pytest.raises(RequestError, match="its layout is 'rows', with padding"):
-        story_windows(rows, "train", tokenizer, 10, 12)
-
-
-def test_one_file_is_divided(tmp_path: Path, small_tokenizer) -> None:
-    file = tmp_path / "stories.txt"
-    names = [f"{i:03d}" for i in range(400)]
-    file.write_text("<|endoftext|>".join(f"Number {name} went to the park." for name in names))
-
-    def read(split: str, count: int) -> set[str]:
-        windows = story_windows(str(file), split, small_tokenizer, count, 16)
-        text = small_tokenizer.decode(windows.flatten().tolist(), skip_special_tokens=False)
-        return {name for name in names if f"Number {name} went" in text}
-
-    train, valid = read("train", 100), read("valid", 4)
-    assert train
-    assert valid
-    assert not train & valid
-
-
 # The command.
 
 Directory = Callable[..., Path]
-QUICK = ["--corpus", "toy:60", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
+QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
 QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
 
 

@@ -87,9 +87,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         paths.append(save_model(path, LanguageModel(config), story_tokenizer().to_str(), meta))
     out = place / "results"
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
-             "--corpus", "toy:300", "--tokens", "2000"]  # fmt: skip
+             "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
     assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
-    asked = ["--corpus", "toy:900", "--queries", "20", "--candidates", "32", "--fit-steps", "0"]
+    asked = ["--corpus", "toy:1600", "--queries", "20", "--candidates", "32", "--fit-steps", "0"]
     assert main(["retrieval", *map(str, paths), "--out", str(out), *asked]) == 0
     return out
 

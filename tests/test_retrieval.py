@@ -13,6 +13,7 @@ from arch import LanguageModel, load_model
 from eval.__main__ import main
 from eval.errors import RequestError
 from eval.retrieval import Fit, Pairs, fit, nearer, states, story_pairs, top1
+from eval.text import HeldOutText
 
 STORIES = [
     "Tom had a cat. The cat ran away. Tom was sad.",
@@ -24,8 +25,8 @@ STORIES = [
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
-    for split in ("train", "valid"):
-        (tmp_path / f"{split}.txt").write_text("\n<|endoftext|>\n".join(STORIES), encoding="utf-8")
+    stories = [*STORIES, *(f"Unused {number}." for number in STORIES)]  # not for evaluation
+    (tmp_path / "valid.txt").write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
     return str(tmp_path)
 
 
@@ -33,15 +34,16 @@ def test_a_pair_is_a_sentence_and_the_rest_of_its_story(corpus: str, small_token
     def text(tokens: list[int]) -> str:
         return small_tokenizer.decode(tokens)
 
-    first = story_pairs(corpus, "valid", small_tokenizer, "first", 500)
+    held_out = HeldOutText(corpus, small_tokenizer)
+    first = story_pairs(held_out, "evaluation", "first", 500)
     assert [text(s) for s in first.sentences] == ["Tom had a cat.", "Sue saw a dog!"]
     assert text(first.stories[0]) == "The cat ran away. Tom was sad."
-    last = story_pairs(corpus, "valid", small_tokenizer, "last", 500)
+    last = story_pairs(held_out, "evaluation", "last", 500)
     assert text(last.sentences[1]) == "They played all day."
     assert text(last.stories[1]) == 'Sue saw a dog! "Hello," said Sue.'.replace('" ', '" ')
     assert len(last) == 3
-    assert len(story_pairs(corpus, "train", small_tokenizer, "last", 500, unlike=last)) == 0
-    cut = story_pairs(corpus, "valid", small_tokenizer, "last", 4, count=2)
+    assert len(story_pairs(held_out, "evaluation", "last", 500, unlike=last)) == 0
+    cut = story_pairs(held_out, "evaluation", "last", 4, count=2)
     assert [len(s) for s in cut.stories] == [4, 4]
     assert cut.stories[0] == last.stories[0][-4:]
 
@@ -100,7 +102,7 @@ def test_the_command_writes_rows_once(
     directory = model_directory()
     asked = "--queries 40 --candidates 64 --fit-steps 2 --fit-pairs 64 --batch 8"
     out = tmp_path / "results"
-    words = ["retrieval", str(directory), "--corpus", "toy:2000", "--out", str(out), *asked.split()]
+    words = ["retrieval", str(directory), "--corpus", "toy:4000", "--out", str(out), *asked.split()]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "fitted" in shown
@@ -120,7 +122,7 @@ def test_a_write_cut_short_is_taken_up_again(
     model_directory: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     asked = "--queries 40 --candidates 64 --fit-steps 2 --fit-pairs 64 --batch 8 --pool last"
-    words = ["retrieval", str(model_directory()), "--corpus", "toy:2000", "--out", str(tmp_path)]
+    words = ["retrieval", str(model_directory()), "--corpus", "toy:4000", "--out", str(tmp_path)]
     assert main([*words, *asked.split()]) == 0
     path = tmp_path / "rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -146,7 +148,7 @@ def test_what_cannot_be_asked_is_said_in_a_line(
     words: str,
     line: str,
 ):
-    base = ["retrieval", str(model_directory()), "--out", str(tmp_path), "--corpus", "toy:2000"]
+    base = ["retrieval", str(model_directory()), "--out", str(tmp_path), "--corpus", "toy:4000"]
     assert main([*base, *words.split()]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")

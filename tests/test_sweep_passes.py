@@ -10,7 +10,7 @@ from eval.checkpoints import open_checkpoint
 from eval.inversion.methods import parse_methods
 from eval.inversion.questions import Question, plan
 from eval.inversion.run import Runner
-from eval.prompts import Prompt
+from eval.text import Prompt
 
 COUNT, LENGTH, DEPTH = 100, 2, 3
 

@@ -16,6 +16,7 @@ STORIES = [
     "\u201cThree\u201d",
     "Four\r\nend",
 ]
+OTHERS = ["Five.", "Six.\nAnd seven."]
 MESSY = f"\n{STORIES[0]}\n<|endoftext|>\n\n {STORIES[1]} \n<|endoftext|>\n<|endoftext|>\n"
 MESSY += f"{STORIES[2]}<|endoftext|>{STORIES[3]}\n<|endoftext|>\n"
 
@@ -65,10 +66,17 @@ def test_a_separator_inside_a_text_separates(tmp_path: Path):
 @pytest.mark.parametrize("valid", ["valid", "validation"])
 def test_a_directory_has_both_splits(tmp_path: Path, valid: str):
     write(tmp_path / "train.parquet", STORIES)
-    write(tmp_path / f"{valid}.jsonl", STORIES[::-1])
+    write(tmp_path / f"{valid}.jsonl", OTHERS)
     (tmp_path / "training-notes.txt").write_text("not a story")
     assert list(open_corpus(str(tmp_path), "train")) == STORIES
-    assert list(open_corpus(str(tmp_path), "valid", valid_fraction=0.5)) == STORIES[::-1]
+    assert list(open_corpus(str(tmp_path), "valid", valid_fraction=0.5)) == OTHERS
+
+
+def test_a_story_in_both_splits_is_held_out(tmp_path: Path):
+    write(tmp_path / "train.jsonl", [*STORIES, *OTHERS[:2]])
+    write(tmp_path / "valid.txt", [f" {OTHERS[0]}", *OTHERS])
+    assert list(open_corpus(str(tmp_path), "train")) == STORIES
+    assert list(open_corpus(str(tmp_path), "valid")) == [OTHERS[0], *OTHERS]
 
 
 def test_the_parts_of_a_split_are_read_in_order(tmp_path: Path):
@@ -122,11 +130,11 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_dataset_of_the_hubs_shape_is_read(hub: Path):
     write(hub / "data" / "train-00000-of-00002.parquet", STORIES[:2])
     write(hub / "data" / "train-00001-of-00002.parquet", STORIES[2:])
-    write(hub / "data" / "validation-00000-of-00001.parquet", STORIES[::-1])
+    write(hub / "data" / "validation-00000-of-00001.parquet", OTHERS)
     train = open_corpus(f"hub:{hub}", "train")
     assert list(train) == list(train) == STORIES
     assert train.expected() == len(STORIES)
-    assert list(open_corpus(f"hub:{hub}", "valid")) == STORIES[::-1]
+    assert list(open_corpus(f"hub:{hub}", "valid")) == OTHERS
 
 
 def test_a_dataset_that_cannot_be_used_is_refused(hub: Path):

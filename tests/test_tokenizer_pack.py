@@ -102,6 +102,7 @@ def test_meta_tells_where_the_data_comes_from(packed: PackedData, tokenizer: Pat
         "vocab_size": 800,
         "tokenizer_sha256": tokenizer_hash(load_tokenizer(tokenizer)),
         "source": SOURCE,
+        "valid_fraction": None,
     }
     assert (packed.path / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     assert tokenizer_hash(Tokenizer.from_str(packed.tokenizer_json)) == meta["tokenizer_sha256"]

@@ -229,7 +229,7 @@ def test_an_interrupted_packing_goes_on_after_its_whole_shards(
 
 def test_an_interrupted_packing_of_something_else_is_named(tokenizer: Path, tmp_path: Path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 3000 + '{"text": 1}\n')
-    (tmp_path / "valid.jsonl").write_text('{"text": "a"}\n' * 3)
+    (tmp_path / "valid.jsonl").write_text('{"text": "b"}\n' * 3)
     out = tmp_path / "data"
     with pytest.raises(CorpusError, match=r"line 3001 .*; 20 whole shards are kept"):
         pack(str(tmp_path), tokenizer, out, shards=200, workers=1)

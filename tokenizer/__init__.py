@@ -7,11 +7,12 @@ from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash, trai
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import PackedData
 from tokenizer.errors import CorpusError
-from tokenizer.pack import pack
+from tokenizer.pack import VALID_FRACTION, pack
 
 __all__ = [
     "END_OF_TEXT",
     "PAD",
+    "VALID_FRACTION",
     "Corpus",
     "CorpusError",
     "PackedData",

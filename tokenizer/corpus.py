@@ -4,11 +4,13 @@
     stories.txt, .jsonl, .parquet    a local file
     folder                           a folder with train.* and valid.* (or validation.*), or with
                                      files of one kind, also in folders in it
+                                     or packed data, which is decoded
     hub:roneneldan/TinyStories       a dataset of the hub, or hub:folder of the same shape
     hub:HuggingFaceFW/fineweb-edu:sample-10BT                 one of its subsets
 
-A source that sets stories aside for validation is used as it is divided. Any other sets none aside:
-it is either split, whole, unless a `valid_fraction` of it is asked for.
+A source that sets stories aside for validation is used as it is divided, but a story that is in
+both splits is held out: `train` leaves it out. Any other sets none aside: it is either split,
+whole, unless a `valid_fraction` of it is asked for.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from itertools import chain, islice
 from pathlib import Path
 
 from tokenizer.bpe import END_OF_TEXT
+from tokenizer.data import PackedData
 from tokenizer.errors import CorpusError
 from tokenizer.readers import READERS, count_hub, count_texts, load_hub, read_hub
-from tokenizer.splits import SPLITS, held_out
+from tokenizer.splits import SPLITS, digest, held_out
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
@@ -36,6 +39,11 @@ class Part:
 
     read: Callable[[], Iterator[str]]
     count: Callable[[], int | None]
+
+    def stories(self) -> Iterator[str]:
+        """Yield the stories without the white space around them; empty ones are left out."""
+        pieces = (piece.strip() for text in self.read() for piece in text.split(END_OF_TEXT))
+        return (story for story in pieces if story)
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,12 @@ class Corpus:
     limit: int | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the stories without the white space around them; empty ones are left out."""
+        """Yield the stories, as `Part.stories` does."""
         return islice((story for story in self.whole() if self.keeps(story)), self.limit)
 
     def whole(self) -> Iterator[str]:
         """Yield the stories of the whole part, those of the other split included."""
-        pieces = (piece.strip() for text in self.part.read() for piece in text.split(END_OF_TEXT))
-        return (story for story in pieces if story)
+        return self.part.stories()
 
     def expected(self) -> int | None:
         """Return about how many stories there are, without reading them; None if none can say."""
@@ -121,8 +128,13 @@ def open_corpus(
     found = len(list(islice(corpus, 2)))
     if found < 2:
         held = ("no story", "one story only")[found]
-        side = f" for {split}" if corpus.share else ""
-        raise CorpusError(f"{source}: holds {held}{side}; at least two stories are needed")
+        needed = "at least two stories are needed"
+        if corpus.share is None:
+            raise CorpusError(f"{source}: holds {held}; {needed}")
+        raise CorpusError(
+            f"{source}: holds {held} for {split}; {needed}: a fraction of {corpus.share:g} is held "
+            f"out, so give more stories, or a directory with {split}.*"
+        )
     return corpus
 
 
@@ -131,10 +143,10 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
     if source.partition(":")[0] == "toy":
         return _toy_parts(source)
     if source.startswith("hub:"):
-        return _hub_parts(source, field, stream)
+        return _apart(_hub_parts(source, field, stream))
     path = Path(source)
     if path.is_dir():
-        return _directory_parts(path, field)
+        return _apart(_directory_parts(path, field))
     if not path.is_file():
         raise CorpusError(
             f"{source}: no such file or directory; a source is toy, a {_endings()} file,"
@@ -144,6 +156,19 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
         raise CorpusError(f"{source}: unknown kind of file; the name must end in {_endings()}")
     part = _files_part([path], field)
     return {"train": part, "valid": part}
+
+
+def _apart(parts: dict[str, Part]) -> dict[str, Part]:
+    """Leave out of `train` what `valid` holds too, where a source is divided."""
+    train, valid = parts.get("train"), parts.get("valid")
+    if train is None or valid is None or train == valid:
+        return parts
+
+    def read() -> Iterator[str]:
+        held = set(map(digest, valid.stories()))
+        return (story for story in train.stories() if digest(story) not in held)
+
+    return parts | {"train": Part(read, train.count)}
 
 
 def _toy_parts(source: str) -> dict[str, Part]:
@@ -179,6 +204,12 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
 
     Where no name tells of a split, all files of the folder and the folders in it are one part.
     """
+    if PackedData.stands_in(folder):
+        data = PackedData(folder)
+        return {
+            split: Part(partial(data.stories, split), partial(_count_packed, data, split))
+            for split in SPLITS
+        }
     parts: dict[str, Part] = {}
     for split, names in NAMES.items():
         pattern = re.compile(rf"({'|'.join(names)})([-.].*)?({_endings('|')})")
@@ -196,6 +227,10 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
         raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {_endings()}")
     part = _files_part(_one_kind(folder, "train", files), field)
     return {"train": part, "valid": part}
+
+
+def _count_packed(data: PackedData, split: str) -> int:
+    return data.meta["splits"][split]["stories"]
 
 
 def _one_kind(folder: Path, split: str, files: list[Path]) -> list[Path]:

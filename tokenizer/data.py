@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from tokenizer.bpe import load_tokenizer, tokenizer_hash
+from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash
 from tokenizer.errors import CorpusError
-from tokenizer.line import Shard, TokenLine
+from tokenizer.line import DTYPE, Shard, TokenLine
 from tokenizer.splits import SPLITS
 
 SCHEMA = 1
@@ -86,6 +88,35 @@ class PackedData:
         line = self.line(split)
         tokens = line.read(0, len(line) if limit is None else limit * width)
         return tokens.reshape(-1, width) if self.meta["layout"] == "rows" else tokens
+
+    def stories(self, split: str) -> Iterator[str]:
+        """Yield the stories of a split as they were packed; of a row that was cut, what it holds.
+
+        Args:
+            split: `train` or `valid`.
+
+        Raises:
+            CorpusError: A file cannot be read, or is not what was written.
+        """
+        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        end, pad = (tokenizer.token_to_id(special) for special in (END_OF_TEXT, PAD))
+        line, rows = self.line(split), self.meta["layout"] == "rows"
+        width = self.meta["context"] if rows else 1
+        pending = np.empty(0, DTYPE)
+        for start in range(0, len(line), BLOCK // width * width):
+            tokens = line.read(start, start + BLOCK // width * width)
+            if rows:
+                whole = list(tokens.reshape(-1, width))
+            else:
+                tokens = np.concatenate([pending, tokens])
+                *whole, pending = np.split(tokens, np.flatnonzero(tokens == end) + 1)
+            stories = [story[(story != end) & (story != pad)].tolist() for story in whole]
+            yield from tokenizer.decode_batch(stories, skip_special_tokens=False)
+
+    @staticmethod
+    def stands_in(directory: str | Path) -> bool:
+        """Say whether a directory has the two small files of packed data; nothing is read."""
+        return all((Path(directory) / name).is_file() for name in ("meta.json", "tokenizer.json"))
 
     def verify(self, split: str, shard: Shard) -> None:
         """Compare what a file holds with the hash it was written with.

@@ -91,17 +91,20 @@ def pack(
         )
         for split in SPLITS
     ]
+    # The fraction that divided the source, for whoever reads the source again; null where it is
+    # divided already.
+    written = meta | {"valid_fraction": corpora[0].share}
     if shards is not None:
         asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
         with Partial(out, meta | asked, force) as partial:
-            pack_shards(corpora, loaded, layout, meta, shards, partial, workers, report)
+            pack_shards(corpora, loaded, layout, written, shards, partial, workers, report)
         return PackedData(out)
     with whole_directory(out, replace=force) as folder:
         splits = {
             corpus.split: _write_split(folder, corpus, Encoder(loaded, layout), layout, report)
             for corpus in corpora
         }
-        write_about(folder, loaded, meta | {"splits": splits})
+        write_about(folder, loaded, written | {"splits": splits})
     return PackedData(out)
 
 

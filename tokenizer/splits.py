@@ -13,5 +13,9 @@ def held_out(story: str, share: float) -> bool:
     The answer depends on the text alone, so that two copies of it are always on the same side,
     whatever the order, the seed or the machine.
     """
-    digest = hashlib.blake2b(story.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+    return int.from_bytes(digest(story), "big") < share * 2**64
+
+
+def digest(story: str) -> bytes:
+    """Return eight bytes that stand for a story: equal exactly for equal ones, for all purposes."""
+    return hashlib.blake2b(story.encode(), digest_size=8).digest()

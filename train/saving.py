@@ -62,6 +62,7 @@ class Saving(Callback):
             "recipe": {name: recipe[name] for name in recipe if name not in ELSEWHERE},
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
+            "valid_fraction": data.meta.get("valid_fraction"),
             "git_commit": git_commit(),
         }
 

@@ -27,8 +27,8 @@ from eval.inversion.slices import Slice
 from eval.lenses.catalogue import LENSES
 from eval.lenses.lens import Request
 from eval.lenses.questions import Look
-from eval.prompts import Prompt, background, drawn_prompts, padded, text_prompts
 from eval.results import Results, Row, read_rows, row_key
+from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 DONE = "claim"  # kind of the row that ends a part, so that it need not be opened again
 BATCH = 64
@@ -149,7 +149,7 @@ class Asker:
         prompts = _prompts(part, checkpoint, self.corpus)
         for models, question, own in questions(part, checkpoint, prompts):
             name = models.provenance["name"]
-            texts = {name: background(self.corpus, models.tokenizer)}
+            texts = {name: held_out_text(models, self.corpus).background()}
             runner = Runner({name: own}, texts)
             allowed = _allowed(part, models)
             for job in plan(models, question, own, set(), BATCH, allowed):
@@ -218,8 +218,8 @@ def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
     protocol, context = part.protocol, checkpoint.config.context
     if not protocol.text:
         length = min(protocol.length, context)
-        tokenizer, count = checkpoint.tokenizer, protocol.count
-        several = drawn_prompts(protocol.kind, corpus, tokenizer, count, length)
+        text = held_out_text(checkpoint, corpus)
+        several = drawn_prompts(protocol.kind, text, protocol.count, length)
         return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
     longest = max(prompt.real for prompt in prompts)

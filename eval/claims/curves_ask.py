@@ -20,8 +20,8 @@ from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, traine
 from eval.inversion.questions import Job, Question
 from eval.inversion.questions import plan as plan_jobs
 from eval.inversion.run import Runner
-from eval.prompts import Prompt, background, story_prompts
 from eval.results import Results, row_key
+from eval.text import Prompt, held_out_text, story_prompts
 
 BATCH = 64  # rows that a gradient solver treats at once
 
@@ -108,7 +108,8 @@ class Asker:
             return
         name = checkpoint.provenance["name"]
         every = [prompt for own in prompts.values() for prompt in own]
-        runner = Runner({name: every}, {name: background(self.corpus, checkpoint.tokenizer)})
+        text = held_out_text(checkpoint, self.corpus)
+        runner = Runner({name: every}, {name: text.background()})
         for job in jobs:
             self.results.append(row | tags[row["key"]] for row in runner.run(job))
 
@@ -117,8 +118,9 @@ class Asker:
         longest = {}
         for point, ask in task.asks.items():
             longest[point.length] = max(ask.stories, longest.get(point.length, 0))
+        text = held_out_text(checkpoint, self.corpus)
         return {
-            length: story_prompts(self.corpus, checkpoint.tokenizer, count, length, task.skip)
+            length: story_prompts(text, count, length, task.skip)
             for length, count in longest.items()
         }
 

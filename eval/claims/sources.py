@@ -24,10 +24,10 @@ from eval.claims.entries import Claim, Models
 from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
 from eval.files import write_text
-from tokenizer import load_tokenizer, open_corpus, train_tokenizer
+from eval.text import toy_tokenizer
+from tokenizer import load_tokenizer
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8 bit": torch.float16}
-TOKENIZER_STORIES = "toy:4000"
 RECIPES = {"attention": "llama"}  # others start from the flat mixer's
 BESIDE = ["*.json", "tokenizer.model", "merges.txt"]  # the weights, what a model needs
 
@@ -132,7 +132,7 @@ class Shelf:
                     f"than that of --models {self.models}; give another --out"
                 )
         elif not path.is_file():
-            write_text(path, train_tokenizer(open_corpus(TOKENIZER_STORIES, "train")).to_str())
+            write_text(path, toy_tokenizer().to_str())
         return load_tokenizer(path)
 
     @cached_property

@@ -16,8 +16,8 @@ from eval.inversion.curves import plan_curves, run_curves
 from eval.inversion.methods import parse_methods
 from eval.inversion.run import Runner
 from eval.progress import track
-from eval.prompts import background, story_prompts
 from eval.results import Results, Row, read_rows
+from eval.text import held_out_text, story_prompts
 
 WIDTH = 150
 CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
@@ -61,14 +61,15 @@ def run(options: argparse.Namespace) -> None:
                 f"--length {options.length}: the context of {checkpoint.path} is {context}; "
                 "give a shorter one"
             )
-        own = story_prompts(options.corpus, checkpoint.tokenizer, options.count, options.length)
+        text = held_out_text(checkpoint, options.corpus)
+        own = story_prompts(text, options.count, options.length)
         name = checkpoint.provenance["name"]
         if prompts.setdefault(name, own) != own:
             raise RequestError(
                 f"{checkpoint.path}: another model is named {name} too, and reads text otherwise; "
                 "ask them apart"
             )
-        texts[name] = background(options.corpus, checkpoint.tokenizer)
+        texts[name] = text.background()
         curves += plan_curves(checkpoint, layers, axes, asked, own, results.keys)
     if not curves:
         print(f"{results.path}: every curve is there already", file=sys.stderr)

@@ -8,8 +8,8 @@ from eval.probes.local import plan_local, run_local
 from eval.probes.questions import choose_layers
 from eval.probes.tables import geometry_tables
 from eval.progress import track
-from eval.prompts import story_prompts
 from eval.results import Results, read_rows
+from eval.text import held_out_text, story_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> None:
     results = Results(options.out)
     tasks = []
     for checkpoint in checkpoints:
-        prompts = story_prompts(options.corpus, checkpoint.tokenizer, options.count, options.length)
+        text = held_out_text(checkpoint, options.corpus)
+        prompts = story_prompts(text, options.count, options.length)
         tasks += plan_local(
             checkpoint,
             choose_layers(checkpoint, options.layers),

@@ -16,16 +16,9 @@ from eval.inversion.questions import Job, plan
 from eval.inversion.run import SHUFFLED, Runner
 from eval.inversion.suites import load_suite, read_suite
 from eval.progress import track
-from eval.prompts import (
-    SETS,
-    Prompt,
-    background,
-    drawn_prompts,
-    padded,
-    text_prompts,
-)
 from eval.report import terminal_table
 from eval.results import Results, read_rows
+from eval.text import SETS, Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
                 f"{checkpoint.path}: another model is named {name} too, and reads text otherwise; "
                 "ask them apart"
             )
-        texts[name] = background(options.corpus, checkpoint.tokenizer)
+        texts[name] = held_out_text(checkpoint, options.corpus).background()
         allowed[name] = _tokens(options.allowed, checkpoint)
 
     def planned(done: set[str]) -> list[Job]:
@@ -209,7 +202,8 @@ def _prompts(
     sets = wanted["set"] if options.prompts or not options.text else []
     for kind in [kind for kind in SETS if kind in sets]:
         count, length = wanted["count"], wanted["length"]
-        prompts += drawn_prompts(kind, options.corpus, tokenizer, count, length, options.skip)
+        text = held_out_text(checkpoint, options.corpus)
+        prompts += drawn_prompts(kind, text, count, length, options.skip)
     if options.pad_to:
         prompts = padded(prompts, tokenizer, options.pad_to)
     longest = max(len(prompt.tokens) for prompt in prompts)

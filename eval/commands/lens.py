@@ -14,8 +14,8 @@ from eval.lenses.tables import lens_tables
 from eval.lenses.trace import gather
 from eval.lenses.words import word_tokens
 from eval.progress import track
-from eval.prompts import Prompt, story_prompts, text_prompts
 from eval.results import Results
+from eval.text import Prompt, held_out_text, story_prompts, text_prompts
 
 LENGTH = 64
 
@@ -112,4 +112,4 @@ def _prompts(options: argparse.Namespace, checkpoint: Checkpoint) -> list[Prompt
         raise RequestError(
             f"--length {length}: the context of {checkpoint.path} is {context}; give a shorter one"
         )
-    return story_prompts(options.corpus, checkpoint.tokenizer, options.count or 4, length)
+    return story_prompts(held_out_text(checkpoint, options.corpus), options.count or 4, length)

@@ -18,13 +18,14 @@ def add_models(parser: argparse.ArgumentParser, several: bool = True) -> None:
 
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:
-    """Where validation stories come from."""
+    """Where held-out stories come from."""
     parser.add_argument(
         "--corpus",
         default="toy",
         metavar="SOURCE",
-        help="validation stories: toy (the embedded generator, default), a .txt, .jsonl or "
-        ".parquet file, a directory with valid.*, or hub:NAME",
+        help="held-out stories: of toy (the embedded generator, default), hub:NAME, a directory "
+        "with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that packing "
+        "sets aside",
     )
 
 

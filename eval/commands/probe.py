@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         default="toy",
         metavar="SOURCE",
-        help="stories to fit on and others to judge on: toy (default), a file, a directory, "
-        "hub:NAME, or data packed for the model",
+        help="held-out stories, to fit on and others to judge on: toy (default), a file, a "
+        "directory, hub:NAME, or data packed for the model",
     )
     parser.add_argument("--length", type=positive, default=64, help="tokens of a window")
-    parser.add_argument("--train-tokens", type=positive, default=100_000)
+    parser.add_argument("--train-tokens", type=positive, default=64_000)
     parser.add_argument("--valid-tokens", type=positive, default=8_000)
     parser.add_argument("--seed", type=natural, default=0)
     probes = parser.add_argument_group("linear probes")

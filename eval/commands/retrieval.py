@@ -17,6 +17,7 @@ from eval.errors import RequestError
 from eval.progress import track
 from eval.results import Results, Row, read_rows, row_key
 from eval.retrieval import POOLS, SENTENCES, Fit, Pairs, fit, nearer, states, story_pairs, top1
+from eval.text import Use, held_out_text
 
 LEAST = 32  # candidates; then doubled as long as there are stories
 
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         default="toy",
         metavar="SOURCE",
-        help="sentences to be placed are from its valid stories; other candidates from valid, then "
-        "train; the fit is on other train stories",
+        help="sentences to be placed are from its held-out stories for evaluation, the fit is on "
+        "those for fitting; other candidates are from both",
     )
     parser.add_argument(
         "--sentence", nargs="+", choices=SENTENCES, default=["last"], help="taken out of its story"
@@ -138,31 +139,25 @@ def _collect(
 ) -> tuple[Pairs, list[list[int]], Pairs]:
     """Pairs that are asked about, stories beside theirs, and pairs to fit on: no story twice."""
 
-    def pairs(split: str, count: int, unlike: Pairs | None = None) -> Pairs:
-        return story_pairs(
-            options.corpus,
-            split,
-            checkpoint.tokenizer,
-            sentence,
-            checkpoint.config.context,
-            count,
-            unlike,
-        )
+    text = held_out_text(checkpoint, options.corpus)
 
-    valid = pairs("valid", options.candidates)
-    asked = min(len(valid), options.queries)
-    if len(valid) < LEAST:
+    def pairs(use: Use, count: int, unlike: Pairs | None = None) -> Pairs:
+        return story_pairs(text, use, sentence, checkpoint.config.context, count, unlike)
+
+    judged = pairs("evaluation", options.candidates)
+    asked = min(len(judged), options.queries)
+    if len(judged) < LEAST:
         raise RequestError(
-            f"--corpus {options.corpus}: its valid stories give {len(valid)} pairs; {LEAST} are "
-            "needed at least"
+            f"--corpus {options.corpus}: its held-out stories for evaluation give {len(judged)} "
+            f"pairs; {LEAST} are needed at least; give more stories"
         )
-    more = max(0, options.candidates - len(valid))
-    train = pairs("train", options.fit_pairs + more, valid)
-    to_fit = min(len(train), options.fit_pairs)
+    more = max(0, options.candidates - len(judged))
+    others = pairs("fitting", options.fit_pairs + more, judged)
+    to_fit = min(len(others), options.fit_pairs)
     return (
-        Pairs(valid.sentences[:asked], valid.stories[:asked]),
-        valid.stories[asked:] + train.stories[to_fit:],
-        Pairs(train.sentences[:to_fit], train.stories[:to_fit]),
+        Pairs(judged.sentences[:asked], judged.stories[:asked]),
+        judged.stories[asked:] + others.stories[to_fit:],
+        Pairs(others.sentences[:to_fit], others.stories[:to_fit]),
     )
 
 

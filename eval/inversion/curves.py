@@ -20,9 +20,9 @@ from eval.inversion.methods import Method
 from eval.inversion.questions import Cell, Job, Question, Site, plan
 from eval.inversion.run import Runner
 from eval.inversion.slices import Slice
-from eval.prompts import Prompt
 from eval.results import Results, Row, finite_or_none, read_rows, row_key
 from eval.statistics import CONFIDENCE, RESAMPLES
+from eval.text import Prompt
 
 HALF = 0.5
 """The share of tokens at which a curve is read."""

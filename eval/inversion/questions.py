@@ -11,8 +11,8 @@ from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
 from eval.inversion.methods import Method
 from eval.inversion.slices import Slice
-from eval.prompts import Prompt
 from eval.results import row_key
+from eval.text import Prompt
 
 ALL = "all"
 LAST = "last"

@@ -16,8 +16,8 @@ from eval.inversion.metrics import extras, nearest_rival, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
 from eval.inversion.sweep import sweep_layers
-from eval.prompts import Prompt
 from eval.results import Row, row_key
+from eval.text import Prompt
 
 SHUFFLED = "shuffled"
 

@@ -19,7 +19,7 @@ from eval.errors import RequestError
 from eval.inversion.methods import parse_methods
 from eval.inversion.questions import Question
 from eval.inversion.slices import Slice
-from eval.prompts import SETS
+from eval.text import SETS
 
 DIRECTORY = Path(__file__).parent.parent / "suites"
 PROMPTS = {"set": ["story"], "count": 8, "length": 16}

@@ -18,9 +18,9 @@ from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
-from eval.lenses.text import sample_text
 from eval.lenses.vectors import embeddings
 from eval.ranks import token_ranks
+from eval.text import held_out_text
 
 TABLES = ("product", "direct", "input only")
 """Rows asked: W_E W_U'; the same by way of the final norm, as the model would without its blocks;
@@ -177,7 +177,8 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
 
 
 def _find(checkpoint: Checkpoint, request: Request) -> Finding:
-    tokens = sample_text(request.corpus, checkpoint.tokenizer, request.tokens)
+    text = held_out_text(checkpoint, request.corpus)
+    tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
     some = thinned(bigrams, LIMIT, request.seed)
     figures, values = [], []

@@ -24,7 +24,7 @@ from eval.errors import RequestError
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.pieces import Words, alphabet, census, words_of
-from eval.lenses.text import WINDOW, Stories, stories, whole_windows
+from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
 from eval.lenses.trace import gather, streams_of
 from eval.probes.linear import calibrated
 from eval.probes.moments import Classifier, Moments, gaussian
@@ -158,8 +158,8 @@ def _load(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories]:
         )
     least = 2 * held_back(min(WINDOW, context))  # as much is fitted as sets the factors
     count = whole_windows(checkpoint, request, least, "probes of words need")
-    train = stories(checkpoint, request, "train", count)
-    return train, stories(checkpoint, request, "valid", count // 4)
+    train = stories(checkpoint, request, "fitting", count)
+    return train, stories(checkpoint, request, "evaluation", count // 4)
 
 
 def _find(checkpoint: Checkpoint, request: Request) -> Finding:

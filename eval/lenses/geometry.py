@@ -15,7 +15,6 @@ from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.nearest import METRICS, agreement, nearest
-from eval.lenses.text import sample_text
 from eval.lenses.trace import gather
 from eval.lenses.vectors import (
     UNEMBEDDINGS,
@@ -28,6 +27,7 @@ from eval.lenses.vectors import (
 )
 from eval.lenses.words import word_tokens
 from eval.ranks import spearman
+from eval.text import held_out_text
 
 BINS = 60
 SAMPLE = 256  # tokens of which all pairs with the vocabulary are looked at
@@ -229,8 +229,9 @@ def _shown(checkpoint: Checkpoint, request: Request) -> list[int]:
 
 
 def _find(checkpoint: Checkpoint, request: Request) -> Finding:
-    text = sample_text(request.corpus, checkpoint.tokenizer, request.tokens)
-    counts = torch.bincount(text, minlength=checkpoint.config.vocab_size)
+    text = held_out_text(checkpoint, request.corpus)
+    tokens = text.windows("fitting", 1, request.tokens)[0]
+    counts = torch.bincount(tokens, minlength=checkpoint.config.vocab_size)
     device = checkpoint.model.embedding.weight.device
     rows, shown = _sample(counts, request.seed).to(device), _shown(checkpoint, request)
     norms, length_figures, odd = lengths(checkpoint, counts)

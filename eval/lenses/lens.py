@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.checkpoints import Checkpoint
 from eval.lenses.named import Named
-from eval.prompts import Prompt
+from eval.text import Prompt
 
 TOKENS = 8192
 

@@ -23,7 +23,7 @@ from eval.lenses.features import (
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.named import Named
 from eval.lenses.steering import spaced_layers
-from eval.lenses.text import stories, whole_windows
+from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import streams_of
 
 HELD_OUT = 0.1  # of the windows, for the figures
@@ -177,7 +177,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     model = checkpoint.model
     layers = spaced_layers(len(model.blocks), LAYERS)
     count = whole_windows(checkpoint, request, 2, "a sparse autoencoder needs")
-    text = stories(checkpoint, request, "train", count)
+    text = stories(checkpoint, request, "fitting", count)
     streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
     kept = max(1, round(count * HELD_OUT))
     autoencoder = fit_sparse(streams[:, kept:].flatten(1, 2), Fit(seed=request.seed))

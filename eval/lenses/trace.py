@@ -12,7 +12,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.prompts import Prompt
+from eval.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")
 

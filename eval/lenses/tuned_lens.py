@@ -19,7 +19,7 @@ from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Lens, Request
 from eval.lenses.logit_lens import WIDEST, look
-from eval.lenses.text import Stories, stories, whole_windows
+from eval.lenses.stories import Stories, stories, whole_windows
 from eval.lenses.trace import gather, trace
 
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
@@ -186,7 +186,7 @@ def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
 
 
 def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories, Stories]:
-    """Stories to fit on, to choose on and to report on: training stories, then validation ones.
+    """Windows to fit on and to choose on, of stories for fitting; to report on, for evaluation.
 
     Raises:
         RequestError: too few tokens.
@@ -194,9 +194,12 @@ def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, St
     """
     count = whole_windows(checkpoint, request, 2, "the tuned lens needs")
     held = max(2, round(HELD * count))
-    valid = stories(checkpoint, request, "valid", 2 * held).windows
-    choice, report = (Stories(checkpoint.model, part) for part in (valid[:held], valid[held:]))
-    return stories(checkpoint, request, "train", count), choice, report
+    choice = stories(checkpoint, request, "fitting", count + held).windows[count:]
+    return (
+        stories(checkpoint, request, "fitting", count),
+        Stories(checkpoint.model, choice),
+        stories(checkpoint, request, "evaluation", held),
+    )
 
 
 def find(checkpoint: Checkpoint, request: Request) -> Finding:

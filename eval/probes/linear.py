@@ -97,7 +97,7 @@ def fit_linear(
 
     Args:
         circuit: of one or several layers.
-        windows: training stories, `(N, T)`; every offset shorter than T.
+        windows: stories to fit on, `(N, T)`; every offset shorter than T.
         offsets: o of the token at t + o that the output at t is asked for.
         training: of the softmax probes.
 

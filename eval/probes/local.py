@@ -11,8 +11,8 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry
-from eval.prompts import Prompt
 from eval.results import Results, Row, row_key
+from eval.text import Prompt
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
-from eval.probes.windows import story_windows
 from eval.results import Results, Row, row_key
+from eval.text import held_out_text
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Stories:
     """Where the text comes from, and how much of it is used.
 
     Attributes:
-        corpus: as `windows.story_windows` takes it.
+        corpus: whose held-out stories are read.
         length: tokens of a window.
-        train: windows fitted on.
-        valid: windows judged on.
+        train: windows of stories for fitting.
+        valid: windows of stories for evaluation.
     """
 
     corpus: str
@@ -40,7 +40,7 @@ class Stories:
     valid: int
 
     def load(self, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Training and validation windows, `(N, length)`, on the model's device.
+        """Windows to fit on and windows to judge on, `(N, length)`, on the model's device.
 
         Raises:
             RequestError: too long for the model, or not enough text.
@@ -51,11 +51,11 @@ class Stories:
                 f"{checkpoint.config.context}; give a shorter one"
             )
         device = checkpoint.model.embedding.weight.device
-        train, valid = (
-            story_windows(self.corpus, split, checkpoint.tokenizer, count, self.length).to(device)
-            for split, count in (("train", self.train), ("valid", self.valid))
+        text = held_out_text(checkpoint, self.corpus)
+        return (
+            text.windows("fitting", self.train, self.length).to(device),
+            text.windows("evaluation", self.valid, self.length).to(device),
         )
-        return train, valid
 
 
 @dataclass(frozen=True)

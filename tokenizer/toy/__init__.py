@@ -72,6 +72,7 @@ def toy_stories(count: int, seed: int = 0, split: str = "train") -> Iterator[str
     return (story(seed, index, split) for index in range(count))
 
 
+@lru_cache(maxsize=4096)
 def story(seed: int, index: int, split: str = "train") -> str:
     """Return one story: always the same for the same arguments.
 

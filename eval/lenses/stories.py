@@ -1,4 +1,4 @@
-"""Text for lenses that count or fit: tokens of a corpus' stories, and a model's streams of them."""
+"""Stories for lenses that fit: windows of them, and a model's streams of those."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
@@ -14,7 +13,7 @@ from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import Request
 from eval.lenses.trace import streams_of
-from eval.probes.windows import story_windows
+from eval.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context
 PART = 1 << 24  # numbers of streams that are computed at once
@@ -71,17 +70,17 @@ class Stories:
         return max(1, PART // (self.windows.shape[1] * self._width))
 
 
-def stories(checkpoint: Checkpoint, request: Request, split: str, count: int) -> Stories:
-    """The first `count` windows of a request's corpus; asked for again they are the same ones.
+def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> Stories:
+    """The first `count` windows of a request's text; asked for again they are the same ones.
 
     Raises:
         RequestError: there are fewer, or a directory packed by another tokenizer.
         CorpusError: the corpus cannot be read.
     """
-    key = ("stories", request.corpus, split, count)
+    key = ("stories", request.corpus, use, count)
     if key not in checkpoint.kept:
         length = min(WINDOW, checkpoint.config.context)
-        windows = story_windows(request.corpus, split, checkpoint.tokenizer, count, length)
+        windows = held_out_text(checkpoint, request.corpus).windows(use, count, length)
         windows = windows.to(checkpoint.model.embedding.weight.device)
         checkpoint.kept[key] = Stories(checkpoint.model, windows)
     return checkpoint.kept[key]
@@ -106,13 +105,3 @@ def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: st
             f"--tokens {request.tokens}: {what} {least * length} at least; ask for more"
         )
     return count
-
-
-def sample_text(corpus: str, tokenizer: Tokenizer, count: int) -> Tensor:
-    """The first `count` tokens of the training stories, joined by end-of-text, `(count,)`.
-
-    Raises:
-        RequestError: there are fewer, or a directory packed by another tokenizer.
-        CorpusError: the corpus cannot be read.
-    """
-    return story_windows(corpus, "train", tokenizer, 1, count)[0]
