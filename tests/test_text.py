@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from eval.__main__ import main
 from eval.checkpoints import open_checkpoint
@@ -85,10 +86,11 @@ def test_no_text_has_two_uses(
     assert {p.tokens for p in story_prompts(text, 2, 20)} <= {ids[:20] for ids in whole}
     for prompt, ids in zip(inside_prompts(text, 4, 20), whole, strict=False):
         assert prompt.tokens in {ids[i : i + 20] for i in range(1, len(ids) - 19)}
-    for use, tokens in (
-        ("fitting", text.windows("fitting", 6, 32)),
-        ("background", text.background()),
-    ):
+    windows: dict[Use, Tensor] = {
+        "fitting": text.windows("fitting", 6, 32),
+        "background": text.background(),
+    }
+    for use, tokens in windows.items():
         joined = [token for ids in encoded(use) for token in (*ids, *text.end)]
         assert tokens.flatten().tolist() == joined[: tokens.numel()]
 
@@ -109,7 +111,7 @@ def test_the_fraction_is_the_one_that_the_model_records(
     tmp_path: Path,
 ) -> None:
     source, path = make_source("stories.txt"), model_directory()
-    settings = {} if recorded is None else {"valid_fraction": recorded}
+    settings: dict[str, Any] = {} if recorded is None else {"valid_fraction": recorded}
     data = pack(source, tokenizer_file, tmp_path / "data", **settings)
     assert data.meta["valid_fraction"] == (recorded or 0.05)
     meta = path / "meta.json"

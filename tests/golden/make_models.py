@@ -66,7 +66,7 @@ def main() -> None:
 def write_stories() -> None:
     """Writes `train.txt` and `valid.txt`: toy stories, one after the other."""
     STORIES.mkdir()
-    for split, count in (("train", 160), ("valid", 60)):
+    for split, count in (("train", 160), ("valid", 160)):
         stories = list(open_corpus(f"toy:{20 * count if split == 'valid' else count}", split))
         text = f"\n{END_OF_TEXT}\n".join(stories[:count])
         (STORIES / f"{split}.txt").write_text(text + "\n", encoding="utf-8")

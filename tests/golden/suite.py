@@ -53,7 +53,7 @@ PROBE = {
     "steps": 0,
 }
 SOURCES = {
-    "toy": "toy:40:3",
+    "toy": "toy:120:3",
     "file": STORIES / "train.txt",
     "lines": FOLDER / "stories.jsonl",
     "directory": STORIES,
