@@ -19,8 +19,8 @@ from eval.inversion.run import Runner
 from eval.inversion.slices import Slice
 from eval.inversion.summary import summarise
 from eval.inversion.sweep import sweep
-from eval.text import Prompt
 from eval.results import Row
+from eval.text import Prompt
 from tests.search_cases import lexicon, prompts
 
 Make = Callable[..., LanguageModel]

@@ -54,7 +54,7 @@ PROBE = {
 }
 SOURCES = {
     "toy": "toy:120:3",
-    "file": STORIES / "train.txt",
+    "file": STORIES / "valid.txt",
     "lines": FOLDER / "stories.jsonl",
     "directory": STORIES,
 }
