@@ -237,7 +237,7 @@ PROBLEMS = [
     ),
     Fault(
         "padding counts as evidence",
-        "eval.prompts:Prompt.real",
+        "eval.text:Prompt.real",
         instead(property(lambda self: len(self.tokens))),  # pyright: ignore[reportArgumentType]
         "search",
         ("padded",),
@@ -512,18 +512,30 @@ READERS = [
     Fault(
         "texts: the first story is skipped",
         "eval.commands.invert:drawn_prompts",
-        takes(
-            lambda kind, corpus, tokenizer, n, length, skip: (kind, corpus, tokenizer, n, length, 1)
-        ),
+        takes(lambda kind, text, count, length, skip: (kind, text, count, length, 1)),
         "texts",
         ("file",),
     ),
     Fault(
         "texts: training stories are read",
-        "eval.language:open_corpus",
+        "eval.text:open_corpus",
         takes(lambda corpus, split: (corpus, "train")),
         "texts",
         ("directory, read",),
+    ),
+    Fault(
+        "texts: a file is read as a whole",
+        "eval.text:open_corpus",
+        lambda right: lambda corpus, split, valid_fraction: right(corpus, split),
+        "texts",
+        ("file, read",),
+    ),
+    Fault(
+        "texts: probes are fitted on what they are judged on",
+        "eval.text:HeldOutText.stories",
+        takes(lambda text, use: (text, "evaluation")),
+        "texts",
+        ("packed", "packed, read"),
     ),
 ]
 FAULTS = [*MIXERS, *PROBLEMS, *SOLVERS, *LENSES, *READERS]
