@@ -1,8 +1,8 @@
 """Models: one contract, many token mixers. Imports nothing else of this project."""
 
 from arch.config import ModelConfig
-from arch.cost import Cost
-from arch.describe import Description, describe
+from arch.convert import export_transformers, import_reference, import_transformers
+from arch.describe import Cost, Description, describe
 from arch.directory import LoadedModel, check_model, load_model, save_model
 from arch.errors import ModelError
 from arch.files import write_directory
@@ -10,8 +10,6 @@ from arch.generate import generate
 from arch.mixers import MIXERS, TokenMixer
 from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
 from arch.pretrained import load_pretrained
-from arch.reference import import_reference
-from arch.transformers_layout import export_transformers, import_transformers
 
 __all__ = [
     "MIXERS",

@@ -5,7 +5,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch.cost import Cost, linear_cost
 from arch.errors import ModelError
 from arch.pattern import parse
 
@@ -22,10 +21,6 @@ class GELU(nn.Module):
         """`(..., D) -> (..., D)`."""
         return self.down(F.gelu(self.up(x)))
 
-    def cost(self) -> Cost:
-        """Two matrices."""
-        return linear_cost(self.up, self.down)
-
 
 class SwiGLU(nn.Module):
     """W2 (silu(W1 x) * W3 x) (Shazeer, 2002.05202)."""
@@ -39,10 +34,6 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(..., D) -> (..., D)`."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
-
-    def cost(self) -> Cost:
-        """Three matrices."""
-        return linear_cost(self.gate, self.up, self.down)
 
 
 CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}

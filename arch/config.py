@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from arch.channel import parse_channel_mixer
 from arch.errors import ModelError, check_count
-from arch.mixers import MIXERS
-from arch.pattern import parse
+from arch.mixers import parse_mixer
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ModelConfig:
         if self.d_ff is not None:
             check_count("d_ff", self.d_ff)
         for entry in self.mixers:
-            parse(_text("mixers", entry), MIXERS, "mixer")
+            parse_mixer(_text("mixers", entry))
         parse_channel_mixer(_text("channel_mixer", self.channel_mixer))
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
         _one_of("init", self.init, ("default", "reference"))

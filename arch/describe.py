@@ -1,21 +1,52 @@
-"""A model as a table, from its configuration alone: parts, shapes, parameters, work, memory."""
+"""A model as a table, from its configuration alone: parts, shapes, parameters, work.
 
-import contextlib
+A FLOP is one multiplication or one addition of a matrix product: a product of (n, m) by (m,) is
+2 n m. Of a triangular product, and of causal attention, only the entries on and below the diagonal
+count: the empty half is no work. Norms, activations, biases and look-ups are not counted. The
+backward pass is two products of the forward one's size, recomputation left out, so training
+costs three times the forward pass.
+"""
+
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from arch import masked_conv
 from arch.config import ModelConfig
-from arch.cost import Cost, linear_cost, norm_cost
 from arch.errors import ModelError, check_count
+from arch.mixers import Rectangular, Triangle
 from arch.model import Block, LanguageModel
 
-Precision = Literal["32", "bf16-mixed"]
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, and forward FLOPs per token at some sequence length.
+
+    Attributes:
+        parameters: numbers stored.
+        masked: those of them that never act: above a diagonal, or read by nothing.
+        flops: forward, per token.
+    """
+
+    parameters: int = 0
+    masked: int = 0
+    flops: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.parameters + other.parameters,
+            self.masked + other.masked,
+            self.flops + other.flops,
+        )
+
+    @property
+    def training_flops(self) -> int:
+        """Forward and backward, per token."""
+        return 3 * self.flops
 
 
 @dataclass(frozen=True)
@@ -36,128 +67,97 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes that training needs at least, with AdamW; workspaces and fragmentation not counted.
-
-    Attributes:
-        weights: the parameters, in float32.
-        gradients: as many again.
-        optimiser: AdamW's two moments.
-        activations: what the forward pass and the loss keep for the backward pass.
-    """
-
-    weights: int
-    gradients: int
-    optimiser: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.optimiser + self.activations
-
-
-@dataclass(frozen=True)
 class Description:
-    """The table, its sum, and the memory for training.
+    """The table and its sum.
 
     Attributes:
         parts: from the embedding to the head, in the order of the forward pass.
         cost: of the whole model; `cost.training_flops` is per token too.
-        memory: for one step of training at `batch` sequences of `length`.
         length: tokens in a sequence.
-        batch: sequences in a step.
-        precision: of the forward and backward pass.
     """
 
     parts: tuple[Part, ...]
     cost: Cost
-    memory: Memory
     length: int
-    batch: int
-    precision: Precision
 
 
-def describe(
-    config: ModelConfig,
-    length: int | None = None,
-    batch: int = 1,
-    precision: Precision = "32",
-) -> Description:
+def describe(config: ModelConfig, length: int | None = None) -> Description:
     """Describes the model that `config` builds; no weight is allocated.
-
-    The activations are counted by running the model on shapes alone and adding up what autograd
-    keeps; attention is taken to be the fused kind, which keeps no scores.
 
     Args:
         config: any model of this project.
         length: tokens in a sequence, the model's context when not given.
-        batch: sequences in a step of training.
-        precision: `bf16-mixed` runs the products in bfloat16, as in training.
 
     Raises:
-        ModelError: a length above the context, or no batch.
+        ModelError: a length above the context.
     """
     length = config.context if length is None else length
     check_count("length", length)
-    check_count("batch", batch)
     if length > config.context:
         raise ModelError(f"length is {length}; allowed: up to the context of {config.context}")
     with FakeTensorMode():
         model = LanguageModel(config)
         parts = tuple(_parts(model, config, length))
-        activations = _activations(model, batch, length, precision)
-    cost = sum((part.cost for part in parts), Cost())
-    weights = 4 * cost.parameters
-    memory = Memory(weights, weights, 2 * weights, activations)
-    return Description(parts, cost, memory, length, batch, precision)
+    return Description(parts, sum((part.cost for part in parts), Cost()), length)
 
 
 def total_cost(model: LanguageModel, length: int | None = None) -> Cost:
     """Parameters and work of a model at sequences of `length`, its context when not given."""
-    parts = _parts(model, model.config, length or model.config.context)
-    return sum((part.cost for part in parts), Cost())
+    return describe(model.config, length).cost
+
+
+def flops_by_module(model: LanguageModel, length: int) -> dict[str, int]:
+    """Forward FLOPs of one sequence by the module's name, as PyTorch's counter sees them."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
+    operators: dict[Any, Any] = {
+        masked_conv.forward.overloadpacket: _triangle_flops,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    }
+    counter = FlopCounterMode(display=False, custom_mapping=operators)
+    with counter, torch.no_grad():
+        model(torch.zeros(1, length, dtype=torch.long))
+    whole = f"{type(model).__name__}."
+    counts = counter.get_flop_counts().items()
+    return {name.removeprefix(whole): sum(of.values()) for name, of in counts}
+
+
+def _triangle_flops(x: tuple[int, ...], *_: Any, **__: Any) -> int:
+    batch, length, features = x
+    return batch * features * length * (length + 1)
+
+
+def _attention_flops(query: tuple[int, ...], *_: Any, **__: Any) -> int:
+    batch, heads, length, width = query
+    return 2 * batch * heads * width * length * (length + 1)
 
 
 def _parts(model: LanguageModel, config: ModelConfig, length: int) -> list[Part]:
-    D, V = config.d_model, config.vocab_rows
-    parts = [Part("embedding", "embedding", {"weight": (V, D)}, Cost(V * D))]
-    for i, block in enumerate(cast(Iterable[Block], model.blocks)):
-        mixer = config.mixers[i % len(config.mixers)]
-        channel_mixer: Any = block.channel_mixer
-        for name, kind, cost in (
-            ("norm_token", config.norm, norm_cost(block.norm_token)),
-            ("token_mixer", mixer, block.token_mixer.cost(length)),
-            ("norm_channel", config.norm, norm_cost(block.norm_channel)),
-            ("channel_mixer", config.channel_mixer, channel_mixer.cost()),
+    flops = flops_by_module(model, length)
+
+    def part(name: str, kind: str) -> Part:
+        module = model.get_submodule(name)
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
+        work = flops.get(name, 0) // length
+        if name == "head" and config.tied:
+            return Part(name, "the embedding's transpose", {}, Cost(flops=work))
+        parameters = sum(p.numel() for p in module.parameters())
+        return Part(name, kind, shapes, Cost(parameters, _masked(module), work))
+
+    parts = [part("embedding", "embedding")]
+    for i, _ in enumerate(cast(Iterable[Block], model.blocks)):
+        for name, kind in (
+            ("norm_token", config.norm),
+            ("token_mixer", config.mixers[i % len(config.mixers)]),
+            ("norm_channel", config.norm),
+            ("channel_mixer", config.channel_mixer),
         ):
-            part = block.get_submodule(name)
-            parts.append(Part(f"blocks.{i}.{name}", kind, _shapes(part), cost))
+            parts.append(part(f"blocks.{i}.{name}", kind))
     if config.final_norm:
-        parts.append(Part("norm", config.norm, _shapes(model.norm), norm_cost(model.norm)))
-    head = linear_cost(model.head)
-    if config.tied:
-        parts.append(Part("head", "the embedding's transpose", {}, Cost(flops=head.flops)))
-    else:
-        parts.append(Part("head", "linear", _shapes(model.head), head))
-    return parts
+        parts.append(part("norm", config.norm))
+    return [*parts, part("head", "linear")]
 
 
-def _shapes(part: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in part.named_parameters()}
-
-
-def _activations(model: LanguageModel, batch: int, length: int, precision: Precision) -> int:
-    """Bytes of the tensors that autograd keeps, each storage once, parameters left out."""
-    kept = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-        return tensor
-
-    tokens = torch.zeros(batch, length, dtype=torch.long)
-    lower = torch.autocast("cpu", torch.bfloat16) if precision != "32" else contextlib.nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), lower:
-        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return sum(storage.nbytes() for key, storage in kept.items() if key not in own)
+def _masked(module: nn.Module) -> int:
+    dead = sum(part.dead for part in module.modules() if isinstance(part, Rectangular))
+    return dead + sum(part.masked for part in module.modules() if isinstance(part, Triangle))

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from arch.config import ModelConfig
+from arch.errors import ModelError
 from arch.mixers import Diagonals, Triangle
 
 
@@ -27,11 +28,14 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     | linear bias | 0 | U(+-1/sqrt(fan in)) |
     | triangle, lower part; diagonals; their bias | none is there | U(+-1/sqrt(fan in)) |
     | triangle, upper part | none is there | 0 |
-    | anything else: norm scale, shift | as its module made it: 1, 0 | the same |
+    | anything else: norm scale, shift, ... | its module's `reset_parameters` | the same |
 
     The fan-in of a linear layer is its input width, that of a triangle its context, times the
     number of triangles where a stack is summed. A tied head is the embedding; by `default` that
     starts at 1/sqrt(d_model) where it would at 1, so that the first logits are of unit size.
+
+    Raises:
+        ModelError: a parameter that is not in the table, of a module without `reset_parameters`.
     """
     convolves = any(isinstance(module, Triangle | Diagonals) for module in model.modules())
     small = config.init == "default" and not convolves
@@ -57,6 +61,26 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
             else:
                 nn.init.uniform_(module.weight, -bound, bound)
             _start_bias(module.bias, 0.0 if small else bound)
+        elif remaining := [name for name, _ in module.named_parameters(recurse=False)]:
+            if not hasattr(module, "reset_parameters"):
+                raise ModelError(
+                    f"{name}: nothing says how {', '.join(remaining)} of {type(module).__name__} "
+                    "starts; give the class a method reset_parameters(self)"
+                )
+            module.reset_parameters()  # pyright: ignore[reportCallIssue]
+
+
+def matrices(module: nn.Module) -> list[nn.Parameter]:
+    """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
+
+    The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
+    Not embeddings, triangles and diagonals.
+    """
+    kinds = nn.Embedding | Triangle | Diagonals
+    parts = [part for part in module.modules() if not isinstance(part, kinds)]
+    found = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
+    embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
+    return [parameter for parameter in found if parameter not in embeddings]
 
 
 def _embedding_std(config: ModelConfig, small: bool) -> float:

@@ -11,7 +11,7 @@ from arch.channel import build_channel_mixer
 from arch.config import ModelConfig
 from arch.errors import ModelError
 from arch.init import initialise
-from arch.mixers import TokenMixer, build_mixer
+from arch.mixers import TokenMixer, build_mixer, share_rotary
 
 
 class State(NamedTuple):
@@ -90,6 +90,7 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(D, config.vocab_rows, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
+        share_rotary(self)
         initialise(self, config)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ legal values those of the parameter's annotation.
 
 import ast
 import difflib
+import importlib
 import inspect
 import types
 from collections.abc import Mapping
@@ -18,23 +19,26 @@ from arch.errors import ModelError
 _WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
 
 
-def parse(entry: str, registry: Mapping[str, type], what: str) -> list[tuple[type, dict[str, Any]]]:
+def parse(
+    entry: str, registry: Mapping[str, type], what: str, base: type | None = None
+) -> list[tuple[type, dict[str, Any]]]:
     """Splits `a(x=1)+b` into classes and arguments: `[(A, {"x": 1}), (B, {})]`.
 
     Args:
         entry: the text.
         registry: the classes by name.
         what: how to call the kind of thing in an error, for example "mixer".
+        base: a class whose subclasses may be named by their modules too, as `module.Class`.
 
     Raises:
-        ModelError: not an expression of this form, an unknown name, an unknown argument, or a value
-            of another type than the argument's.
+        ModelError: not an expression of this form, an unknown name, a module that cannot be
+            imported, an unknown argument, or a value of another type than the argument's.
     """
     try:
         tree = ast.parse(entry.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         raise _unreadable(entry, what) from None
-    return [_term(node, entry, registry, what) for node in _terms(tree)]
+    return [_term(node, entry, registry, what, base) for node in _terms(tree)]
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
@@ -44,25 +48,30 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 
 
 def _term(
-    node: ast.expr, entry: str, registry: Mapping[str, type], what: str
+    node: ast.expr, entry: str, registry: Mapping[str, type], what: str, base: type | None
 ) -> tuple[type, dict[str, Any]]:
     name, keywords = node, []
     if isinstance(node, ast.Call) and not node.args:
         name, keywords = node.func, node.keywords
-    if not isinstance(name, ast.Name):
+    written = ast.unparse(name)
+    if base is not None and isinstance(name, ast.Attribute):
+        found = _imported(written, entry, what, base)
+    elif not isinstance(name, ast.Name):
         raise _unreadable(entry, what)
-    if name.id not in registry:
+    elif written not in registry:
+        of_your_own = "" if base is None else ", or module.Class of your own"
         raise ModelError(
-            f"{what} {entry!r}: there is no {name.id!r}{_nearest(name.id, registry)}; "
-            f"allowed: {', '.join(sorted(registry))}"
+            f"{what} {entry!r}: there is no {written!r}{_nearest(written, registry)}; "
+            f"allowed: {', '.join(sorted(registry))}{of_your_own}"
         )
-    found = registry[name.id]
+    else:
+        found = registry[written]
     allowed = _parameters(found)
     arguments = {}
     for keyword in keywords:
         if keyword.arg not in allowed:
             raise ModelError(
-                f"{what} {entry!r}: {name.id} has no argument {keyword.arg!r}; "
+                f"{what} {entry!r}: {written} has no argument {keyword.arg!r}; "
                 f"allowed: {', '.join(allowed) or 'none'}"
             )
         kinds = _kinds(allowed[keyword.arg])
@@ -74,6 +83,21 @@ def _term(
             )
         arguments[keyword.arg] = value
     return found, arguments
+
+
+def _imported(name: str, entry: str, what: str, base: type) -> type:
+    """The class that `module.Class` names, a subclass of base."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise ModelError(
+            f"{what} {entry!r}: {module} cannot be imported ({error}); run where {module}.py lies, "
+            "or set PYTHONPATH to its folder"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ModelError(f"{what} {entry!r}: {module} has no {base.__name__} called {attribute}")
+    return found
 
 
 def _parameters(found: type) -> dict[str, Any]:

@@ -38,8 +38,11 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     Raises:
         ModelError: names or shapes that the configuration does not have, or lacks.
     """
-    with torch.random.fork_rng(devices=[]):  # the initial weights are replaced: draw for nobody
+    with torch.device("meta"):  # the initial weights are replaced: make and draw none
         model = LanguageModel(config)
+    if any(buffer.is_meta for buffer in model.buffers()):  # a mixer's own, not in the weights
+        with torch.random.fork_rng(devices=[]):
+            model = LanguageModel(config)
     _check_shapes(model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, source)
     if config.tied:
         weights = {**weights, "head.weight": weights["embedding.weight"]}

@@ -7,9 +7,7 @@ serves many candidates without a copy, and layers in 8 bit work as they are.
 import torch
 from torch import Tensor, nn
 
-from arch.cost import Cost
-from arch.mixers.attend import CausalAttention
-from arch.mixers.attention import rotate
+from arch.mixers import CausalAttention, rotate
 from arch.model import Block
 
 
@@ -94,12 +92,3 @@ class WrappedAttention(CausalAttention):
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, heads * width) -> (B, T, D)`."""
         return self.output(y)
-
-    def cost(self, length: int) -> Cost:
-        """The projections; scores and weighted values of the (T + 1) / 2 keys in sight."""
-        sizes = [(p.dim(), p.numel()) for p in self.parameters()]
-        products = 2 * sum(size for dimensions, size in sizes if dimensions == 2)
-        return Cost(
-            parameters=sum(size for _, size in sizes),
-            flops=products + 2 * self.heads * self.width * (length + 1),
-        )

@@ -11,7 +11,6 @@ from eval.commands import (
     claims,
     compare,
     curves,
-    describe,
     generate,
     geometry,
     invert,
@@ -54,7 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (
-        describe,
         loss,
         generate,
         invert,

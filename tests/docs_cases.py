@@ -200,7 +200,7 @@ def workspace(place: Path) -> Path:
 
 
 def _main(module: str) -> Callable[[list[str]], int]:
-    room = module in ("tokenizer", "train", "eval")
+    room = module in ("arch", "tokenizer", "train", "eval")
     return import_module(f"{module}.__main__" if room else module).main
 
 

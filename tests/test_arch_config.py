@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import sys
+from typing import Any
 
 import pytest
+import torch
 
-from arch import LanguageModel, ModelConfig, ModelError
-from arch.mixers.attention import Attention
-from arch.mixers.flat import Flat
-from arch.mixers.parallel import Parallel
+from arch import LanguageModel, ModelConfig, ModelError, load_model, save_model
+from arch.init import matrices
+from arch.mixers import Attention, Flat, Parallel
+from tests.arch_cases import tokenizer_json
 
 
 def test_json_gives_the_same_configuration_back():
@@ -56,7 +59,7 @@ def test_a_pattern_that_is_none_says_so(entry, message):
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "flat(2)", "flat-flat", "a.b", "flat(bias=not)", "flat(", "flat(bias=-x)", "+"]
+    "entry", ["", "flat(2)", "flat-flat", "flat(bias=not)", "flat(", "flat(bias=-x)", "+"]
 )
 def test_a_pattern_that_cannot_be_read_says_how_to_write_one(entry):
     expected = f"mixer {entry!r} cannot be read; write name, name(key=value, ...), or several"
@@ -133,3 +136,72 @@ def test_json_that_is_no_configuration_says_so(text, message):
     with pytest.raises(ModelError) as caught:
         ModelConfig.from_json(text, "here.json")
     assert message in str(caught.value)
+
+
+OWN = """
+import torch
+from torch import nn
+from arch.mixers import TokenMixer
+
+class Scaled(TokenMixer):
+    def __init__(self, d_model, context):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(d_model, d_model))
+        self.scale = nn.Parameter(torch.empty(d_model))
+
+    def forward(self, x):
+        return x @ self.matrix * self.scale
+
+class Started(Scaled):
+    def reset_parameters(self):
+        nn.init.eye_(self.matrix)
+        nn.init.ones_(self.scale)
+
+other = 3
+"""
+
+
+@pytest.fixture
+def _own_mixers(tmp_path, monkeypatch):
+    (tmp_path / "own_mixers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_mixers", raising=False)
+
+
+@pytest.mark.usefixtures("_own_mixers")
+def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
+    config = ModelConfig(11, 12, 8, 1, mixers=("own_mixers.Started",))
+    model: Any = LanguageModel(config)
+    mixer = model.blocks[0].token_mixer
+    assert torch.equal(mixer.matrix, torch.eye(8))
+    found = {id(p) for p in matrices(model)}
+    assert id(mixer.matrix) in found
+    assert id(mixer.scale) not in found
+    with torch.no_grad():
+        mixer.matrix.fill_(3)
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    loaded: Any = load_model(tmp_path / "m").model
+    assert torch.equal(loaded.blocks[0].token_mixer.matrix, mixer.matrix)
+
+
+@pytest.mark.usefixtures("_own_mixers")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "own_mixers.Scaled",
+            "blocks.0.token_mixer: nothing says how matrix, scale of Scaled starts; "
+            "give the class a method reset_parameters(self)",
+        ),
+        ("own_mixers.other", "mixer 'own_mixers.other': own_mixers has no TokenMixer called other"),
+        (
+            "nowhere.Mixer",
+            "mixer 'nowhere.Mixer': nowhere cannot be imported (No module named 'nowhere'); "
+            "run where nowhere.py lies, or set PYTHONPATH to its folder",
+        ),
+    ],
+)
+def test_a_mixer_of_ones_own_that_does_not_fit_is_named(entry, message):
+    with pytest.raises(ModelError) as caught:
+        LanguageModel(ModelConfig(11, 12, 8, 1, mixers=(entry,)))
+    assert str(caught.value) == message

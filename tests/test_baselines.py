@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from arch import export_transformers, load_model
-from arch.reference import from_reference
+from arch.convert import from_reference
 from scripts import learn_baselines
 from scripts.baselines.llama import llama
 from scripts.baselines.loop import Recipe, train

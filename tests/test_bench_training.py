@@ -49,15 +49,15 @@ def work_of(packed, folder, precision="fp32", **model):
     [("llama-small", LLAMA, True), ("flat-small", {}, True), ("flat-small", {}, False)],
 )
 def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, monkeypatch, capsys):
-    from arch.mixers import triangle
+    from arch.mixers import masked
 
-    monkeypatch.setattr(triangle, "masked_convolution", triangle.masked_convolution)
+    monkeypatch.setattr(masked, "masked_convolution", masked.masked_convolution)
     turns = FewSteps()
     with pytest.raises(Over):
         ours(turns, work_of(packed, tmp_path, **model), recipe, kernels)
     assert turns.left == 0
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
-    assert (triangle.masked_convolution is plain_convolution) == (not kernels)
+    assert (masked.masked_convolution is plain_convolution) == (not kernels)
 
 
 @pytest.mark.parametrize("real", [False, True])

@@ -120,18 +120,6 @@ def test_loss_and_generate_print(
     assert capsys.readouterr().out == first
 
 
-def test_describe_adds_up(
-    model_directory: Directory, small_model: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(model_directory(mixers=("attention(heads=2)", "flat")))
-    assert main(["describe", path, "--batch", "4"]) == 0
-    said = capsys.readouterr().out
-    model = small_model(mixers=("attention(heads=2)", "flat"))
-    assert f"{sum(p.numel() for p in model.parameters()):,}" in said
-    assert "attention(heads=2)" in said
-    assert "activations 0.0 B" not in said
-
-
 def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:
     content = json.loads((path / name).read_text())
     change(content)
@@ -168,7 +156,6 @@ def test_directories_that_are_not_models(
 @pytest.mark.parametrize(
     "words",
     [
-        "describe MODEL",
         "compare MODEL",
         "generate MODEL --prompt Tom",
         "loss MODEL --corpus toy --out OUT",
@@ -189,19 +176,6 @@ def test_weights_that_are_cut_short(
     assert main(given.split()) == 2
     assert f"{weights} cannot be read: " in complaint(capsys)
     assert not (tmp_path / "out").exists()
-
-
-def test_describe_of_a_directory_whose_files_do_not_belong_together(
-    model_directory: Directory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = model_directory()
-    corrupt(path, "config.json", lambda config: config.update(d_model=24))
-    assert main(["describe", str(path)]) == 2
-    assert "the weights do not fit the configuration: " in complaint(capsys)
-    (path / "model.safetensors").unlink()
-    assert main(["describe", str(path)]) == 2
-    assert f"{path} is not a model directory: it has no model.safetensors" in complaint(capsys)
-    assert main(["describe", str(path / "config.json")]) == 0
 
 
 def test_prompt_longer_than_the_context(

@@ -1,12 +1,11 @@
 """Which optimiser steps which parameters, and the learning rate as a function of the step."""
 
 import math
-from collections.abc import Iterable
 
-from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from arch import LanguageModel
+from arch.init import matrices
 from arch.mixers import Triangle
 from train.muon import Muon, Together
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -15,19 +14,21 @@ from train.settings import OptimizerSettings, ScheduleSettings
 def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimizer:
     """Fused AdamW for all parameters, or for those that Muon does not take.
 
-    Only the matrices of linear layers decay. Not the embedding (nor a head tied to it): most of its
+    Only matrices over features decay (`arch.init.matrices`): the weights of linear layers, and
+    those that a mixer keeps itself. Not the embedding (nor a head tied to it): most of its
     rows have no gradient in a step, and would only shrink. Not triangles: their entries are weights
     over positions, not features. Not norms and biases.
 
-    Muon takes the linear layers inside the blocks, which map a hidden state to a hidden state; and
+    Muon takes the matrices inside the blocks, which map a hidden state to a hidden state; and
     with `muon_mixing` the triangles.
     """
-    blocks = [m for block in model.blocks for m in block.modules()]
-    hidden = _weights(blocks, nn.Linear) if settings.name == "muon" else []
-    triangles = _weights(blocks, Triangle) if settings.muon_mixing else []
+    hidden, triangles = [], []
+    if settings.name == "muon":
+        hidden = matrices(model.blocks)
+    if settings.muon_mixing:
+        triangles = [m.weight for m in model.blocks.modules() if isinstance(m, Triangle)]
     taken = set(hidden + triangles)
-    embeddings = set(_weights(model.modules(), nn.Embedding))
-    decaying = set(_weights(model.modules(), nn.Linear)) - embeddings
+    decaying = set(matrices(model))
     rest = [p for p in model.parameters() if p not in taken]
     adamw = AdamW(
         [
@@ -75,7 +76,3 @@ def rate(step: int, total: int, settings: ScheduleSettings) -> float:
         "none": 1.0,
     }[settings.decay]
     return settings.floor + (1 - settings.floor) * left
-
-
-def _weights(modules: Iterable[nn.Module], kind: type[nn.Module]) -> list[Tensor]:
-    return [module.weight for module in modules if isinstance(module, kind)]  # pyright: ignore

@@ -1,18 +1,22 @@
 """The family of token mixers: a name for each, and how a pattern becomes modules."""
 
-from arch.mixers.attention import Attention
-from arch.mixers.base import TokenMixer
-from arch.mixers.expanded import Expanded
-from arch.mixers.flat import Flat
-from arch.mixers.headed import Headed
-from arch.mixers.identity import Identity
-from arch.mixers.kernel import Kernel
-from arch.mixers.parallel import Parallel
-from arch.mixers.rectangular import Rectangular
-from arch.mixers.side_by_side import SideBySide
-from arch.mixers.softmax import Softmax
-from arch.mixers.toeplitz import Toeplitz
-from arch.mixers.triangle import Diagonals, Triangle
+from typing import Any
+
+from arch.mixers.attention import Attention, CausalAttention, Rotary, rotate, share_rotary
+from arch.mixers.base import Cache, Identity, SideBySide, TokenMixer
+from arch.mixers.masked import (
+    Diagonals,
+    Expanded,
+    Flat,
+    Headed,
+    Kernel,
+    Parallel,
+    Rectangular,
+    Softmax,
+    Toeplitz,
+    Triangle,
+    masked_rows,
+)
 from arch.pattern import parse
 
 MIXERS: dict[str, type[TokenMixer]] = {
@@ -28,14 +32,47 @@ MIXERS: dict[str, type[TokenMixer]] = {
     "toeplitz": Toeplitz,
 }
 
-__all__ = ["MIXERS", "Diagonals", "TokenMixer", "Triangle", "build_mixer"]
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "Cache",
+    "CausalAttention",
+    "Diagonals",
+    "Expanded",
+    "Flat",
+    "Headed",
+    "Identity",
+    "Kernel",
+    "Parallel",
+    "Rectangular",
+    "Rotary",
+    "SideBySide",
+    "Softmax",
+    "Toeplitz",
+    "TokenMixer",
+    "Triangle",
+    "build_mixer",
+    "masked_rows",
+    "parse_mixer",
+    "rotate",
+    "share_rotary",
+]
+
+
+def parse_mixer(entry: str) -> list[tuple[type[TokenMixer], dict[str, Any]]]:
+    """Reads one entry of a pattern, such as `flat` or `attention(heads=4)+my_mixers.Gated`.
+
+    Raises:
+        ModelError: unknown name or argument, or a module that cannot be imported.
+    """
+    return parse(entry, MIXERS, "mixer", TokenMixer)
 
 
 def build_mixer(entry: str, d_model: int, context: int) -> TokenMixer:
-    """Builds one entry of a pattern, such as `flat` or `attention(heads=4)+flat`.
+    """Builds one entry of a pattern.
 
     Raises:
-        ModelError: unknown name or argument, or values that do not fit d_model.
+        ModelError: as `parse_mixer`, or values that do not fit d_model.
     """
-    built = [cls(d_model, context, **arguments) for cls, arguments in parse(entry, MIXERS, "mixer")]
+    built = [cls(d_model, context, **arguments) for cls, arguments in parse_mixer(entry)]
     return built[0] if len(built) == 1 else SideBySide(built)

@@ -1,13 +1,137 @@
-"""Causal self-attention with rotary positions and grouped keys, as in Llama."""
+"""Causal attention, over whole sequences and after a cache: for any projections, and Llama's."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from arch.cost import Cost, linear_cost
 from arch.errors import ModelError
-from arch.mixers.attend import CausalAttention
+from arch.mixers.base import Cache, TokenMixer
+
+
+class KeyValue(NamedTuple):
+    """The keys (positions already in them) and values so far, each `(P, T, kv_heads, width)`."""
+
+    keys: Cache
+    values: Cache
+
+
+class CausalAttention(TokenMixer):
+    """softmax(scale * Q K^T, no future) V for any projections: a subclass brings those.
+
+    There may be fewer key heads than query heads (grouped-query attention, Ainslie et al.,
+    2305.13245).
+    """
+
+    scale: float
+
+    def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `(B, T, heads, width)` of positions start ... start + T."""
+        raise NotImplementedError
+
+    def merge(self, y: Tensor) -> Tensor:
+        """The heads' outputs, side by side in `(B, T, heads * width)`, to `(B, T, D)`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self._attend(*self.project(x, 0))
+
+    def unmasked(self, x: Tensor) -> Tensor:
+        """As `forward`, every position seeing all: what a causal model was never trained for."""
+        return self._attend(*self.project(x, 0), causal=False)
+
+    def prefix(self, x: Tensor, state: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
+        """The state is the key/value cache."""
+        if state is None:
+            q, k, v = self.project(x, 0)
+            return self._attend(q, k, v), KeyValue(Cache(k), Cache(v))
+        q, k, v = self.project(x, state.keys.length)
+        after = KeyValue(state.keys.append(k), state.values.append(v))
+        return self._attend(q, after.keys.values, after.values.values), after
+
+    def step(self, x: Tensor, state: KeyValue) -> Tensor:
+        """Attends to the shared cache and to the candidate's own positions.
+
+        All candidates of a prefix meet its keys in one product; nothing is expanded to N.
+        """
+        q, k, v = self.project(x, state.keys.length)
+        (N, S), past_k, past_v = q.shape[:2], state.keys.values, state.values.values
+        P, t, kv_heads, width = past_k.shape
+        q = q.reshape(P, N // P, S, kv_heads, -1, width) * self.scale
+        k, v = (new.reshape(P, N // P, S, kv_heads, width) for new in (k, v))
+        # letters: p prefix, n candidate, s and z new positions, t old ones, h key head, g its group
+        old = torch.einsum("pnshgd,pthd->pnhgst", q, past_k)
+        new = torch.einsum("pnshgd,pnzhd->pnhgsz", q, k)
+        if S > 1:
+            future = torch.ones(S, S, dtype=torch.bool, device=q.device).triu(1)
+            new = new.masked_fill(future, -torch.inf)
+        weights = torch.cat([old, new], dim=-1).softmax(dim=-1)
+        y = torch.einsum("pnhgst,pthd->pnshgd", weights[..., :t], past_v)
+        y = y + torch.einsum("pnhgsz,pnzhd->pnshgd", weights[..., t:], v)
+        return self.merge(y.reshape(N, S, -1))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+        """Queries of the last S positions over keys and values of all T, `(B, T, ...)`."""
+        S, T = q.shape[1], k.shape[1]
+        seen = None
+        if causal and 1 < S < T:  # one alone may see all, and for all of them SDPA has a flag
+            seen = torch.ones(S, T, dtype=torch.bool, device=q.device).tril(T - S)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=seen,
+            is_causal=causal and S == T,
+            scale=self.scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        return self.merge(y.transpose(1, 2).flatten(2))
+
+
+class Rotary(nn.Module):
+    """The rotary embedding's table: the angle of each feature at each position, in float32.
+
+    Args:
+        context: positions.
+        width: features of a head.
+        base: wavelength base of the rotation.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, context: int, width: int, base: float) -> None:
+        super().__init__()
+        self.settings = (context, width, base)
+        # On the CPU even where a model is built without memory for its weights.
+        frequency = 1 / base ** (torch.arange(0, width, 2, device="cpu").float() / width)
+        angle = torch.arange(context, device="cpu").float()[:, None] * frequency.repeat(2)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        """Rotates queries or keys `(B, T, heads, width)` of positions start ... start + T."""
+        here = slice(start, start + x.shape[1])
+        return rotate(x, self.cos[here, None], self.sin[here, None])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Keeps the angles in float32 when the rest is cast: bfloat16 blurs the far positions."""
+        exact = self.cos, self.sin
+        super()._apply(fn, recurse)
+        if self.cos.dtype != torch.float32:
+            self.cos, self.sin = (table.to(self.cos.device) for table in exact)
+        return self
+
+
+def share_rotary(model: nn.Module) -> None:
+    """Lets all layers of a model with the same angles read one table."""
+    tables: dict[tuple[int, int, float], Rotary] = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.rotary = tables.setdefault(module.rotary.settings, module.rotary)
 
 
 class Attention(CausalAttention):
@@ -24,9 +148,6 @@ class Attention(CausalAttention):
     Raises:
         ModelError: heads that do not divide.
     """
-
-    cos: Tensor
-    sin: Tensor
 
     def __init__(
         self,
@@ -55,47 +176,22 @@ class Attention(CausalAttention):
         self.k_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.v_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.o_proj = nn.Linear(d_model, d_model, bias=bias)
-        cos, sin = _rotation(context, self.head_width, rope_base)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.rotary = Rotary(context, self.head_width, rope_base)
 
     def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, each `(B, T, heads, width)`."""
-        T = x.shape[1]
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_width))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        cos, sin = self.cos[start : start + T, None], self.sin[start : start + T, None]
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        return self.rotary(q, start), self.rotary(k, start), v
 
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
         return self.o_proj(y)
-
-    def cost(self, length: int) -> Cost:
-        """Four projections; scores and weighted values of the (T + 1) / 2 keys in sight."""
-        projections = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        return projections + Cost(flops=2 * self.heads * self.head_width * (length + 1))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Attention":
-        """Keeps the angles in float32 when the rest is cast: bfloat16 blurs the far positions."""
-        super()._apply(fn, recurse)
-        if self.cos.dtype != torch.float32:
-            device, context = self.cos.device, len(self.cos)
-            cos, sin = _rotation(context, self.head_width, self.rope_base)
-            self.cos, self.sin = cos.to(device), sin.to(device)
-        return self
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns each pair (i, i + width/2) of x `(..., width)` by its angle, halves in `cos`, `sin`."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
-
-
-def _rotation(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angle of each feature at each position, `(context, width)`."""
-    frequency = 1 / base ** (torch.arange(0, width, 2).float() / width)
-    angle = torch.arange(context).float()[:, None] * frequency.repeat(2)
-    return angle.cos(), angle.sin()

@@ -1,11 +1,44 @@
-"""The contract of every token mixer."""
+"""The contract of every token mixer, what it remembers, and the two mixers that mix nothing new."""
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from arch.cost import Cost
-from arch.history import History
+
+class Cache:
+    """A `(P, T, ...)` tensor to append to; older caches stay valid when newer ones grow.
+
+    Appending costs what is new, not what is there: the storage doubles when full, and caches
+    share it. Only the longest cache of a storage may write behind its end; any other one (a
+    search that tries a second continuation) takes a copy first.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._storage = values
+        self.length = values.shape[1]
+        self._written = [self.length]  # shared by all caches of one storage
+
+    @property
+    def values(self) -> Tensor:
+        """What was appended so far, `(P, T, ...)`."""
+        return self._storage[:, : self.length]
+
+    def append(self, new: Tensor) -> "Cache":
+        """A cache that goes on with `new`, `(P, S, ...)`; this one is left as it is."""
+        if new.requires_grad or self._storage.requires_grad:
+            return Cache(torch.cat([self.values, new], dim=1))  # autograd forbids shared writes
+        length = self.length + new.shape[1]
+        grown = Cache.__new__(Cache)
+        grown._storage, grown._written, grown.length = self._storage, self._written, length
+        if self._written[0] != self.length or length > self._storage.shape[1]:
+            shape = (new.shape[0], 2 * length, *new.shape[2:])
+            grown._storage = new.new_empty(shape)
+            grown._storage[:, : self.length] = self.values
+            grown._written = [self.length]
+        grown._storage[:, self.length : length] = new
+        grown._written[0] = length
+        return grown
 
 
 class TokenMixer(nn.Module):
@@ -14,7 +47,8 @@ class TokenMixer(nn.Module):
     A class is built as `Mixer(d_model, context, **arguments)`, its arguments keyword-only: they are
     what a pattern such as `attention(heads=4)` may set. A mixer made of `Triangle`, `Diagonals`,
     `nn.Linear` and norms is initialised, saved and loaded with nothing more said; a linear layer
-    that ends in the residual stream is called `o_proj`.
+    that ends in the residual stream is called `o_proj`. A mixer with parameters of its own starts
+    them in its `reset_parameters`.
 
     `prefix` and `step` serve generation and exact search with one mechanism. N candidates may share
     P prefixes (P divides N, the candidates of one prefix stand together): nothing of a prefix is
@@ -28,16 +62,56 @@ class TokenMixer(nn.Module):
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """Consumes T more positions, `(P, T, D) -> (P, T, D)`; a new state remembers them.
 
-        The state is the inputs so far, unless a mixer has something better to remember.
+        The state is a cache of the inputs, unless a mixer has something better to remember.
         """
         if state is None:
-            return self(x), History(x)
+            return self(x), Cache(x)
         return self.step(x, state), state.append(x)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """Looks at S further positions, `(N, S, D) -> (N, S, D)`; the state stays as it is."""
         raise NotImplementedError
 
-    def cost(self, length: int) -> Cost:
-        """Parameters, and FLOPs per token in sequences of `length`, by formula."""
-        raise NotImplementedError
+
+class Identity(TokenMixer):
+    """Y = X: every position keeps to itself. The control of every comparison."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return x
+
+    def prefix(self, x: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """There is nothing to remember."""
+        return x, None
+
+    def step(self, x: Tensor, state: None) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
+        return x
+
+
+class SideBySide(TokenMixer):
+    """Several token mixers on the same input, their outputs summed: `attention+flat`."""
+
+    def __init__(self, mixers: list[TokenMixer]) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        y = self.mixers[0](x)
+        for mixer in self.mixers[1:]:
+            y = y + mixer(x)
+        return y
+
+    def prefix(self, x: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, Any]:
+        """The state is the tuple of the mixers' states."""
+        states = state or (None,) * len(self.mixers)
+        pairs = [m.prefix(x, s) for m, s in zip(self.mixers, states, strict=True)]  # pyright: ignore
+        return sum(y for y, _ in pairs), tuple(s for _, s in pairs)  # pyright: ignore
+
+    def step(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        """Sum of the mixers' steps."""
+        return sum(m.step(x, s) for m, s in zip(self.mixers, state, strict=True))  # pyright: ignore

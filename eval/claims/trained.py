@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from arch import ModelConfig
-from arch.mixers import MIXERS
-from arch.pattern import parse
+from arch.mixers import parse_mixer
 from eval.errors import RequestError
 from eval.identity import of_directory
 
@@ -65,7 +64,7 @@ def kind_of(config: ModelConfig) -> Kind:
     """The architecture, whatever the size, recipe, seed, data or vocabulary."""
     mixers = [
         [(mixer.__name__, *sorted(_arguments(mixer, given).items())) for mixer, given in terms]
-        for terms in (parse(entry, MIXERS, "mixer") for entry in config.mixers)
+        for terms in (parse_mixer(entry) for entry in config.mixers)
     ]
     return str(mixers), config.channel_mixer, config.norm
 

@@ -10,8 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from arch import ModelConfig, describe
-from arch.cost import Cost
+from arch import Cost, ModelConfig, describe
 from arch.files import read_json
 from arch.weights import check_weights
 from eval import identity

@@ -15,10 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from arch.mixers.attend import CausalAttention
-from arch.mixers.headed import Headed
-from arch.mixers.parallel import Parallel
-from arch.mixers.side_by_side import SideBySide
+from arch.mixers import CausalAttention, Headed, Parallel, SideBySide
 from eval.lenses.readout import constants, fixed_norm
 from eval.lenses.trace import Trace, blocks_of
 

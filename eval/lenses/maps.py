@@ -12,8 +12,17 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, TokenMixer
-from arch.mixers import Diagonals, Expanded, Headed, Kernel, Parallel, SideBySide, Softmax, Triangle
-from arch.mixers.attend import CausalAttention
+from arch.mixers import (
+    CausalAttention,
+    Diagonals,
+    Expanded,
+    Headed,
+    Kernel,
+    Parallel,
+    SideBySide,
+    Softmax,
+    Triangle,
+)
 from eval.lenses.trace import blocks_of
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}

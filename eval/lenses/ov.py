@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, TokenMixer
-from arch.mixers import Headed
-from arch.mixers.attend import CausalAttention
+from arch.mixers import CausalAttention, Headed
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import Finding, Lens, Request

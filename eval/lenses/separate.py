@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from arch.mixers.attend import CausalAttention
+from arch.mixers import CausalAttention
 from eval.lenses.maps import attention_pattern, mixers_of
 from eval.lenses.ov import value_maps
 from eval.lenses.trace import blocks_of

@@ -60,9 +60,9 @@ def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
     from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
 
     if not kernels:
-        from arch.mixers import triangle
+        from arch.mixers import masked
 
-        triangle.masked_convolution = plain_convolution
+        masked.masked_convolution = plain_convolution
 
     sections = yaml.safe_load(find_recipe(recipe).read_text(encoding="utf-8"))
     own = {

@@ -1,0 +1,160 @@
+"""Models in and out: `python -m arch describe | import | export`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from arch.config import ModelConfig
+from arch.convert import export_transformers, import_reference, import_transformers
+from arch.describe import Part, describe
+from arch.directory import (
+    LoadedModel,
+    check_model,
+    load_model,
+    other_vocabulary,
+    save_model,
+    vocabulary,
+)
+from arch.errors import ModelError
+from arch.files import read_text
+
+HUB = "hub:"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code."""
+    options = _parser().parse_args(words)
+    try:
+        options.run(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ModelError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m arch", description="Models in and out.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    what = "a model as a table: parts, shapes, parameters, FLOPs per token"
+    command = commands.add_parser("describe", help=what, description=what)
+    command.add_argument("model", metavar="DIR", help="a model directory, or its config.json")
+    command.add_argument("--context", type=int, metavar="T", help="tokens in a sequence")
+    command.set_defaults(run=_describe)
+
+    what = "a model of another project, or of the hub, as a model directory"
+    command = commands.add_parser("import", help=what, description=what)
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a Llama in the layout of transformers, a checkpoint of maskedmixers, or hub:NAME, "
+        "which is downloaded: a Llama, or a model directory",
+    )
+    command.add_argument("out", metavar="DIR", type=Path, help="the model directory to write")
+    command.add_argument(
+        "--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers"
+    )
+    command.set_defaults(run=_import)
+
+    what = "a Llama-style model directory in the layout of transformers"
+    command = commands.add_parser("export", help=what, description=what)
+    command.add_argument("model", metavar="DIR", help="a model directory")
+    command.add_argument("out", metavar="OUT", type=Path, help="the directory to write")
+    command.set_defaults(run=_export)
+    return parser
+
+
+def _describe(options: argparse.Namespace) -> None:
+    path = Path(options.model)
+    if path.is_dir():
+        config = check_model(path)
+    elif path.is_file():
+        config = ModelConfig.from_json(read_text(path), str(path))
+    else:
+        raise ModelError(f"{path}: no such file; give a model directory, or its config.json")
+    description = describe(config, options.context)
+    rows = [("part", "kind", "shapes", "parameters", "FLOPs/token")]
+    for name, count, part in _alike(description.parts):
+        shapes = ", ".join(
+            f"{tensor.removesuffix('.weight')} {'x'.join(map(str, shape))}"
+            for tensor, shape in part.shapes.items()
+        )
+        figures = (f"{count * part.cost.parameters:,}", f"{count * part.cost.flops:,}")
+        rows.append((name, part.kind, shapes, *figures))
+    cost = description.cost
+    rows.append(("all", "", "", f"{cost.parameters:,}", f"{cost.flops:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
+        print("  ".join(cells))
+    print(
+        f"\ntraining: {cost.training_flops:,} FLOPs per token at a context of {description.length}"
+        f"; {cost.masked:,} parameters never act"
+    )
+
+
+def _alike(parts: tuple[Part, ...]) -> list[tuple[str, int, Part]]:
+    """Parts with the same part of other blocks folded in: name, how many, the first of them."""
+    groups: dict[tuple, list[Part]] = {}
+    for part in parts:
+        place = part.name.split(".")[-1]
+        groups.setdefault((place, part.kind, str(part.shapes), part.cost), []).append(part)
+    return [
+        (f"{len(group)} x {place}" if len(group) > 1 else group[0].name, len(group), group[0])
+        for (place, *_), group in groups.items()
+    ]
+
+
+def _import(options: argparse.Namespace) -> None:
+    source = options.source
+    path = _download(source.removeprefix(HUB)) if source.startswith(HUB) else Path(source)
+    name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
+    if (path / "meta.json").is_file():
+        _save(options.out, load_model(path), name)
+    elif (path / "config.json").is_file():
+        _save(options.out, import_transformers(path), name)
+    elif not path.exists():
+        raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
+    else:
+        model, tokenizer = import_reference(path), options.tokenizer
+        if tokenizer is None:
+            raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
+        tokenizer_json = read_text(tokenizer)
+        if (size := vocabulary(tokenizer, tokenizer_json)) != model.config.vocab_size:
+            raise other_vocabulary(tokenizer, size, model.config.vocab_size)
+        meta = {"source": "maskedmixers"}
+        _save(options.out, LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem)
+
+
+def _save(out: Path, loaded: LoadedModel, name: str) -> None:
+    save_model(out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
+    print(f"wrote {out}")
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise ModelError(
+            f"{HUB}{name} needs huggingface_hub; fix: pip install huggingface_hub"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ModelError(f"{HUB}{name} cannot be had: {str(error).splitlines()[0]}") from None
+
+
+def _export(options: argparse.Namespace) -> None:
+    loaded = load_model(options.model)
+    export_transformers(options.out, loaded.model, loaded.tokenizer_json)
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

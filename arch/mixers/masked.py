@@ -1,0 +1,358 @@
+"""The masked convolutions: learnt triangles over positions, and the mixers made of them.
+
+The forms are those of Badger, "Masked Mixers for Language Generation and Retrieval" (2409.01482),
+unless a class says otherwise.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arch.errors import ModelError, check_count
+from arch.masked_conv import masked_convolution
+from arch.mixers.base import Cache, TokenMixer
+
+Rows = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+
+
+class Triangle(nn.Module):
+    """Y[b,i,:] = sum over j <= i of weight[i,j] X[b,j,:] + bias[i], for any T up to the context.
+
+    Weights above the diagonal never influence anything: no value, no gradient, zero in saved files.
+
+    Args:
+        rows: positions of the output.
+        columns: positions of the input; as many as rows when not given.
+        bias: whether each output position has a scalar added to all its features.
+        stack: leading dimensions, for several triangles of one size.
+        summed: whether the outputs of the stack are summed: they then share one bias, and the
+            fan-in of an output is that of the whole stack.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int | None = None,
+        *,
+        bias: bool = True,
+        stack: tuple[int, ...] = (),
+        summed: bool = False,
+    ) -> None:
+        super().__init__()
+        columns = columns or rows
+        self.fan_in = columns * (math.prod(stack) if summed else 1)
+        self.weight = nn.Parameter(torch.empty(*stack, rows, columns))
+        shape = (rows,) if summed else (*stack, rows)
+        self.bias = nn.Parameter(torch.empty(shape)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`; a stack is one triangle for each group of features."""
+        return masked_convolution(x, *self.rows(0, x.shape[1]))
+
+    def step(self, x: Tensor, past: Tensor) -> Tensor:
+        """As `masked_rows`, after past `(P, t, D)`."""
+        return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Weights `(..., count, start + count)` and biases `(..., count)` of `count` positions."""
+        end = start + count
+        bias = None if self.bias is None else self.bias[..., start:end]
+        return self.weight[..., start:end, :end], bias
+
+    @property
+    def masked(self) -> int:
+        """How many stored weights are above a diagonal."""
+        *stack, rows, columns = self.weight.shape
+        corner = min(rows, columns)
+        above = corner * (corner - 1) // 2 + corner * max(0, columns - rows)
+        return math.prod(stack) * above
+
+
+class Diagonals(nn.Module):
+    """A triangle with one weight for each lag: W[i,j] = weight[i-j]."""
+
+    def __init__(self, context: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.fan_in = context
+        self.weight = nn.Parameter(torch.empty(context))
+        self.bias = nn.Parameter(torch.empty(context)) if bias else None
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """As `Triangle.rows`, with zeros above the diagonal."""
+        end = start + count
+        lags = F.pad(self.weight[:end], (count - 1, 0)).flip(0)  # the longest first
+        weight = lags.unfold(0, end, 1).flip(0)
+        return weight, None if self.bias is None else self.bias[start:end]
+
+
+def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows t ... t+S of a masked convolution, for N candidates that share P prefixes.
+
+    Args:
+        x: the candidates, `(N, S, D)`, P dividing N.
+        past: what came before, `(P, t, D)`.
+        weight: `(S, t + S)`, or `(H, S, t + S)` with one for each group of D/H features.
+        bias: `(S,)` or `(H, S)`.
+    """
+    (N, S, D), (P, t) = x.shape, past.shape[:2]
+    if t == 0:
+        return masked_convolution(x, weight, bias)
+    heads = weight.reshape(-1, S, t + S)
+    H, width = len(heads), D // len(heads)
+    if S > 1:
+        last = masked_convolution(x, weight[..., t:])
+    else:  # a number for each head: no product at all
+        last = x.unflatten(-1, (H, width)) * heads[:, :, t]
+    shared = heads[..., :t] @ past.unflatten(-1, (H, width)).transpose(1, 2)
+    if bias is not None:
+        shared = shared + bias.reshape(H, S, 1)
+    shared = shared.transpose(1, 2).reshape(P, 1, S, D)
+    return (last.reshape(P, N // P, S, D) + shared).view(N, S, D)
+
+
+class Masked(TokenMixer):
+    """A masked convolution that remembers its inputs: a subclass computes what comes after some."""
+
+    def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """The outputs `(N, S, D)` at x `(N, S, D)`, which follows past `(P, t, D)`; P divides N."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self.after(x[:, :0], x)
+
+    def step(self, x: Tensor, state: Cache) -> Tensor:
+        """A row of each matrix per position."""
+        return self.after(state.values, x)
+
+
+class Flat(Masked):
+    """tril(W) X + b."""
+
+    def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.mix: Triangle | Diagonals = Triangle(context, bias=bias)
+
+    def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """One product."""
+        return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Of the matrix that multiplies, as `Triangle.rows`."""
+        return self.mix.rows(start, count)
+
+
+class Toeplitz(Flat):
+    """Y[b,i,:] = sum over j <= i of w[i-j] X[b,j,:] + b[i]: a causal convolution over time."""
+
+    def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
+        super().__init__(d_model, context, bias=bias)
+        self.mix = Diagonals(context, bias=bias)
+
+
+class Softmax(Flat):
+    """P X + b, where row i of P is the softmax of W[i, :i+1]: no weight for the future, at any T.
+
+    The normalised mixers of Badger's code either let exp(0) of masked entries through or rewrite
+    their weights at every call; this one does neither.
+    """
+
+    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Normalised rows."""
+        weight, bias = self.mix.rows(start, count)
+        future = torch.ones_like(weight, dtype=torch.bool).triu(start + 1)
+        return weight.masked_fill(future, -torch.inf).softmax(dim=-1), bias
+
+
+class Parallel(Masked):
+    """sum over p of act(tril(W_p) X + b_p), for p = 1 ... branches.
+
+    With activation none this is one flat mixer of the summed weights, and runs as one; what differs
+    is its start, whose standard deviation is that of flat times the root of branches, and that each
+    step of the optimiser moves the sum by as many times.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        context: int,
+        *,
+        branches: int = 2,
+        activation: Literal["none", "gelu"] = "none",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_count("parallel: branches", branches)
+        self.activation: Literal["none", "gelu"] = activation
+        self.mix = Triangle(context, bias=bias, stack=(branches,))
+
+    def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """A product for each branch, or one for their sum where no activation keeps them apart."""
+        weight, bias = self.mix.rows(past.shape[1], x.shape[1])
+        if self.activation == "none":
+            return masked_rows(x, past, weight.sum(0), None if bias is None else bias.sum(0))
+        y = x.new_zeros(())
+        for p, w in enumerate(weight):
+            y = y + F.gelu(masked_rows(x, past, w, None if bias is None else bias[p]))
+        return y
+
+
+class Kernel(Masked):
+    """sum over k of tril(W_k) X[:, :, d + k - (size - 1) // 2], + b: the features slide past.
+
+    The "fully convoluted" mixer: a Conv1d over the feature axis whose channels are the positions,
+    `padding="same"`, with zeros beyond the first and last feature.
+    """
+
+    def __init__(self, d_model: int, context: int, *, size: int = 4, bias: bool = True) -> None:
+        super().__init__()
+        check_count("kernel: size", size)
+        self.size = size
+        self.mix = Triangle(context, bias=bias, stack=(size,), summed=True)
+
+    def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """A product for each tap."""
+        weight, bias = self.mix.rows(past.shape[1], x.shape[1])
+        y = x.new_zeros(())
+        for shifted, before, w in zip(self._shifted(x), self._shifted(past), weight, strict=True):
+            y = y + masked_rows(shifted, before, w, bias)
+            bias = None
+        return y
+
+    def _shifted(self, x: Tensor) -> Iterator[Tensor]:
+        """Yields what each tap reads, `(B, T, D)`."""
+        before = (self.size - 1) // 2
+        padded = F.pad(x, (before, self.size - 1 - before))
+        for k in range(self.size):
+            yield padded[..., k : k + x.shape[-1]]
+
+
+class Headed(TokenMixer):
+    """[tril(W_1) X A_1 + b_1, ..., tril(W_h) X A_h + b_h] W_o, D/heads features a head.
+
+    The multi-headed form as it was meant: the A_h together are one D x D projection, each head has
+    its own triangle, and W_o mixes the heads.
+
+    Args:
+        d_model: width D of the input and output.
+        context: the largest T.
+        heads: number of triangles; divides D.
+        bias: whether the triangles have biases.
+        projection_bias: whether the two projections have.
+
+    Raises:
+        ModelError: heads that do not divide.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        context: int,
+        *,
+        heads: int = 4,
+        bias: bool = True,
+        projection_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or d_model % heads:
+            raise ModelError(f"headed: heads={heads} must divide d_model={d_model}")
+        self.in_proj = nn.Linear(d_model, d_model, bias=projection_bias)
+        self.mix = Triangle(context, bias=bias, stack=(heads,))
+        self.o_proj = nn.Linear(d_model, d_model, bias=projection_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self.o_proj(self.mix(self.in_proj(x)))
+
+    def prefix(self, x: Tensor, state: Cache | None = None) -> tuple[Tensor, Cache]:
+        """The state is the projected inputs so far."""
+        x = self.in_proj(x)
+        if state is None:
+            return self.o_proj(self.mix(x)), Cache(x)
+        return self.o_proj(self.mix.step(x, state.values)), state.append(x)
+
+    def step(self, x: Tensor, state: Cache) -> Tensor:
+        """One row of each head's W per position."""
+        return self.o_proj(self.mix.step(self.in_proj(x), state.values))
+
+
+class Expanded(TokenMixer):
+    """sum over r of tril(V_r) gelu(tril(U_r) X + c_r), + b, for r = 1 ... factor.
+
+    A hidden layer over the sequence. Every hidden row (r, t) sees the tokens up to t, so all of a
+    larger factor is used. At factor 1 this is Badger's two-stage form.
+    """
+
+    def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
+        super().__init__()
+        check_count(f"{type(self).__name__.lower()}: factor", factor)
+        self.expand = Triangle(context, bias=bias, stack=(factor,))
+        self.contract = Triangle(context, bias=bias, stack=(factor,), summed=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        return self._after(x, x[:, :0], None)[0]
+
+    def prefix(
+        self, x: Tensor, state: tuple[Cache, Cache] | None = None
+    ) -> tuple[Tensor, tuple[Cache, Cache]]:
+        """The state is the inputs and the hidden rows so far, `(P, t, D)` and `(P, t, R, D)`."""
+        if state is None:
+            y, hidden = self._after(x, x[:, :0], None)
+            return y, (Cache(x), Cache(torch.stack(hidden, dim=2)))
+        inputs, rows = state
+        y, hidden = self._after(x, inputs.values, rows.values)
+        return y, (inputs.append(x), rows.append(torch.stack(hidden, dim=2)))
+
+    def step(self, x: Tensor, state: tuple[Cache, Cache]) -> Tensor:
+        """One row of every U and of every V per position."""
+        inputs, rows = state
+        return self._after(x, inputs.values, rows.values)[0]
+
+    def rows(self, start: int, count: int) -> Rows:
+        """U `(R, S, t)`, c `(R, S)`, V `(R, S, t)`, b `(S,)` of `count` positions."""
+        return *self.expand.rows(start, count), *self.contract.rows(start, count)
+
+    def _after(
+        self, x: Tensor, past: Tensor, past_rows: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output of x `(N, S, D)` and its hidden rows, R of `(N, S, D)`."""
+        expand, expand_bias, contract, bias = self.rows(past.shape[1], x.shape[1])
+        y, hidden = x.new_zeros(()), []
+        for r, (u, v) in enumerate(zip(expand, contract, strict=True)):
+            c = None if expand_bias is None else expand_bias[r]
+            hidden.append(F.gelu(masked_rows(x, past, u, c)))
+            before = past if past_rows is None else past_rows[:, :, r]
+            y = y + masked_rows(hidden[r], before, v, bias if r == 0 else None)
+        return y, hidden
+
+
+class Rectangular(Expanded):
+    """tril(V) gelu(tril(U) X + c) + b with U `(factor * context, context)` and V its transpose's.
+
+    As in Badger's code, only there to reproduce it: one triangle over each whole rectangle. Output
+    i reads hidden rows up to i, all of them in the upper square, so whatever a factor above 1 adds
+    is dead weight, and the model computes what `expanded(factor=1)` does.
+    """
+
+    def __init__(self, d_model: int, context: int, *, factor: int = 2, bias: bool = True) -> None:
+        super().__init__(d_model, context, factor=factor, bias=bias)
+        self.expand = Triangle(factor * context, context, bias=bias)
+        self.contract = Triangle(context, factor * context, bias=bias)
+
+    @property
+    def dead(self) -> int:
+        """How many numbers never act: the rows of U below its square, and their biases."""
+        hidden, context = self.expand.weight.shape
+        return (hidden - context) * (context + (self.expand.bias is not None))
+
+    def rows(self, start: int, count: int) -> Rows:
+        """As `Expanded.rows`, for R = 1."""
+        expand, expand_bias = self.expand.rows(start, count)
+        expand_bias = None if expand_bias is None else expand_bias[None]
+        contract, bias = self.contract.rows(start, count)
+        return expand[None], expand_bias, contract[None], bias
