@@ -61,8 +61,8 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
 def utilisation_of(module: LanguageModule, trainer: Trainer) -> Callable[[float], float | None]:
     """From tokens/s of all devices to the share of their peak, None where that is not known.
 
-    The work is that of `arch.cost`: triangles and causal attention count half of their square, and
-    nothing that is computed twice counts twice (Chowdhery et al., 2204.02311, appendix B).
+    The work is that of `arch.describe`: triangles and causal attention count half of their square,
+    and nothing that is computed twice counts twice (Chowdhery et al., 2204.02311, appendix B).
     """
     peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
     if peak is None:

@@ -114,7 +114,7 @@ def _reader(what: str, target: str, change: Change, case: str) -> Fault:
 MIXERS = [
     _mixer(
         "flat: a position does not see itself",
-        "mixers.flat:Flat.forward",
+        "mixers.masked:Flat.forward",
         instead(lambda self, x: self.mix(x) - self.mix.weight.diagonal()[: x.shape[1], None] * x),
         "flat",
     ),
@@ -126,7 +126,7 @@ MIXERS = [
     ),
     _mixer(
         "expanded: one of the hidden rows is lost",
-        "mixers.expanded:Expanded._rows",
+        "mixers.masked:Expanded.rows",
         gives(
             lambda rows: tuple(None if part is None else part[:1] for part in rows[:3]) + rows[3:]
         ),
@@ -134,43 +134,43 @@ MIXERS = [
     ),
     _mixer(
         "rectangular: a position does not see itself",
-        "mixers.rectangular:Rectangular._rows",
+        "mixers.masked:Rectangular.rows",
         gives(lambda rows: (rows[0].tril(-1), *rows[1:])),
         "rectangular",
     ),
     _mixer(
         "headed: the heads read each other's features",
-        "mixers.headed:Headed.forward",
+        "mixers.masked:Headed.forward",
         takes(lambda self, x: (self, x.roll(1, -1))),
         "headed",
     ),
     _mixer(
         "kernel: the taps are off by one",
-        "mixers.kernel:Kernel._shifted",
-        gives(lambda taps: taps.roll(1, 0)),
+        "mixers.masked:Kernel._shifted",
+        gives(lambda taps: [(taps := list(taps))[-1], *taps[:-1]]),
         "kernel",
     ),
     _mixer(
         "parallel: one branch is lost",
-        "mixers.parallel:Parallel._branches",
-        gives(lambda branches: list(branches)[:1]),
+        "mixers.masked:Triangle.rows",
+        gives(lambda rows: (rows[0][:1], rows[1][:1])),
         "parallel",
     ),
     _mixer(
         "softmax: a position does not see itself",
-        "mixers.softmax:Softmax._rows",
+        "mixers.masked:Softmax.rows",
         gives(lambda rows: (rows[0].tril(-1), rows[1])),
         "softmax",
     ),
     _mixer(
         "toeplitz: the lags are off by one",
-        "mixers.triangle:Diagonals.rows",
+        "mixers.masked:Diagonals.rows",
         gives(lambda rows: (rows[0].roll(1, 0), rows[1])),
         "toeplitz",
     ),
     _mixer(
         "side by side: the second mixer is lost",
-        "mixers.side_by_side:SideBySide.forward",
+        "mixers.base:SideBySide.forward",
         instead(lambda self, x: self.mixers[0](x)),
         "hybrid",
     ),
