@@ -15,6 +15,7 @@ from eval.commands import (
     geometry,
     invert,
     lens,
+    lenses,
     loss,
     probe,
     report,
@@ -34,6 +35,7 @@ examples:
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
   python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
+  python -m eval lenses
   python -m eval summary results/flat --csv flat.csv
   python -m eval compare runs results --markdown table.md --plot curves.svg
   python -m eval claims run --group mixers --models runs
@@ -61,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         geometry,
         retrieval,
         lens,
+        lenses,
         summary,
         compare,
         report,

@@ -9,7 +9,7 @@ et al. 1807.03748).
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.errors import RequestError
+from eval.lenses.documents import model_name
+from eval.results import Row
 from eval.statistics import Interval, share
 from eval.text import HeldOutText, Use
 
@@ -234,3 +237,41 @@ def fit(
             optimizer.step()
             told(step + 1, loss.item())
     return fitted.eval().requires_grad_(False)
+
+
+def draw_retrieval(rows: Sequence[Row]) -> list[plots.Figure]:
+    """Top-1 by number of candidates."""
+    import altair as alt
+
+    shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
+    found = [
+        {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
+        for row in rows
+    ]
+    found = [r for r in found if r["pool"] == "mean"] or found
+    last = {
+        m: max(r["layer"] for r in found if r["model"] == m) for m in plots.options(found, "model")
+    }
+    deepest = [r for r in found if r["layer"] == last[r["model"]]]
+    powers = {"type": "log", "base": 2}
+    chart = plots.lines(deepest, "candidates", "found first", "model", "method", x_scale=powers)
+    band = (
+        alt.Chart(plots.data(deepest))
+        .mark_errorbar()
+        .encode(
+            x=alt.X("candidates:Q", scale=alt.Scale(**powers)),
+            y=alt.Y("low:Q", title="found first"),
+            y2="high:Q",
+            color="model:N",
+            detail="method:N",
+        )
+    )
+    return [
+        plots.Figure(
+            "retrieval-top1",
+            "Which story does a sentence belong to?",
+            "Share of sentences whose own story is nearest among so many, by the last layer's "
+            "states averaged over positions: as they are, centred, and after a short fit.",
+            plots.chosen(alt.layer(band, chart), deepest, "sentence"),
+        )
+    ]

@@ -29,8 +29,7 @@ from arch import LanguageModel, ModelConfig, ModelError, save_model
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.commands.options import device_of, positive
 from eval.errors import RequestError
-from eval.lenses.catalogue import ALL, choose
-from eval.lenses.lens import TOKENS, Request
+from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
 from eval.text import held_out_text, story_prompts
 from scripts.pages import machine, write_page

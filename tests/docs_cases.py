@@ -62,6 +62,7 @@ NOT_RUN = {
     r"scripts/gpu_check\.sh": "needs a GPU",
     r"scripts\.bench_": "takes minutes and measures this machine; each has a test of its own",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
+    r"--plugin lengths\.py": "tests/test_plugins.py writes and runs that file",
     r"--wandb offline": "starts W&B's process; tests/test_tracking.py has it",
     r"fineweb-edu|--download": "needs the network",
     r"--curves docs|--records docs/results/claims-curves": (

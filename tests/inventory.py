@@ -27,7 +27,7 @@ from eval.inversion.gradient.variable import VARIABLES
 from eval.inversion.methods import methods
 from eval.inversion.objective import OBJECTIVES, WITH_SETTINGS
 from eval.inversion.suites import DIRECTORY as SUITES
-from eval.lenses.catalogue import LENSES
+from eval.lenses.lens import lenses
 from eval.text import SETS
 from tests.golden import table
 from tests.golden.suite import SUITE
@@ -44,7 +44,7 @@ def collect() -> list[str]:
     """Every line that today's product gives, sorted."""
     named = {
         "solver": methods(),
-        "lens": LENSES,
+        "lens": lenses(),
         "mixer": MIXERS,
         "channel mixer": CHANNEL_MIXERS,
         "part": PARTS,

@@ -10,7 +10,7 @@ from arch import ModelConfig, describe
 from eval.compare.entries import enter
 from eval.compare.evidence import gather
 from eval.compare.plot import AXES, draw_data
-from eval.report.charts import whole_ticks
+from eval.plots import whole_ticks
 from eval.results import Results
 from tests.compare_cases import SIZES, make_run, run_compare
 from tests.report_cases import make_row, make_rows, tick_labels

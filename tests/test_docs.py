@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.claims.registry import claims
-from eval.lenses.catalogue import LENSES
+from eval.lenses.lens import lenses
 from tests.claims_cases import small, use, use_tiny_curves
 from tests.docs_cases import (
     NOT_RUN,
@@ -124,4 +124,4 @@ def test_words_are_those_of_bash(text: str, words: list[str] | None, tmp_path: P
 
 
 def test_every_lens_is_listed_in_order() -> None:
-    assert re.findall(r"^\| `(\w+)` \|", TEXTS["docs/lenses.md"], re.MULTILINE) == list(LENSES)
+    assert re.findall(r"^\| `(\w+)` \|", TEXTS["docs/lenses.md"], re.MULTILINE) == list(lenses())

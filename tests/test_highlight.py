@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from eval.report.highlight import STRONGEST, STYLE, highlighted
+from eval.lenses.markup import STRONGEST, STYLE, highlighted
 
 PIECES = ["<script>", "alert('\"", " &amp;", "\n", " dog"]
 

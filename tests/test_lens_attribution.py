@@ -11,9 +11,8 @@ from arch.pretrained import PretrainedModel
 from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import attribution, gradients
-from eval.lenses.attribution import ATTRIBUTION
 from eval.lenses.gradients import Output, own_answer
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.ranks import spearman
 from eval.text import Prompt
 from tests.test_pretrained import their_model
@@ -128,7 +127,7 @@ def test_rank_correlation_is_spearmans() -> None:
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory: Callable) -> None:
     checkpoint = open_checkpoint(model_directory(mixers=("attention",)))
     prompts = (Prompt("text", 0, tuple(prompt(9).tolist())), Prompt("text", 1, (5, 6, 7, 8)))
-    found = ATTRIBUTION.find(checkpoint, Request(prompts))
+    found = lenses()["attribution"].find(checkpoint, Request(prompts))
     scores = found.arrays["attribution"]
     assert list(scores.axes) == ["prompt", "output", "method", "position"]
     methods = list(scores.axes["method"])
@@ -144,7 +143,7 @@ def test_the_lens_tells_every_method_and_how_they_agree(model_directory: Callabl
     assert len(pairs) == len(methods) * (len(methods) - 1) // 2
     assert all(-1 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in pairs)
     word = checkpoint.pieces([300])[0]
-    chosen = ATTRIBUTION.find(checkpoint, Request(prompts, words=(word,)))
+    chosen = lenses()["attribution"].find(checkpoint, Request(prompts, words=(word,)))
     assert chosen.arrays["attribution"].axes["output"] == [word]
 
 
@@ -152,7 +151,7 @@ def test_wrong_wishes(model_directory: Callable) -> None:
     checkpoint = open_checkpoint(model_directory())
     long = Prompt("text", 0, tuple(range(40)))
     with pytest.raises(RequestError, match=r"has 40 tokens; the context of .* is 32"):
-        ATTRIBUTION.find(checkpoint, Request((long,)))
+        lenses()["attribution"].find(checkpoint, Request((long,)))
     with pytest.raises(RequestError, match="output 'odds' does not exist; use one of logit, log"):
         Output(0, 0, "odds")
     with pytest.raises(RequestError, match="40 tokens is longer than the model's context of 32"):

@@ -11,11 +11,10 @@ import transformers
 
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.lenses import catalogue
-from eval.lenses.catalogue import LENSES
-from eval.lenses.lens import Finding, Lens
+from eval.lenses import lens as register
+from eval.lenses.documents import read_documents
+from eval.lenses.lens import REGISTER, Finding, Lens
 from eval.lenses.named import Named
-from eval.lenses.questions import read_documents
 from eval.results import ROWS, read_rows
 from tests.arch_cases import byte_tokenizer
 from tests.test_pretrained import their_model
@@ -95,7 +94,7 @@ def test_what_was_looked_at_is_not_looked_at_again(
     model_directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setitem(LENSES, "counting", counting("counting", seen))
+    monkeypatch.setitem(REGISTER, "counting", counting("counting", seen))
     out, asked = tmp_path / "out", ("--lens", "counting", "--text", "Tom sat.", *FAST)
     first = model_directory("first")
     assert look(first, "--out", out, *asked) == 0
@@ -127,7 +126,7 @@ def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
 ) -> None:
     seen: list[str] = []
     both = {"fussy": Lens("fussy", "refuses", fussy), "counting": counting("counting", seen)}
-    monkeypatch.setattr(catalogue, "LENSES", both)
+    monkeypatch.setattr(register, "lenses", lambda: both)
     model, out = model_directory(), tmp_path / "out"
     assert look(model, "--out", out, "--text", "Tom sat.") == 0
     said = capsys.readouterr().err
@@ -143,7 +142,7 @@ def test_a_failed_write_leaves_no_document(
     def broken(*arguments: Any, **options: Any) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(LENSES, "counting", counting("counting", []))
+    monkeypatch.setitem(REGISTER, "counting", counting("counting", []))
     asked = (model_directory(), "--out", tmp_path / "out", "--lens", "counting", "--text", "Tom")
     with monkeypatch.context() as context:
         context.setattr(json, "dumps", broken)
@@ -227,7 +226,7 @@ def test_nothing_is_kept_of_a_checkpoint_that_is_done(
         return Finding()
 
     for name in ("first", "second"):
-        monkeypatch.setitem(LENSES, name, Lens(name, "keeps", find))
+        monkeypatch.setitem(REGISTER, name, Lens(name, "keeps", find))
     models = [model_directory(name, d_model=width) for name, width in (("a", 32), ("b", 16))]
     asked = ("--text", "Tom", "--lens", "first", "second")
     assert look(*models, "--out", tmp_path / "out", *asked) == 0

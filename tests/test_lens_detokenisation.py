@@ -12,7 +12,6 @@ from arch.pretrained import PretrainedModel
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.detokenisation import (
-    DETOKENISATION,
     GROUPS,
     OFFSETS,
     around,
@@ -23,7 +22,7 @@ from eval.lenses.detokenisation import (
     sites,
     unigram_nats,
 )
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.pieces import Alphabet, alphabet, census, words_of
 from eval.lenses.stories import Stories
 from eval.lenses.trace import streams_of
@@ -152,7 +151,7 @@ def test_probes_read_what_a_mixer_carries(small_model):
 def test_the_lens(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
     request = Request((PROMPT,), corpus="toy:900", tokens=2000)
-    found = DETOKENISATION.find(checkpoint, request)
+    found = lenses()["detokenisation"].find(checkpoint, request)
     array = found.arrays["detokenisation"]
     assert array.at(group="any position", offset=0, layer=0, measure="top1").item() > 0.9
     read = [f for f in found.figures if f["figure"] == "read"]
@@ -166,7 +165,7 @@ def test_the_lens(model_directory):
     with torch.no_grad():
         checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
-        DETOKENISATION.find(checkpoint, request)
+        lenses()["detokenisation"].find(checkpoint, request)
 
 
 @pytest.mark.parametrize("context", [4, 5, 32, 128])
@@ -177,8 +176,12 @@ def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory
     prompt = Prompt("text", 0, tuple(range(60, 64)))
     refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
     with pytest.raises(RequestError, match=refusal):
-        DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=least - 1))
-    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=least))
+        lenses()["detokenisation"].find(
+            checkpoint, Request((prompt,), corpus="toy:900", tokens=least - 1)
+        )
+    found = lenses()["detokenisation"].find(
+        checkpoint, Request((prompt,), corpus="toy:900", tokens=least)
+    )
     assert found.figures
     assert all(math.isfinite(figure["value"]) for figure in found.figures)
 
@@ -194,5 +197,7 @@ def test_the_lens_on_wrapped_models(family):
         SimpleNamespace(),  # pyright: ignore
     )
     prompt = Prompt("text", 0, tuple(range(60, 72)))
-    found = DETOKENISATION.find(checkpoint, Request((prompt,), corpus="toy:900", tokens=2000))
+    found = lenses()["detokenisation"].find(
+        checkpoint, Request((prompt,), corpus="toy:900", tokens=2000)
+    )
     assert found.arrays["detokenisation"].values[:, 0].isfinite().all()

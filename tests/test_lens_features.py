@@ -9,10 +9,9 @@ from arch import LanguageModel
 from arch.pretrained import PretrainedModel
 from eval.errors import RequestError
 from eval.lenses import features
-from eval.lenses.features import FEATURES
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.retellings import RETELLINGS
-from eval.lenses.sparse import SPARSE, Fit, fit_sparse, judge
+from eval.lenses.sparse import Fit, fit_sparse, judge
 from eval.lenses.trace import trace
 from tests.lens_cases import story_checkpoint
 from tests.test_pretrained import their_model
@@ -80,7 +79,7 @@ def test_stories_are_told_twice_in_other_words() -> None:
 
 
 def test_the_features_lens_tells_overlap_by_layer() -> None:
-    found = FEATURES.find(story_checkpoint(), Request(()))
+    found = lenses()["features"].find(story_checkpoint(), Request(()))
     overlap = found.arrays["overlap"]
     assert overlap.axes == {
         "layer": ["tokens", 1, 2],
@@ -130,7 +129,7 @@ def test_judging_counts_what_is_missed_and_what_is_dead() -> None:
 
 
 def test_the_sparse_lens_fits_every_chosen_layer() -> None:
-    found = SPARSE.find(story_checkpoint(), Request((), corpus="toy:900", tokens=2000))
+    found = lenses()["sparse"].find(story_checkpoint(), Request((), corpus="toy:900", tokens=2000))
     assert found.arrays["quality"].axes["layer"] == [1, 2]
     assert found.arrays["overlap"].axes["layer"] == ["tokens", 1, 2]
     assert found.notes["features"] == 128
@@ -140,4 +139,4 @@ def test_the_sparse_lens_fits_every_chosen_layer() -> None:
 
 def test_too_little_text_says_so() -> None:
     with pytest.raises(RequestError, match="--tokens 10: too few to fit a sparse autoencoder on"):
-        SPARSE.find(story_checkpoint(), Request((), tokens=10))
+        lenses()["sparse"].find(story_checkpoint(), Request((), tokens=10))

@@ -8,12 +8,11 @@ import torch
 from arch.pretrained import PretrainedModel
 from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
-from eval.lenses.bigrams import BIGRAMS, count_bigrams, rank_pairs, structure, table_rows, thinned
-from eval.lenses.confidence import CONFIDENCE, heated, monotone, scaled, sharpness
-from eval.lenses.geometry import GEOMETRY
-from eval.lenses.lens import Request
+from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
+from eval.lenses.confidence import heated, monotone, scaled, sharpness
+from eval.lenses.lens import Request, lenses
 from eval.lenses.nearest import METRICS, agreement, nearest
-from eval.lenses.path import PATH, path, plane, toward
+from eval.lenses.path import path, plane, toward
 from eval.lenses.vectors import alignment, embeddings, others, outliers, robust_z, round_trip
 from eval.text import Prompt
 
@@ -200,7 +199,7 @@ def test_a_table_made_of_bigrams_is_told_from_chance(small_model):
 @pytest.mark.parametrize("tied", [False, True])
 def test_lenses_of_our_models(model_directory, request_of, tied):
     checkpoint = open_checkpoint(model_directory(tied=tied))
-    found = GEOMETRY.find(checkpoint, request_of())
+    found = lenses()["geometry"].find(checkpoint, request_of())
     own = next(f["value"] for f in found.figures if f["figure"] == "own cosine")
     assert (own == pytest.approx(1)) is tied
     assert found.notes["tied"] is tied
@@ -213,17 +212,17 @@ def test_lenses_of_our_models(model_directory, request_of, tied):
         "transpose",
         "head",
     }
-    sure = CONFIDENCE.find(checkpoint, request_of())
+    sure = lenses()["confidence"].find(checkpoint, request_of())
     figures = {f["figure"]: f["value"] for f in sure.figures if "part" not in f}
     assert figures["entropy at length 0"] == pytest.approx(figures["entropy of uniform"])
     assert figures["confidence rises with length"] == 1
-    way = PATH.find(checkpoint, request_of(words=(" a",)))
+    way = lenses()["path"].find(checkpoint, request_of(words=(" a",)))
     assert way.arrays["path"].values.shape == (2, 3, 6)
     assert [pair[0] for pair in way.notes["pairs"]] == [" a", " a"]
-    pairs = BIGRAMS.find(checkpoint, request_of())
+    pairs = lenses()["bigrams"].find(checkpoint, request_of())
     assert pairs.arrays["bigrams"].at(table="product", pairs="corpus").values.isfinite().all()
     with pytest.raises(RequestError, match=r"is \d+ tokens here"):
-        GEOMETRY.find(checkpoint, request_of(words=("zebra crossing",)))
+        lenses()["geometry"].find(checkpoint, request_of(words=("zebra crossing",)))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "llama 3"])
@@ -241,7 +240,7 @@ def test_lenses_of_wrapped_models(family):
         path=None,  # pyright: ignore
     )
     request = Request((Prompt("text", 0, tuple(range(60, 72))),), corpus="toy:900", tokens=2000)
-    for lens in (GEOMETRY, CONFIDENCE, PATH, BIGRAMS):
-        found = lens.find(checkpoint, request)
+    for name in ("geometry", "confidence", "path", "bigrams"):
+        found = lenses()[name].find(checkpoint, request)
         assert found.figures
         assert all(math.isfinite(figure["value"]) for figure in found.figures)

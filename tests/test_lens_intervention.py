@@ -12,8 +12,8 @@ from arch.pretrained import PretrainedModel
 from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import contrast
-from eval.lenses.intervention import INTERVENTION, Site, causal_trace, replaced, spans
-from eval.lenses.lens import Request
+from eval.lenses.intervention import Site, causal_trace, replaced, spans
+from eval.lenses.lens import Request, lenses
 from eval.lenses.pairs import Answers, prompt_pairs, swapped, telling_answers
 from eval.lenses.trace import blocks_of
 from eval.text import Prompt
@@ -174,7 +174,7 @@ def test_pairs_are_neighbours_or_swaps() -> None:
 def test_the_lens_traces_prompts_and_stories() -> None:
     checkpoint = story_checkpoint(mixers=("attention",))
     prompts = (Prompt("text", 0, (5, 6, 7, 8)), Prompt("text", 1, (5, 9, 7, 8)))
-    found = INTERVENTION.find(checkpoint, Request(prompts))
+    found = lenses()["intervention"].find(checkpoint, Request(prompts))
     effect = found.arrays["effect"]
     assert list(effect.axes) == ["pair", "layer", "position"]
     first = effect.at(pair="text 1 in text 0").values[:, :4]
@@ -202,4 +202,4 @@ def test_wrong_wishes(small_model: Make, model_directory: Callable) -> None:
         replaced(beside, a, a, Site(1, "stream"))
     checkpoint = open_checkpoint(model_directory(context=8))  # too short for the stories
     with pytest.raises(RequestError, match="nothing to patch: one prompt, in which no name"):
-        INTERVENTION.find(checkpoint, Request((Prompt("text", 0, (1, 2)),)))
+        lenses()["intervention"].find(checkpoint, Request((Prompt("text", 0, (1, 2)),)))

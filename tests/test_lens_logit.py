@@ -15,12 +15,12 @@ from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import tuned_lens
 from eval.lenses.energy import TokenSpace
-from eval.lenses.lens import Request
-from eval.lenses.logit_lens import LOGIT_LENS, read_layers
+from eval.lenses.lens import Request, lenses
+from eval.lenses.logit_lens import read_layers
 from eval.lenses.readout import readers
 from eval.lenses.stories import Stories
 from eval.lenses.trace import trace
-from eval.lenses.tuned_lens import TUNED_LENS, Descent, Tuned, divergences, fit
+from eval.lenses.tuned_lens import Descent, Tuned, divergences, fit
 from eval.text import Prompt
 from tests.lens_models import ALL, any_model, some_tokens
 
@@ -185,7 +185,7 @@ def request(words: tuple[str, ...] = (), **changes: Any) -> Request:
     return replace(Request(prompts, words, corpus="toy:900", tokens=400), **changes)
 
 
-@pytest.mark.parametrize("lens", [LOGIT_LENS, TUNED_LENS])
+@pytest.mark.parametrize("lens", [lenses()["logit"], lenses()["tuned"]])
 def test_prompts_of_unequal_lengths_stand_alone(model_directory: Directory, lens: Any) -> None:
     checkpoint = open_checkpoint(model_directory())
     token = checkpoint.pieces([60])[0]
@@ -210,7 +210,7 @@ def test_prompts_of_unequal_lengths_stand_alone(model_directory: Directory, lens
 
 def test_without_words_the_models_answers_are_followed(model_directory: Directory) -> None:
     checkpoint = open_checkpoint(model_directory())
-    found = LOGIT_LENS.find(checkpoint, request())
+    found = lenses()["logit"].find(checkpoint, request())
     answer = found.notes["top"][0][-1][4][0]
     assert answer in found.arrays["probability"].axes["word"]
     assert not [f for f in found.figures if f["figure"] == "probability"]
@@ -219,4 +219,4 @@ def test_without_words_the_models_answers_are_followed(model_directory: Director
 def test_too_little_text_is_refused(model_directory: Directory) -> None:
     checkpoint = open_checkpoint(model_directory())
     with pytest.raises(RequestError, match="--tokens 40: the tuned lens needs 64 at least"):
-        TUNED_LENS.find(checkpoint, request(tokens=40))
+        lenses()["tuned"].find(checkpoint, request(tokens=40))

@@ -13,11 +13,9 @@ from arch.pretrained import PretrainedModel
 from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.change import changes
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.maps import attention_pattern, maps_of, triangles
-from eval.lenses.mixing import MIXING
 from eval.lenses.ov import (
-    OV,
     circuits,
     copying,
     own_logits,
@@ -209,7 +207,7 @@ def test_copying_is_that_of_the_whole_table():
 def test_ov_of_a_mixer_is_refused(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("flat",)))
     with pytest.raises(RequestError, match="the flat mixer has no OV circuit") as caught:
-        OV.find(checkpoint, Request((Prompt("text", 0, (1, 2, 3)),)))
+        lenses()["ov"].find(checkpoint, Request((Prompt("text", 0, (1, 2, 3)),)))
     assert "\n" not in str(caught.value)
 
 
@@ -275,7 +273,7 @@ def test_without_a_saved_start_one_is_drawn(model_directory):
 def test_the_lens_on_our_models(model_directory, mixers):
     checkpoint = open_checkpoint(model_directory(mixers=mixers))
     prompts = (Prompt("text", 0, tuple(range(9, 29))), Prompt("text", 1, tuple(range(9, 19))))
-    found = MIXING.find(checkpoint, Request(prompts))
+    found = lenses()["mixing"].find(checkpoint, Request(prompts))
     assert all(math.isfinite(figure["value"]) for figure in found.figures)
     if mixers != ("identity",):
         assert found.arrays["maps"].values.shape[1:] == (20, 20)
@@ -283,9 +281,10 @@ def test_the_lens_on_our_models(model_directory, mixers):
     if mixers[0].startswith("attention"):
         heads = [f for f in found.figures if f["figure"] == "looks back" and "head" in f["part"]]
         assert heads
-        assert OV.find(checkpoint, Request(prompts)).arrays["ov"].values.isfinite().all()
+        heads = lenses()["ov"].find(checkpoint, Request(prompts))
+        assert heads.arrays["ov"].values.isfinite().all()
     with pytest.raises(RequestError, match="two at least"):
-        MIXING.find(checkpoint, Request((Prompt("text", 0, (3,)),)))
+        lenses()["mixing"].find(checkpoint, Request((Prompt("text", 0, (3,)),)))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "llama 2, grouped, scaled"])
@@ -299,7 +298,7 @@ def test_the_lens_on_wrapped_models(family):
         SimpleNamespace(),  # pyright: ignore
     )
     request = Request((Prompt("text", 0, tuple(range(60, 72))),))
-    for lens in (MIXING, OV):
+    for lens in (lenses()["mixing"], lenses()["ov"]):
         found = lens.find(checkpoint, request)
         assert all(math.isfinite(figure["value"]) for figure in found.figures)
         assert found.figures

@@ -13,9 +13,9 @@ from arch.wrapped import ParallelBlock
 from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.contribution import contributions, split_mixer, split_parts
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.readout import fixed_norm, readers
-from eval.lenses.residual import RESIDUAL, similarity, sublayer_streams, updates
+from eval.lenses.residual import similarity, sublayer_streams, updates
 from eval.lenses.survival import survival
 from eval.lenses.trace import Batch, trace
 from eval.text import Prompt
@@ -196,7 +196,7 @@ def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model: Mak
 def test_what_is_found_fits_together(model_directory: Directory, words: tuple[str, ...]) -> None:
     checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
     prompts = (Prompt("text", 0, (40, 41, 42, 43, 44)), Prompt("text", 1, (50, 51, 52)))
-    found = RESIDUAL.find(checkpoint, Request(prompts, words))
+    found = lenses()["residual"].find(checkpoint, Request(prompts, words))
     answer = found.arrays["contribution to the answer"]
     assert answer.values[1, :, 3:].isnan().all()
     logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]

@@ -11,9 +11,8 @@ from arch.pretrained import PretrainedModel
 from eval.errors import RequestError
 from eval.lenses.contrast import attribute_words
 from eval.lenses.directions import batch_stories, learn
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.steering import (
-    STEERING,
     following,
     logits_after,
     spaced_layers,
@@ -122,7 +121,7 @@ def test_nothing_added_changes_nothing_and_the_whole_difference_is_the_other_sto
 
 def test_the_lens_measures_the_swapped_and_the_others() -> None:
     request = Request((Prompt("text", 0, (1, 2, 3)),), tokens=5000)
-    found = STEERING.find(story_checkpoint(), request)
+    found = lenses()["steering"].find(story_checkpoint(), request)
     swap = found.arrays["swap"]
     assert swap.axes["attribute"] == ["name", "animal", "mood"]
     assert swap.axes["layer"] == [1, 2]
@@ -145,4 +144,4 @@ def test_layers_are_spaced_to_the_last() -> None:
 def test_stories_too_long_say_so() -> None:
     request = Request((Prompt("text", 0, (1, 2)),))
     with pytest.raises(RequestError, match=r"stories have up to \d+ tokens, more than the .* of 8"):
-        STEERING.find(story_checkpoint(context=8), request)
+        lenses()["steering"].find(story_checkpoint(context=8), request)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eval.lenses.named import Named
-from eval.report.charts import Figure, write_figures
+from eval.plots import Figure, write_figures
 from eval.report.inside import Section, sections
 from tests.compare_cases import asked, lens_row
 from tests.report_cases import make_row

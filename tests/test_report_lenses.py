@@ -11,10 +11,10 @@ import torch
 from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.lenses.catalogue import LENSES
+from eval.lenses.documents import read_documents
+from eval.lenses.lens import lenses
 from eval.lenses.named import Named
-from eval.lenses.questions import read_documents
-from eval.report.charts import write_figures
+from eval.plots import write_figures
 from eval.report.inside import sections
 from eval.report.page import render_page, write_page
 from eval.results import read_rows
@@ -126,7 +126,7 @@ def browsed(page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
 def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: Any) -> None:
     page, wrong = browsed
     sections = page.locator("section.lens").evaluate_all("all => all.map(s => s.id)")
-    assert {s.removeprefix("lens-") for s in sections} == {*LENSES, "retrieval"}
+    assert {s.removeprefix("lens-") for s in sections} == {*lenses(), "retrieval"}
     for section in page.locator("section.lens").all():
         assert section.locator("figure.chart").count()
     for figure in page.locator("figure.chart").all():

@@ -24,8 +24,7 @@ from eval.inversion.methods import Method, parse_methods
 from eval.inversion.questions import LAST, Job, Question, plan
 from eval.inversion.run import SHUFFLED, Runner
 from eval.inversion.slices import Slice
-from eval.lenses.catalogue import LENSES
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.results import Results, Row, read_rows, row_key
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
@@ -134,7 +133,7 @@ class Asker:
         prompts = _prompts(part, checkpoint, self.corpus)
         tokens = 20_000 if part.name == FAIR else 4_000
         request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
-        look = Look(LENSES[part.arm.lens], checkpoint, request)
+        look = Look(lenses()[part.arm.lens], checkpoint, request)
         _, rows = look.run(self.results.directory)
         self._append(part, rows)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS, NONSELF
 from eval.claims.curves_records import Record
-from eval.report.charts import Figure, write_figures
+from eval.plots import Figure, write_figures
 
 PANEL = (104, 120)  # of an axis' figure, width and height
 DOTS = (330, 190)  # of the base point's

@@ -32,7 +32,7 @@ from eval.claims.entries import (
 from eval.errors import RequestError
 from eval.inversion.methods import parse_methods
 from eval.inversion.slices import Slice
-from eval.lenses.catalogue import LENSES
+from eval.lenses.lens import lenses
 
 DIRECTORY = Path(__file__).parent / "registry"
 GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
@@ -156,7 +156,7 @@ def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) ->
     Slice.parse(shown)
     part, without = data.get("part", "block"), tuple(_list(data.get("without", [])))
     lens = data.get("lens", "")
-    if part not in PARTS or not set(without) <= set(ABLATIONS) or (lens and lens not in LENSES):
+    if part not in PARTS or not set(without) <= set(ABLATIONS) or (lens and lens not in lenses()):
         raise RequestError(f"{where}: part {part!r}, without {without}, lens {lens!r}: not known")
     return Arm(
         name,

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from eval.checkpoints import Checkpoint
 from eval.commands.options import add_models, natural, open_models, positive
 from eval.errors import RequestError
-from eval.lenses.catalogue import ALL, LENSES, choose
-from eval.lenses.lens import TOKENS, Request
-from eval.lenses.questions import FOLDER, Look
+from eval.lenses.documents import FOLDER
+from eval.lenses.lens import ALL, TOKENS, Request, choose
+from eval.lenses.questions import Look
 from eval.lenses.tables import lens_tables
 from eval.lenses.trace import gather
 from eval.lenses.words import word_tokens
+from eval.plugins import add_plugin, run_plugins
 from eval.progress import track
 from eval.results import Results
 from eval.text import Prompt, held_out_text, story_prompts, text_prompts
@@ -24,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     add_models(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="results directory")
-    lines = "; ".join(f"{name}: {lens.about}" for name, lens in LENSES.items())
     parser.add_argument(
         "--lens",
         nargs="+",
         default=[ALL],
         metavar="NAME",
-        help=f"default: all that can look at the model. {lines}",
+        help="default: all that can look at the model; `python -m eval lenses` lists them",
     )
+    add_plugin(parser)
     prompts = parser.add_argument_group("what is looked at")
     prompts.add_argument("--text", nargs="+", metavar="T", help="texts; default: stories")
     prompts.add_argument("--count", type=positive, metavar="N", help="of stories; default: 4")
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Checks everything first, then looks; what was looked at before is shown again."""
+    run_plugins(options.plugin)
     lenses = choose(options.lens)
     if options.text and (options.count or options.length):
         raise RequestError("--count and --length are of stories; leave them out with --text")

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import RequestError
-from eval.lenses.questions import read_documents
+from eval.lenses.documents import read_documents
+from eval.plots import FORMATS, write_figures
+from eval.plugins import add_plugin, run_plugins
 from eval.report import render_page, write_page
-from eval.report.charts import FORMATS, write_figures
 from eval.results import Row, read_rows
 from eval.tracking import MODES, track_results
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", help="its title")
     parser.add_argument("--figures", metavar="DIR", help="also every lens's figure as a file")
     parser.add_argument("--format", choices=FORMATS, default="svg", help="of those files")
+    add_plugin(parser)
     parser.add_argument(
         "--wandb",
         choices=MODES,
@@ -29,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the page and says where."""
+    run_plugins(options.plugin)
     rows = read_rows(options.results)
     documents = [d for place in options.results for d in read_documents(place)]
     write_page(options.out, render_page(rows, options.title, documents))

@@ -18,7 +18,7 @@ from eval.compare.figures import TRAIN_LOSS, TRAINING, VALID_BITS, Figure, flops
 from eval.compare.table import NO_BREAK, Column, compare
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.report.charts import SERIES, SERIES_DARK, theme, whole_ticks
+from eval.plots import SERIES, SERIES_DARK, theme, whole_ticks
 
 FORMATS = (".svg", ".png", ".html")
 MOST = 12

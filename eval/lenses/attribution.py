@@ -6,13 +6,18 @@ occlusion's can be compared: both say by how much the output would change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
+from eval.lenses import markup
+from eval.lenses.documents import Document, figure_records, model_name, records
 from eval.lenses.gradients import (
     Integral,
     Output,
@@ -20,7 +25,7 @@ from eval.lenses.gradients import (
     integrated_gradients,
     own_answer,
 )
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
 from eval.lenses.trace import gather
@@ -103,6 +108,63 @@ def attribute(
     return found
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """How far methods agree."""
+    found = figure_records(documents, "rank correlation")
+    return [
+        plots.Figure(
+            "attribution-agreement",
+            "Do methods agree?",
+            "Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
+            plots.by_model(
+                plots.heat(found, "method", "with", "rank correlation", plots.DIVERGING,
+                     sort_x=plots.options(found, "method"), sort_y=plots.options(found, "with"),
+                     size=(420, 300)),
+                found,
+            ),
+        )
+    ]  # fmt: skip
+
+
+def highlights(documents: Sequence[Document]) -> list[Markup]:
+    """Prompts with their tokens coloured, folded but for the first."""
+    found = []
+    for document in documents:
+        scores = records([document], "attribution")
+        labels = [f"{p['kind']} {p['index']}" for p in document["prompts"]]
+        for number, (label, prompt) in enumerate(zip(labels, document["prompts"], strict=True)):
+            own = [r for r in scores if r["prompt"] == label]
+            pieces = prompt["pieces"]
+            for output in plots.options(own, "output"):
+                methods = {
+                    method: [
+                        r["value"] for r in own if r["method"] == method and r["output"] == output
+                    ][: len(pieces)]
+                    for method in plots.options(own, "method")
+                }
+                answer = markup.visible(document["notes"]["answers"][number])
+                found.append(
+                    Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>")
+                    .format(
+                        Markup(" open") if not found else "",
+                        model_name(document),
+                        label,
+                        output,
+                        answer,
+                        markup.highlighted(pieces, methods),
+                    )
+                )  # fmt: skip
+    return found
+
+
+@lens(
+    name="attribution",
+    title="Attribution",
+    about="which tokens a prediction comes from, by gradients and by occlusion",
+    figures=draw,
+    texts=highlights,
+    order=11,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Attributes each prompt's next token: the model's own answer, or the words given.
@@ -166,8 +228,3 @@ def _agreement(methods: list[str], values: Tensor, real: Tensor) -> list[dict]:
                 | mean_record(each)
             )
     return rows
-
-
-ATTRIBUTION = Lens(
-    "attribution", "which tokens a prediction comes from, by gradients and by occlusion", find
-)

@@ -8,15 +8,20 @@ Framework for Transformer Circuits"), and this is the table it would answer from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, model_name, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.vectors import embeddings
 from eval.ranks import token_ranks
@@ -176,7 +181,46 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
     return shown
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Whether the embeddings alone say what follows what."""
+    ranks = [r for r in records(documents, "bigrams") if r["measure"] == "rank"]
+    return [
+        plots.Figure(
+            "bigrams-rank",
+            "Do the embeddings alone know what follows what?",
+            "Where the corpus's true next tokens rank in each table of logits, 0 the top and 0.5 "
+            "chance; the shuffled pairs are the control.",
+            plots.by_model(plots.bars(ranks, "pairs", "rank", "table"), ranks),
+        )
+    ]
+
+
+def successor_table(documents: Sequence[Document]) -> list[Markup]:
+    """What follows the most frequent tokens, in the corpus and by the embeddings alone."""
+    rows = [
+        (
+            model_name(d),
+            markup.codes([s["piece"]]),
+            markup.codes(s["corpus"]),
+            markup.codes(s["table"]),
+        )
+        for d in documents
+        for s in d["notes"]["successors"]
+    ]
+    columns = ("checkpoint", "after", "in the corpus", "by W_E W_U'")
+    return [markup.folded("what follows the most frequent tokens", markup.table(columns, rows))]
+
+
+@lens(
+    name="bigrams",
+    title="What follows what",
+    about="whether W_E W_U' is a table of what follows what",
+    figures=draw,
+    texts=successor_table,
+    order=5,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Ranks of the corpus' next tokens in each table, beside those of shuffled pairs."""
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
@@ -203,6 +247,3 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
             "successors": successors(checkpoint, bigrams, "product"),
         },
     )
-
-
-BIGRAMS = Lens("bigrams", "whether W_E W_U' is a table of what follows what", _find)

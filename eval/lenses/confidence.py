@@ -6,14 +6,17 @@ python -m eval lens DIR --lens confidence --out results
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.documents import Document, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.trace import gather
 
@@ -23,6 +26,7 @@ PLACES = ("after norm", "before norm")
 """Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
 POSITIONS = 64  # of the prompts, evenly spaced
 MEASURES = ("entropy", "best")
+MEDIAN = 0.5
 QUANTILES = (0.1, 0.5, 0.9)
 
 
@@ -63,7 +67,50 @@ def monotone(values: Tensor, rising: bool, slack: float = 1e-4) -> float:
     return float((steps >= -slack).all(dim=0).float().mean())
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Length and temperature against entropy."""
+    scaled = _median(records(documents, "scale"))
+    heated = [r for r in _median(records(documents, "temperature")) if r["measure"] == "best"]
+    entropy = [r for r in scaled if r["measure"] == "entropy"]
+    return [
+        plots.Figure(
+            "confidence-length",
+            "Is a vector's length its confidence?",
+            "Median entropy of the next token as the final vector is scaled; before the norm, "
+            "scaling changes nothing.",
+            plots.by_model(
+                plots.lines(
+                    entropy,
+                    "scale",
+                    "entropy, bits",
+                    "part",
+                    x_scale={"type": "symlog", "constant": 0.1},
+                ),
+                entropy,
+            ),
+        ),
+        plots.Figure(
+            "confidence-temperature",
+            "What does temperature do?",
+            "Median probability of the likeliest token.",
+            plots.lines(heated, "temperature", "probability", "model", x_scale={"type": "log"}),
+        ),
+    ]
+
+
+def _median(found: list[plots.Record]) -> list[plots.Record]:
+    return [r for r in found if r["quantile"] == MEDIAN]
+
+
+@lens(
+    name="confidence",
+    title="Length, temperature, confidence",
+    about="what the final vector's length, or a temperature, decides",
+    figures=draw,
+    order=6,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Entropy and best probability as the final vector is scaled, and by temperature."""
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     with torch.no_grad():
         hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
@@ -109,6 +156,3 @@ def _quantiles(values: Tensor) -> Tensor:
 def _range(curves: Tensor) -> float:
     """How far each of N curves `(S, N)` moves, on average."""
     return float((curves.amax(dim=0) - curves.amin(dim=0)).mean())
-
-
-CONFIDENCE = Lens("confidence", "what the final vector's length, or a temperature, decides", _find)

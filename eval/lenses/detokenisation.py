@@ -12,16 +12,21 @@ occur nowhere in the text are left out of account.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from markupsafe import Markup
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, figure_records, model_name
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.pieces import Words, alphabet, census, words_of
 from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
@@ -162,7 +167,47 @@ def _load(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories]:
     return train, stories(checkpoint, request, "evaluation", count // 4)
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """What a word's last token still says of its tokens."""
+    found = figure_records(documents, "read")
+    chart = plots.lines(found, "layer", "share read", "offset")
+    return [
+        plots.Figure(
+            "detokenisation-read",
+            "Where are words put together?",
+            "From a token of each group: how often a linear probe reads the token at an offset "
+            "from it (0: itself), by layer.",
+            plots.chosen(chart, found, "model", "group"),
+        )
+    ]
+
+
+def split_words(documents: Sequence[Document]) -> list[Markup]:
+    """Some of the words that the tokenizer splits."""
+    rows = [
+        (
+            model_name(d),
+            Markup("; ").join(markup.codes(pieces) for pieces in d["notes"]["examples"]),
+        )
+        for d in documents
+    ]
+    return [markup.folded("words of several tokens", markup.table(("checkpoint", "words"), rows))]
+
+
+@lens(
+    name="detokenisation",
+    title="Words of several tokens",
+    about="where a word's tokens can be read from its last one, layer by layer",
+    figures=draw,
+    texts=split_words,
+    order=8,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Fits linear probes by layer and offset, and judges them on words of several tokens.
+
+    Raises:
+        RequestError: too little text asked for, or there.
+    """
     model = checkpoint.model
     text, judged = _load(checkpoint, request)
     train, valid = text.windows, judged.windows
@@ -249,8 +294,3 @@ def _examples(checkpoint: Checkpoint, windows: Tensor, words: Words) -> list[lis
         first = end - int(words.length[row, end]) + 1
         found[tuple(windows[row, first : end + 1].tolist())] = None
     return [checkpoint.pieces(list(tokens)) for tokens in list(found)[:20]]
-
-
-DETOKENISATION = Lens(
-    "detokenisation", "where a word's tokens can be read from its last one, layer by layer", _find
-)

@@ -7,16 +7,21 @@ tellings of different stories, and with what would be shared if units were activ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor, nn
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, figure_records, model_name
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
 from eval.lenses.retellings import RETELLINGS
@@ -160,6 +165,43 @@ def overlap_finding(sets: dict[str | int, tuple[Tensor, Tensor]], of: str) -> Fi
     return Finding({"overlap": Named(values, axes)}, figures)
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Whether retellings share features."""
+    lens = documents[0]["lens"]
+    every = figure_records(documents, "feature overlap")
+    found = [r for r in every if r["layer"] != "tokens"]
+    chart = plots.lines(found, "layer", "intersection over union", "texts")
+    return [
+        plots.Figure(
+            f"{lens}-overlap",
+            "Do two tellings of one story share features?",
+            f"Overlap of the {found[0]['of']} active in two texts: tellings of one story, "
+            "unrelated texts, and what the units' frequencies alone would give.",
+            plots.by_model(chart, found),
+        )
+    ]
+
+
+def shared_words(documents: Sequence[Document]) -> list[Markup]:
+    """How many of the tokens themselves are shared, which needs no model."""
+    rows = [
+        (model_name(document), r["texts"], f"{r['value']:.3f}")
+        for document in documents
+        for r in figure_records([document], "feature overlap")
+        if r["layer"] == "tokens"
+    ]
+    told = markup.table(("checkpoint", "texts", "intersection over union"), rows)
+    return [markup.folded("how many tokens the texts share", told)]
+
+
+@lens(
+    name="features",
+    title="Shared features",
+    about="whether two tellings of one story wake the same units, by layer",
+    figures=draw,
+    texts=shared_words,
+    order=14,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Compares built-in stories told twice, by the hidden units of every channel mixer.
@@ -178,6 +220,3 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         one, other = active_in_text(values, most).chunk(2)
         sets[layer] = (one, other)
     return overlap_finding(sets, "channel mixer units")
-
-
-FEATURES = Lens("features", "whether two tellings of one story wake the same units, by layer", find)

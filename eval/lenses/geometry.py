@@ -5,14 +5,19 @@ python -m eval lens DIR --lens geometry --corpus stories.txt --out results
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from markupsafe import Markup
 from torch import Tensor
 
+from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, model_name, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.nearest import METRICS, agreement, nearest
 from eval.lenses.trace import gather
@@ -228,7 +233,87 @@ def _shown(checkpoint: Checkpoint, request: Request) -> list[int]:
     return (lettered or tokens)[:SHOWN]
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Lengths, alignment, and which likeness agrees with the model."""
+    lengths, aligned = records(documents, "lengths"), records(documents, "alignment")
+    agrees = records(documents, "agreement")
+    return [
+        plots.Figure(
+            "geometry-lengths",
+            "How long are the tokens' vectors?",
+            "Tokens by the length of their row in the input and in the output embedding.",
+            plots.by_model(plots.histogram(lengths, "length", "matrix"), lengths),
+        ),
+        plots.Figure(
+            "geometry-alignment",
+            "Do a token's two vectors point the same way?",
+            "Tokens by the cosine of their input and output row; the control pairs each with "
+            "another token's.",
+            plots.by_model(plots.histogram(aligned, "cosine", "rows"), aligned),
+        ),
+        plots.Figure(
+            "geometry-agreement",
+            "Which likeness agrees with the model?",
+            "Share of positions whose nearest token, by each measure, is the model's own answer "
+            "(of the embedding: the token itself).",
+            plots.by_model(plots.bars(agrees, "metric", "share", "query", "keys"), agrees),
+        ),
+    ]
+
+
+def vector_tables(documents: Sequence[Document]) -> list[Markup]:
+    """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
+    odd = [
+        (model_name(d), o["matrix"], markup.codes([o["piece"]]), f"{o['length']:.2f}", o["count"])
+        for d in documents
+        for o in d["notes"]["outliers"][:12]
+    ]
+    near = [
+        (model_name(d), markup.codes([n["piece"]]), n["metric"], markup.codes(n["nearest"]))
+        for d in documents
+        for n in d["notes"]["nearest"]
+    ]
+    back = [
+        (
+            model_name(d),
+            markup.codes([r["piece"]]),
+            r["method"],
+            f"{r['own']:.3g}",
+            markup.codes(r["others"]),
+        )
+        for d in documents
+        for r in d["notes"]["round trip"]
+    ]
+    tied = [
+        Markup("<li>{}: {}</li>").format(
+            model_name(d),
+            f"input and output are {'one matrix' if d['notes']['tied'] else 'two matrices'}",
+        )
+        for d in documents
+    ]
+    columns = ("checkpoint", "matrix", "token", "length, medians", "times seen")
+    found = [Markup("<ul>{}</ul>").format(Markup("").join(tied))]
+    if odd:
+        found.append(markup.folded("tokens of unusual length", markup.table(columns, odd)))
+    columns = ("checkpoint", "token", "by", "nearest in the input matrix")
+    found.append(markup.folded("nearest tokens", markup.table(columns, near)))
+    columns = ("checkpoint", "token", "way back", "its own value", "largest others")
+    return [
+        *found,
+        markup.folded("one-hot to vector and back to tokens", markup.table(columns, back)),
+    ]
+
+
+@lens(
+    name="geometry",
+    title="The tokens' vectors",
+    about="the tokens' vectors: lengths, alignment, the way back, nearest",
+    figures=draw,
+    texts=vector_tables,
+    order=4,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Lengths, alignment, the way back from a vector, and nearest tokens."""
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     counts = torch.bincount(tokens, minlength=checkpoint.config.vocab_size)
@@ -249,6 +334,3 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
             "nearest": nearby,
         },
     )
-
-
-GEOMETRY = Lens("geometry", "the tokens' vectors: lengths, alignment, the way back, nearest", _find)

@@ -7,16 +7,20 @@ it; the rest follows from the stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
 from eval.lenses.pairs import Answers, Pair, prompt_pairs, story_pairs, telling_answers
@@ -131,6 +135,35 @@ def causal_trace(
     return runs, torch.stack(effects)
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Where a prediction passes through."""
+    found: list[plots.Record] = []
+    for document in documents:
+        pairs = {pair["label"]: pair for pair in document["notes"]["pairs"]}
+        for r in records([document], "effect"):
+            target = pairs[r["pair"]]["target"]
+            if r["position"] < len(target):
+                token = markup.visible(target[r["position"]])
+                found.append(r | {"token": token, "place": f"{r['position']} {token}"})
+    effects = plots.heat(found, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
+    return [
+        plots.Figure(
+            "intervention-effect",
+            "Which layer and position does the answer pass through?",
+            "A vector of one prompt's run put into the other's: how far its answer moves over, 1 "
+            "being all the way.",
+            plots.chosen(effects, found, "model", "pair"),
+        )
+    ]
+
+
+@lens(
+    name="intervention",
+    title="Patching",
+    about="which layer and position a prediction passes through, by patching",
+    figures=draw,
+    order=12,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Traces each pair of prompts, and built-in stories of which one word is swapped.
@@ -192,8 +225,3 @@ def _describe(checkpoint: Checkpoint, pair: Pair, answers: Answers) -> dict[str,
         "target": checkpoint.pieces(pair.target.tolist()),
         "answers": {"source": source, "target": target},
     }
-
-
-INTERVENTION = Lens(
-    "intervention", "which layer and position a prediction passes through, by patching", find
-)

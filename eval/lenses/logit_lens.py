@@ -7,16 +7,19 @@ before anything is known a distribution has log2 V of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eval import plots
 from eval.checkpoints import Checkpoint
+from eval.lenses import markup
+from eval.lenses.documents import Document, at_tokens, averaged, model_name, records
 from eval.lenses.energy import TokenSpace
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.trace import Batch, gather, trace
 from eval.lenses.words import word_tokens
@@ -24,6 +27,8 @@ from eval.lenses.words import word_tokens
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
 SHOWN = 8  # last positions in the table
+CELL = 54  # of the figure of words, in pixels
+PICTURED = 18  # positions of that figure, the last ones
 
 Read = Callable[[int, Tensor], Tensor]
 """Layer and its stream `(B, T, D)` to logits `(B, T, V)`."""
@@ -101,6 +106,104 @@ def plain(checkpoint: Checkpoint) -> Read:
     return lambda _, stream: checkpoint.model.logits(stream)
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """The figures, each over all checkpoints."""
+    lens = documents[0]["lens"]
+    placed = at_tokens(documents, records(documents, "probability"))
+    curves = [
+        {k: markup.visible(v) if k == "word" else v for k, v in r.items() if k != "place"}
+        for r in placed
+    ]
+    shares = plots.lines(curves, "layer", "probability", "word")
+    figures = [
+        plots.Figure(
+            f"{lens}-words",
+            "What would each layer say?",
+            f"The likeliest next token by layer and position (the last {PICTURED}), coloured by "
+            "its probability. The line below names the token that is read there.",
+            _words(documents),
+        ),
+        plots.Figure(
+            f"{lens}-curves",
+            "Which token wins, and where?",
+            "Probability of the followed tokens by layer, at the position that the slider picks.",
+            plots.chosen(shares, curves, "model", "prompt", "position"),
+        ),
+        _averaged(documents, lens, "entropy", "entropy, bits", "How unsure is each layer?",
+                  f"Entropy of what a layer would say; {documents[0]['notes']['uniform']} bits are "
+                  "every token alike. Mean over positions and prompts."),
+        _averaged(documents, lens, "divergence", "KL, bits", "How far from the answer?",
+                  "Kullback-Leibler divergence of what a layer would say from what the model says "
+                  "in the end."),
+    ]  # fmt: skip
+    if any("token energy" in d["arrays"] for d in documents):
+        figures.append(
+            _averaged(documents, lens, "token energy", "token energy", "In the span of tokens?",
+                      "Token energy: how far a vector lies along output embeddings, relative to "
+                      "what their own spread allows."),
+        )  # fmt: skip
+    return figures
+
+
+def _averaged(
+    documents: Sequence[Document], lens: str, array: str, y: str, title: str, about: str
+) -> plots.Figure:
+    found = averaged(records(documents, array), "model", "layer")
+    name = f"{lens}-{array.replace(' ', '-')}"
+    return plots.Figure(name, title, about, plots.lines(found, "layer", y, "model"))
+
+
+def _words(documents: Sequence[Document]) -> Any:
+    import altair as alt
+
+    found: list[plots.Record] = []
+    for document in documents:
+        likely = [r for r in records([document], "top probability") if r["rank"] == 0]
+        top = document["notes"]["top"]
+        labels = [f"{p['kind']} {p['index']}" for p in document["prompts"]]
+        for record in at_tokens([document], likely):
+            layer, position = record["layer"], record["position"]
+            row = top[labels.index(record["prompt"])]
+            texts = row[layer][position] if len(row) > layer else []
+            length = len(document["prompts"][labels.index(record["prompt"])]["pieces"])
+            if position >= length - PICTURED:
+                said = ", ".join(map(markup.visible, texts))
+                found.append(record | {"says": markup.visible(texts[0])[:9], "likeliest": said})
+        assert found, model_name(document)
+    base = alt.Chart(plots.data(found)).encode(
+        x=alt.X(
+            "place:O",
+            sort=alt.EncodingSortField("position"),
+            axis=alt.Axis(labelAngle=-60, title=None, labelLimit=90),
+        ),
+        y=alt.Y("layer:O", sort="descending"),
+        tooltip=[
+            "layer:O",
+            "token:N",
+            "likeliest:N",
+            alt.Tooltip("value:Q", title="probability", format=".3f"),
+        ],
+    )
+    cells = base.mark_rect().encode(
+        color=alt.Color(
+            "value:Q", title="probability", scale=alt.Scale(scheme="blues", domain=[0, 1])
+        )
+    )
+    texts = base.mark_text(fontSize=10).encode(
+        text="says:N",
+        color=alt.condition("datum.value > 0.5", alt.value("white"), alt.value("#1b2430")),
+    )
+    chart = alt.layer(cells, texts).properties(width=CELL * PICTURED, height=alt.Step(26))
+    return plots.chosen(chart, found, "model", "prompt")
+
+
+@lens(
+    name="logit",
+    title="The logit lens",
+    about="every layer's stream read as the output is, and token energy",
+    figures=draw,
+    order=2,
+)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Reads every layer of the prompts.
 
@@ -255,6 +358,3 @@ def _tables(checkpoint: Checkpoint, batch: Batch, found: Readings) -> list[dict[
             "rows": at_end,
         },
     ]
-
-
-LOGIT_LENS = Lens("logit", "every layer's stream read as the output is, and token energy", find)

@@ -5,14 +5,17 @@ python -m eval lens DIR --lens mixing --corpus stories.txt --out results
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.change import SHOWN, change_records, changes
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.documents import Document, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.maps import Map, maps_of
 from eval.lenses.named import Named
 from eval.lenses.profile import (
@@ -47,7 +50,51 @@ def figures_of(found: Map) -> dict[str, float]:
     }
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Maps, and how far they reach."""
+    maps = [r for r in records(documents, "maps") if r["reads"] <= r["position"]]
+    lags = records(documents, "by lag")
+    reach = [r for r in lags if r["sign"] == "absolute"]
+    pictures = plots.heat(
+        maps,
+        "reads",
+        "position",
+        "weight",
+        plots.DIVERGING,
+        sort_x="ascending",
+        sort_y="ascending",
+        size=(420, 420),
+    )
+    return [
+        plots.Figure(
+            "mixing-maps",
+            "Where does each position look?",
+            "Attention patterns on the first prompt, and the triangles of masked mixers: how much "
+            "a position takes of each before it.",
+            plots.chosen(pictures, maps, "model", "map"),
+        ),
+        plots.Figure(
+            "mixing-lags",
+            "How far back?",
+            "Mean size of the weight by distance, a line for each map.",
+            plots.by_model(plots.lines(reach, "lag", "mean weight", "map", ordered=True), reach),
+        ),
+    ]
+
+
+@lens(
+    name="mixing",
+    title="Where the mixers look",
+    about="where every layer looks, how far, and what training did to it",
+    figures=draw,
+    order=9,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Maps of every mixer on the prompts, how far they reach, and what training changed.
+
+    Raises:
+        RequestError: a prompt of one token, or a mixer whose maps are not known.
+    """
     batch = gather(checkpoint, request.prompts)
     shortest = int(batch.real.sum(dim=1).min())
     if shortest < 2:
@@ -102,6 +149,3 @@ def _pictures(
 
 def _single(weights: torch.Tensor) -> torch.Tensor:
     return (weights if weights.dim() == 2 else weights[0]).float()
-
-
-MIXING = Lens("mixing", "where every layer looks, how far, and what training did to it", _find)

@@ -9,6 +9,7 @@ masked mixer has such circuits too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.documents import Document, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.maps import mixers_of
 from eval.lenses.named import Named
 from eval.lenses.profile import effective_rank, participation
@@ -154,7 +157,47 @@ def _name(mixer: TokenMixer) -> str:
     return type(mixer).__name__.lower().removeprefix("wrapped")
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """Whether heads copy."""
+    import altair as alt
+
+    found = [r for r in records(documents, "ov") if r["measure"] in ("copying", "effective rank")]
+    chart = (
+        alt.Chart(plots.data(found))
+        .mark_bar()
+        .encode(
+            x=alt.X("head:N", sort=plots.options(found, "head"), axis=alt.Axis(labelAngle=-60)),
+            y=alt.Y("value:Q", title=None),
+            row=alt.Row("measure:N", title=None, sort=plots.options(found, "measure")),
+            tooltip=["head:N", "measure:N", alt.Tooltip("value:Q", format=".3f")],
+        )
+        .resolve_scale(y="independent")
+        .properties(width=620, height=140)
+    )
+    return [
+        plots.Figure(
+            "ov-heads",
+            "What do heads write for what they read?",
+            "Copying score of W_V W_O (1: all eigenvalues positive, it writes what it reads), and "
+            "its effective rank.",
+            plots.by_model(chart, found),
+        )
+    ]
+
+
+@lens(
+    name="ov",
+    title="What heads write",
+    about="what each head writes for what it reads: does it copy?",
+    figures=draw,
+    order=10,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """Eigenvalues and singular values of every head's W_V W_O.
+
+    Raises:
+        RequestError: a mixer without such a product.
+    """
     model = checkpoint.model
     layers = circuits(model)
     device = model.embedding.weight.device
@@ -193,6 +236,3 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
         figures=figures,
         notes={"width": layers[0].values.shape[-1], "mixer": layers[0].mixer},
     )
-
-
-OV = Lens("ov", "what each head writes for what it reads: does it copy?", _find)

@@ -5,14 +5,18 @@ python -m eval lens DIR --lens path --words " dog" " cat" --out results
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses import markup
+from eval.lenses.documents import Document, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.readout import readers
 from eval.lenses.trace import gather, trace
@@ -73,7 +77,59 @@ def toward(streams: Tensor, directions: Tensor) -> Tensor:
     return F.cosine_similarity(streams.float(), directions[None].float(), dim=-1)
 
 
-def _find(checkpoint: Checkpoint, request: Request) -> Finding:
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """The last position's way on the plane of two tokens."""
+    import altair as alt
+
+    found: list[plots.Record] = []
+    for document in documents:
+        steps: dict[tuple[str, int], plots.Record] = {}
+        for r in records([document], "path"):
+            step = {"model": r["model"], "prompt": r["prompt"], "layer": r["layer"]}
+            steps.setdefault((r["prompt"], r["layer"]), step)[r["measure"]] = r["value"]
+        found += [step | {"mark": str(step["layer"])} for step in steps.values()]
+        ends: dict[tuple[str, str], plots.Record] = {}
+        prompts = plots.options(records([document], "corners"), "prompt")
+        for r in records([document], "corners"):
+            pair = document["notes"]["pairs"][prompts.index(r["prompt"])]
+            name = markup.visible(pair[0 if r["token"] == "first" else 1])
+            end = {"model": r["model"], "prompt": r["prompt"], "end": name}
+            ends.setdefault((r["prompt"], r["token"]), end)[r["measure"]] = r["value"]
+        found += ends.values()
+    base = alt.Chart(plots.data(found)).encode(
+        x=alt.X("x:Q", title="along the first token"), y=alt.Y("y:Q", title="across it")
+    )
+    way = base.transform_filter("isValid(datum.layer)").encode(
+        order="layer:Q",
+        tooltip=["layer:O", alt.Tooltip("share:Q", title="share in the plane", format=".3f")],
+    )
+    corners = base.transform_filter("isValid(datum.end)").encode(tooltip=["end:N", "x:Q", "y:Q"])
+    chart = alt.layer(
+        way.mark_line(point=alt.OverlayMarkDef(size=50)),
+        way.mark_text(dy=-10).encode(text="mark:N"),
+        corners.mark_point(shape="diamond", size=120, filled=True, color="#b86e00"),
+        corners.mark_text(dy=16, fontWeight="bold").encode(text="end:N"),
+    ).properties(width=420, height=420)
+    return [
+        plots.Figure(
+            "path-plane",
+            "How does the last position get to its answer?",
+            "Its vector after each layer, on the plane of two tokens' output directions "
+            "(diamonds): the answer and the runner-up.",
+            plots.chosen(chart, found, "model", "prompt"),
+        )
+    ]
+
+
+@lens(
+    name="path",
+    title="The way to the answer",
+    about="a position's way through the layers, on the plane of two tokens",
+    figures=draw,
+    order=7,
+)
+def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    """The last position's stream of each prompt, on the plane of two tokens."""
     batch = gather(checkpoint, request.prompts)
     streams = trace(checkpoint.model, batch.tokens).streams
     rows = readers(checkpoint.model).float()
@@ -109,6 +165,3 @@ def _find(checkpoint: Checkpoint, request: Request) -> Finding:
         figures=figures,
         notes={"pairs": pairs},
     )
-
-
-PATH = Lens("path", "a position's way through the layers, on the plane of two tokens", _find)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.checkpoints import Checkpoint
 from eval.files import write_text
+from eval.lenses.documents import FOLDER
 from eval.lenses.lens import Finding, Lens, Request
 from eval.results import SCHEMA, Row, row_key
-
-FOLDER = "lenses"
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,6 @@ class Look:
             {"key": row_key(document["key"], _where(figure)), **common, **figure}
             for figure in document["figures"]
         ]
-
-
-def read_documents(directory: str | Path) -> Iterator[dict[str, Any]]:
-    """Every document of a results directory, in the order of their names."""
-    for path in sorted((Path(directory) / FOLDER).glob("*.json")):
-        yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def _finite(figure: dict[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses.contribution import contributions, split_parts
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.documents import Document, at_tokens, averaged, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.survival import survival
 from eval.lenses.trace import SUBLAYERS, Batch, Trace, gather, trace
@@ -68,6 +71,70 @@ def updates(traced: Trace) -> Updates:
     )
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """The figures, each over all checkpoints."""
+    alike = records(documents, "similarity")
+    norms = [r for r in records(documents, "norm") if r["position"] > 0]
+    shares = records(documents, "update share")
+    written = at_tokens(documents, records(documents, "contribution to the answer"))
+    squares = plots.heat(
+        alike,
+        "layer",
+        "other layer",
+        "cosine",
+        sort_x="ascending",
+        sort_y="descending",
+        size=(280, 280),
+    )
+    parts = plots.heat(
+        written, "place", "part", "logit", plots.DIVERGING, sort_y=plots.options(written, "part")
+    )
+    length = plots.lines(averaged(norms, "model", "layer"), "layer", "mean length", "model")
+    stays = records(documents, "share still there")
+    writes = plots.lines(stays, "layer", "share still there", "write", ordered=True)
+    return [
+        plots.Figure(
+            "residual-similarity",
+            "How alike are the streams of two layers?",
+            "Cosine similarity of a position's vector after one layer and after another, averaged "
+            "over positions and prompts.",
+            plots.by_model(squares, alike),
+        ),
+        plots.Figure(
+            "residual-updates",
+            "How much does each part add?",
+            "Length of what is added, as a share of the vector that it is added to.",
+            plots.by_model(plots.lines(shares, "layer", "share of the stream", "part"), shares),
+        ),
+        plots.Figure(
+            "residual-norm",
+            "How long are the vectors?",
+            "Length of the vectors by layer, averaged over positions but the first.",
+            length if norms else None,
+        ),
+        plots.Figure(
+            "residual-contributions",
+            "Which part writes the answer?",
+            "What each part adds directly to the logit of the model's own next token, above what "
+            "it adds to the mean logit, at each position; the parts sum to that logit.",
+            plots.chosen(parts, written, "model", "prompt"),
+        ),
+        plots.Figure(
+            "residual-survival",
+            "How long does what is written stay?",
+            "Share of each part's vector still found in later streams, along its own direction.",
+            plots.by_model(writes, stays),
+        ),
+    ]
+
+
+@lens(
+    name="residual",
+    title="The residual stream",
+    about="the stream by layer: likeness, updates, direct contributions",
+    figures=draw,
+    order=1,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Looks at the streams of the prompts.
@@ -184,6 +251,3 @@ def _look_at_survival(
                         "value": float(torch.stack(later).mean()),
                     }
                 )
-
-
-RESIDUAL = Lens("residual", "the stream by layer: likeness, updates, direct contributions", find)

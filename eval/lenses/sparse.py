@@ -6,21 +6,26 @@ fitted for each of a few layers, all of them in the same products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.lenses.documents import Document, figure_records
 from eval.lenses.features import (
     active_in_text,
+    draw,
     overlap_finding,
     retelling_tokens,
+    shared_words,
     token_sets,
 )
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.named import Named
 from eval.lenses.steering import spaced_layers
 from eval.lenses.stories import stories, whole_windows
@@ -161,6 +166,31 @@ def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     return summed.unflatten(0, (S, -1))
 
 
+def draw_quality(documents: Sequence[Document]) -> list[plots.Figure]:
+    """The same by an autoencoder's features, and how good it is."""
+    measured = figure_records(documents, "sparse explained", "sparse dead")
+    for record in measured:
+        record["share"] = "of variance explained" if "expl" in record["figure"] else "of dead units"
+    return [
+        *draw(documents),
+        plots.Figure(
+            "sparse-quality",
+            "How good is the autoencoder?",
+            "On text that it was not fitted on: the share of the stream's variance that it "
+            "explains, and of its features those that are never active.",
+            plots.by_model(plots.lines(measured, "layer", "share", "share"), measured),
+        ),
+    ]
+
+
+@lens(
+    name="sparse",
+    title="A sparse autoencoder's features",
+    about="features of a sparse autoencoder, and whether retold stories share them",
+    figures=draw_quality,
+    texts=shared_words,
+    order=15,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Fits autoencoders at several layers and compares built-in stories told twice by them.
@@ -205,8 +235,3 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         "tokens": int(streams[0, kept:, :, 0].numel()),
     }
     return Finding(found.arrays | arrays, figures + found.figures, notes)
-
-
-SPARSE = Lens(
-    "sparse", "features of a sparse autoencoder, and whether retold stories share them", find
-)

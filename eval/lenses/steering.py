@@ -11,18 +11,22 @@ follows in that attribute, and stays in the others.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor, nn
 
 from arch import LanguageModel, generate
+from eval import plots
 from eval.checkpoints import Checkpoint
+from eval.lenses import markup
 from eval.lenses.contrast import Story, attribute_words, contexts, require_words, story
 from eval.lenses.directions import PLACES, Directions, StoryBatch, batch_stories, learn
-from eval.lenses.lens import Finding, Lens, Request
+from eval.lenses.documents import Document, model_name, records
+from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.means import mean_record
 from eval.lenses.named import Named
 from eval.lenses.trace import blocks_of, streams_of
@@ -176,6 +180,40 @@ def spaced_layers(depth: int, most: int = LAYERS) -> list[int]:
     return [round(depth * (i + 1) / count) for i in range(count)]
 
 
+def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+    """What a direction changes, and what it leaves."""
+    found = [r for r in records(documents, "swap") if r["place"] == "word"]
+    chart = plots.lines(found, "layer", "change of log-odds, nats", "measured", "by")
+    return [
+        plots.Figure(
+            "steering-swap",
+            "Does a swapped feature change what is said, and only that?",
+            "One attribute's direction subtracted and another's added at the word: the swapped "
+            "part ought to follow, the others to stay; a random direction of equal length beside.",
+            plots.chosen(chart, found, "model", "attribute"),
+        )
+    ]
+
+
+def samples(documents: Sequence[Document]) -> list[Markup]:
+    """Text written by steered models."""
+    rows = [
+        (model_name(document), sample["swapped"], sample["text"])
+        for document in documents
+        for sample in document["notes"].get("samples", [])
+    ]
+    told = markup.table(("checkpoint", "swapped", "goes on with"), rows)
+    return [markup.folded("text written with features swapped", told)] if rows else []
+
+
+@lens(
+    name="steering",
+    title="Swapped features",
+    about="whether swapping a name, animal or mood inside changes what is said, and only it",
+    figures=draw,
+    texts=samples,
+    order=13,
+)
 @torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Swaps names, animals and moods in built-in stories, at several layers.
@@ -259,10 +297,3 @@ def samples(
         {"swapped": label, "prompt": told.text, "text": checkpoint.tokenizer.decode(row)}
         for label, row in zip(labels, texts.tolist(), strict=True)
     ]
-
-
-STEERING = Lens(
-    "steering",
-    "whether swapping a name, animal or mood inside changes what is said, and only it",
-    find,
-)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
-from eval.lenses.lens import Finding, Lens, Request
-from eval.lenses.logit_lens import WIDEST, look
+from eval.lenses.lens import Finding, Request, lens
+from eval.lenses.logit_lens import WIDEST, draw, look
 from eval.lenses.stories import Stories, stories, whole_windows
 from eval.lenses.trace import gather, trace
 
@@ -202,6 +202,13 @@ def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, St
     )
 
 
+@lens(
+    name="tuned",
+    title="The tuned lens",
+    about="the logit lens after an affine map of each layer, fitted",
+    figures=draw,
+    order=3,
+)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Fits the lens on stories and looks at the prompts through it.
 
@@ -234,6 +241,3 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         )
     finding.notes["learnt"] = fitted.learnt.tolist()
     return finding
-
-
-TUNED_LENS = Lens("tuned", "the logit lens after an affine map of each layer, fitted", find)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
 from eval.compare.evidence import own_rows
-from eval.report.charts import Figure
-from eval.report.lenses import causes, logit, mixers, residual, tokens
-from eval.report.lenses.frame import Document
+from eval.lenses.documents import Document
+from eval.lenses.lens import Lens, lenses
+from eval.plots import Figure
 from eval.results import Row
+from eval.retrieval import draw_retrieval
 
 
 @dataclass(frozen=True)
@@ -35,36 +36,10 @@ class Section:
     texts: list[Markup] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Drawer:
-    """How a lens's documents become a section."""
-
-    title: str
-    figures: Callable[[Sequence[Document]], list[Figure]]
-    texts: Callable[[Sequence[Document]], list[Markup]] = lambda documents: []
-
-
-DRAWERS = {
-    "residual": Drawer("The residual stream", residual.draw),
-    "logit": Drawer("The logit lens", logit.draw),
-    "tuned": Drawer("The tuned lens", logit.draw),
-    "geometry": Drawer("The tokens' vectors", tokens.draw_geometry, tokens.vector_tables),
-    "bigrams": Drawer("What follows what", tokens.draw_bigrams, tokens.successors),
-    "confidence": Drawer("Length, temperature, confidence", tokens.draw_confidence),
-    "path": Drawer("The way to the answer", tokens.draw_path),
-    "detokenisation": Drawer("Words of several tokens", tokens.draw_words, tokens.split_words),
-    "mixing": Drawer("Where the mixers look", mixers.draw_mixing),
-    "ov": Drawer("What heads write", mixers.draw_ov),
-    "attribution": Drawer("Attribution", causes.draw_attribution, causes.highlights),
-    "intervention": Drawer("Patching", causes.draw_intervention),
-    "steering": Drawer("Swapped features", causes.draw_steering, causes.samples),
-    "features": Drawer("Shared features", causes.draw_features, causes.shared_words),
-    "sparse": Drawer("A sparse autoencoder's features", causes.draw_sparse, causes.shared_words),
-}
-
-
 def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Section]:
-    """A section for each lens that has been looked through, in the order of `DRAWERS`.
+    """A section for each lens that has been looked through, in the order of `lenses`.
+
+    Of a lens that is not registered, which was a plug-in, it says that its file has to be given.
 
     Args:
         documents: what lenses found; of two of one lens and checkpoint the one asked last counts.
@@ -76,19 +51,28 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
     by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
     for document in documents:
         by_lens[document["lens"]][_weights(document)] = _named(document, names)
+    known = lenses()
     found = []
-    for name, drawer in DRAWERS.items():
+    for name in [*known, *(name for name in by_lens if name not in known)]:
         own = [document for _, document in sorted(by_lens[name].items())]
         if own:
             about = own[0]["about"]
             about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
-            drawn = [figure for figure in drawer.figures(own) if figure.chart is not None]
-            found.append(Section(name, drawer.title, about, drawn, drawer.texts(own)))
+            found.append(_section(name, about, own, known.get(name)))
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
-        drawn = causes.draw_retrieval([_named(row, names) for row in matched])
+        drawn = draw_retrieval([_named(row, names) for row in matched])
         found.append(Section("retrieval", "Retrieval", about, drawn))
     return found
+
+
+def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> Section:
+    if lens is None:
+        text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
+                      "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
+        return Section(name, name, about, [], [text])
+    drawn = [figure for figure in lens.figures(documents) if figure.chart is not None]
+    return Section(name, lens.title or name, about, drawn, lens.texts(documents))
 
 
 def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Document]:

@@ -10,10 +10,10 @@ from eval.compare.evidence import own_rows
 from eval.files import write_text
 from eval.inversion.fields import family, recoveries, weights
 from eval.inversion.verdicts import VERDICTS, join, question
+from eval.lenses.markup import STYLE
+from eval.plots import library, theme
 from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
-from eval.report.charts import library, theme
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
-from eval.report.highlight import STYLE
 from eval.results import Row
 
 LENSES_TITLE = "Inside a language model"
@@ -107,7 +107,7 @@ def write_page(path: str | Path, html: str) -> None:
 
 
 def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
-    """Sections of figures; what draws them takes a second to import, and is not always needed."""
+    """Sections of figures; altair takes a second to import, and is not always needed."""
     if not documents and not any(row.get("kind") == "retrieval" for row in rows):
         return []
     from eval.report.inside import sections

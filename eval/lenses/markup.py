@@ -1,4 +1,6 @@
-"""Tokens highlighted by their attribution: blue for, orange against, the numbers on hover.
+"""HTML that stands beside charts: small tables, tokens as they are, and tokens highlighted.
+
+Highlighted by their attribution: blue for, orange against, the numbers on hover.
 
     <section class="attribution"><h4>integrated gradients</h4><p>... <span>token</span> ...</p>
 
@@ -6,7 +8,8 @@ Blue and orange are told apart by every kind of colour blindness. Each token can
 keyboard and says its number there too. All colours are set by a style sheet that the page has once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -66,3 +69,36 @@ def _token(piece: str, score: float, largest: float) -> Markup:
     return Markup('<span tabindex="0" class="{}" title="{}" data-score="{}">{}</span>').format(
         style, f"{number} {piece!r}", number, escape(text)
     )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+    """A small table as HTML, every text in it escaped."""
+    head = Markup("").join(Markup("<th>{}</th>").format(column) for column in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(
+            Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row)
+        )
+        for row in rows
+    )
+    return Markup(
+        '<div class="scroll"><table class="plain"><thead><tr>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>"
+    ).format(head, body)
+
+
+def folded(summary: str, *content: Markup) -> Markup:
+    """What opens on a click, and in print."""
+    return Markup('<details class="print"><summary>{}</summary>{}</details>').format(
+        summary, Markup("").join(content)
+    )
+
+
+def codes(pieces: Iterable[str]) -> Markup:
+    """Tokens, each as it is."""
+    return Markup(" ").join(Markup("<code>{}</code>").format(visible(p)) for p in pieces)
+
+
+def visible(piece: str) -> str:
+    """A token whose spaces, ends of line and control characters can be seen."""
+    text = piece.replace(" ", "·").replace("\n", "⏎")
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text) or "∅"

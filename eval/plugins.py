@@ -1,0 +1,51 @@
+"""A user's own file of lenses or solvers: running it registers what it defines."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from eval.errors import RequestError
+
+
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """Declares `--plugin`."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a Python file of yours that registers more (docs/extending.md); may be given "
+        "several times. It is run as your own code, with all your rights: give only files that "
+        "you trust",
+    )
+
+
+def run_plugins(files: list[str]) -> None:
+    """Runs each file as a module of its own.
+
+    Raises:
+        RequestError: there is no such file, or it raises; the file's line is named.
+    """
+    for file in files:
+        path = Path(file)
+        if path.suffix != ".py" or not path.is_file():
+            raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
+        spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except RequestError as error:
+            raise RequestError(f"--plugin {file}: {error}") from error
+        except Exception as error:
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
+                     if Path(f.filename).resolve() == path.resolve()]  # fmt: skip
+            line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
+            raise RequestError(
+                f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
+            ) from error

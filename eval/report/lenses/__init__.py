@@ -1,1 +1,0 @@
-"""What each lens found, as figures: a module for each."""
