@@ -195,7 +195,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def samples(documents: Sequence[Document]) -> list[Markup]:
+def sample_table(documents: Sequence[Document]) -> list[Markup]:
     """Text written by steered models."""
     rows = [
         (model_name(document), sample["swapped"], sample["text"])
@@ -211,7 +211,7 @@ def samples(documents: Sequence[Document]) -> list[Markup]:
     title="Swapped features",
     about="whether swapping a name, animal or mood inside changes what is said, and only it",
     figures=draw,
-    texts=samples,
+    texts=sample_table,
     order=13,
 )
 @torch.no_grad()
