@@ -42,9 +42,15 @@ NOT_RECIPE = {
     "loader_workers", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
     "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
     "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
+    "tf32", "save_best", "early_stopping", "loggers",
 }  # fmt: skip
 """Settings of a run that seeds of one recipe need not share: paths, how often the run is saved and
 looked at, and how a device computes a step."""
+
+RECORDED: dict[str, Any] = {
+    "trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.profiler": None
+}  # fmt: skip
+"""Settings of earlier versions, which their models record; nobody can change them any more."""
 
 Facts = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
@@ -70,8 +76,12 @@ def recipe(
     training = {
         name: value
         for name, value in _flat(settings).items()
-        if name not in NOT_RECIPE and not name.startswith("model.")
+        if name not in NOT_RECIPE
+        and not name.startswith("model.")
+        and (name, value) != ("init_from", None)  # as in versions that had no such setting
     }
+    if settings:
+        training = RECORDED | training
     data = meta["data_sha256"] if "data_sha256" in meta else settings.get("data")
     return (_built(config) if config else {}) | training | {"data": data}
 

@@ -37,7 +37,7 @@ from scripts.baselines.llama import llama
 from scripts.baselines.loop import Inputs, Recipe, train
 from scripts.baselines.reference import ReferenceMixer
 from tokenizer import CorpusError, PackedData
-from train.errors import RunError
+from train.settings import RunError
 from train.windows import IGNORE, Windows
 
 KINDS = ("trainer-llama", "reference-flat", "reference-expanded", "reference-llama")

@@ -19,12 +19,12 @@ import lightning.pytorch.callbacks
 import torch._dynamo
 import torch.utils.data
 
-import train.cli
+import train.run
 from arch import load_model
 from train.__main__ import main
 from train.checkpoints import read_whole_checkpoint
 
-PRELOADED = (lightning.pytorch.callbacks, torch._dynamo, torch.utils.data, train.cli)
+PRELOADED = (lightning.pytorch.callbacks, torch._dynamo, torch.utils.data, train.run)
 
 TOUCHES = {
     "open", "os.mkdir", "os.chmod", "os.rename", "os.remove", "os.rmdir", "os.truncate",

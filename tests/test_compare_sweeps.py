@@ -15,7 +15,7 @@ from wandb.sdk.launch.sweeps.utils import (
 
 from scripts.sweep import SweepError, main, plan, read_sweep, trial_name
 from tests.train_cases import TINY, pack_toy
-from train.cli import _settings
+from train.cli import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "scripts" / "sweeps").glob("*.yaml"))
@@ -47,7 +47,7 @@ def test_files_say_what_wandb_and_training_know(file: Path) -> None:
     content = read_sweep(file)
     assert set(content) <= FIELDS
     assert content["metric"] == {"name": "val_bits_per_byte", "goal": "minimize"}
-    assert set(content["parameters"]) <= set(_settings())
+    assert set(content["parameters"]) <= set(settings())
     trials = [trial for trial, _ in zip(plan(content), range(100), strict=False)]
     assert 10 < len(trials) < 100
     varied = [n for n in trials[0] if len({str(t[n]) for t in trials}) > 1]

@@ -192,6 +192,17 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_p
         assert open_checkpoint(path).model_id in ids["b/flat-s0"]
 
 
+def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save: Make) -> None:
+    """Models of earlier versions record what nobody can change any more."""
+    old = {"benchmark": None, "detect_anomaly": False, "profiler": None, "deterministic": None}
+    recorded = save("a/flat-s0", loader_workers=2, cuda_graphs=False, trainer=old)
+    now = {"tf32": True, "loggers": ["csv"], "early_stopping": 3, "save_best": True}
+    later = save("b/flat-s1", **now, init_from=None, trainer={"deterministic": None})
+    tuned = save("c/flat-s1", **now, init_from="runs/flat", trainer={"deterministic": None})
+    ids = [open_checkpoint(path).model_id for path in (recorded, later, tuned)]
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_run_whose_config_is_not_yaml_is_one_line(save: Make) -> None:
     path = save("flat-s0")
     meta = json.loads((path / "meta.json").read_text())

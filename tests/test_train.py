@@ -19,7 +19,7 @@ from tests.train_cases import fit, pack_toy
 from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
-from train.recipes import recipes
+from train.cli import recipes
 
 
 @pytest.fixture(scope="module")

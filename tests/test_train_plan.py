@@ -17,9 +17,13 @@ from arch import ModelConfig
 from tests.train_cases import fit, pack_toy
 from train.__main__ import main
 from train.plan import memory
-from train.run import Recipe, build_trainer
+from train.run import build_trainer
 from train.rundir import RunDirectory
-from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+from train.settings import (
+    BatchSettings,
+    Recipe,
+    TrainerSettings,
+)
 
 SMALL = """--wandb disabled --trainer.accelerator cpu --model.vocab_size 400 --model.context 16
 --model.d_model 16 --model.n_layers 2 --batch.size 4 --trainer.max_steps 6 --save_steps [3]
@@ -29,6 +33,7 @@ CASES = [("flat", False), ("flat", True), ("attention(heads=4)", False)]
 
 MEASURE = """
 import os, resource, sys
+import torch
 from arch import LanguageModel, ModelConfig
 from train.module import LanguageModule
 from train.settings import OptimizerSettings, ScheduleSettings
@@ -72,12 +77,9 @@ def test_the_memory_is_what_a_process_takes(tmp_path: Path):
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=own)
     for (mixer, again), grown in zip(CASES, done.stdout.split(), strict=True):
         recipe = Recipe(
-            RunSettings(),
-            ModelConfig(400, 256, 256, 4, (mixer,)),
-            BatchSettings(16),
-            OptimizerSettings(),
-            ScheduleSettings(),
-            {"accelerator": "cpu", "devices": 1, "strategy": "auto", "max_steps": 9},
+            model=ModelConfig(400, 256, 256, 4, (mixer,)),
+            batch=BatchSettings(16),
+            trainer=TrainerSettings("cpu", max_steps=9),
         )
         trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
         needs = memory(recipe, trainer, 16, 1, again)
@@ -87,12 +89,9 @@ def test_the_memory_is_what_a_process_takes(tmp_path: Path):
 
 def test_both_mixed_precisions_need_alike(tmp_path: Path):
     recipe = Recipe(
-        RunSettings(),
-        ModelConfig(400, 64, 64, 2, ("flat",)),
-        BatchSettings(16),
-        OptimizerSettings(),
-        ScheduleSettings(),
-        {"accelerator": "cpu", "devices": 1, "strategy": "auto", "max_steps": 9},
+        model=ModelConfig(400, 64, 64, 2, ("flat",)),
+        batch=BatchSettings(16),
+        trainer=TrainerSettings("cpu", max_steps=9),
     )
     trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
     peaks = {}

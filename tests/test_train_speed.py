@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from arch import LanguageModel
 from arch.describe import describe
 from tests.train_cases import TINY, fit, pack_toy
-from train import loss, speed
+from train import module as training
+from train import speed
 from train.__main__ import main
-from train.loss import head_loss
-from train.module import LanguageModule
+from train.module import LanguageModule, head_loss
 from train.settings import OptimizerSettings, ScheduleSettings
 from train.windows import IGNORE
 
@@ -43,7 +43,7 @@ def case(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor
 def test_the_loss_and_its_gradients_are_those_of_torch(
     chunked: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(loss, "CHUNK", 4)
+    monkeypatch.setattr(training, "CHUNK", 4)
     hidden, weight, targets = case()
     ours = head_loss(hidden, weight, targets, chunked)
     expected = plain(hidden, weight, targets)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.errors import RunError
 from train.rundir import RunDirectory
+from train.settings import RunError
 from train.watch import Watch
 
 

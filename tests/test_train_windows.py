@@ -14,8 +14,7 @@ from tokenizer import PAD, PackedData
 from tokenizer.pack import Layout
 from train.__main__ import main
 from train.data import PackedDataModule, TrainBatches
-from train.errors import RunError
-from train.settings import BatchSettings
+from train.settings import BatchSettings, RunError
 from train.windows import IGNORE, Windows
 
 CONTEXT = 24

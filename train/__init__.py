@@ -2,5 +2,28 @@
 
     python -m train fit --config flat --data DIR --run runs/flat
 
+    from train import fit, read_recipe
+    fit(read_recipe("--config", "flat", "--data", "DIR", "--run", "runs/flat"))
+
 Imports `arch` and `tokenizer`, nothing else of this project.
 """
+
+from train.cli import read_recipe
+from train.settings import Recipe, RunError
+
+__all__ = ["Recipe", "RunError", "fit", "read_recipe"]
+
+
+def fit(recipe: Recipe) -> int | None:
+    """Trains as a recipe says, from the beginning or from a checkpoint to the last step.
+
+    Returns:
+        The signal that ended the run early, if one did.
+
+    Raises:
+        RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, or a loss that is
+            no number, in one line.
+    """
+    from train.run import Run  # Lightning takes seconds: not for --help
+
+    return Run(recipe).fit()

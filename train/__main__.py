@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from arch import ModelError
 from tokenizer import CorpusError
-from train.errors import RunError
-from train.recipes import find_recipe, recipes
+from train import fit
+from train.cli import COMMANDS, read_command, recipes
+from train.settings import RunError
 
 USAGE = """usage: python -m train [-h] {fit,plan,recipes} ...
 
@@ -40,28 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, line in recipes().items():
                 print(f"{name:12}  {line}")
             return 0
-        if words[0] not in ("fit", "plan"):
-            raise RunError(f"there is no command {words[0]!r}; allowed: fit, plan, recipes")
-        return _run(words)
+        if words[0] not in COMMANDS:
+            allowed = ", ".join([*COMMANDS, "recipes"])
+            raise RunError(f"there is no command {words[0]!r}; allowed: {allowed}")
+        recipe, options = read_command(words[0], words[1:])
+        if words[0] == "plan":
+            from train.plan import print_plan  # Lightning takes seconds: not for --help
+
+            print_plan(recipe, **options)
+            return 0
+        signal = fit(recipe)
+        return 0 if signal is None else 128 + signal
     except (RunError, ModelError, CorpusError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _run(words: list[str]) -> int:
-    for i, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in ("--config", "-c"):
-            if equals:
-                words[i] = f"{flag}={find_recipe(value)}"
-            elif i + 1 < len(words):
-                words[i + 1] = str(find_recipe(words[i + 1]))
-    from train.cli import (
-        TrainingCLI,
-    )  # takes seconds: only now that the recipe is known to be there
-
-    signal = TrainingCLI(words).signal
-    return 0 if signal is None else 128 + signal
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from arch import ModelConfig
 from arch.files import write_file
-from train.errors import RunError
-from train.settings import OptimizerSettings
+from train.settings import OptimizerSettings, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""

@@ -1,42 +1,48 @@
-"""The command line of `fit` and `plan`: LightningCLI's parser over this project's own sections.
+"""Recipes and the command line, in settings: jsonargparse over the sections of a recipe.
 
-The classes are fixed: nothing in a recipe names a class, and every flag has its section's prefix.
+Nothing in a recipe names a class, and every flag but those of the run has its section's prefix.
 """
 
 import dataclasses
 import difflib
-import inspect
 import re
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
-from jsonargparse import set_parsing_settings
-from lightning.pytorch import Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+import yaml
+from jsonargparse import ArgumentParser, set_parsing_settings
 
 from arch import ModelConfig
-from train.errors import RunError
-from train.plan import print_plan
-from train.run import Recipe, Run
-from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+from train.settings import (
+    BatchSettings,
+    OptimizerSettings,
+    Recipe,
+    RunError,
+    RunSettings,
+    ScheduleSettings,
+    TrainerSettings,
+)
 
-SECTIONS = {
+FOLDER = Path(__file__).parent / "configs"
+SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
     "batch": BatchSettings,
     "optimizer": OptimizerSettings,
     "schedule": ScheduleSettings,
+    "trainer": TrainerSettings,
 }
-TRAINER = (
-    "accelerator",
-    "strategy",
-    "devices",
-    "num_nodes",
-    "max_steps",
-    "deterministic",
-)
-"""Lightning's own settings that a recipe may change; the others follow from its sections."""
+COMMANDS = {
+    "fit": "Trains a model on packed data, into a run directory.",
+    "plan": "Prints the memory, time and disk that a run would need.",
+}
+REMOVED = {
+    "bf16_stream", "cuda_graphs", "loader_workers", "loss_chunks", "peak_flops",
+    "trainer.benchmark", "trainer.detect_anomaly", "trainer.profiler",
+}  # fmt: skip
+"""Settings of earlier versions, which the config.yaml of an old run still has."""
 
 
-class Parser(LightningArgumentParser):
+class Parser(ArgumentParser):
     """Reports what it cannot parse in one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -44,91 +50,115 @@ class Parser(LightningArgumentParser):
         raise RunError(_one_line(" ".join(message.split())))
 
 
-class Commands(Trainer):
-    """Where the parser finds the commands and the flags that they alone have."""
+def read_recipe(*words: str) -> Recipe:
+    """The recipe that the flags of `fit` describe, such as `--config flat --optimizer.lr 1e-3`.
 
-    def plan(self, measure: bool = True) -> None:
-        """Prints the memory, time and disk that a run would need.
-
-        Args:
-            measure: Whether a few steps are timed on this machine, for the estimate of the time.
-        """
+    Raises:
+        RunError, arch.ModelError: a flag, a file or a value is not allowed, in one line.
+    """
+    return read_command("fit", list(words))[0]
 
 
-class TrainingCLI(LightningCLI):
-    """`fit` and `plan`, and nothing else."""
+def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe that a command's flags describe, and those flags that are not a recipe's.
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.signal: int | None = None
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)
-        super().__init__(
-            args=arguments,
-            trainer_class=Commands,
-            parser_kwargs={
-                "prog": "python -m train",
-                "fit": {"description": "Trains a model on packed data, into a run directory."},
-            },
-            parser_class=Parser,
-            save_config_callback=None,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
+    Raises:
+        RunError, arch.ModelError: as for `read_recipe`.
+    """
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = Parser(prog=f"python -m train {command}", description=COMMANDS[command])
+    parser.add_argument(
+        "-c", "--config", action="config", help="a recipe's name, or a YAML file of settings"
+    )
+    parser.add_class_arguments(RunSettings, None, as_group=True)
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    if command == "plan":
+        parser.add_argument(
+            "--measure",
+            type=bool,
+            default=True,
+            help="whether a few steps are timed on this machine, for the estimate of the time",
         )
+    values = parser.parse_args(_with_paths(words))
+    settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
+    recipe = Recipe(
+        run=RunSettings(**settings),
+        **{name: section(**values[name].as_dict()) for name, section in SECTIONS.items()},
+    )
+    return recipe, {"measure": values["measure"]} if command == "plan" else {}
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The two; what `fit` passes to the trainer is not for the command line."""
-        return {"fit": set(inspect.signature(Trainer.fit).parameters) - {"self"}, "plan": set()}
 
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The flags without a prefix."""
-        parser.add_class_arguments(RunSettings, None, as_group=True)
+def recipes() -> dict[str, str]:
+    """Every recipe's name, and the first line of its opening comment."""
+    return {
+        path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        for path in sorted(FOLDER.glob("*.yaml"))
+    }
 
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """One group of flags per section."""
-        for name, section in SECTIONS.items():
-            parser.add_class_arguments(section, name)
-        others: set[str | int] = {*inspect.signature(Trainer.__init__).parameters}
-        parser.add_class_arguments(
-            Trainer,
-            "trainer",
-            fail_untyped=False,
-            instantiate=False,
-            skip=others - {"self", *TRAINER},
-        )
-        parser.set_defaults({"trainer.max_steps": 1000, "trainer.devices": 1})
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses what it is given; Lightning's own would warn that it is not sys.argv."""
-        self.config = parser.parse_args(args)  # pyright: ignore[reportArgumentType]
+def find_recipe(name: str) -> Path:
+    """A bare name means a recipe of the project, anything else a file.
 
-    def _set_seed(self) -> None:
-        """The run seeds itself, just before it draws the weights."""
+    Raises:
+        RunError: neither is there, or the file does not hold settings.
+    """
+    known = list(recipes())
+    if name in known:
+        return FOLDER / f"{name}.yaml"
+    if Path(name).is_file():
+        return _checked(Path(name))
+    near = difflib.get_close_matches(Path(name).stem, known, n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    raise RunError(
+        f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
+        "or give the path of a YAML file"
+    )
 
-    def instantiate_classes(self) -> None:
-        """Builds the run; it is checked, and nothing is written yet."""
-        self.config_init = self.config
-        values = self.config[self.config["subcommand"]]
-        settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
-        self.recipe = Recipe(
-            run=RunSettings(**settings),
-            trainer=values["trainer"].as_dict(),
-            **{name: section(**values[name].as_dict()) for name, section in SECTIONS.items()},
-        )
-        self.trainer = self.model = self.datamodule = None  # pyright: ignore
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it; Lightning's own would call the trainer's method of that name."""
-        if subcommand == "plan":
-            print_plan(self.recipe, self.config["plan"]["measure"])
-        else:
-            self.signal = Run(self.recipe).fit()
+def settings() -> list[str]:
+    """The names of all settings, as flags without their dashes."""
+    sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
+    return [
+        *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
+        "measure",
+    ]
+
+
+def _with_paths(words: list[str]) -> list[str]:
+    """The words, with the file of a recipe in the place of its name."""
+    words = list(words)
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config", "-c"):
+            if equals:
+                words[i] = f"{flag}={find_recipe(value)}"
+            elif i + 1 < len(words):
+                words[i + 1] = str(find_recipe(words[i + 1]))
+    return words
+
+
+def _checked(path: Path) -> Path:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"--config {path}: not YAML ({reason})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"--config {path}: holds no settings; see python -m train recipes for some")
+    return path
 
 
 def _one_line(message: str) -> str:
     """jsonargparse's message about a flag or a key of a recipe, in this project's words."""
-    if found := re.search(r"unrecognized arguments: -*([^\s=]+)|accept option '([^']+)'", message):
-        key = found[1] or found[2]
-        near = difflib.get_close_matches(key, _settings(), n=1)
+    unknown = (
+        r"unrecognized arguments: -*([^\s=]+)|(?:Group '(\S+)' does not )?accept option '(\S+)'"
+    )
+    if found := re.search(unknown, message):
+        key = found[1] or ".".join(filter(None, found.groups()[1:]))
+        if key in REMOVED:
+            return f"there is no setting --{key} any more; leave it out, also of a config.yaml"
+        near = difflib.get_close_matches(key, settings(), n=1)
         guess = f"did you mean --{near[0]}? " if near else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
     if found := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
@@ -145,12 +175,3 @@ def _one_line(message: str) -> str:
         kinds = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kinds)
         return f"--{key} is {value}; expected: {kinds.replace('NoneType', 'null')}"
     return message
-
-
-def _settings() -> list[str]:
-    sections = {"": RunSettings, **{f"{name}.": section for name, section in SECTIONS.items()}}
-    return [
-        *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
-        *(f"trainer.{name}" for name in TRAINER),
-        "measure",
-    ]

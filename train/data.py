@@ -8,8 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 
 from tokenizer import PackedData
-from train.errors import RunError
-from train.settings import BatchSettings
+from train.settings import BatchSettings, RunError
 from train.windows import IGNORE, Batch, Pair, Windows
 
 

@@ -26,8 +26,9 @@ from arch.describe import total_cost
 from tokenizer import PackedData
 from train.module import LanguageModule
 from train.progress import duration
-from train.run import Recipe, build_trainer, check_steps, open_data
+from train.run import build_trainer, open_data
 from train.rundir import RunDirectory
+from train.settings import Recipe
 from train.speed import compiles, peak_flops, prepare
 from train.windows import Batch, Windows
 
@@ -35,6 +36,7 @@ ASSUMED = 0.4
 """Share of a device's peak that training is taken to reach, where nothing is measured."""
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
+ENDLESS = 10**9
 PLACE = RunDirectory(Path(tempfile.gettempdir()))
 """Lightning asks for a directory; nothing is written there."""
 DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
@@ -74,7 +76,6 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
-    check_steps(recipe)
     trainer = build_trainer(recipe, PLACE, [])
     micro, parts = recipe.batch.split(trainer.world_size)
     data = None if recipe.run.data is None else open_data(recipe)
@@ -138,7 +139,9 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
 def measured(recipe: Recipe, micro: int) -> Speed:
     """Times a few real steps on random tokens: fewer at once on a CPU, where they would be slow."""
     devices = build_trainer(recipe, PLACE, []).world_size
-    alone = recipe.trainer | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_steps": -1}
+    alone = dataclasses.replace(
+        recipe.trainer, devices=1, num_nodes=1, strategy="auto", max_steps=ENDLESS
+    )
     timer = _Timer()
     trainer = build_trainer(dataclasses.replace(recipe, trainer=alone), PLACE, [timer])
     module = _module(recipe)
@@ -211,7 +214,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _module(recipe: Recipe) -> LanguageModule:
-    model, total = LanguageModel(recipe.model), recipe.trainer["max_steps"]
+    model, total = LanguageModel(recipe.model), recipe.trainer.max_steps
     return LanguageModule(model, recipe.optimizer, recipe.schedule, total)
 
 
@@ -226,7 +229,7 @@ def _model(recipe: Recipe) -> str:
 
 
 def _work(recipe: Recipe, data: PackedData | None) -> str:
-    steps, batch, context = recipe.trainer["max_steps"], recipe.batch.size, recipe.model.context
+    steps, batch, context = recipe.trainer.max_steps, recipe.batch.size, recipe.model.context
     with FakeTensorMode():
         flops = total_cost(LanguageModel(recipe.model)).training_flops
     tokens = steps * batch * context
@@ -241,7 +244,7 @@ def _work(recipe: Recipe, data: PackedData | None) -> str:
 
 
 def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
-    total = recipe.trainer["max_steps"]
+    total = recipe.trainer.max_steps
     training = duration(total * recipe.batch.size * recipe.model.context / speed.tokens)
     if data is None:
         return f"{training} of training; validations not counted: give --data"
@@ -254,7 +257,7 @@ def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
 
 
 def _disk(recipe: Recipe, needs: Memory) -> str:
-    models, kept = len(_saved(recipe, recipe.trainer["max_steps"])), recipe.run.keep_checkpoints
+    models, kept = len(_saved(recipe, recipe.trainer.max_steps)), recipe.run.keep_checkpoints
     checkpoint = needs.weights + needs.optimiser
     return (
         f"{size(models * needs.weights + (kept + 1) * checkpoint)}: {models} model directories of "

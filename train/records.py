@@ -2,12 +2,16 @@
 
 import json
 import os
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
 from arch.files import write_file
 from train.rundir import RunDirectory, read_rows
+from train.settings import RunError
 from train.tracking import Tracker
 
 
@@ -17,13 +21,20 @@ class Records:
     Args:
         directory: of the run.
         tracker: the run in W&B, if there is to be one.
+        loggers: Lightning's loggers that show the figures too: csv, tensorboard.
+
+    Raises:
+        RunError: a logger's package is not installed.
     """
 
-    def __init__(self, directory: RunDirectory, tracker: Tracker | None) -> None:
+    def __init__(
+        self, directory: RunDirectory, tracker: Tracker | None, loggers: Sequence[str] = ()
+    ) -> None:
         self._directory, self._tracker = directory, tracker
         self._metrics = directory.path / "metrics.jsonl"
         self._samples = directory.path / "samples.jsonl"
         self._files: dict[Path, FileIO] = {}
+        self._loggers = [_logger(kind, directory.path) for kind in loggers]
 
     def start(self, step: int | None) -> None:
         """Opens the records and drops what is about to happen again.
@@ -53,6 +64,10 @@ class Records:
             self._append(self._metrics, [row])
             if self._tracker is not None:
                 self._tracker.add(row)
+            figures = {k: v for k, v in row.items() if k != "step" and v is not None}
+            for logger in self._loggers:
+                logger.log_metrics(figures, row["step"])
+                logger.save()
 
     def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
         """Appends generated texts, each with its `prompt` and `text`."""
@@ -79,6 +94,8 @@ class Records:
         for file in self._files.values():
             file.close()
         self._files = {}
+        for logger in self._loggers:
+            logger.finalize("failed" if failed else "success")
         if self._tracker is not None:
             self._tracker.finish(failed)
 
@@ -89,6 +106,17 @@ class Records:
                 content = content[self._files[path].write(content) :]
         except OSError as error:
             raise self._directory.unsaved(path, error) from error
+
+
+def _logger(kind: str, path: Path) -> Logger:
+    """A logger that writes into `path/KIND/version_0` and so on, a version for each start."""
+    try:
+        return {"csv": CSVLogger, "tensorboard": TensorBoardLogger}[kind](path, name=kind)
+    except ModuleNotFoundError:
+        raise RunError(
+            f"--loggers {kind} needs a package that is not installed; pip install {kind}, or leave "
+            "it out"
+        ) from None
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -1,8 +1,63 @@
-"""Settings that may change when a run goes on."""
+"""How a run is stopped from outside, and what may change when it goes on."""
 
+import signal
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from train.module import ends_step
+
+
+class StopOnSignal(Callback):
+    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once,
+    whichever of them it is.
+
+    Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
+
+    Several devices stop after the same step: the first at which they agree, every `every` steps.
+    Asking at every step would have each of them wait for the others, and for its own work.
+
+    Comes before `Saving` among the callbacks.
+
+    Args:
+        every: steps between the lines of progress, at which a run waits for its devices anyway.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.received: int | None = None
+        self._every = every
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over, also from Lightning, which puts them back at the end."""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._note)
+        # Lightning's own question, before every batch, about a signal that is not its any more.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Stops every device after the same step."""
+        if not ends_step(trainer, batch_idx):
+            return
+        stop = self.received is not None
+        if trainer.world_size > 1:
+            if trainer.global_step % self._every:
+                return
+            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        trainer.should_stop = trainer.should_stop or stop
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class OwnSettings(Callback):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,40 +19,21 @@ from arch import LanguageModel, ModelConfig, count_parameters
 from tokenizer import PackedData
 from train.checkpoints import AtomicCheckpointIO
 from train.data import PackedDataModule
-from train.errors import RunError
+from train.initial import initialise
 from train.module import LanguageModule
 from train.progress import Progress
 from train.records import Records
-from train.resuming import OwnSettings
+from train.resuming import OwnSettings, StopOnSignal
 from train.rundir import RunDirectory
 from train.samples import Samples
-from train.saving import Saving
-from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+from train.saving import Saving, stalled
+from train.settings import Recipe, RunError
 from train.speed import prepare, utilisation_of
-from train.stopping import StopOnSignal
 from train.tracking import Tracker
 from train.watch import Watch
 
-STRATEGIES = ("auto", "ddp")
 MANY_WINDOWS = 2**22
 """Windows of a run above which earlier versions drew an epoch in another order."""
-
-
-@dataclass
-class Recipe:
-    """All that describes a run, in the sections of a YAML recipe."""
-
-    run: RunSettings
-    model: ModelConfig
-    batch: BatchSettings
-    optimizer: OptimizerSettings
-    schedule: ScheduleSettings
-    trainer: dict[str, Any]
-
-    def plain(self) -> dict[str, Any]:
-        """As a YAML recipe holds it."""
-        sections = dataclasses.asdict(self)
-        return json.loads(json.dumps({**sections.pop("run"), **sections}, default=str))
 
 
 class Run:
@@ -67,9 +47,8 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        settings, self.total = recipe.run, recipe.trainer["max_steps"]
+        settings, self.total = recipe.run, recipe.trainer.max_steps
         self.recipe = recipe
-        check_steps(recipe)
         _given("data", settings.data)
         run_path = _given("run", settings.run)
         data = open_data(recipe)
@@ -92,8 +71,12 @@ class Run:
             identity["order"] = "permutation"
         self.start = self.directory.start_from(resume, identity)
         seed_everything(settings.seed, verbose=False)
+        model = LanguageModel(recipe.model)
+        self._initial = None
+        if settings.init_from and not self.start.checkpoint:
+            self._initial = initialise(model, settings.init_from, data.tokenizer_json)
         self.module = LanguageModule(
-            LanguageModel(recipe.model),
+            model,
             recipe.optimizer,
             recipe.schedule,
             self.total,
@@ -101,7 +84,7 @@ class Run:
         tracker = None
         if settings.wandb != "disabled":
             tracker = Tracker(self.directory.path, settings, recipe.plain(), self._say)
-        self.records = Records(self.directory, tracker)
+        self.records = Records(self.directory, tracker, settings.loggers)
         self.progress = Progress(
             self.records,
             Watch(
@@ -147,13 +130,7 @@ class Run:
             RunError: the directory cannot be written, the disk is full, or the loss is no number.
         """
         start = self.start
-        if start.step > self.total or (
-            start.step == self.total and self.directory.validated(start.step)
-        ):
-            print(
-                f"{self.directory.path} is complete: {start.step} of {self.total} steps; "
-                "raise --trainer.max_steps to go on"
-            )
+        if self._complete():
             return None
         if self.main:
             self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
@@ -165,6 +142,8 @@ class Run:
                     f"{path.with_suffix('.unreadable').name}; going on from the one before"
                 )
         self.progress.say(self._describe())
+        if self._initial is not None:
+            self.progress.say(self._initial)
         try:
             with warnings.catch_warnings():
                 # Lightning's own use of torch, which nobody can mend here.
@@ -192,6 +171,19 @@ class Run:
             self.progress.say(f"stopped at step {step} and saved; go on with --resume auto")
         return self.stop.received
 
+    def _complete(self) -> bool:
+        """Whether the checkpoint is a finished run's; says so."""
+        step, path, settings = self.start.step, self.directory.path, self.recipe.run
+        if step > self.total or (step == self.total and self.directory.validated(step)):
+            advice = "raise --trainer.max_steps to go on"
+            print(f"{path} is complete: {step} of {self.total} steps; {advice}")
+            return True
+        if step and stalled(self.directory.validations(step), settings.early_stopping):
+            advice = "raise --early_stopping to go on"
+            print(f"{path} is complete: it stopped early, after {step} steps; {advice}")
+            return True
+        return False
+
     def _say(self, line: str) -> None:
         self.progress.say(line)
 
@@ -205,19 +197,6 @@ class Run:
             f"{epochs:.2f} epochs"
             + (f"; from step {self.start.step}, {path}" if (path := self.start.checkpoint) else "")
         )
-
-
-def check_steps(recipe: Recipe) -> None:
-    """Whether there are steps, and enough for the schedule.
-
-    Raises:
-        RunError: there are not.
-    """
-    total = recipe.trainer["max_steps"]
-    if total < 1:
-        raise RunError(f"--trainer.max_steps is {total}; it must be at least 1")
-    if recipe.schedule.decay == "wsd":
-        recipe.schedule.cooldown(total)
 
 
 def open_data(recipe: Recipe) -> PackedData:
@@ -239,18 +218,15 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
     Raises:
         RunError: a device that is not there, or the like.
     """
-    if recipe.trainer["strategy"] not in STRATEGIES:
-        name = recipe.trainer["strategy"]
-        raise RunError(f"--trainer.strategy is {name}; allowed: {', '.join(STRATEGIES)}")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    precision, gpu = recipe.run.precision, _on_gpu(recipe.trainer["accelerator"])
+    precision, gpu = recipe.run.precision, _on_gpu(recipe.trainer.accelerator)
     if precision == "auto":
         precision = _best_precision(gpu)
     if precision == "16-mixed" and not gpu:
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     try:
         return Trainer(
-            **recipe.trainer,
+            **dataclasses.asdict(recipe.trainer),
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,

@@ -5,6 +5,8 @@ metrics.jsonl   a row per line of progress and per validation
 samples.jsonl   what the model wrote while it was trained
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories
+best/           with --save_best true, the model directory of the lowest validation loss
+csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id
 .lock           held by the process that trains
 """
@@ -19,7 +21,7 @@ from typing import Any
 
 from arch.files import make_directory, sweep, write_file
 from train.checkpoints import Unreadable, check_identity, read_whole_checkpoint, step_of
-from train.errors import RunError
+from train.settings import RunError
 
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
 
@@ -115,6 +117,16 @@ class RunDirectory:
     def model(self, step: int) -> Path:
         """Where the model directory of a step goes."""
         return self.path / "models" / f"step-{step:06d}"
+
+    @property
+    def best(self) -> Path:
+        """Where the model directory of the lowest validation loss goes."""
+        return self.path / "best"
+
+    def validations(self, until: int) -> list[float]:
+        """The losses of the validations up to a step, in nats, oldest first."""
+        rows = read_rows(self.path / "metrics.jsonl")
+        return [row["val_loss"] for row in rows if "val_loss" in row and row["step"] <= until]
 
     def validated(self, step: int) -> bool:
         """Whether the validation of a step is on record."""

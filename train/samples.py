@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, generate
 from tokenizer import END_OF_TEXT
-from train.errors import RunError
+from train.settings import RunError
 
 LENGTH, TEMPERATURE = 48, 0.8
 

@@ -4,6 +4,7 @@ Whatever a step is worth saving for is on the disk before that step's validation
 validation that a run did not live to see is made up for when it goes on.
 """
 
+import math
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -156,16 +157,38 @@ class Saving(Callback):
         if model:
             self._save_model(trainer, module, meta | figures)
             self._records.add_model(self._directory.model(step), meta | figures)
+        earlier = self._validations(trainer, step - 1)
+        if self._settings.save_best and nats < min(earlier, default=math.inf):
+            self._save_model(trainer, module, meta | figures, self._directory.best)
         # Last, as this row says that the step is done with: see `RunDirectory.validated`.
         self._progress.report(
             {**meta, **figures},
             f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
             + (f"  -> {self._directory.model(step)}" if model else ""),
         )
+        patience = self._settings.early_stopping
+        if step < trainer.max_steps and stalled([*earlier, nats], patience):
+            self._progress.say(
+                f"step {step}  stopping early: {patience} validations without a lower loss than "
+                f"{min(earlier):.3f}"
+            )
+            self._save_model(trainer, module, meta | figures)
+            self._save_checkpoint(trainer, step)
+            trainer.should_stop = True
 
-    def _save_model(self, trainer: Trainer, module: LanguageModule, meta: dict[str, Any]) -> None:
+    def _validations(self, trainer: Trainer, until: int) -> list[float]:
+        """The losses so far, on every device."""
+        return trainer.strategy.broadcast(self._directory.validations(until))
+
+    def _save_model(
+        self,
+        trainer: Trainer,
+        module: LanguageModule,
+        meta: dict[str, Any],
+        path: Path | None = None,
+    ) -> None:
         if trainer.is_global_zero:
-            path = self._directory.model(meta["step"])
+            path = path or self._directory.model(meta["step"])
             try:
                 save_model(path, module.model, self._data.tokenizer_json, self._provenance | meta)
             except OSError as error:
@@ -182,6 +205,13 @@ class Saving(Callback):
             raise self._directory.unsaved(path, error) from error
         if trainer.is_global_zero:
             self._directory.prune(self._settings.keep_checkpoints)
+
+
+def stalled(losses: list[float], patience: int | None) -> bool:
+    """Whether none of the last `patience` validations has a lower loss than all before them."""
+    if patience is None or len(losses) <= patience:
+        return False
+    return min(losses[-patience:]) >= min(losses[:-patience])
 
 
 def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:

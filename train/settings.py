@@ -1,12 +1,19 @@
-"""Every setting of a run besides the model's own; the docstrings are what `--help` shows."""
+"""Every setting of a run; the docstrings are what `--help` shows."""
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from train.errors import RunError
+from arch import ModelConfig
 
+STRATEGIES = ("auto", "ddp")
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
+
+
+class RunError(ValueError):
+    """Bad input or a run gone wrong, in one line: what was seen, and how to mend it."""
 
 
 @dataclass
@@ -19,10 +26,15 @@ class RunSettings:
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"
     """never; auto (the run's last checkpoint, if there is one); or the path of a checkpoint."""
+    init_from: str | None = None
+    """Weights to start from: a model directory, or `hf:` and a Llama in transformers' layout (a
+    directory, or a name on the hub). What does not fit the model keeps its own initial weights."""
     seed: int = 0
     """Seed of the initial weights and of the order of the data."""
     precision: Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"] = "auto"
     """auto is bf16-mixed on a GPU that has it, else 32-true."""
+    tf32: bool = False
+    """Whether a GPU multiplies fp32 matrices in TF32: faster, with 10 bits of mantissa."""
     compile: bool | Literal["auto"] = "auto"
     """Whether the model and its loss are compiled, in place; auto: on a GPU and not on a CPU."""
     checkpoint_activations: bool = False
@@ -40,6 +52,10 @@ class RunSettings:
     """Steps between validations; every saved model is validated too."""
     validate_tokens: int | None = None
     """How much of the validation split is used, in tokens; all of it when not given."""
+    save_best: bool = False
+    """Whether the model with the lowest validation loss so far is kept in `RUN/best`."""
+    early_stopping: int | None = None
+    """Validations in a row without a lower loss than before after which the run ends."""
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
     log_every: int = 10
@@ -50,6 +66,8 @@ class RunSettings:
     looked at in the warm-up."""
     sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
     """How the texts begin that the model writes at every validation; [] writes none."""
+    loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
+    """Lightning's loggers that are given the figures too, into the run directory."""
     wandb: Literal["offline", "online", "disabled"] = "offline"
     """Weights & Biases: offline writes into the run directory and needs no account."""
     wandb_project: str = "remnant"
@@ -65,7 +83,7 @@ class RunSettings:
             raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
         for name in ("checkpoint_every", "validate_every", "log_every"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("save_every", "validate_tokens"):
+        for name in ("save_every", "validate_tokens", "early_stopping"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least("keep_checkpoints", self.keep_checkpoints, 2)
@@ -192,6 +210,57 @@ class ScheduleSettings:
                 "--schedule.decay_steps"
             )
         return steps
+
+
+@dataclass
+class TrainerSettings:
+    """What Lightning's `Trainer` is given."""
+
+    accelerator: str = "auto"
+    """Kind of device: auto, cpu, gpu, ..."""
+    strategy: str = "auto"
+    """ddp for several devices; auto chooses it there."""
+    devices: int | str | list[int] = 1
+    """How many devices on each machine, or which."""
+    num_nodes: int = 1
+    """How many machines."""
+    max_steps: int = 1000
+    """Optimiser steps in all."""
+    deterministic: bool | Literal["warn"] | None = None
+    """Whether only operations are used that give the same bits each time."""
+
+    def __post_init__(self) -> None:
+        """Checks the strategy and the steps."""
+        if self.strategy not in STRATEGIES:
+            allowed = ", ".join(STRATEGIES)
+            raise RunError(f"--trainer.strategy is {self.strategy}; allowed: {allowed}")
+        _at_least("trainer.max_steps", self.max_steps, 1)
+
+
+@dataclass
+class Recipe:
+    """All that describes a run, in the sections of a YAML recipe.
+
+    Raises:
+        RunError: there are too few steps for the schedule.
+    """
+
+    run: RunSettings = field(default_factory=RunSettings)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+    def __post_init__(self) -> None:
+        """Checks what several sections decide together."""
+        if self.schedule.decay == "wsd":
+            self.schedule.cooldown(self.trainer.max_steps)
+
+    def plain(self) -> dict[str, Any]:
+        """As a YAML recipe holds it."""
+        sections = dataclasses.asdict(self)
+        return json.loads(json.dumps({**sections.pop("run"), **sections}))
 
 
 def _at_least(name: str, value: float, least: int) -> None:

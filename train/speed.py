@@ -8,9 +8,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from arch.describe import total_cost
-from train.errors import RunError
 from train.module import LanguageModule
-from train.settings import RunSettings
+from train.settings import RunError, RunSettings
 
 PEAKS: dict[str, tuple[float, float]] = {
     "GH200": (989e12, 67e12),
@@ -53,8 +52,13 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
     Raises:
         RunError: the device cannot do what they say.
     """
+    device = trainer.strategy.root_device
+    if settings.tf32 and device.type != "cuda":
+        raise RunError(f"--tf32 true needs a GPU, and this run is on a {device.type}; leave it out")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
     module.model.checkpoint_activations = settings.checkpoint_activations
-    if compiles(settings, trainer.strategy.root_device):
+    if compiles(settings, device):
         module.compile_loss()
 
 
@@ -84,6 +88,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         if f" {part} " in f" {name.replace('-', ' ')} ":
             if precision.startswith(("bf16", "16")):
                 return bfloat16
+            if torch.get_float32_matmul_precision() != "highest":  # TF32 has half of bfloat16's
+                float32 = bfloat16 / 2
             return float32 if precision.startswith("32") else None
     return None
 

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from train.errors import RunError
 from train.rundir import RunDirectory
+from train.settings import RunError
 
 LEAST = 10
 """Steps that a jump lasts, at least: single batches may be odd."""

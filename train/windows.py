@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenizer import PAD, PackedData
-from train.errors import RunError
+from train.settings import RunError
 
 IGNORE = -100
 """Target of a position that is out of the loss."""

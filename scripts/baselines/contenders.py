@@ -56,8 +56,15 @@ def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
     from lightning.pytorch import Callback
 
     from train import run
-    from train.recipes import find_recipe
-    from train.settings import BatchSettings, OptimizerSettings, RunSettings, ScheduleSettings
+    from train.cli import find_recipe
+    from train.settings import (
+        BatchSettings,
+        OptimizerSettings,
+        Recipe,
+        RunSettings,
+        ScheduleSettings,
+        TrainerSettings,
+    )
 
     if not kernels:
         from arch.mixers import masked
@@ -85,13 +92,13 @@ def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
     accelerator = "gpu" if work.device == "cuda" else "cpu"
     place = {"accelerator": accelerator, "devices": 1, "strategy": "auto"}
     made = run.Run(
-        run.Recipe(
+        Recipe(
             RunSettings(**{**sections, **quiet}),
             work.model,
             BatchSettings(size=work.batch),
             OptimizerSettings(name="adamw", lr=1e-3),
             ScheduleSettings(**own["schedule"]),
-            {**own["trainer"], **place, "max_steps": ENDLESS},
+            TrainerSettings(**{**own["trainer"], **place, "max_steps": ENDLESS}),
         )
     )
 
