@@ -1,37 +1,34 @@
-"""Models: one contract, many token mixers. Imports nothing else of this project."""
+"""Models: one contract, many token mixers. Imports nothing else of this project.
 
-from arch.config import ModelConfig
-from arch.convert import export_transformers, import_reference, import_transformers
-from arch.describe import Cost, Description, describe
-from arch.directory import LoadedModel, check_model, load_model, save_model
-from arch.errors import ModelError
-from arch.files import write_directory
-from arch.generate import generate
-from arch.mixers import MIXERS, TokenMixer
-from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
-from arch.pretrained import load_pretrained
+Of its names, all that need torch are imported once the first of them is used: `--help` has no use
+for them.
+"""
 
-__all__ = [
-    "MIXERS",
-    "Block",
-    "Cost",
-    "Description",
-    "LanguageModel",
-    "LoadedModel",
-    "ModelConfig",
-    "ModelError",
-    "State",
-    "TokenMixer",
-    "check_model",
-    "count_parameters",
-    "describe",
-    "embedding_scale",
-    "export_transformers",
-    "generate",
-    "import_reference",
-    "import_transformers",
-    "load_model",
-    "load_pretrained",
-    "save_model",
-    "write_directory",
-]
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from arch.config import ModelConfig as ModelConfig
+from arch.errors import ModelError as ModelError
+
+if TYPE_CHECKING:
+    from arch.public import *  # noqa: F403
+
+
+class _Package(ModuleType):
+    """Keeps `arch.describe` and `arch.generate` from becoming the modules of these names."""
+
+    def __getattr__(self, name: str) -> Any:
+        public = import_module("arch.public")
+        if name not in public.__all__:
+            raise AttributeError(f"module 'arch' has no attribute {name!r}")
+        vars(self).update({each: getattr(public, each) for each in public.__all__})
+        return vars(self)[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("describe", "generate"):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arch.channel import parse_channel_mixer
 from arch.errors import ModelError, check_count
-from arch.mixers import parse_mixer
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,9 @@ class ModelConfig:
             check_count(name, getattr(self, name))
         if self.d_ff is not None:
             check_count("d_ff", self.d_ff)
+        from arch.channel import parse_channel_mixer  # they need torch, and --help does not
+        from arch.mixers import parse_mixer
+
         for entry in self.mixers:
             parse_mixer(_text("mixers", entry))
         parse_channel_mixer(_text("channel_mixer", self.channel_mixer))

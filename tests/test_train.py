@@ -180,9 +180,31 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]):
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(recipes())
 
 
-def test_first_help_does_not_wait_for_lightning():
-    code = (
-        "import sys, train.__main__ as m; m.main(['--help']); sys.exit('lightning' in sys.modules)"
-    )
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--help"], "python -m train fit --config"),
+        (["fit", "--help"], "--model.d_model D_MODEL"),
+        (["plan", "--help"], "--measure {true,false}"),
+        (["recipes"], "flat-small "),
+    ],
+)
+def test_help_waits_for_no_large_package(words: list[str], line: str):
+    code = f"""
+import sys, train.__main__ as m
+try:
+    m.main({words})
+except SystemExit as done:
+    assert not done.code
+print("loaded:", [n for n in ("torch", "lightning", "wandb", "datasets") if n in sys.modules])
+"""
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "python -m train fit --config" in shown.stdout
+    assert line in shown.stdout
+    assert shown.stdout.endswith("loaded: []\n")
+
+
+def test_names_of_arch_that_are_also_modules_are_the_functions():
+    code = "import arch.describe, arch.generate; from arch import describe, generate; "
+    code += "assert describe.__name__ == 'describe' and callable(generate); arch.nothing"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.stderr.strip().endswith("module 'arch' has no attribute 'nothing'")
