@@ -31,7 +31,7 @@ from eval.lenses.lens import lenses
 from eval.text import SETS
 from tests.golden import table
 from tests.golden.suite import SUITE
-from train.recipes import recipes
+from train.cli import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "tests" / "inventory.txt"
