@@ -1,5 +1,7 @@
 """The names of `arch`, all of them; they need torch."""
 
+# ruff: noqa: F401
+
 from arch.config import ModelConfig
 from arch.convert import export_transformers, import_reference, import_transformers
 from arch.describe import Cost, Description, describe
@@ -10,28 +12,3 @@ from arch.generate import generate
 from arch.mixers import MIXERS, TokenMixer
 from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
 from arch.pretrained import load_pretrained
-
-__all__ = [
-    "MIXERS",
-    "Block",
-    "Cost",
-    "Description",
-    "LanguageModel",
-    "LoadedModel",
-    "ModelConfig",
-    "ModelError",
-    "State",
-    "TokenMixer",
-    "check_model",
-    "count_parameters",
-    "describe",
-    "embedding_scale",
-    "export_transformers",
-    "generate",
-    "import_reference",
-    "import_transformers",
-    "load_model",
-    "load_pretrained",
-    "save_model",
-    "write_directory",
-]
