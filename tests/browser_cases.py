@@ -1,27 +1,46 @@
-"""A real browser for tests of pages; they are skipped where there is none."""
+"""A real browser for tests of pages: Playwright's own, or the system's.
+
+    python -m tests.browser_cases     # says which, or that there is none
+
+Tests of pages are skipped where there is none.
+"""
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+NONE = "no Chromium: neither Playwright's (playwright install chromium) nor the system's"
+
+
+def launch(playwright: Playwright) -> tuple[Browser, str] | None:
+    """The first headless Chromium that starts, and where it is; None if there is none."""
+    for path in (None, *filter(None, map(shutil.which, NAMES))):
+        try:
+            browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        except Error:
+            continue
+        return browser, path or playwright.chromium.executable_path
+    return None
 
 
 @contextmanager
 def opened(path: Path, scheme: str = "light") -> Iterator[tuple[Page, list[str]]]:
-    """A page in headless Chromium, without network, and what went wrong on it so far."""
+    """A page in headless Chromium, without network, and what went wrong on it so far.
+
+    The test that asks for it is skipped where there is no Chromium.
+    """
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+        started = launch(playwright)
+        if started is None:
+            pytest.skip(NONE)
+        browser, _ = started
         page = browser.new_page(color_scheme=scheme, viewport={"width": 1100, "height": 900})  # pyright: ignore
         wrong: list[str] = []
         page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
@@ -35,3 +54,19 @@ def opened(path: Path, scheme: str = "light") -> Iterator[tuple[Page, list[str]]
             yield page, wrong
         finally:
             browser.close()
+
+
+def main() -> int:
+    """Says in a line whether tests of pages run here; 1 where they do not."""
+    with sync_playwright() as playwright:
+        started = launch(playwright)
+        if started is None:
+            print(f"tests of pages are skipped: {NONE}")
+            return 1
+        started[0].close()
+        print(f"tests of pages run in {started[1]}")
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

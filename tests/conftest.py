@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, save_model
 from tokenizer import open_corpus, train_tokenizer
 
 VOCAB = 400
+
+settings.register_profile("remnant", deadline=None)  # a busy machine is no fault
+settings.load_profile("remnant")
 
 
 @pytest.fixture(autouse=True)

@@ -152,7 +152,7 @@ def mixed_shapes(draw_from):
     return entry, d_model, context, length, cut, draw_from(st.integers(1, 3))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(mixed_shapes())
 def test_any_shape_is_causal_and_continues(shapes):
     entry, d_model, context, length, cut, batch = shapes

@@ -18,7 +18,7 @@ from eval.plots import write_figures
 from eval.report.inside import sections
 from eval.report.page import render_page, write_page
 from eval.results import read_rows
-from tests.browser_cases import needs_browser, opened
+from tests.browser_cases import opened
 from tests.lens_cases import story_tokenizer
 from tests.report_cases import tick_labels
 
@@ -40,7 +40,24 @@ def document(step: int) -> dict[str, Any]:
     }
 
 
-@needs_browser
+MARKS = "all => all.map(mark => mark.ariaLabel)"
+"""What the marks of a figure say."""
+PAINTED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Waits until what was asked of the page is on the screen."""
+CHANGED = """([name, before]) => {
+    const marks = document.getElementById(name).querySelectorAll("[role=graphics-symbol]");
+    const now = [...marks].map(mark => mark.ariaLabel);
+    return now.length && JSON.stringify(now) != JSON.stringify(before);
+}"""
+"""Whether a figure has other marks than before."""
+OFFERED = """of => {
+    const menu = document.querySelector("#mixing-maps [name=chosen_map]");
+    const offered = [...menu.options].filter(option => !option.disabled);
+    return offered.length && offered.every(option => option.text.includes(of));
+}"""
+"""Whether the menu of maps offers those of one kind of mixer alone."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_draws_its_figures_without_network_or_error(tmp_path: Path, scheme: str):
     path = tmp_path / "page.html"
@@ -51,14 +68,14 @@ def test_the_page_draws_its_figures_without_network_or_error(tmp_path: Path, sch
         assert NASTY in (page.text_content("#lens-residual") or "")
         menu = page.locator("figure.chart select")
         assert menu.locator("option").all_text_contents()[1] == f"{NASTY} at 7"
-        before = page.locator("figure.chart .mark-rect.role-mark path").all()
-        shown = [mark.get_attribute("aria-label") for mark in before]
+        cells = page.locator("figure.chart .mark-rect.role-mark path")
+        assert cells.count() == 25
+        figure = page.locator("figure.chart")
+        before = figure.locator("[role=graphics-symbol]").evaluate_all(MARKS)
         menu.focus()
         page.keyboard.press("ArrowUp")
-        page.wait_for_timeout(300)
-        after = page.locator("figure.chart .mark-rect.role-mark path").all()
-        assert shown != [mark.get_attribute("aria-label") for mark in after]
-        assert len(before) == len(after) == 25
+        page.wait_for_function(CHANGED, arg=[figure.get_attribute("id"), before])
+        assert cells.count() == 25
         assert wrong == []
 
 
@@ -122,7 +139,6 @@ def browsed(page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
         yield page, wrong
 
 
-@needs_browser
 def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: Any) -> None:
     page, wrong = browsed
     sections = page.locator("section.lens").evaluate_all("all => all.map(s => s.id)")
@@ -137,28 +153,27 @@ def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: A
     assert wrong == []
 
 
-@needs_browser
 def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(browsed: Any) -> None:
     page, wrong = browsed
-    marks = "all => all.map(mark => mark.ariaLabel)"
     for figure in page.locator("figure.chart").all():
         name, drawn = figure.get_attribute("id"), figure.locator("[role=graphics-symbol]")
         for control in figure.locator("select, input[type=range]").all():
             slides = control.evaluate("c => c.type == 'range'")
             many = slides or control.locator("option:not([disabled])").count() > 1
-            before = drawn.evaluate_all(marks)
+            before = drawn.evaluate_all(MARKS)
             control.focus()
             for key in ("ArrowLeft",) if slides else ("Home", "End"):
                 page.keyboard.press(key)
-                page.wait_for_timeout(60)
-                assert drawn.evaluate_all(marks), f"{name}: nothing is shown after {key}"
                 if key != "End" and many:
-                    assert drawn.evaluate_all(marks) != before, f"{name}: nothing changed"
+                    page.wait_for_function(CHANGED, arg=[name, before])
+                page.evaluate(PAINTED)
+                assert drawn.evaluate_all(MARKS), f"{name}: nothing is shown after {key}"
     maps = page.locator("#mixing-maps")
     model, which = (maps.locator(f"[name=chosen_{field}]") for field in ("model", "map"))
     for chosen, of in (("a at 0", "attention"), (f"{NASTY} at 1", "flat")):
         model.select_option(label=chosen)
-        page.wait_for_timeout(100)
+        page.wait_for_function(OFFERED, arg=of)
+        page.evaluate(PAINTED)
         offered = which.locator("option:not([disabled])").all_text_contents()
         assert offered
         assert all(of in label for label in offered)
@@ -167,7 +182,6 @@ def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(bro
     assert wrong == []
 
 
-@needs_browser
 def test_texts_stay_texts_and_numbers_can_be_read(browsed: Any) -> None:
     page, _ = browsed
     text = page.text_content("main")
@@ -182,7 +196,6 @@ def test_texts_stay_texts_and_numbers_can_be_read(browsed: Any) -> None:
     assert token.get_attribute("tabindex") == "0"
 
 
-@needs_browser
 def test_on_a_narrow_screen_figures_scroll_by_themselves(browsed: Any) -> None:
     page, _ = browsed
     page.set_viewport_size({"width": 400, "height": 800})
