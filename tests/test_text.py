@@ -16,7 +16,7 @@ from eval.language import measure_loss
 from eval.text import HeldOutText, Use, held_out_text, inside_prompts, story_prompts
 from tests.train_cases import fit
 from tokenizer import open_corpus, pack, train_tokenizer
-from tokenizer.layout import Layout
+from tokenizer.pack import Layout
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("stories.txt", "stories.jsonl", "directory", "toy:1000", "packed")
@@ -134,9 +134,7 @@ def test_only_one_module_opens_corpora() -> None:
 # Packed data as a corpus.
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"shards": 40, "workers": 1}, {"layout": Layout("rows", 40, "left")}]
-)
+@pytest.mark.parametrize("settings", [{}, {"shards": 40}, {"layout": Layout("rows", 40, "left")}])
 @pytest.mark.parametrize("block", [1 << 20, 41])
 def test_packed_data_decodes_to_its_stories(
     settings: dict[str, Any],

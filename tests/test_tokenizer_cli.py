@@ -52,7 +52,7 @@ def test_pack_is_independent_of_the_number_of_workers(file: Path, tmp_path: Path
         out = str(tmp_path / workers)
         options = ["--tokenizer", str(file), "--out", out, "--workers", workers]
         result = run("pack", "toy:300", *options, check=True)
-        assert f"{out}/train.bin: 300 stories, " in result.stdout
+        assert f"{out}/train: 300 stories, " in result.stdout
         assert result.stderr == ""
     one, two = (PackedData(tmp_path / workers) for workers in "12")
     assert one.hash == two.hash

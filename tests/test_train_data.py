@@ -78,8 +78,8 @@ def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_data_that_vanishes_ends_the_stream_in_one_line(small_tokenizer: Tokenizer, tmp_path: Path):
     data = pack_toy(small_tokenizer, tmp_path / "toy", 4)
     windows = Windows(data, "train", CONTEXT)
-    (data.path / "train.bin").unlink()
-    with pytest.raises(CorpusError, match=r"^\S+train\.bin: 0 bytes, \d+ expected .*again$"):
+    (data.path / "train-00000.bin").unlink()
+    with pytest.raises(CorpusError, match=r"^\S+train-00000\.bin: 0 bytes, \d+ expected .*again$"):
         next(iter(TrainBatches(windows, 0, BatchSettings(2))))
 
 

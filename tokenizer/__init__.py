@@ -3,10 +3,16 @@
 python -m tokenizer train | pack | check | inspect | sample
 """
 
-from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash, train_tokenizer
+from tokenizer.bpe import (
+    END_OF_TEXT,
+    PAD,
+    CorpusError,
+    load_tokenizer,
+    tokenizer_hash,
+    train_tokenizer,
+)
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import PackedData
-from tokenizer.errors import CorpusError
 from tokenizer.pack import VALID_FRACTION, pack
 
 __all__ = [

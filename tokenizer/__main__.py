@@ -15,18 +15,17 @@ from pathlib import Path
 from tokenizer.bpe import (
     END_OF_TEXT,
     VOCAB_SIZE,
+    CorpusError,
     load_tokenizer,
     tokenizer_hash,
     train_tokenizer,
 )
 from tokenizer.corpus import open_corpus
 from tokenizer.data import PackedData
-from tokenizer.errors import CorpusError
 from tokenizer.files import whole_file
-from tokenizer.pack import VALID_FRACTION, Layout, pack
+from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack, shards_kept
 from tokenizer.progress import Progress
 from tokenizer.report import describe, split_text
-from tokenizer.shards import shards_kept
 from tokenizer.splits import SPLITS
 from tokenizer.toy import toy_stories
 
@@ -50,9 +49,9 @@ PACK = """\
   python -m tokenizer pack stories.txt --tokenizer tokenizer.json --out data --valid-fraction 0.1
   python -m tokenizer pack toy --tokenizer tokenizer.json --out rows --layout rows --context 512
 
-a corpus larger than memory, or than the disk has room for twice; start it again to go on:
-  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --shards 100000000 \
-      --valid-fraction 0.001 --tokenizer tokenizer.json --out fineweb
+a corpus larger than memory; the same command continues it after an interruption:
+  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \
+      --tokenizer tokenizer.json --out fineweb
 """
 CHECK = """\
   python -m tokenizer check data
@@ -100,8 +99,8 @@ def _pack(options: argparse.Namespace) -> None:
     if options.workers is not None:
         _at_least_one("--workers", options.workers)
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
-    if options.shards is not None and (kept := shards_kept(options.out)):
-        print(f"{options.out}: {kept} whole shards are there; going on after them", file=sys.stderr)
+    if kept := shards_kept(options.out):
+        print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
     progress = Progress()
     data = pack(
         options.source,
@@ -113,21 +112,15 @@ def _pack(options: argparse.Namespace) -> None:
         field=options.field,
         force=options.force,
         shards=options.shards,
-        workers=options.workers,
         report=lambda corpus, done: progress(corpus.split, done, corpus.expected),
     )
     progress.close()
     for split in SPLITS:
         counts = data.meta["splits"][split]
         print(
-            f"{data.path / split}{_files(data, split)}: {counts['stories']:,} stories,"
-            f" {counts['tokens']:,} tokens, {data.bytes_per_token(split):.3f} bytes per token"
+            f"{data.path / split}: {counts['stories']:,} stories, {counts['tokens']:,} tokens,"
+            f" {data.bytes_per_token(split):.3f} bytes per token, {len(counts['shards']):,} files"
         )
-
-
-def _files(data: PackedData, split: str) -> str:
-    number = len(data.shards(split))
-    return f"-*.bin ({number:,} shards)" if "shards" in data.meta["splits"][split] else ".bin"
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -135,7 +128,7 @@ def _check(options: argparse.Namespace) -> None:
     for split in SPLITS:
         shards = data.shards(split)
         for done, shard in enumerate(shards, 1):
-            data.verify(split, shard)
+            shard.verify()
             progress(split, done, partial(len, shards))
     progress.close()
     number = sum(len(data.shards(split)) for split in SPLITS)
@@ -208,14 +201,9 @@ def _parser() -> argparse.ArgumentParser:
         help="share set aside for validation if the source sets none aside itself (%(default)s)",
     )
     packing.add_argument(
-        "--shards",
-        type=int,
-        metavar="N",
-        help="files of about N tokens, streamed from the source; resumes (one file a split)",
+        "--shards", type=int, default=SHARD, metavar="N", help="tokens in a file (%(default)s)"
     )
-    packing.add_argument(
-        "--workers", type=int, metavar="N", help="processes, without --shards threads (all cores)"
-    )
+    packing.add_argument("--workers", type=int, metavar="N", help="threads (all cores)")
     packing.add_argument("--force", action="store_true", help="replace packed data that is there")
     _add_reading(packing)
 

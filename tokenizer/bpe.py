@@ -13,12 +13,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from tokenizer.errors import CorpusError
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -27,6 +25,11 @@ VOCAB_SIZE = 4096
 SMALLEST = len(SPECIAL) + 256
 LARGEST = 2**16  # what a uint16 can name
 BATCH = 1024  # stories encoded at a time
+LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are books
+
+
+class CorpusError(ValueError):
+    """Bad input, in one line: what was given, what is allowed, and the fix."""
 
 
 def train_tokenizer(stories: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
@@ -80,14 +83,39 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def encode_stories(tokenizer: Tokenizer, stories: Iterable[str]) -> Iterator[list[list[int]]]:
-    """Yield the ids of the stories, batch by batch, in their order; all cores work on a batch."""
+    """Yield the ids of the stories, batch by batch, in their order.
+
+    All cores work on a batch, and encode it while the caller works on the batch before.
+    """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    waiting = iter(stories)
-    while batch := list(islice(waiting, BATCH)):
+
+    def encode(batch: list[str]) -> list[list[int]]:
         encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        yield [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
+
+    waiting: Future[list[list[int]]] | None = None
+    with ThreadPoolExecutor(1) as thread:
+        for batch in _batches(stories):
+            future = thread.submit(encode, batch)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = future
+        if waiting is not None:
+            yield waiting.result()
+
+
+def _batches(stories: Iterable[str]) -> Iterator[list[str]]:
+    batch, letters = [], 0
+    for story in stories:
+        batch.append(story)
+        letters += len(story)
+        if len(batch) == BATCH or letters > LETTERS:
+            yield batch
+            batch, letters = [], 0
+    if batch:
+        yield batch
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -22,9 +22,8 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from tokenizer.bpe import END_OF_TEXT
+from tokenizer.bpe import END_OF_TEXT, CorpusError
 from tokenizer.data import PackedData
-from tokenizer.errors import CorpusError
 from tokenizer.readers import READERS, count_hub, count_texts, load_hub, read_hub
 from tokenizer.splits import SPLITS, digest, held_out
 from tokenizer.toy import toy_stories

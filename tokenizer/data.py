@@ -1,32 +1,146 @@
 """The packed data directory, as training and evaluation read it.
 
 tokenizer.json   the tokenizer that made it
-train.bin        token ids, uint16 little endian: one long line (packed) or rows
-valid.bin
-meta.json        layout, counts and hashes
+train-00000.bin  token ids, uint16 little endian: one long line (packed) or rows; whole stories
+train-00001.bin  as many files as the corpus fills, each mapped into memory when it is first read
+valid-00000.bin
+meta.json        layout; counts and hashes of each split, and of each of its files under `shards`
 
-A corpus that is larger than memory stands in many files instead: train-00000.bin, ... Each holds
-whole stories; meta.json lists them, with their counts and hashes, under `shards`.
+Directories of the first version have one file a split, `train.bin`, and no `shards`; they are read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from tokenizer.bpe import END_OF_TEXT, PAD, load_tokenizer, tokenizer_hash
-from tokenizer.errors import CorpusError
-from tokenizer.line import DTYPE, Shard, TokenLine
+from tokenizer.bpe import END_OF_TEXT, PAD, CorpusError, load_tokenizer, tokenizer_hash
 from tokenizer.splits import SPLITS
 
 SCHEMA = 1
 BLOCK = 1 << 20
+DTYPE = np.dtype("<u2")
+MAPPED = 256  # files mapped at a time: each holds a file handle, of which there are often 1024
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a split.
+
+    Attributes:
+        path: Where it is.
+        tokens: How many ids it holds, padding included.
+        sha256: Of its content (hex).
+    """
+
+    path: Path
+    tokens: int
+    sha256: str
+
+    def check(self) -> None:
+        """Compare the size of the file with what was written.
+
+        Raises:
+            CorpusError: It is missing, unreadable or of another size.
+        """
+        expected = DTYPE.itemsize * self.tokens
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+        except FileNotFoundError:
+            size = 0
+        except OSError as error:
+            raise CorpusError(
+                f"{self.path}: cannot be read ({error.strerror}); mend that, or pack the data again"
+            ) from error
+        if size != expected:
+            raise CorpusError(
+                f"{self.path}: {size} bytes, {expected} expected (incomplete copy?); "
+                "copy it again, or pack the data again"
+            )
+
+    def verify(self) -> None:
+        """Compare what the file holds with the hash it was written with.
+
+        Raises:
+            CorpusError: They differ.
+        """
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            for block in iter(lambda: file.read(BLOCK), b""):
+                digest.update(block)
+        if digest.hexdigest() != self.sha256:
+            raise CorpusError(
+                f"{self.path}: altered, its sha256 is {digest.hexdigest()[:12]},"
+                f" {self.sha256[:12]} was written; copy it again, or pack the data again"
+            )
+
+
+class TokenLine:
+    """Token ids, uint16, numbered from 0 over all shards of a split.
+
+    A stretch that crosses the edge of a shard is put together from its parts, so that what is read
+    does not depend on how the line was divided.
+
+    Args:
+        shards: The files, in their order.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = list(shards)
+        self._ends = np.cumsum([shard.tokens for shard in self.shards], dtype=np.int64)
+        self._mapped: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_mapped": OrderedDict()}  # a copy maps the files itself
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens `start` to `stop`: `(stop - start,)`, a view where one file holds them.
+
+        Raises:
+            CorpusError: A file cannot be read, or is not what was written.
+        """
+        stop = min(stop, len(self))
+        parts = []
+        number = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            before = int(self._ends[number]) - self.shards[number].tokens
+            part = self._map(number)[start - before : stop - before]
+            parts.append(part)
+            start += len(part)
+            number += 1
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, DTYPE), *parts])
+
+    def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """Return the stretches of `width` tokens that begin at `starts`: `(len(starts), width)`."""
+        windows = np.empty((len(starts), width), DTYPE)
+        for window, start in zip(windows, starts.tolist(), strict=True):
+            window[:] = self.read(start, start + width)
+        return windows
+
+    def _map(self, number: int) -> np.ndarray:
+        if number in self._mapped:
+            self._mapped.move_to_end(number)
+            return self._mapped[number]
+        shard = self.shards[number]
+        shard.check()
+        # A plain view: slicing a memmap itself is several times slower.
+        mapped = np.memmap(shard.path, dtype=DTYPE, mode="r", shape=(shard.tokens,))
+        self._mapped[number] = tokens = mapped.view(np.ndarray)
+        if len(self._mapped) > MAPPED:
+            self._mapped.popitem(last=False)
+        return tokens
 
 
 class PackedData:
@@ -61,13 +175,15 @@ class PackedData:
         self.hash = hashlib.sha256(hashes.encode()).hexdigest()
 
     def shards(self, split: str) -> list[Shard]:
-        """Return the files of a split, in their order; mostly it is one."""
-        counts = self.meta["splits"][split]
-        if "shards" not in counts:
-            return [Shard(self.path / f"{split}.bin", self._size(counts))]
+        """Return the files of a split, in their order."""
+        width = self._width()
         return [
-            Shard(self.path / shard["file"], self._size(shard), index)
-            for index, shard in enumerate(counts["shards"])
+            Shard(
+                self.path / shard["file"],
+                shard["rows" if width > 1 else "tokens"] * width,
+                shard["sha256"],
+            )
+            for shard in self.meta["splits"][split]["shards"]
         ]
 
     def line(self, split: str) -> TokenLine:
@@ -84,10 +200,9 @@ class PackedData:
             split: `train` or `valid`.
             limit: Stop after so many tokens, or rows.
         """
-        width = self.meta["context"] if self.meta["layout"] == "rows" else 1
-        line = self.line(split)
+        width, line = self._width(), self.line(split)
         tokens = line.read(0, len(line) if limit is None else limit * width)
-        return tokens.reshape(-1, width) if self.meta["layout"] == "rows" else tokens
+        return tokens.reshape(-1, width) if width > 1 else tokens
 
     def stories(self, split: str) -> Iterator[str]:
         """Yield the stories of a split as they were packed; of a row that was cut, what it holds.
@@ -100,12 +215,11 @@ class PackedData:
         """
         tokenizer = Tokenizer.from_str(self.tokenizer_json)
         end, pad = (tokenizer.token_to_id(special) for special in (END_OF_TEXT, PAD))
-        line, rows = self.line(split), self.meta["layout"] == "rows"
-        width = self.meta["context"] if rows else 1
+        line, width = self.line(split), self._width()
         pending = np.empty(0, DTYPE)
         for start in range(0, len(line), BLOCK // width * width):
             tokens = line.read(start, start + BLOCK // width * width)
-            if rows:
+            if width > 1:
                 whole = list(tokens.reshape(-1, width))
             else:
                 tokens = np.concatenate([pending, tokens])
@@ -118,33 +232,14 @@ class PackedData:
         """Say whether a directory has the two small files of packed data; nothing is read."""
         return all((Path(directory) / name).is_file() for name in ("meta.json", "tokenizer.json"))
 
-    def verify(self, split: str, shard: Shard) -> None:
-        """Compare what a file holds with the hash it was written with.
-
-        Raises:
-            CorpusError: They differ.
-        """
-        counts = self.meta["splits"][split]
-        expected = (counts if shard.index is None else counts["shards"][shard.index])["sha256"]
-        digest = hashlib.sha256()
-        with shard.path.open("rb") as file:
-            for block in iter(lambda: file.read(BLOCK), b""):
-                digest.update(block)
-        if digest.hexdigest() != expected:
-            raise CorpusError(
-                f"{shard}: altered, its sha256 is {digest.hexdigest()[:12]}, {expected[:12]} was "
-                "written; copy it again, or pack the data again"
-            )
-
     def bytes_per_token(self, split: str) -> float:
         """UTF-8 bytes of the stories per token, end-of-text counted as a token, pads not."""
         counts = self.meta["splits"][split]
         return counts["bytes"] / counts["tokens"]
 
-    def _size(self, counts: dict[str, Any]) -> int:
-        """Return how many ids a file holds, pads included."""
-        rows = self.meta["layout"] == "rows"
-        return counts["rows"] * self.meta["context"] if rows else counts["tokens"]
+    def _width(self) -> int:
+        """Return the length of a row; 1 when packed."""
+        return self.meta["context"] if self.meta["layout"] == "rows" else 1
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:
@@ -162,4 +257,6 @@ def _read_meta(directory: Path) -> dict[str, Any]:
         raise CorpusError(f"{directory}: not a directory of packed data (no splits in meta.json)")
     if meta.get("schema") != SCHEMA:
         raise CorpusError(f"{file}: schema {meta.get('schema')}, known is {SCHEMA}; pack again")
+    for split, counts in meta["splits"].items():
+        counts.setdefault("shards", [counts | {"file": f"{split}.bin"}])
     return meta

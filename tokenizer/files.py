@@ -1,25 +1,25 @@
-"""Files and directories that are whole or not there.
+"""Files and directories that are complete or not there.
 
-Both are written under a temporary name beside their place, forced to disk, then renamed. They are
-entered before the work starts, so that a place that cannot be written is found out at once.
-
-A directory that replaces another takes two renames: for the moment between them the old one is
-called `.NAME.old`. What a process that was killed leaves, `recover` puts right.
+Both are written under another name beside their place, forced to disk, then renamed. They are
+entered before the work starts, so that a place that cannot be written is reported at once.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import glob
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tokenizer.errors import CorpusError
+from tokenizer.bpe import CorpusError
+
+REQUEST = "request.json"
 
 
 @contextmanager
@@ -31,13 +31,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise CorpusError(f"--out {path}: is a directory; give the name of a file")
-    with no_place(path):
+    with _place(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
     temporary = Path(name)
     try:
-        with no_space(path):
+        with _space(path):
             yield temporary
             temporary.chmod(0o644)
             sync(temporary)
@@ -47,75 +47,125 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def whole_directory(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Yield an empty temporary directory; when the block ends without an error, it becomes `path`.
+class Partial:
+    """The directory `.NAME.partial` of packed data that is not complete; locked while entered.
+
+    It stays after an error if a complete shard is in it. A directory that it replaces takes two
+    renames: between them the old one is called `.NAME.old`, and a packing that is killed there
+    leaves it to the next one, which gives it its name back.
 
     Args:
-        path: Where the directory goes.
-        replace: Whether a directory that is there gives way, once the new one is complete.
-
-    Raises:
-        CorpusError: The place cannot be written, or its disk is full.
+        out: Where the complete directory goes.
+        force: Whether packed data that is there, or what another packing left, is replaced.
     """
-    with no_place(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        name = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with no_space(path), _locked(temporary):
-            yield temporary
-            commit_directory(temporary, path, replace)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
+    def __init__(self, out: Path, force: bool = False) -> None:
+        self.out, self._force = out, force
+        self.path = out.with_name(f".{out.name}.partial")
+        self._old = out.with_name(f".{out.name}.old")
 
-def commit_directory(temporary: Path, path: Path, replace: bool = False) -> None:
-    """Force a directory of files to disk, and give it its name; the last step of writing it.
+    def __enter__(self) -> Partial:
+        """Make the directory, or take the one that an interrupted packing left.
 
-    Args:
-        temporary: The directory, beside its place.
-        path: Its place.
-        replace: Whether a directory that is there gives way.
-    """
-    old = path.with_name(f".{path.name}.old")
-    temporary.chmod(0o755)
-    for file in temporary.iterdir():
-        sync(file)
-    sync(temporary)
-    if not (replace and path.exists()):
-        temporary.rename(path)
-        sync(path.parent)
-        return
-    with _locked(path):
+        Raises:
+            CorpusError: The place cannot be written, is taken, or another packing is writing it.
+        """
+        with _place(self.out):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY)
         try:
-            path.rename(old)
-            temporary.rename(path)
-            sync(path.parent)
-        finally:
-            if old.exists() and not path.exists():
-                old.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CorpusError(
+                    f"--out {self.out}: another packing is writing it; wait for it, or choose"
+                    " another"
+                ) from None
+            if self._old.exists() and not self.out.exists():
+                self._old.rename(self.out)
+            self._check_free()
+        except CorpusError:
+            self.__exit__()
+            raise
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        if self.path.exists() and not self.shards():
+            shutil.rmtree(self.path)
+        os.close(self._lock)
 
-def recover(path: Path) -> None:
-    """Put right what processes that were killed left beside the place of a directory.
+    def shards(self) -> int:
+        """Return how many complete shards there are."""
+        return len(list(self.path.glob("*.bin")))
 
-    A directory that was giving way gets its name back if no other took it; half a one goes. Those
-    of a living process are locked, and stay as they are.
+    def agree(self, request: dict[str, Any]) -> None:
+        """Note what is packed, and how; what an interrupted packing left must be of the same.
 
-    Raises:
-        CorpusError: The place cannot be written.
-    """
-    old = path.with_name(f".{path.name}.old")
-    halves = path.parent.glob(f".{glob.escape(path.name)}.*.tmp")
-    with no_place(path):
-        for left in filter(Path.is_dir, (old, *halves)):
-            with _locked(left) as ours:
-                if ours and left == old and not path.exists():
-                    old.rename(path)
-                elif ours:
-                    shutil.rmtree(left)
+        Raises:
+            CorpusError: It is of another, and is not to be replaced.
+        """
+        file = self.path / REQUEST
+        before = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        changed = [key for key in request if before.get(key) != request[key]]
+        if changed and self.shards() and not self._force:
+            changes = "; ".join(f"{key} {before.get(key)}, now {request[key]}" for key in changed)
+            raise CorpusError(
+                f"--out {self.out}: a packing that was interrupted had {changes}; ask for the same"
+                " to continue it, or replace it: --force"
+            )
+        if changed:
+            for path in self.path.iterdir():
+                path.unlink()
+            with whole_file(file) as temporary:
+                temporary.write_text(json.dumps(request), "utf-8")
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Add to an error inside that complete shards are kept.
+
+        Raises:
+            CorpusError: The disk is full, or what the block raised.
+        """
+
+        def kept() -> str:
+            return f"{self.shards()} complete shards are kept: the same command continues"
+
+        try:
+            with _space(self.out, lambda: kept() if self.shards() else "nothing was written"):
+                yield
+        except CorpusError as error:
+            if not self.shards() or kept() in str(error):
+                raise
+            raise CorpusError(f"{error}; {kept()}") from error
+
+    def commit(self) -> None:
+        """Give the complete directory its name; the last step of writing it."""
+        for file in self.path.iterdir():
+            sync(file)
+        sync(self.path)
+        if self.out.exists():
+            self.out.rename(self._old)
+        try:
+            self.path.rename(self.out)
+        except OSError:
+            if self._old.exists():
+                self._old.rename(self.out)
+            raise
+        sync(self.out.parent)
+        shutil.rmtree(self._old, ignore_errors=True)
+        (self.out / REQUEST).unlink()
+
+    def _check_free(self) -> None:
+        """Refuse to write over anything but packed data that may be replaced."""
+        out = self.out
+        if not out.exists():
+            return
+        if not self._force:
+            raise CorpusError(
+                f"--out {out}: already exists; choose another, or replace it: --force"
+            )
+        if not (out / "meta.json").is_file():
+            raise CorpusError(f"--out {out}: not packed data, so --force leaves it; choose another")
 
 
 def sync(path: Path) -> None:
@@ -128,7 +178,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def no_place(path: Path) -> Iterator[None]:
+def _place(path: Path) -> Iterator[None]:
     """Say of an error inside that `path` cannot be written."""
     try:
         yield
@@ -140,28 +190,13 @@ def no_place(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def no_space(path: Path, left: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
-    """Say of a full disk that it is one, and what it leaves."""
+def _space(path: Path, kept: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
+    """Say of a full disk that it is one, and what is kept."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise CorpusError(
-            f"--out {path}: the disk is full, {left()}; free space or choose another"
+            f"--out {path}: the disk is full, {kept()}; free space or choose another"
         ) from error
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a directory, if nobody else has; yield whether it is locked. It may be renamed."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = True
-    except OSError:  # another has, or the file system has no locks
-        locked = False
-    try:
-        yield locked
-    finally:
-        os.close(handle)

@@ -1,33 +1,82 @@
-"""Stories to token files: encoded once, on all cores, then mapped into memory by training.
+"""Stories to token files: streamed from the source, encoded on all cores, in bounded memory.
 
     python -m tokenizer pack toy --tokenizer tokenizer.json --out data
-    python -m tokenizer pack parts/ --tokenizer tokenizer.json --out data --shards 100000000
 
 Layout `packed`: all stories in a line, each followed by end-of-text. Layout `rows`: one story a
-row, with its end-of-text, cut at the context and padded on one side. Either stands in one file a
-split, or in shards, which a corpus larger than memory is streamed into (`tokenizer/shards.py`).
+row, with its end-of-text, cut at the context and padded on one side.
+
+Each split is written as shards: files of whole stories. A shard ends with the first story that
+brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
+A shard is written as `.tmp`, forced to disk, then renamed. The same command, given again after an
+interruption, counts the stories of the complete shards, skips them in the source, and writes the
+other shards; the result is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from tokenizer.bpe import LARGEST, SPECIAL, load_tokenizer, tokenizer_hash
+from tokenizer.bpe import (
+    END_OF_TEXT,
+    LARGEST,
+    PAD,
+    SPECIAL,
+    CorpusError,
+    encode_stories,
+    load_tokenizer,
+    token_bytes,
+    tokenizer_hash,
+)
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import SCHEMA, PackedData
-from tokenizer.errors import CorpusError
-from tokenizer.files import recover, whole_directory
-from tokenizer.layout import Counts, Encoder, Layout
-from tokenizer.shards import Partial, pack_shards, write_about
+from tokenizer.data import DTYPE, SCHEMA, PackedData
+from tokenizer.files import Partial, sync
 from tokenizer.splits import SPLITS
 
-__all__ = ["VALID_FRACTION", "Layout", "pack"]
-
 VALID_FRACTION = 0.05
+SHARD = 100_000_000  # tokens
+BLOCK = 1 << 20  # ids counted at a time
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tokens are laid out.
+
+    Attributes:
+        name: `packed` or `rows`.
+        context: Length of a row; only of `rows`.
+        pad_side: `left` or `right`; only of `rows`, where it is `right` unless given.
+
+    Raises:
+        CorpusError: They do not fit together.
+    """
+
+    name: str = "packed"
+    context: int | None = None
+    pad_side: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name == "packed":
+            if self.context is not None or self.pad_side is not None:
+                raise CorpusError("--context and --pad-side: need --layout rows; add it")
+            return
+        if self.name != "rows":
+            raise CorpusError(f"--layout {self.name}: must be packed or rows")
+        if self.context is None or self.context < 2:
+            raise CorpusError(f"--context {self.context}: --layout rows needs 2 or more")
+        if self.pad_side not in (None, "left", "right"):
+            raise CorpusError(f"--pad-side {self.pad_side}: must be left or right")
+        object.__setattr__(self, "pad_side", self.pad_side or "right")
 
 
 def pack(
@@ -40,99 +89,243 @@ def pack(
     limit: int | None = None,
     field: str = "text",
     force: bool = False,
-    shards: int | None = None,
-    workers: int | None = None,
+    shards: int = SHARD,
     report: Callable[[Corpus, int], None] | None = None,
 ) -> PackedData:
-    """Write a data directory; it is whole or not there.
+    """Write a data directory; it is complete or not there.
 
     Args:
-        source: A source of `open_corpus`.
+        source: A source of `open_corpus`; a dataset of the hub is streamed.
         tokenizer: Path of a `tokenizer.json`.
         out: The directory to make.
         layout: How to lay the tokens out; packed unless given.
         valid_fraction: Share set aside for `valid` when the source sets none aside itself.
         limit: Stop after so many stories of each split.
         field: Name of the stories' column.
-        force: Whether packed data that is already at `out` gives way.
-        shards: Tokens in a file; given, the source is streamed, and a packing that was interrupted
-            goes on after its last whole shard. One file a split when not given.
-        workers: Processes that encode, when there are shards; all cores when not given.
+        force: Whether packed data that is already at `out`, or the shards of another packing that
+            was interrupted, are replaced.
+        shards: Tokens in a file, pads not counted.
         report: Called after every batch with the corpus, and how many stories are done.
 
     Raises:
-        CorpusError: Something given cannot be used; the message names it.
+        CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
     """
-    out = Path(out)
-    layout = layout or Layout()
-    if shards is not None and shards < 1:
+    out, layout = Path(out), layout or Layout()
+    if shards < 1:
         raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
-    recover(out)
-    _check_free(out, force)
-    loaded = load_tokenizer(tokenizer)
-    _check_tokenizer(loaded, tokenizer)
-    meta: dict[str, Any] = {
-        "schema": SCHEMA,
-        "layout": layout.name,
-        "pad_side": layout.pad_side,
-        "context": layout.context,
-        "vocab_size": loaded.get_vocab_size(),
-        "tokenizer_sha256": tokenizer_hash(loaded),
-        "source": source,
-    }
-    corpora = [
-        open_corpus(
-            source,
-            split,
-            valid_fraction=valid_fraction,
-            limit=limit,
-            field=field,
-            stream=shards is not None,
-        )
-        for split in SPLITS
-    ]
-    # The fraction that divided the source, for whoever reads the source again; null where it is
-    # divided already.
-    written = meta | {"valid_fraction": corpora[0].share}
-    if shards is not None:
-        asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
-        with Partial(out, meta | asked, force) as partial:
-            pack_shards(corpora, loaded, layout, written, shards, partial, workers, report)
-        return PackedData(out)
-    with whole_directory(out, replace=force) as folder:
-        splits = {
-            corpus.split: _write_split(folder, corpus, Encoder(loaded, layout), layout, report)
-            for corpus in corpora
+    with Partial(out, force) as partial:
+        loaded = load_tokenizer(tokenizer)
+        _check_tokenizer(loaded, tokenizer)
+        meta: dict[str, Any] = {
+            "schema": SCHEMA,
+            "layout": layout.name,
+            "pad_side": layout.pad_side,
+            "context": layout.context,
+            "vocab_size": loaded.get_vocab_size(),
+            "tokenizer_sha256": tokenizer_hash(loaded),
+            "source": source,
         }
-        write_about(folder, loaded, written | {"splits": splits})
+        asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
+        partial.agree(meta | asked)
+        corpora = [
+            open_corpus(
+                source, split, valid_fraction=valid_fraction, limit=limit, field=field, stream=True
+            )
+            for split in SPLITS
+        ]
+        content = _Content(loaded, layout)
+        with partial.errors():
+            splits = _write_splits(partial.path, corpora, loaded, content, shards, report)
+            # The fraction that divided the source, for whoever reads the source again; null where
+            # it is divided already.
+            about = meta | {"valid_fraction": corpora[0].share, "splits": splits}
+            (partial.path / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
+            (partial.path / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+            partial.commit()
     return PackedData(out)
 
 
-def _write_split(
+def shards_kept(out: Path) -> int:
+    """Return how many complete shards an interrupted packing left for `out`."""
+    return Partial(out).shards()
+
+
+def _write_splits(
     folder: Path,
-    corpus: Corpus,
-    encoder: Encoder,
-    layout: Layout,
+    corpora: list[Corpus],
+    tokenizer: Tokenizer,
+    content: _Content,
+    size: int,
     report: Callable[[Corpus, int], None] | None,
-) -> dict[str, Any]:
-    """Encode a split into a file, and count what went in."""
-    counts = Counts()
-    with (folder / f"{corpus.split}.bin").open("wb") as output:
-        for laid in encoder(corpus):
-            output.write(counts.add(laid))
-            if report:
-                report(corpus, counts.stories)
-    return counts.plain(layout)
+) -> dict[str, dict[str, Any]]:
+    """Write the shards of all splits that are not in the folder yet; return the counts of each."""
+    owners: deque[Corpus] = deque()
+    with ExitStack() as files:
+        writers = {corpus.split: _Writer(folder, corpus.split, content, size) for corpus in corpora}
+        for writer in writers.values():
+            files.callback(writer.close)
+
+        def texts() -> Iterator[str]:
+            for corpus, story in _stories(
+                corpora, {split: writer.stories for split, writer in writers.items()}
+            ):
+                owners.append(corpus)
+                yield story
+
+        for batch in encode_stories(tokenizer, texts()):
+            for corpus in corpora:
+                writer = writers[corpus.split]
+                lines = [ids for ids, owner in zip(batch, owners, strict=False) if owner is corpus]
+                if lines:
+                    writer.add(lines)
+                    if report:
+                        report(corpus, writer.stories)
+            for _ in batch:
+                owners.popleft()
+        return {split: writer.finish() for split, writer in writers.items()}
 
 
-def _check_free(out: Path, force: bool) -> None:
-    """Refuse to write over anything but packed data that may be replaced."""
-    if not out.exists():
+def _stories(corpora: list[Corpus], skip: dict[str, int]) -> Iterator[tuple[Corpus, str]]:
+    """Yield every story but the first `skip` of each split, with its corpus.
+
+    A source that is not divided is read once, for both: twice would be twice the network.
+    """
+    if corpora[0].share is None:
+        for corpus in corpora:
+            for story in islice(corpus, skip[corpus.split], None):
+                yield corpus, story
         return
-    if not force:
-        raise CorpusError(f"--out {out}: already exists; choose another, or replace it: --force")
-    if not (out / "meta.json").is_file():
-        raise CorpusError(f"--out {out}: not packed data, so --force leaves it; choose another")
+    read = dict.fromkeys(skip, 0)
+    for story in corpora[0].whole():
+        (corpus,) = (corpus for corpus in corpora if corpus.keeps(story))
+        if read[corpus.split] != corpus.limit:
+            read[corpus.split] += 1
+            if read[corpus.split] > skip[corpus.split]:
+                yield corpus, story
+        elif all(count == corpus.limit for count in read.values()):
+            return
+
+
+class _Content:
+    """What a file contains: ids in a layout, and their counts, which need nothing but the ids."""
+
+    def __init__(self, tokenizer: Tokenizer, layout: Layout) -> None:
+        vocabulary = tokenizer.get_vocab()
+        self._end, self._pad = vocabulary[END_OF_TEXT], vocabulary[PAD]
+        self._bytes = np.array([len(piece) for piece in token_bytes(tokenizer)], np.uint16)
+        self._context, self._left = layout.context, layout.pad_side == "left"
+
+    def lengths(self, stories: list[list[int]]) -> np.ndarray:
+        """Return the tokens of each story, its end-of-text included: `(stories,)`."""
+        lengths = np.array([len(ids) for ids in stories]) + 1
+        return lengths if self._context is None else np.minimum(lengths, self._context)
+
+    def ids(self, stories: list[list[int]]) -> np.ndarray:
+        """Return stories laid out: `(tokens,)` when packed, `(stories, context)` in rows."""
+        lines = [[*ids, self._end][: self._context] for ids in stories]
+        lengths = self.lengths(stories)
+        tokens = np.fromiter(chain.from_iterable(lines), DTYPE, count=int(lengths.sum()))
+        if self._context is None:
+            return tokens
+        places = np.arange(self._context)
+        rows = np.full((len(lines), self._context), self._pad, DTYPE)
+        rows[(places[::-1] if self._left else places) < lengths[:, None]] = tokens
+        return rows
+
+    def count(self, ids: np.ndarray) -> dict[str, int]:
+        """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
+        size = int(self._bytes[ids].sum(dtype=np.int64))
+        if self._context is None:
+            return {"stories": int((ids == self._end).sum()), "tokens": ids.size, "bytes": size}
+        return {
+            "stories": len(ids),
+            "tokens": int((ids != self._pad).sum()),
+            "bytes": size,
+            "rows": len(ids),
+            "cut": int((ids != self._end).all(1).sum()),
+        }
+
+    def read(self, path: Path) -> Iterator[np.ndarray]:
+        """Yield the ids of a file, a bounded number at a time."""
+        width = self._context or 1
+        with path.open("rb") as file:
+            while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
+                yield ids if self._context is None else ids.reshape(-1, width)
+
+
+class _Writer:
+    """Writes the shards of one split, after those that are complete in the folder."""
+
+    def __init__(self, folder: Path, split: str, content: _Content, size: int) -> None:
+        self._folder, self._split, self._content, self._size = folder, split, content, size
+        self._shards: list[dict[str, Any]] = []
+        self._hash = hashlib.sha256()  # of the whole split
+        self._file: BinaryIO | None = None
+        self._start_shard()
+        while (path := self._path(".bin")).is_file():
+            for ids in content.read(path):
+                self._count(ids)
+            self._end_shard()
+
+    @property
+    def stories(self) -> int:
+        """How many are written."""
+        return sum(shard["stories"] for shard in self._shards) + self._counts["stories"]
+
+    def add(self, stories: list[list[int]]) -> None:
+        """Write the ids of stories, and complete every shard that they fill."""
+        ends = np.cumsum(self._content.lengths(stories))
+        start = 0
+        while start < len(stories):
+            before = int(ends[start - 1]) if start else 0
+            stop = int(np.searchsorted(ends, before + self._size - self._counts["tokens"])) + 1
+            if self._file is None:
+                self._file = self._path(".tmp").open("wb")
+            self._file.write(self._count(self._content.ids(stories[start:stop])))
+            if self._counts["tokens"] >= self._size:
+                self._complete()
+            start = stop
+
+    def finish(self) -> dict[str, Any]:
+        """Complete the last shard; return the counts of the split, as `meta.json` holds them."""
+        if self._file is not None:
+            self._complete()
+        counts: Counter[str] = Counter()
+        for shard in self._shards:
+            counts.update({key: shard[key] for key in shard if key not in ("file", "sha256")})
+        return {**counts, "sha256": self._hash.hexdigest(), "shards": self._shards}
+
+    def close(self) -> None:
+        """Close the file of a shard that is not complete."""
+        if self._file is not None:
+            self._file.close()
+
+    def _start_shard(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._shard_hash = hashlib.sha256()
+
+    def _count(self, ids: np.ndarray) -> bytes:
+        written = ids.tobytes()
+        self._counts.update(self._content.count(ids))
+        self._shard_hash.update(written)
+        self._hash.update(written)
+        return written
+
+    def _complete(self) -> None:
+        self.close()
+        self._file = None
+        sync(self._path(".tmp"))
+        self._path(".tmp").rename(self._path(".bin"))
+        sync(self._folder)
+        self._end_shard()
+
+    def _end_shard(self) -> None:
+        name = self._path(".bin").name
+        self._shards.append({"file": name, **self._counts, "sha256": self._shard_hash.hexdigest()})
+        self._start_shard()
+
+    def _path(self, suffix: str) -> Path:
+        return self._folder / f"{self._split}-{len(self._shards):05d}{suffix}"
 
 
 def _check_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizer.bpe import END_OF_TEXT
-from tokenizer.errors import CorpusError
+from tokenizer.bpe import END_OF_TEXT, CorpusError
 
 SEPARATOR = END_OF_TEXT.encode()
 BLOCK = 1 << 20
