@@ -131,10 +131,11 @@ def _dw(g: Tensor, x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     gradient = x.new_zeros(heads, x.shape[1], x.shape[1], dtype=dtype)
     if kernels := _triton(x):
         return kernels.dw(g, x, gradient)
+    multiply = _linear if _onednn(x) else torch.mm
     for head, features in _groups(gradient, x):
         left, right = (t[..., features].transpose(0, 1).flatten(1) for t in (g, x))
         for rows in _blocks(x):
-            block = _product(left[rows], right[: rows.stop].T)
+            block = multiply(left[rows], right[: rows.stop].T)
             gradient[head, rows, : rows.stop] = block.tril_(rows.start)
     return gradient
 
@@ -249,7 +250,7 @@ def _multiply(matrix: Tensor, x: Tensor, y: Tensor, offset: Tensor | None = None
     """Fills y `(B, M, D)` with matrix `(M, K)` times x `(B, K, D)`, plus an offset `(M, 1)`."""
     if _onednn(x):
         for one, result in zip(x, y, strict=True):
-            product = _product(matrix, one)
+            product = _linear(matrix, one)
             result.copy_(product) if offset is None else torch.add(product, offset, out=result)
         return
     torch.baddbmm(y, matrix.expand(len(x), -1, -1), x, beta=0, out=y)
@@ -268,11 +269,9 @@ def _convolve(matrix: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.aten.mkldnn_convolution(x, matrix[..., None], bias, [0], [1], [1], 1)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a `(M, K)` times b `(K, N)`."""
-    if _onednn(a):
-        return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-    return a @ b
+def _linear(a: Tensor, b: Tensor) -> Tensor:
+    """Returns a `(M, K)` times b `(K, N)`, by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
 
 
 def _onednn(x: Tensor) -> bool:

@@ -35,8 +35,17 @@ def test_any_batch_and_width(batch, features):
 @pytest.mark.parametrize("length", [64, 128, 200])
 @members
 def test_operands_large_enough_for_onednn(name, length):
-    batch = -(-masked_conv.ONEDNN // (length * 48))
+    batch = -(-masked_conv.ONEDNN // (length * 16)) * 3  # of each head too, but for the first block
     compare(name, length, torch.float32, batch=batch, features=48)
+    x, w = torch.randn(batch, length, 48), torch.randn(1, length, length)
+    for call in (
+        lambda: masked_conv._forward(x, w, None),
+        lambda: masked_conv._dw(x, x, 1, x.dtype),
+    ):
+        with Made() as made:
+            call()
+        assert any("mkldnn" in name for name in made.calls)
+        assert not any(name.startswith(("aten.mm", "aten.baddbmm")) for name in made.calls)
 
 
 def test_long_sequence():
@@ -186,8 +195,10 @@ class Made(TorchDispatchMode):
         super().__init__()
         self.given = {tensor.data_ptr() for tensor in given}
         self.storages = {}
+        self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append(str(func))
         made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor):
             storage = made.untyped_storage()
