@@ -49,28 +49,28 @@ def test_loss_holds_few_logits_at_once(
     model_directory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many tokens a batch has; what is found is the same."""
-    corpus = tmp_path / "valid.txt"
-    corpus.write_text("<|endoftext|>".join(f"Tom had {i} red balls." for i in range(40)))
+    (tmp_path / "valid.txt").write_text(
+        "<|endoftext|>".join(f"Tom had {i} red balls." for i in range(40))
+    )
     checkpoint = open_checkpoint(model_directory())
     sizes: list[int] = []
     checkpoint.model.head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
-    whole = measure_loss(checkpoint, str(corpus))
+    whole = measure_loss(checkpoint, str(tmp_path))
     assert max(sizes) > 100 * 400
     sizes.clear()
     monkeypatch.setattr(language, "LOGITS", 5 * 400 + 1)
-    parts = measure_loss(checkpoint, str(corpus))
+    parts = measure_loss(checkpoint, str(tmp_path))
     assert set(sizes) <= {n * 400 for n in range(1, 6)}
     assert sum(sizes) == parts.tokens * 400
     assert parts.nats_per_token == pytest.approx(whole.nats_per_token, rel=1e-6)
 
 
 def test_a_loss_that_is_not_finite_is_refused(model_directory: Make, tmp_path: Path) -> None:
-    corpus = tmp_path / "valid.txt"
-    corpus.write_text("Tom had a red ball.\n<|endoftext|>\nThe end.")
+    (tmp_path / "valid.txt").write_text("Tom had a red ball.\n<|endoftext|>\nThe end.")
     checkpoint = open_checkpoint(model_directory())
     checkpoint.model.head.weight[3] = math.nan
     with pytest.raises(RequestError, match="gives probabilities that are not finite"):
-        measure_loss(checkpoint, str(corpus))
+        measure_loss(checkpoint, str(tmp_path))
 
 
 def test_loss_keeps_stories_apart(model_directory: Make, tmp_path: Path) -> None:
