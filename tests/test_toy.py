@@ -132,7 +132,7 @@ def test_hero_and_pronouns_agree():
             assert found[2] in text.split("\n", 1)[1]
             assert not re.search(rf"\b{other}\b", opening), opening
             assert not re.search(rf"{found[2]}[^.\"]* {other.lower()}self", text)
-            assert own
+            assert re.search(rf"\b{own}\b", text, re.I), text
 
 
 def test_every_name_in_a_line_is_known():
