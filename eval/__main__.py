@@ -1,29 +1,14 @@
 """python -m eval COMMAND: questions asked of model directories."""
 
 import argparse
+import inspect
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
-import torch
-
-from arch import ModelError
-from eval import shards
-from eval.commands import (
-    claims,
-    compare,
-    curves,
-    generate,
-    geometry,
-    invert,
-    lens,
-    lenses,
-    loss,
-    probe,
-    report,
-    retrieval,
-    summary,
-)
+from eval import cli, shards
+from eval.api import Result
 from eval.errors import RequestError
-from tokenizer import CorpusError
 
 EXAMPLES = """\
 examples:
@@ -42,62 +27,105 @@ examples:
   python -m eval report results/flat --out flat.html
 """
 
+COMMANDS = {
+    "loss": "eval.commands.language:loss",
+    "generate": "eval.commands.language:generate",
+    "invert": "eval.commands.inversion:invert",
+    "curves": "eval.commands.inversion:curves",
+    "probe": "eval.commands.probes:probe",
+    "geometry": "eval.commands.probes:geometry",
+    "retrieval": "eval.commands.probes:retrieval",
+    "lens": "eval.commands.lenses:lens",
+    "lenses": "eval.commands.lenses:list_lenses",
+    "summary": "eval.commands.tables:summary",
+    "compare": "eval.commands.tables:compare",
+    "report": "eval.commands.tables:report",
+    "claims list": "eval.commands.claims:list_claims",
+    "claims show": "eval.commands.claims:show_claims",
+    "claims run": "eval.commands.claims:run_claims",
+    "claims table": "eval.commands.claims:table_of_claims",
+    "claims curves": "eval.commands.claims:curves_of_claims",
+}
+"""Where the function of each command stands; it is imported when its command is given."""
+
+GROUPS = {
+    "claims": "The claims of the sources, by number: what each says, asked anew, and what became "
+    "of it."
+}
+"""What the commands of two words are about, by their first word."""
+
 SHARED = ("invert", "claims curves")  # whose work torchrun's processes divide
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0 when it answered, 2 when it could not."""
+    words = sys.argv[1:] if arguments is None else arguments
+    options = vars(_parser(words).parse_args(words))
+    name, function = options.pop("name"), options.pop("function")
+    own = "format" in inspect.signature(function).parameters
+    form = "table" if own else options.pop("format")
+    options.pop("command")
+    options.pop("action", None)
+    try:
+        _check_alone(name)
+        result = function(**options)
+    except Exception as error:
+        from arch import ModelError  # it needs torch, which --help does without
+        from tokenizer import CorpusError
+
+        if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
+            raise
+        process = f"process {shards.rank()}: " if shards.rank() else ""
+        print(f"{process}error: {error}", file=sys.stderr)
+        return 2
+    if not shards.rank():
+        print(result.json() if form == "json" else result)
+    return 0
+
+
+def load(name: str) -> Callable[..., Result]:
+    """The function of a command."""
+    module, _, function = COMMANDS[name].partition(":")
+    return getattr(import_module(module), function)
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    """The parser of the command that the words begin with; of all, where they begin with none."""
     parser = argparse.ArgumentParser(
         prog="python -m eval",
         description="Questions asked of model directories.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    first = [name for name in COMMANDS if words and name.split()[0] == words[0]]
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (
-        loss,
-        generate,
-        invert,
-        curves,
-        probe,
-        geometry,
-        retrieval,
-        lens,
-        lenses,
-        summary,
-        compare,
-        report,
-        claims,
-    ):
-        name = command.__name__.rsplit(".", 1)[-1]
-        assert command.__doc__
-        sub = commands.add_parser(
-            name, help=command.__doc__.splitlines()[0], description=command.__doc__
+    actions = {}
+    for name in first or COMMANDS:
+        group, _, action = name.rpartition(" ")
+        if group and group not in actions:
+            about = GROUPS[group]
+            sub = commands.add_parser(group, help=about, description=about)
+            listed = "|".join(n.split()[1] for n in COMMANDS if n.startswith(f"{group} "))
+            actions[group] = sub.add_subparsers(dest="action", required=True, metavar=listed)
+        function = load(name)
+        line, description = cli.describe(function)
+        sub = (actions[group] if group else commands).add_parser(
+            action, help=line, description=description
         )
-        command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
-    options = parser.parse_args(arguments)
-    try:
-        _check_alone(options)
-        with torch.no_grad():
-            options.run(options)
-    except (ModelError, CorpusError, RequestError, OSError) as error:
-        process = f"process {shards.rank()}: " if shards.rank() else ""
-        print(f"{process}error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        cli.add_command(sub, function, getattr(function, "groups", {}))
+        sub.set_defaults(name=name, function=function)
+    return parser
 
 
-def _check_alone(options: argparse.Namespace) -> None:
+def _check_alone(name: str) -> None:
     """Refuses several processes that would all do the same work into the same files.
 
     Raises:
         RequestError: they were started for a command whose work is not shared out.
     """
-    asked = " ".join([options.command, *([options.action] if "action" in options else [])])
-    if shards.world() > 1 and asked not in SHARED:
+    if shards.world() > 1 and name not in SHARED:
         raise RequestError(
-            f"WORLD_SIZE {shards.world()}: {asked} is of one process, several share "
+            f"WORLD_SIZE {shards.world()}: {name} is of one process, several share "
             f"{' and '.join(SHARED)} alone; start it without torchrun"
         )
 

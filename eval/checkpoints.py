@@ -1,6 +1,7 @@
 """What is asked about: model directories, with the provenance that every row carries."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
-from eval import identity
+from eval import identity, shards
+from eval.errors import RequestError
 from eval.files import file_sha256
 
 PRETRAINED = "hf:"
@@ -108,3 +110,49 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         meta=loaded.meta,
         path=loaded.path,
     )
+
+
+def open_model(path: str | Path, device: str = "auto") -> Checkpoint:
+    """Loads a model, as `open_checkpoint` does, on a device by its name.
+
+    Args:
+        path: a model directory, or `hf:` and the name or directory of a transformers model.
+        device: cpu, cuda, or auto: a GPU that is in reach.
+
+    Raises:
+        ModelError: a model directory that cannot be read, a pretrained model that cannot be had.
+        RequestError: no such device, or none in reach.
+    """
+    return open_checkpoint(path, device_of(device))
+
+
+def open_models(
+    models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
+) -> list[Checkpoint]:
+    """Loads every model directory before anything is computed; models that are open stay so.
+
+    Raises:
+        ModelError: a model directory that cannot be read, a pretrained model that cannot be had.
+        RequestError: no such device, or none in reach.
+    """
+    several = [models] if isinstance(models, str | Path | Checkpoint) else models
+    place = device_of(device)
+    return [m if isinstance(m, Checkpoint) else open_checkpoint(m, place) for m in several]
+
+
+def device_of(name: str) -> torch.device:
+    """The device that --device names; of several GPUs each of torchrun's processes takes its own.
+
+    Raises:
+        RequestError: no such device, or none in reach.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
+    number = shards.local_rank()
+    if name == "cuda" and number is not None:
+        torch.cuda.set_device(number % torch.cuda.device_count())  # what "cuda" means from here on
+    return torch.device(name)

@@ -63,6 +63,7 @@ def measure_loss(
     corpus: str,
     stories: int | None = None,
     batch_size: int = 32,
+    texts: Sequence[str] | None = None,
 ) -> Loss:
     """Loss of a checkpoint on all held-out stories of a corpus, joined by ends of text.
 
@@ -74,13 +75,14 @@ def measure_loss(
         corpus: a source that `tokenizer.open_corpus` reads.
         stories: only the first so many; all when not given.
         batch_size: windows sent through the model together.
+        texts: what is predicted in the place of a corpus's stories.
 
     Raises:
         RequestError: fewer than two tokens, a loss that is not finite, or data packed with another
             tokenizer.
         CorpusError: the corpus cannot be read.
     """
-    tokens, owner, sizes = _tokens(checkpoint, corpus, stories)
+    tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
     T = checkpoint.config.context
     device = checkpoint.model.embedding.weight.device
     started, found = time.perf_counter(), []
@@ -163,15 +165,16 @@ def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> Parts:
 
 
 def _tokens(
-    checkpoint: Checkpoint, corpus: str, limit: int | None
+    checkpoint: Checkpoint, corpus: str, limit: int | None, given: Sequence[str] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The tokens, the story of each, and the bytes of each story."""
     text = held_out_text(checkpoint, corpus)
-    texts = list(islice(text.held_out(), limit))
+    texts = list(islice(text.held_out() if given is None else given, limit))
     encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     stories = [[*own.ids, *text.end] for own in encoded]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
-        raise RequestError(f"--corpus {corpus}: it has nothing to predict")
+        source = f"--corpus {corpus}: it has" if given is None else "--text: there is"
+        raise RequestError(f"{source} nothing to predict")
     tokens = np.array([token for story in stories for token in story], dtype=np.int64)
     return tokens, owner, np.array([len(text.encode()) for text in texts])

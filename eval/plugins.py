@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
+from eval.cli import listed
 from eval.errors import RequestError
 
 
-def add_plugin(parser: argparse.ArgumentParser) -> None:
-    """Declares `--plugin`."""
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a Python file of yours that registers more (docs/extending.md); may be given "
-        "several times. It is run as your own code, with all your rights: give only files that "
-        "you trust",
-    )
-
-
-def run_plugins(files: list[str]) -> None:
+def run_plugins(files: str | Sequence[str] | None) -> None:
     """Runs each file as a module of its own.
 
     Raises:
         RequestError: there is no such file, or it raises; the file's line is named.
     """
-    for file in files:
+    for file in listed(files or ()):
         path = Path(file)
         if path.suffix != ".py" or not path.is_file():
             raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")

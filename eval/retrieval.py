@@ -9,24 +9,31 @@ et al. 1807.03748).
 import copy
 import math
 import re
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
+from rich import box
+from rich.table import Table
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
+from eval.api import drawn
+from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.documents import model_name
-from eval.results import Row
+from eval.results import Results, Row, row_key
 from eval.statistics import Interval, share
-from eval.text import HeldOutText, Use
+from eval.text import HeldOutText, Use, held_out_text
 
 SENTENCES = ("first", "last")
 POOLS = ("last", "mean")
 BATCH = 64
+LEAST = 32  # candidates; then doubled as long as there are stories
 _END = re.compile(r"(?<=[.!?])[\"'”’]?\s+")
 
 Tokens = list[int]
@@ -275,3 +282,161 @@ def draw_retrieval(rows: Sequence[Row]) -> list[plots.Figure]:
             plots.chosen(alt.layer(band, chart), deepest, "sentence"),
         )
     ]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a model.
+
+    Attributes:
+        corpus: where stories come from.
+        queries: sentences to be placed, at most.
+        candidates: stories that they may belong to, at most.
+        pools: how the states of a text are made one.
+        fit: of a copy of the model.
+        fit_pairs: stories that it is fitted on, at most.
+    """
+
+    corpus: str
+    queries: int
+    candidates: int
+    pools: tuple[str, ...]
+    fit: Fit
+    fit_pairs: int
+
+
+def match_all(
+    tasks: list[tuple[Checkpoint, str]], request: Request, results: Results
+) -> Iterator[None]:
+    """Asks checkpoints about first or last sentences; what is in the results is not redone.
+
+    Raises:
+        RequestError: too few stories.
+        CorpusError: the corpus cannot be read.
+    """
+    for checkpoint, sentence in tasks:
+        asked = {
+            "corpus": request.corpus,
+            "sentence": sentence,
+            "limits": [request.queries, request.candidates, request.fit_pairs],
+            "pools": list(request.pools),
+            "fit": asdict(request.fit),
+        }
+        done = row_key("retrieval", checkpoint.weights_sha256, checkpoint.control, asked)
+        if done in results.keys:
+            print(f"{checkpoint.path}, {sentence} sentences: there already", file=sys.stderr)
+        else:
+            rows = list(_rows(checkpoint, sentence, request))
+            # the last, so that a write cut short is taken up again
+            keys = [*(row_key(done, i) for i in range(1, len(rows))), done]
+            results.append(
+                {
+                    "key": key,
+                    "kind": "retrieval",
+                    "checkpoint": checkpoint.provenance,
+                    **asked,
+                    **row,
+                }
+                for key, row in zip(keys, rows, strict=True)
+            )
+        yield
+
+
+def _rows(checkpoint: Checkpoint, sentence: str, request: Request) -> Iterator[Row]:
+    own, others, fitted_on = _collect(checkpoint, sentence, request)
+    stories, total = own.stories + others, len(own) + len(others)
+    counts = [n for n in (LEAST << i for i in range(20)) if n <= min(total, request.candidates)]
+    for pool in request.pools:
+        model = checkpoint.model
+        at_sentences = states(model, own.sentences, pool)
+        at_stories = states(model, stories, pool)
+        readings: list[tuple[str, int, Tensor, Tensor]] = []
+        for layer, (s, t) in enumerate(zip(at_sentences, at_stories, strict=True)):
+            readings.append(("as it is", layer, s, t))
+            readings.append(("centred", layer, s - s.mean(0), t - t.mean(0)))
+        if request.fit.steps:
+            model = fit(model, fitted_on, pool, request.fit)
+            s, t = (states(model, texts, pool)[-1] for texts in (own.sentences, stories))
+            readings.append(("fitted", len(model.blocks), s, t))
+        for method, layer, s, t in readings:
+            better = nearer(s, t)
+            for n in counts:
+                recovered = top1(better, total, n)
+                yield {
+                    "layer": layer,
+                    "pool": pool,
+                    "method": method,
+                    "candidates": n,
+                    "queries": len(own),
+                    "top1": recovered.estimate,
+                    "low": recovered.low,
+                    "high": recovered.high,
+                    "chance": 1 / n,
+                }
+
+
+def _collect(
+    checkpoint: Checkpoint, sentence: str, request: Request
+) -> tuple[Pairs, list[list[int]], Pairs]:
+    """Pairs that are asked about, stories beside theirs, and pairs to fit on: no story twice."""
+
+    text = held_out_text(checkpoint, request.corpus)
+
+    def pairs(use: Use, count: int, unlike: Pairs | None = None) -> Pairs:
+        return story_pairs(text, use, sentence, checkpoint.config.context, count, unlike)
+
+    judged = pairs("evaluation", request.candidates)
+    asked = min(len(judged), request.queries)
+    if len(judged) < LEAST:
+        raise RequestError(
+            f"--corpus {request.corpus}: its held-out stories for evaluation give {len(judged)} "
+            f"pairs; {LEAST} are needed at least; give more stories"
+        )
+    more = max(0, request.candidates - len(judged))
+    others = pairs("fitting", request.fit_pairs + more, judged)
+    to_fit = min(len(others), request.fit_pairs)
+    return (
+        Pairs(judged.sentences[:asked], judged.stories[:asked]),
+        judged.stories[asked:] + others.stories[to_fit:],
+        Pairs(others.sentences[:to_fit], others.stories[:to_fit]),
+    )
+
+
+def retrieval_table(rows: list[Row]) -> str:
+    """Top-1 by number of candidates, a line for each reading; of unfitted ones the best layer."""
+    lines: dict[tuple, dict[int, Row]] = defaultdict(dict)
+    for row in rows:
+        c = row["checkpoint"]
+        place = (
+            c["name"],
+            c["step"],
+            row["sentence"],
+            row["method"],
+            row["pool"],
+            row["layer"],
+            str(row["fit"]),
+        )
+        lines[place][row["candidates"]] = row
+    best: dict[tuple, tuple] = {}
+    for place, cells in lines.items():
+        group, score = (*place[:5], place[6]), cells[min(cells)]["top1"]
+        if group not in best or score > lines[best[group]][min(cells)]["top1"]:
+            best[group] = place
+    counts = sorted({n for cells in lines.values() for n in cells})
+    shown = Table("model", "step", "sentence", "reading", "pool", "layer", box=box.SIMPLE)
+    for n in counts:
+        shown.add_column(f"{n}", justify="right")
+    for place in best.values():
+        cells = lines[place]
+        shown.add_row(
+            *map(str, place[:6]),
+            *(
+                f"{100 * cells[n]['top1']:.1f} "
+                f"({100 * cells[n]['low']:.0f}-{100 * cells[n]['high']:.0f})"
+                if n in cells
+                else ""
+                for n in counts
+            ),
+        )
+    title = "Top-1 % by number of candidates (95 % interval over sentences); unfitted: best layer"
+    return f"{title}\n{drawn(shown, width=200)}"

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
-import torch.distributed as dist
-
 Item = TypeVar("Item")
 PATIENCE = timedelta(days=7)  # shares of the work differ by hours
 
@@ -43,6 +41,8 @@ def together() -> Iterator[None]:
     if world() == 1:
         yield
         return
+    import torch.distributed as dist
+
     dist.init_process_group("gloo")
     try:
         yield
@@ -53,4 +53,6 @@ def together() -> Iterator[None]:
 def wait() -> None:
     """Until every process has come here."""
     if world() > 1:
+        import torch.distributed as dist
+
         dist.monitored_barrier(timeout=PATIENCE)

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.compare.entries import enter
-from eval.compare.evidence import checkpoints_of, own_rows
-from eval.compare.figures import TRAINING, Quantity
+from eval.comparison.entries import enter
+from eval.comparison.evidence import checkpoints_of, own_rows
+from eval.comparison.figures import TRAINING, Quantity
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.inversion.layout import to_csv

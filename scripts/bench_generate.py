@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError, export_transformers, generate
-from eval.commands.options import positive
+from eval.cli import positive
 from scripts.pages import processor, write_page
 
 MIXERS = (

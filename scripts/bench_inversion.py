@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError
-from eval.checkpoints import open_checkpoint
+from eval.checkpoints import device_of, open_checkpoint
 from eval.circuit import Circuit
-from eval.commands.options import device_of, positive
+from eval.cli import positive
 from eval.errors import RequestError
 from eval.inversion.alternating import alternating
 from eval.inversion.batch import Batch

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from arch.masked_conv import masked_convolution
-from eval.commands.options import positive
+from eval.cli import positive
 from scripts.pages import processor, write_page, write_table
 
 Form = Callable[[Tensor, Tensor], Tensor]

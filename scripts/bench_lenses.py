@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
-from eval.checkpoints import Checkpoint, open_checkpoint
-from eval.commands.options import device_of, positive
+from eval.checkpoints import Checkpoint, device_of, open_checkpoint
+from eval.cli import positive
 from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from eval.claims import curves, registry
 from eval.claims.curves import Plan
 from eval.claims.entries import Arm, Claim, Protocol, Source
-from eval.commands import claims as command
 
 FEW = {"descent": {"steps": 8}, "adam": {"steps": 8}, "alternating": {"starts": 1, "rounds": 2}}
 SOURCE = Source("made-up", "A. Author", "A title", 2020, "https://example.org")
@@ -26,8 +25,7 @@ def small(claim: Claim) -> Claim:
 def use(monkeypatch: pytest.MonkeyPatch, claims: list[Claim]) -> None:
     """Makes these the registry."""
     known = {claim.number: claim for claim in claims}
-    for module in (registry, command):
-        monkeypatch.setattr(module, "claims", lambda: known)
+    monkeypatch.setattr(registry, "claims", lambda: known)
 
 
 def use_tiny_curves(monkeypatch: pytest.MonkeyPatch, values: dict[str, list]) -> Plan:

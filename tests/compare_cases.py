@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from eval.__main__ import main
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
-from eval.compare.table import compare
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
+from eval.comparison.table import compare
 from eval.results import Row
 from tests.report_cases import make_row
 

@@ -10,10 +10,10 @@ from scipy import stats
 
 from arch import ModelConfig, describe
 from eval.checkpoints import open_checkpoint
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
-from eval.compare.figures import FLOPS, SECONDS, TOKENS, VALID_BITS
-from eval.compare.table import cell, find_column, to_csv
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
+from eval.comparison.figures import FLOPS, SECONDS, TOKENS, VALID_BITS
+from eval.comparison.table import cell, find_column, to_csv
 from eval.inversion.summary import summarise
 from eval.results import Results
 from eval.statistics import clustered

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from arch import ModelConfig, describe
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
-from eval.compare.plot import AXES, draw_data
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
+from eval.comparison.plot import AXES, draw_data
 from eval.plots import whole_ticks
 from eval.results import Results
 from tests.compare_cases import SIZES, make_run, run_compare

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
-from eval.compare.figures import Figure, Quantity
-from eval.compare.table import Column, cell, compare, lines
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
+from eval.comparison.figures import Figure, Quantity
+from eval.comparison.table import Column, cell, compare, lines
 from eval.results import Results
 from tests.compare_cases import columns, complaint, lens_row, make_run, run_compare
 from tests.report_cases import make_row, make_rows

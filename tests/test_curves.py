@@ -201,7 +201,7 @@ def test_command(
     ("words", "message"),
     [
         (["--layers", "3"], "--layers 3:"),
-        (["--layers", "two"], "--layers two: must be last, all, or numbers"),
+        (["--layers", "two"], "--layers two: must be all, last, or numbers"),
         (["--methods", "alternating"], "--methods alternating: needs the first k positions hidden"),
         (["--methods", "guess"], "method guess: there is no such method"),
         (["--methods", "expected", "--channels"], "--methods expected: weighs a prior against"),

@@ -32,6 +32,7 @@ COMMANDS = {page: commands(page, text) for page, text in TEXTS.items()}
 AFTER = {
     "docs/inversion.md": "README.md",
     "docs/lenses.md": "README.md",
+    "docs/python-api.md": "README.md",
     "docs/wandb.md": "README.md",
     "docs/results/training.md": "README.md",
     "docs/results/lenses.md": "README.md",
@@ -40,6 +41,8 @@ AFTER = {
     "docs/results/probes.md": "docs/results/training.md",
 }
 """The page whose commands a page's go on from; it begins in an empty checkout where none is."""
+API = "docs/python-api.md"
+"""The page whose blocks of Python are run, after its commands."""
 Places = dict[str, Path]
 
 
@@ -66,6 +69,11 @@ def finished(page: str, places: Places, tmp: pytest.TempPathFactory) -> Path:
         use_tiny_curves(patch, {"depth": [1, 2]})
         for command in COMMANDS[page]:
             (check if command.why_not else run)(command, where, patch)
+        if page == API:
+            patch.chdir(where)
+            for _, language, lines in blocks(TEXTS[page]):
+                if language == "python":
+                    exec("\n".join(lines), {})
     places[page] = where
     return where
 

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, save_model
 from eval.checkpoints import open_checkpoint
 from eval.claims.trained import seeds_of_one, trained
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
 from eval.identity import identified, labels
 from eval.inversion.controls import derive
 from eval.inversion.summary import summarise

@@ -15,8 +15,8 @@ from arch import load_model
 from eval import language
 from eval.__main__ import main
 from eval.checkpoints import open_checkpoint
-from eval.compare.evidence import gather
-from eval.compare.figures import measure
+from eval.comparison.evidence import gather
+from eval.comparison.figures import measure
 from eval.errors import RequestError
 from eval.language import PARTS, bits_per_byte, measure_loss
 from eval.results import read_rows

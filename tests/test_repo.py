@@ -57,9 +57,10 @@ def test_dependencies_are_what_is_imported() -> None:
     names = set(re.findall(r'^    "([a-z0-9-]+)', listed[0], re.M))
     paths = [path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")]
     found = set().union(*map(imports, paths)) - set(sys.stdlib_module_names) - ROOMS
-    found = {{"yaml": "pyyaml", "vl_convert": "vl-convert-python"}.get(n, n) for n in found}
+    renamed = {"yaml": "pyyaml", "vl_convert": "vl-convert-python"}
+    found = {renamed.get(n, n.replace("_", "-")) for n in found}
     # An extra, and what datasets and jinja2 bring along and show in their own interfaces.
-    assert found - {"transformers", "huggingface_hub", "markupsafe"} == names
+    assert found - {"transformers", "huggingface-hub", "markupsafe"} == names
 
 
 @pytest.mark.parametrize("room", ["tokenizer", "train", "eval"])

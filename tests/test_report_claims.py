@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
 from eval.report import render_page, summary_table
 from eval.results import Results
 from tests.compare_cases import END, asked, complaint, lens_row, make_run, run_compare

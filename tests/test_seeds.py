@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.compare.entries import enter
-from eval.compare.evidence import gather
+from eval.comparison.entries import enter
+from eval.comparison.evidence import gather
 from eval.report import summary_table
 from eval.results import Results, Row
 from scripts.sweep import trial_name

@@ -13,7 +13,7 @@ import torch
 
 from eval import shards
 from eval.__main__ import main
-from eval.commands.options import device_of
+from eval.checkpoints import device_of
 from eval.results import ROWS, Results, read_rows
 
 Directory = Callable[..., Path]

@@ -1,1 +1,1 @@
-"""The commands of `python -m eval`, one module each: add_arguments(parser) and run(options)."""
+"""The commands of `python -m eval`: functions, in modules that need no torch to be imported."""

@@ -1,118 +1,90 @@
-"""The claims of the sources, by number: what each says, asked anew, and what became of it."""
+"""The commands `claims ...`: the claims of the sources, by number."""
 
-import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from eval.claims.ask import Asker, Part, parts
-from eval.claims.cells import details
-from eval.claims.curves_page import markdown as draw
-from eval.claims.curves_records import load as load_curves
-from eval.claims.entries import PROTOCOLS, Claim
-from eval.claims.evidence import Record, evidence, load, store
-from eval.claims.findings import TEMPLATE, fill, readme
-from eval.claims.findings_words import Known
-from eval.claims.judge import Judgement, judge
-from eval.claims.pages import CHANGED, markdown, terminal
-from eval.claims.registry import GROUPS, choose, claims
-from eval.claims.sources import PRECISIONS, Shelf, needs
-from eval.commands import claim_curves
-from eval.commands.options import device_of, positive
+from eval.api import Result, command
+from eval.cli import Device, Directory, File, Flag, Source, positive
 from eval.errors import RequestError
-from eval.files import write_text
-from eval.progress import track
-from eval.results import ROWS, Results, read_rows
+
+if TYPE_CHECKING:
+    from eval.claims.ask import Part
+    from eval.claims.curves import Plan
+    from eval.claims.entries import Claim
+    from eval.claims.evidence import Record
+    from eval.claims.judge import Judgement
 
 PLACE = "results/claims"
+GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
+PRECISIONS = ("float32", "bfloat16", "8 bit")
+
+Numbers: TypeAlias = Annotated[Sequence[int], Flag(positive, "N", several=True)]
+Group: TypeAlias = Annotated[str, Flag(choices=GROUPS)]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the flags."""
-    actions = parser.add_subparsers(
-        dest="action", required=True, metavar="list|show|run|table|curves"
-    )
-    listed = actions.add_parser("list", help="every claim in a line")
-    listed.add_argument("--group", choices=GROUPS)
-    shown = actions.add_parser("show", help="all that a claim asks")
-    shown.add_argument("numbers", nargs="+", type=positive, metavar="N")
-    shown.add_argument(
-        "--records",
-        metavar="FILE",
-        help="what `table --store` wrote, for what was found; default: what is in " + PLACE,
-    )
-    ran = actions.add_parser("run", help="ask claims; goes on where it was stopped")
-    ran.add_argument("numbers", nargs="*", type=positive, metavar="N", help="default: all")
-    ran.add_argument("--group", choices=GROUPS)
-    ran.add_argument("--limit", type=positive, metavar="K", help="the first K of them")
-    ran.add_argument("--out", default=PLACE, metavar="DIR", help="default: %(default)s")
-    ran.add_argument(
-        "--models", type=Path, metavar="DIR", help="holds trained models, at any depth"
-    )
-    ran.add_argument("--model", metavar="DIR", help="weights of a pretrained model")
-    ran.add_argument("--download", action="store_true", help="pretrained models, from the hub")
-    ran.add_argument(
-        "--any-size", action="store_true", help="take --model whatever its width and depth"
-    )
-    ran.add_argument("--precision", choices=PRECISIONS, help="of pretrained models")
-    ran.add_argument(
-        "--full-size", action="store_true", help="the sizes asked for on a CPU too, however long"
-    )
-    ran.add_argument("--corpus", default="toy", metavar="SOURCE", help="of the fair prompts")
-    ran.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
-    table = actions.add_parser("table", help="the verdicts")
-    table.add_argument("places", nargs="*", metavar="DIR", help=f"results; default: {PLACE}")
-    table.add_argument("--records", metavar="FILE", help="what --store wrote, instead of results")
-    table.add_argument("--store", metavar="FILE", help="write the records of evidence")
-    table.add_argument("--markdown", metavar="FILE", help="write the page: text and all claims")
-    table.add_argument(
-        "--findings",
-        default=TEMPLATE,
-        metavar="FILE",
-        help="template of the page's text, or none; default: this project's, whose assertions "
-        "the records must bear out",
-    )
-    table.add_argument(
-        "--curves", metavar="FILE", help="records of the curves, what `claims curves --store` wrote"
-    )
-    table.add_argument(
-        "--figures", metavar="DIR", help="the page shows the curves' figures that lie there"
-    )
-    table.add_argument(
-        "--readme", metavar="FILE", help="put the text's finding between this file's marks too"
-    )
-    table.add_argument("--group", choices=GROUPS)
-    about = claim_curves.__doc__
-    drawn = actions.add_parser("curves", help="recovery against seven things", description=about)
-    claim_curves.add_arguments(drawn)
+@command()
+def list_claims(group: Group | None = None) -> Result:
+    """Every claim in a line.
+
+    Args:
+        group: these alone
+    """
+    from eval.claims.registry import choose
+
+    rows = [
+        {"claim": c.number, "group": c.group, "says": c.claim, "expected": c.expected}
+        for c in choose([], group)
+    ]
+    lines = [f"{r['claim']:3} {r['group']:12} {r['says']}. Expected: {r['expected']}" for r in rows]
+    return Result(rows, "\n".join(lines))
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs one action."""
-    actions = {"list": _list, "show": _show, "run": _run, "table": _table}
-    (actions | {"curves": claim_curves.run})[options.action](options)
+@command()
+def show_claims(numbers: Numbers, records: File | None = None) -> Result:
+    """All that a claim asks.
 
+    Args:
+        numbers: of claims
+        records: what `table --store` wrote, for what was found; default: what is in results/claims
+    """
+    from eval.claims.cells import details
+    from eval.claims.evidence import evidence, load
+    from eval.claims.judge import judge
+    from eval.claims.registry import choose, claims
+    from eval.results import ROWS, read_rows
 
-def _list(options: argparse.Namespace) -> None:
-    for claim in choose([], options.group):
-        print(f"{claim.number:3} {claim.group:12} {claim.claim}. Expected: {claim.expected}")
-
-
-def _show(options: argparse.Namespace) -> None:
-    chosen = choose(options.numbers)
-    records: list[Record] = []
-    if options.records:
-        records, _ = load(options.records, claims())
+    chosen = choose(list(numbers))
+    known: list[Record] = []
+    if records:
+        known, _ = load(records, claims())
     elif (Path(PLACE) / ROWS).is_file():
-        records, _ = evidence(read_rows([PLACE]), claims())
-    for claim in chosen:
-        found = judge(claim, records)
-        answer = [f"  verdict: {found.verdict}{found.why and f': {found.why}'}"] if records else []
+        known, _ = evidence(read_rows([PLACE]), claims())
+    texts = []
+    judgements = [judge(claim, known) for claim in chosen]
+    for claim, found in zip(chosen, judgements, strict=True):
+        answer = [f"  verdict: {found.verdict}{found.why and f': {found.why}'}"] if known else []
         lines = [*_lines(claim), *answer, *(f"    {line}" for line in details(found))]
-        print("\n".join(lines) + "\n")
+        texts.append("\n".join(lines))
+    return Result(_verdicts(judgements), "\n\n".join(texts))
 
 
-def _lines(claim: Claim) -> list[str]:
+def _verdicts(judgements: "list[Judgement]") -> list[dict[str, Any]]:
+    """The verdicts as rows."""
+    return [
+        {"claim": j.claim.number, "group": j.claim.group, "says": j.claim.claim,
+         "verdict": j.verdict, "why": j.why}
+        for j in judgements
+    ]  # fmt: skip
+
+
+def _lines(claim: "Claim") -> list[str]:
+    from eval.claims.entries import PROTOCOLS
+    from eval.claims.pages import CHANGED
+    from eval.claims.sources import needs
+
     lines = [
         f"claim {claim.number} ({claim.group}): {claim.claim}",
         f"  source: {claim.source}",
@@ -139,93 +111,294 @@ def _lines(claim: Claim) -> list[str]:
     return [*lines, f"  {claim.command}"]
 
 
-def _run(options: argparse.Namespace) -> None:
-    chosen = choose(options.numbers, options.group)[: options.limit]
-    device = device_of(options.device)
-    results = Results(options.out)
+@command()
+def run_claims(
+    numbers: Annotated[
+        Sequence[int], Flag(positive, "N", several=True, least=0, in_place=True)
+    ] = (),
+    group: Group | None = None,
+    limit: Annotated[int | None, Flag(positive, "K")] = None,
+    out: Directory = PLACE,
+    models: Directory | None = None,
+    model: Directory | None = None,
+    download: bool = False,
+    any_size: bool = False,
+    precision: Annotated[str | None, Flag(choices=PRECISIONS)] = None,
+    full_size: bool = False,
+    corpus: Source = "toy",
+    device: Device = "auto",
+) -> Result:
+    """Ask claims; goes on where it was stopped.
+
+    Args:
+        numbers: default: all
+        group: these alone
+        limit: the first K of them
+        out: results directory
+        models: holds trained models, at any depth
+        model: weights of a pretrained model
+        download: pretrained models, from the hub
+        any_size: take --model whatever its width and depth
+        precision: of pretrained models
+        full_size: the sizes asked for on a CPU too, however long
+        corpus: of the fair prompts
+        device: where to compute; auto (default) takes a GPU that is in reach
+    """
+    from eval.checkpoints import device_of
+    from eval.claims.ask import Asker, parts
+    from eval.claims.evidence import evidence
+    from eval.claims.judge import judge
+    from eval.claims.pages import terminal
+    from eval.claims.registry import choose, claims
+    from eval.claims.sources import Shelf
+    from eval.progress import track
+    from eval.results import Results, read_rows
+
+    chosen = choose(list(numbers), group)[:limit]
+    place = device_of(device)
+    results = Results(out)
     shelf = Shelf(
-        Path(options.out),
-        options.models,
-        options.model,
-        options.download,
-        options.any_size,
-        options.precision,
-        device,
-        options.full_size or device.type == "cuda",
+        Path(out),
+        Path(models) if models else None,
+        model,
+        download,
+        any_size,
+        precision,
+        place,
+        full_size or place.type == "cuda",
     )
     todo: list[Part] = []
     for claim in chosen:
-        found, missing = parts(claim, shelf)
-        todo += found
+        possible, missing = parts(claim, shelf)
+        todo += possible
         for line in missing:
             print(line, file=sys.stderr)
-    asker = Asker(results, options.corpus)
+    asker = Asker(results, corpus)
     for _ in track(map(asker.ask, todo), [1.0] * len(todo), "asking"):
         pass
     if not todo:
         raise RequestError("nothing to run: none of these claims' models is here; see above")
     records, notes = evidence(read_rows([results.path]), claims(), asker.settings)
-    print(terminal([judge(claim, records) for claim in chosen]))
-    print("\n".join([*notes, f"rows: {results.path}"]))
+    judgements = [judge(claim, records) for claim in chosen]
+    notes = "\n".join([*notes, f"rows: {results.path}"])
+    return Result(_verdicts(judgements), f"{terminal(judgements)}\n{notes}")
 
 
-def _table(options: argparse.Namespace) -> None:
-    if options.markdown and options.group:
-        raise RequestError(f"--group {options.group}: a page is of all claims; leave it out")
-    if options.readme and (not options.markdown or str(options.findings) == "none"):
+@command()
+def table_of_claims(
+    places: Annotated[
+        Sequence[str], Flag(metavar="DIR", several=True, least=0, in_place=True)
+    ] = (),
+    records: File | None = None,
+    store: File | None = None,
+    markdown: File | None = None,
+    findings: File | None = None,
+    curves: File | None = None,
+    figures: Directory | None = None,
+    readme: File | None = None,
+    group: Group | None = None,
+) -> Result:
+    """The verdicts.
+
+    Args:
+        places: results; default: results/claims
+        records: what --store wrote, instead of results
+        store: write the records of evidence
+        markdown: write the page: text and all claims
+        findings: template of the page's text, or none; default: this project's, whose assertions
+            the records must bear out
+        curves: records of the curves, what `claims curves --store` wrote
+        figures: the page shows the curves' figures that lie there
+        readme: put the text's finding between this file's marks too
+        group: these alone
+    """
+    from eval.claims.evidence import evidence, load
+    from eval.claims.evidence import store as write_records
+    from eval.claims.judge import judge
+    from eval.claims.pages import terminal
+    from eval.claims.registry import choose, claims
+    from eval.files import write_text
+    from eval.results import ROWS, read_rows
+
+    if markdown and group:
+        raise RequestError(f"--group {group}: a page is of all claims; leave it out")
+    if readme and (not markdown or findings == "none"):
         raise RequestError(
-            f"--readme {options.readme}: its finding is the page's, and points there; "
+            f"--readme {readme}: its finding is the page's, and points there; "
             "give --markdown FILE too, and leave --findings none out"
         )
-    if (options.curves or options.figures) and not options.markdown:
-        flag = "--curves" if options.curves else "--figures"
+    if (curves or figures) and not markdown:
+        flag = "--curves" if curves else "--figures"
         raise RequestError(f"{flag}: is for the page; give --markdown FILE too, or leave it out")
-    if options.figures and not options.curves:
-        raise RequestError(
-            f"--figures {options.figures}: are of the curves; give --curves FILE too"
-        )
-    if not options.records and not options.places and not (Path(PLACE) / ROWS).is_file():
+    if figures and not curves:
+        raise RequestError(f"--figures {figures}: are of the curves; give --curves FILE too")
+    if not records and not places and not (Path(PLACE) / ROWS).is_file():
         raise RequestError(
             f"no results in {PLACE}; give their directory, --records FILE (this project's are "
             "docs/results/claims.jsonl), or ask: python -m eval claims run"
         )
-    if options.records and options.places:
+    if records and places:
         raise RequestError("--records: takes the place of results; leave the directories out")
-    if options.records:
-        records, notes = load(options.records, claims())
+    if records:
+        known, notes = load(records, claims())
     else:
-        rows = read_rows(options.places or [PLACE])
-        records, notes = evidence(rows, claims())
-    judgements = [judge(claim, records) for claim in choose([], options.group)]
-    pages = _pages(options, judgements, notes) if options.markdown else {}
-    if options.store:
-        store(options.store, records)
+        known, notes = evidence(read_rows(places or [PLACE]), claims())
+    judgements = [judge(claim, known) for claim in choose([], group)]
+    pages = {}
+    if markdown:
+        pages = _pages(judgements, notes, markdown, findings, curves, figures, readme)
+    if store:
+        write_records(store, known)
     for path, text in pages.items():
         write_text(path, text)
-    print(terminal(judgements))
-    for note in notes:
-        print(note)
+    return Result(_verdicts(judgements), "\n".join([terminal(judgements), *notes]))
 
 
 def _pages(
-    options: argparse.Namespace, judgements: list[Judgement], notes: list[str]
+    judgements: "list[Judgement]",
+    notes: list[str],
+    markdown: str,
+    findings: str | None,
+    curves: str | None,
+    figures: str | None,
+    readme: str | None,
 ) -> dict[str, str]:
     """Files to write, by path: the page, and the README that says its finding."""
-    page = Path(options.markdown)
-    curves = load_curves(options.curves) if options.curves else []
-    drawn = _beside(options.figures, page) if options.figures else ""
-    shown = draw(curves, drawn) if curves else ""
-    if str(options.findings) == "none":
-        return {options.markdown: markdown(judgements, notes, "", shown)}
-    template = Path(options.findings)
-    text = fill(template, Known(judgements, curves))
-    pages = {options.markdown: markdown(judgements, notes, text, shown)}
-    if options.readme:
-        linked = Known(judgements, curves, _beside(page, Path(options.readme)))
-        pages[options.readme] = readme(options.readme, fill(template, linked))
+    from eval.claims.curves_page import markdown as draw
+    from eval.claims.curves_records import load
+    from eval.claims.findings import TEMPLATE, fill
+    from eval.claims.findings import readme as with_finding
+    from eval.claims.findings_words import Known
+    from eval.claims.pages import markdown as page_of
+
+    page = Path(markdown)
+    records = load(curves) if curves else []
+    drawn = _beside(figures, page) if figures else ""
+    shown = draw(records, drawn) if records else ""
+    if findings == "none":
+        return {markdown: page_of(judgements, notes, "", shown)}
+    template = Path(findings) if findings else TEMPLATE
+    text = fill(template, Known(judgements, records))
+    pages = {markdown: page_of(judgements, notes, text, shown)}
+    if readme:
+        linked = Known(judgements, records, _beside(page, Path(readme)))
+        pages[readme] = with_finding(readme, fill(template, linked))
     return pages
 
 
 def _beside(path: str | Path, page: Path) -> str:
     """A path as a page links to it."""
     return Path(os.path.relpath(path, page.parent)).as_posix()
+
+
+@command()
+def curves_of_claims(
+    axis: Annotated[Sequence[str] | None, Flag(metavar="NAME", several=True, repeated=True)] = None,
+    limit: Annotated[int | None, Flag(positive, "K")] = None,
+    models: Directory | None = None,
+    corpus: Source = "toy",
+    out: Directory = "results/curves",
+    device: Device = "auto",
+    store: File | None = None,
+    records: File | None = None,
+    figures: Directory | None = None,
+    markdown: File | None = None,
+) -> Result:
+    """Recovery against width, depth, layer, training step, channels, observed positions and noise.
+
+    What is asked stands in eval/claims/curves.yaml. Untrained models are drawn from their seeds,
+    trained ones are looked for by their shape and step. What is answered already is not asked
+    again.
+
+    Args:
+        axis: one curve, several times; default: all
+        limit: the first K models
+        models: holds trained models, at any depth
+        corpus: of the stories asked
+        out: results directory
+        device: where to compute; auto (default) takes a GPU that is in reach
+        store: write the records, a line each
+        records: what --store wrote: nothing is asked, only drawn
+        figures: write the figures, as SVG
+        markdown: write the tables
+    """
+    from eval import shards
+    from eval.claims import curves
+    from eval.claims.curves_records import load
+    from eval.claims.curves_records import records as records_of
+    from eval.claims.curves_records import store as write_records
+    from eval.results import Results, read_rows
+
+    plan, axes = curves.plan(), list(axis) if axis else None
+    plan.points(axes)  # refuses what is no axis before anything is done
+    if records:
+        for flag, value in (("models", models), ("limit", limit), ("store", store)):
+            if value:
+                raise RequestError(f"--records: nothing is asked then; leave --{flag} out")
+        if not (figures or markdown):
+            raise RequestError("--records: nothing to make of them; give --figures or --markdown")
+        known = load(records)
+        return Result(known, "\n".join(_draw(known, axes, figures, markdown)))
+    with shards.together():
+        if shards.rank() == 0:
+            Results(out).merge()
+        shards.wait()
+        _ask(plan, axes, out, models, limit, corpus, device)
+        shards.wait()
+        if shards.rank():
+            return Result([], "")
+        results = Results(out)
+        results.merge()
+    known, notes = records_of(plan, read_rows([results.path]))
+    if store:
+        write_records(store, known)
+    written = _draw(known, axes, figures, markdown)
+    return Result(known, "\n".join([*written, *notes, f"rows: {results.path}"]))
+
+
+def _ask(
+    plan: "Plan",
+    axes: list[str] | None,
+    out: str,
+    models: str | None,
+    limit: int | None,
+    corpus: str,
+    device: str,
+) -> None:
+    """Asks this process's share of the models."""
+    from eval import shards
+    from eval.checkpoints import device_of
+    from eval.claims.curves_ask import Asker, tasks
+    from eval.claims.sources import Shelf
+    from eval.progress import track
+    from eval.results import Results
+
+    place, trained = device_of(device), Path(models) if models else None
+    tokenizer = Shelf(Path(out), trained).tokenizer
+    todo, missing = tasks(plan, plan.points(axes), tokenizer.get_vocab_size(), trained)
+    if shards.rank() == 0:
+        for line in missing:
+            print(line, file=sys.stderr)
+    share = shards.share(todo[:limit])
+    number = shards.rank() if shards.world() > 1 else None
+    asker = Asker(Results(out, number), corpus, tokenizer, place)
+    for _ in track(map(asker.ask, share), [task.cost for task in share], "models"):
+        pass
+
+
+def _draw(
+    records: list[dict[str, Any]], axes: list[str] | None, figures: str | None, markdown: str | None
+) -> list[str]:
+    """Writes figures and tables, and returns their paths."""
+    from eval.claims.curves import BASE
+    from eval.claims.curves_page import markdown as page_of
+    from eval.claims.curves_page import write
+    from eval.files import write_text
+
+    shown = [r for r in records if r["axis"] in (BASE, *axes)] if axes else records
+    written = [str(path) for path in write(figures, shown)] if figures else []
+    if markdown:
+        beside = os.path.relpath(figures, Path(markdown).parent) if figures else ""
+        write_text(markdown, page_of(shown, beside))
+        written.append(markdown)
+    return written

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from eval.compare.evidence import own_rows
+from eval.comparison.evidence import own_rows
 from eval.errors import RequestError
 from eval.identity import labels
 from eval.inversion.fields import (

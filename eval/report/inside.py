@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from eval.compare.evidence import own_rows
+from eval.comparison.evidence import own_rows
 from eval.lenses.documents import Document
 from eval.lenses.lens import Lens, lenses
 from eval.plots import Figure

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from eval.compare.evidence import own_rows
+from eval.comparison.evidence import own_rows
 from eval.files import write_text
 from eval.inversion.fields import family, recoveries, weights
 from eval.inversion.verdicts import VERDICTS, join, question

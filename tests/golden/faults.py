@@ -478,7 +478,7 @@ READERS = [
     ),
     _reader(
         "retrieval: a sentence's own story is one of the others",
-        "commands.retrieval:nearer",
+        "retrieval:nearer",
         gives(lambda better: better + 1),
         "retrieval",
     ),
@@ -497,7 +497,7 @@ READERS = [
     ),
     Fault(
         "compare: the first seed stands for all",
-        "eval.compare.figures:pool",
+        "eval.comparison.figures:pool",
         takes(lambda values: (values[:1],)),
         "tables",
         ("rows", "loss", "compare"),
@@ -511,7 +511,7 @@ READERS = [
     ),
     Fault(
         "texts: the first story is skipped",
-        "eval.commands.invert:drawn_prompts",
+        "eval.text:drawn_prompts",
         takes(lambda kind, text, count, length, skip: (kind, text, count, length, 1)),
         "texts",
         ("file",),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from eval.compare.evidence import Checkpoint, finite
+from eval.comparison.evidence import Checkpoint, finite
 from eval.inversion.fields import SHUFFLED
 from eval.inversion.summary import summarise
 from eval.language import bits_per_byte

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from eval.compare.entries import Entry, natural
-from eval.compare.figures import LOSS, SECONDS, TRAINING, Figure, Quantity
+from eval.comparison.entries import Entry, natural
+from eval.comparison.figures import LOSS, SECONDS, TRAINING, Figure, Quantity
 from eval.errors import RequestError
 from eval.inversion.layout import NONE, number_text, share_text
 
@@ -155,21 +155,27 @@ def to_markdown(table: Comparison) -> str:
     return "\n".join(parts)
 
 
-def to_csv(table: Comparison) -> str:
-    """One line a checkpoint and quantity, numbers and places in full."""
-    places = list(dict.fromkeys(name for c in table.columns for name, _ in c.quantity.places))
-    fields = [*IDENTITY, "section", "quantity", "value", "low", "high", "n", "lengths"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*fields, *places], lineterminator="\n")
-    writer.writeheader()
+def to_rows(table: Comparison) -> list[dict[str, Any]]:
+    """One row a checkpoint and quantity, numbers and places in full."""
+    rows = []
     for entry in table.entries:
         for column in table.columns:
             figure = entry.figures.get(column.quantity)
             if figure is not None:
                 about = {"section": column.quantity.section, "quantity": column.quantity.name}
                 values = figure._asdict() | {"lengths": _lengths([figure])}
-                where = dict(column.quantity.places)
-                writer.writerow(identity(entry) | about | values | where)
+                rows.append(identity(entry) | about | values | dict(column.quantity.places))
+    return rows
+
+
+def to_csv(table: Comparison) -> str:
+    """The rows, a line each."""
+    places = list(dict.fromkeys(name for c in table.columns for name, _ in c.quantity.places))
+    fields = [*IDENTITY, "section", "quantity", "value", "low", "high", "n", "lengths"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*fields, *places], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(to_rows(table))
     return text.getvalue()
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from eval.compare.evidence import Checkpoint
-from eval.compare.figures import Figures, measure
+from eval.comparison.evidence import Checkpoint
+from eval.comparison.figures import Figures, measure
 from eval.identity import Described, distinct, sizes
 
 

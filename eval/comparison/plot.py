@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from arch.files import write_file
-from eval.compare.entries import Entry
-from eval.compare.evidence import Checkpoint, Run, finite
-from eval.compare.figures import TRAIN_LOSS, TRAINING, VALID_BITS, Figure, flops, pool
-from eval.compare.table import NO_BREAK, Column, compare
+from eval.comparison.entries import Entry
+from eval.comparison.evidence import Checkpoint, Run, finite
+from eval.comparison.figures import TRAIN_LOSS, TRAINING, VALID_BITS, Figure, flops, pool
+from eval.comparison.table import NO_BREAK, Column, compare
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.plots import SERIES, SERIES_DARK, theme, whole_ticks

@@ -1,0 +1,139 @@
+"""The commands `loss` and `generate`: how well models predict text, and what they write."""
+
+from typing import Annotated, Any
+
+from eval.api import Model, Models, Result, command, drawn
+from eval.cli import Device, Flag, Positive, Source, listed
+from eval.errors import RequestError
+
+
+@command()
+def loss(
+    models: Models,
+    corpus: Source = "toy",
+    text: str | list[str] | None = None,
+    stories: Positive | None = None,
+    batch_size: Positive = 32,
+    out: Annotated[str | None, Flag(metavar="DIR")] = None,
+    device: Device = "auto",
+) -> Result:
+    """How well models predict held-out stories: nats/token, bits/byte, perplexity, tokens/s.
+
+    What is in --out is not measured anew.
+
+    Args:
+        models: model directories
+        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
+            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
+            packing sets aside
+        text: these texts, whole, in the place of a corpus
+        stories: only the first so many stories
+        batch_size: windows sent through the model together
+        out: results directory, for `python -m eval compare`
+        device: where to compute; auto (default) takes a GPU that is in reach
+    """
+    from rich.table import Table
+
+    from eval.checkpoints import open_models
+    from eval.language import bits_per_byte, measure_loss
+    from eval.results import Results, read_rows, row_key
+
+    checkpoints = open_models(models, device)
+    texts = None if text is None else listed(text)
+    results = Results(out) if out else None
+    known = {row["key"]: row for row in read_rows([out])} if out else {}
+    table = Table(box=None, header_style="bold")
+    for heading in ("model", "step", "tokens"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for heading in ("nats/token", "bits/byte", "95 %", "perplexity", "tokens/s"):
+        table.add_column(heading, justify="right")
+    rows = []
+    for checkpoint in checkpoints:
+        about = [checkpoint.provenance[field] for field in ("name", "step", "weights_sha256")]
+        source: list[Any] = [corpus, stories] if texts is None else [texts]
+        key = row_key(*about, "loss", *source)
+        row = known.get(key) or {
+            "key": key,
+            "kind": "loss",
+            "checkpoint": checkpoint.provenance,
+            "corpus": corpus if texts is None else None,
+            "device": checkpoint.model.embedding.weight.device.type,
+            **measure_loss(checkpoint, corpus, stories, batch_size, texts).record(),
+        }
+        if results:
+            results.append([row])
+        rows.append(row)
+        interval = bits_per_byte([row["parts"]], [0])
+        table.add_row(
+            row["checkpoint"]["name"],
+            str(row["checkpoint"]["step"]),
+            f"{row['tokens']:,}",
+            f"{row['nats_per_token']:.4f}",
+            f"{row['bits_per_byte']:.4f}",
+            f"{interval.low:.3f}–{interval.high:.3f}" if interval else "",
+            f"{row['perplexity']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    return Result(rows, drawn(table), f"rows: {results.path}" if results else "")
+
+
+@command()
+def generate(
+    model: Model,
+    prompt: str = "Once upon a time",
+    count: Positive = 1,
+    max_new_tokens: Positive = 200,
+    temperature: float = 0.8,
+    top_k: Positive | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    device: Device = "auto",
+) -> Result:
+    """Stories continued by a model.
+
+    Args:
+        model: a model directory
+        prompt: the beginning
+        count: how many continuations
+        max_new_tokens: of each
+        temperature: 0: the likeliest token
+        top_k: draw among the k likeliest tokens
+        top_p: draw among the likeliest with probability p
+        seed: of the draws
+        device: where to compute; auto (default) takes a GPU that is in reach
+    """
+    import torch
+
+    import arch
+    from eval.checkpoints import open_models
+    from tokenizer import END_OF_TEXT
+
+    (checkpoint,) = open_models([model], device)
+    tokenizer, place = checkpoint.tokenizer, checkpoint.model.embedding.weight.device
+    tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+    context = checkpoint.config.context
+    if len(tokens) > context:
+        raise RequestError(
+            f"--prompt has {len(tokens)} tokens, the model's context is {context}; shorten it"
+        )
+    stop = tokenizer.token_to_id(END_OF_TEXT)
+    stories = arch.generate(
+        checkpoint.model,
+        torch.tensor([tokens] * count, device=place),
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        stop=stop,
+        generator=torch.Generator(place).manual_seed(seed),
+    )
+    written = [_until(row.tolist(), len(tokens), stop) for row in stories]
+    texts = [tokenizer.decode(story, skip_special_tokens=False) for story in written]
+    rows = [{"prompt": prompt, "text": text} for text in texts]
+    return Result(rows, "\n\n---\n\n".join(texts))
+
+
+def _until(tokens: list[int], start: int, stop: int | None) -> list[int]:
+    """The tokens before the first stop that the model said."""
+    said = tokens[start:]
+    return tokens[: start + said.index(stop)] if stop in said else tokens

@@ -1,0 +1,247 @@
+"""The commands `probe`, `geometry` and `retrieval`: what is fitted to, or measured of, outputs."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from eval.api import Models, Result, Rows, command, directory
+from eval.cli import (
+    AboveZero,
+    Device,
+    Flag,
+    Natural,
+    Positive,
+    Source,
+    listed,
+    not_negative,
+    positive,
+)
+from eval.errors import RequestError
+
+RADII = (0.3, 1.0, 2.0, 4.0, 8.0)
+
+
+@command(offsets="linear probes", inverter="trained inverter")
+def probe(
+    models: Models,
+    out: Rows = None,
+    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
+    corpus: Source = "toy",
+    length: Positive = 64,
+    train_tokens: Positive = 64_000,
+    valid_tokens: Positive = 8_000,
+    seed: Natural = 0,
+    device: Device = "auto",
+    offsets: Annotated[int | Sequence[int], Flag(int, "O", several=True)] = range(-3, 4),
+    steps: Natural = 200,
+    rate: AboveZero = 3e-3,
+    inverter: bool = False,
+    slices: Annotated[str | Sequence[str] | None, Flag(metavar="SLICE", several=True)] = None,
+    inverter_steps: Natural = 300,
+    inverter_rate: AboveZero = 3e-3,
+    inverter_batch: Positive = 16,
+    blocks: Positive = 2,
+    width: Positive = 128,
+) -> Result:
+    """What linear probes and a trained inverter read from a layer's outputs: rows into --out.
+
+    Args:
+        models: model directories
+        out: results directory; what is there is not redone
+        layers: 0 is the embedding; default: all blocks
+        corpus: held-out stories, to fit on and others to judge on: toy (default), a file, a
+            directory, hub:NAME, or data packed for the model
+        length: tokens of a window
+        train_tokens: to fit on
+        valid_tokens: to judge on
+        seed: of the fits
+        device: where to compute; auto (default) takes a GPU that is in reach
+        offsets: the token at t + O is read from the output at t; default: -3 ... 3
+        steps: of softmax regression; 0: closed forms alone
+        rate: its first rate
+        inverter: train one a layer and slice
+        slices: what it is shown; default: all, and all but 3
+        inverter_steps: of its training
+        inverter_rate: its highest rate
+        inverter_batch: windows a step
+        blocks: encoder blocks
+        width: features in them, at least
+    """
+    from eval.checkpoints import open_models
+    from eval.inversion.slices import Slice
+    from eval.probes.inverter import Decoding
+    from eval.probes.linear import Training
+    from eval.probes.questions import Stories, plan, run_all
+    from eval.probes.tables import probe_tables
+    from eval.progress import track
+    from eval.results import Results, read_rows
+
+    if slices and not inverter:
+        raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
+    stories = Stories(
+        corpus,
+        length,
+        _windows(train_tokens, length, "--train-tokens", 2),
+        _windows(valid_tokens, length, "--valid-tokens", 1),
+    )
+    shown = [Slice.parse(text) for text in listed(slices or ("[:, 0:, :]", "[:, 3:, :]"))]
+    training = Training(steps=steps, rate=rate, seed=seed)
+    decoding = Decoding(
+        blocks=blocks,
+        width=width,
+        steps=inverter_steps,
+        windows=inverter_batch,
+        rate=inverter_rate,
+        seed=seed,
+    )
+    checkpoints = open_models(models, device)
+    with directory(out) as place:
+        results = Results(place)
+        tasks = []
+        for checkpoint in checkpoints:
+            tasks += plan(
+                checkpoint,
+                stories,
+                None if layers is None else listed(layers),
+                sorted(set(listed(offsets))),
+                training,
+                shown if inverter else [],
+                decoding,
+                results.keys,
+            )
+        if not tasks:
+            print(f"{results.path}: every row is there already", file=sys.stderr)
+        for _ in track(run_all(tasks, results), [task.cost for task in tasks], "probing"):
+            pass
+        rows = read_rows([place])
+    return Result(rows, probe_tables(rows), f"rows: {results.path}" if out else "")
+
+
+def _windows(tokens: int, length: int, flag: str, least: int) -> int:
+    if tokens < least * length:
+        raise RequestError(
+            f"{flag} {tokens}: {least} windows of {length} tokens are needed at least; "
+            "ask for more, or give a shorter --length"
+        )
+    return tokens // length
+
+
+@command(radii="basins: Adam from starts near the truth")
+def geometry(
+    models: Models,
+    out: Rows = None,
+    corpus: Source = "toy",
+    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
+    hidden: Annotated[int | Sequence[int], Flag(positive, "K", several=True)] = (1, 3),
+    count: Positive = 4,
+    length: Positive = 16,
+    device: Device = "auto",
+    radii: Annotated[
+        float | Sequence[float], Flag(not_negative, "R", several=True, least=0)
+    ] = RADII,
+    adam_steps: Positive = 300,
+    seed: Natural = 0,
+) -> Result:
+    """How visible outputs move with hidden tokens (Jacobian), and how wide a solver's basin is.
+
+    Args:
+        models: model directories
+        out: results directory; what is there is not redone
+        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
+            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
+            packing sets aside
+        layers: from 1; default: all blocks
+        hidden: first K tokens
+        count: story prompts
+        length: tokens of each prompt
+        device: where to compute; auto (default) takes a GPU that is in reach
+        radii: distances of the start in lengths of each token's embedding; none: no basins
+        adam_steps: from each start
+        seed: of the directions
+    """
+    from eval.checkpoints import open_models
+    from eval.probes.local import plan_local, run_local
+    from eval.probes.questions import choose_layers
+    from eval.probes.tables import geometry_tables
+    from eval.progress import track
+    from eval.results import Results, read_rows
+    from eval.text import held_out_text, story_prompts
+
+    checkpoints = open_models(models, device)
+    with directory(out) as place:
+        results = Results(place)
+        tasks = []
+        for checkpoint in checkpoints:
+            tasks += plan_local(
+                checkpoint,
+                choose_layers(checkpoint, None if layers is None else listed(layers)),
+                sorted(set(listed(hidden))),
+                story_prompts(held_out_text(checkpoint, corpus), count, length),
+                sorted(set(listed(radii))),
+                adam_steps,
+                seed,
+                results.keys,
+            )
+        if not tasks:
+            print(f"{results.path}: every row is there already", file=sys.stderr)
+        for _ in track(run_local(tasks, results), [task.cost for task in tasks], "measuring"):
+            pass
+        rows = read_rows([place])
+    return Result(rows, geometry_tables(rows), f"rows: {results.path}" if out else "")
+
+
+@command(fit_steps="fit of the whole model (InfoNCE)")
+def retrieval(
+    models: Models,
+    out: Rows = None,
+    corpus: Source = "toy",
+    sentence: Sequence[Literal["first", "last"]] = ("last",),
+    queries: Positive = 1000,
+    candidates: Positive = 8192,
+    pool: Sequence[Literal["last", "mean"]] = ("last", "mean"),
+    device: Device = "auto",
+    fit_steps: Natural = 100,
+    fit_pairs: Positive = 4096,
+    batch: Positive = 32,
+    rate: float = 1e-3,
+    temperature: float = 0.05,
+    seed: Natural = 0,
+) -> Result:
+    """Which story does a sentence belong to? Top-1 by hidden states, before and after a short fit.
+
+    Args:
+        models: model directories
+        out: results directory; what is there is not redone
+        corpus: sentences to be placed are from its held-out stories for evaluation, the fit is on
+            those for fitting; other candidates are from both
+        sentence: taken out of its story
+        queries: sentences, at most
+        candidates: stories, at most
+        pool: the state of a text: of its last token, or the mean of all
+        device: where to compute; auto (default) takes a GPU that is in reach
+        fit_steps: 0: states as they are
+        fit_pairs: stories, at most
+        batch: pairs of a step
+        rate: the highest rate
+        temperature: of the similarities
+        seed: of the fit
+    """
+    from eval.checkpoints import open_models
+    from eval.progress import track
+    from eval.results import Results, read_rows
+    from eval.retrieval import Fit, Request, match_all, retrieval_table
+
+    for flag, value in (("rate", rate), ("temperature", temperature)):
+        if not value > 0:
+            raise RequestError(f"--{flag} {value}: it must be above 0")
+    fit = Fit(fit_steps, batch, rate, temperature, seed)
+    request = Request(corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs)
+    checkpoints = open_models(models, device)
+    with directory(out) as place:
+        results = Results(place)
+        tasks = [(c, s) for c in checkpoints for s in sorted(set(sentence))]
+        for _ in track(match_all(tasks, request, results), [1.0] * len(tasks), "matching"):
+            pass
+        rows = read_rows([place])
+    shown = retrieval_table([row for row in rows if row.get("kind") == "retrieval"])
+    return Result(rows, shown, f"rows: {results.path}" if out else "")
