@@ -7,9 +7,12 @@ import, so only the functions that draw import it.
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
 import io
 import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,6 +61,12 @@ class Figure:
         spec = self.chart if isinstance(self.chart, dict) else self.chart.to_dict()
         spec.pop("config", None)
         return {**spec, "description": self.about}
+
+    @property
+    def packed(self) -> str:
+        """The specification as a page holds it: JSON, in gzip, in base64; a sixth of its length."""
+        text = json.dumps(self.spec, separators=(",", ":")).encode()
+        return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 
 def theme(dark: bool) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Which of what lenses found the page shows, and by which name."""
 
+import base64
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +91,13 @@ def test_a_figure_is_replaced_and_never_written_into(tmp_path: Path, kind: str) 
     assert reader.read_text() == "old"
     assert old.stat().st_size > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == [old.name, "reader"]
+
+
+def test_a_page_holds_figures_packed() -> None:
+    """A fifth of their length at most, or pages of a few prompts would take a dozen megabytes."""
+    axes = {"layer": range(40), "other layer": range(40)}
+    document = look("A") | {"arrays": {"similarity": Named(torch.eye(40), axes).plain()}}
+    (section,) = sections([document])
+    figure = section.figures[0]
+    assert json.loads(gzip.decompress(base64.b64decode(figure.packed))) == figure.spec
+    assert len(figure.packed) < len(json.dumps(figure.spec)) / 5

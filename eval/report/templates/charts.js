@@ -2,8 +2,13 @@
 (() => {
   const themes = JSON.parse(document.getElementById("chart-themes").textContent);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const unpacked = (text) => {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).json();
+  };
   const draw = async (figure) => {
-    const spec = JSON.parse(figure.querySelector("script").textContent);
+    const spec = await unpacked(figure.querySelector("script").textContent);
     const place = figure.querySelector(".drawing");
     const result = await vegaEmbed(place, spec, {
       config: themes[scheme.matches ? "dark" : "light"],
