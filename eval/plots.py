@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def packed(self) -> str:
-        """The specification as a page holds it: JSON, in gzip, in base64; a sixth of its length."""
+        """The specification as a page holds it: JSON, in gzip, in base64; a fifth of its length."""
         text = json.dumps(self.spec, separators=(",", ":")).encode()
         return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
