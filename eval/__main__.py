@@ -21,6 +21,7 @@ examples:
   python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval lenses
+  python -m eval solvers --names adam
   python -m eval summary results/flat --csv flat.csv
   python -m eval compare runs results --markdown table.md --plot curves.svg
   python -m eval claims run --group mixers --models runs
@@ -31,6 +32,7 @@ COMMANDS = {
     "loss": "eval.commands.language:loss",
     "generate": "eval.commands.language:generate",
     "invert": "eval.commands.inversion:invert",
+    "solvers": "eval.commands.inversion:list_solvers",
     "curves": "eval.commands.inversion:curves",
     "probe": "eval.commands.probes:probe",
     "geometry": "eval.commands.probes:geometry",

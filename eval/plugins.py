@@ -5,23 +5,35 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from eval.cli import listed
 from eval.errors import RequestError
 
 
-def run_plugins(files: str | Sequence[str] | None) -> None:
+def run_plugins(files: str | Sequence[str] | None, never: Iterable[str | Path | None] = ()) -> None:
     """Runs each file as a module of its own.
 
+    Args:
+        files: the user's.
+        never: directories of models and results, from which no code is taken.
+
     Raises:
-        RequestError: there is no such file, or it raises; the file's line is named.
+        RequestError: there is no such file, it lies in such a directory, or it raises; the file's
+            line is named.
     """
+    places = [place for place in never if place]
     for file in listed(files or ()):
         path = Path(file)
         if path.suffix != ".py" or not path.is_file():
             raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
+        for place in places:
+            if path.resolve().is_relative_to(Path(place).resolve()):
+                raise RequestError(
+                    f"--plugin {file}: lies in {place}, and no code is taken from results or "
+                    "models; copy it elsewhere if you trust it"
+                )
         spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None

@@ -29,14 +29,15 @@ from eval.checkpoints import device_of, open_checkpoint
 from eval.circuit import Circuit
 from eval.cli import positive
 from eval.errors import RequestError
-from eval.inversion.alternating import alternating
 from eval.inversion.batch import Batch
-from eval.inversion.gradient import descent
+from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Problem, pose
-from eval.inversion.propose import propose
+from eval.inversion.search.alternating import alternating
+from eval.inversion.search.propose import propose
+from eval.inversion.search.sweep import BATCH, sweep
 from eval.inversion.slices import Slice
-from eval.inversion.sweep import BATCH, sweep
+from eval.inversion.solvers import Tools
 from eval.text import held_out_text, story_prompts
 from scripts.pages import machine, write_page
 from tokenizer import CorpusError
@@ -125,11 +126,12 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
         return [torch.Generator().manual_seed(p) for p in range(count)]
 
     def together() -> None:
-        descent(Batch((problem,)), chance(64), truth, steps=STEPS)
+        descent(Batch((problem,)), chance(64), Tools(truth=truth), steps=STEPS)
 
     def one_by_one() -> None:  # eight of them: the others cost the same
         for p in range(8):
-            descent(Batch((problem.of([p]),)), chance(1), truth[p : p + 1], steps=STEPS)
+            one = Batch((problem.of([p]),))
+            descent(one, chance(1), Tools(truth=truth[p : p + 1]), steps=STEPS)
 
     def restated() -> None:
         for p in range(8):
@@ -139,12 +141,17 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
     return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
 
 
+def _guessing(subject: Subject) -> Tools:
+    """A lexicon learnt anew for each call."""
+    return Tools(lambda circuit: Lexicon(circuit, subject.text))
+
+
 def agreement(subject: Subject, options: argparse.Namespace) -> str:
     """Positions at which the batched protocol and a plain restatement of it decode the same."""
     truth = subject.tokens[:8, :16]
     problem = _problem(subject, truth)
     chance = [torch.Generator().manual_seed(p) for p in range(8)]
-    answers = descent(Batch((problem,)), chance, truth, steps=200)
+    answers = descent(Batch((problem,)), chance, Tools(truth=truth), steps=200)
     inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
     for p, answer in enumerate(answers):
         start = torch.randn(
@@ -174,7 +181,7 @@ def products(subject: Subject, options: argparse.Namespace) -> str:
             for w in weights:
                 torch.mm(inputs[w.shape[0]], w)
 
-    swept, product = _fastest([lambda: sweep(problem), bare], options)
+    swept, product = _fastest([lambda: sweep(Batch((problem,)), []), bare], options)
     return f"{swept / product:.2f}"
 
 
@@ -184,9 +191,9 @@ def proposed(subject: Subject, options: argparse.Namespace) -> str:
     few = problem.of(list(range(2)))
 
     def guess() -> None:
-        propose(problem, Lexicon(problem.circuit, subject.text))
+        propose(Batch((problem,)), [], _guessing(subject))
 
-    swept, guessed = _fastest([lambda: sweep(few), guess], options)
+    swept, guessed = _fastest([lambda: sweep(Batch((few,)), []), guess], options)
     return f"{32 * swept / guessed:.0f}"
 
 
@@ -200,7 +207,7 @@ def cached(subject: Subject, options: argparse.Namespace) -> str:
             tokens[0, -1] = candidate
             problem.circuit.of_tokens(tokens)
 
-    swept, passes = _fastest([lambda: sweep(problem), one_each], options)
+    swept, passes = _fastest([lambda: sweep(Batch((problem,)), []), one_each], options)
     return f"{passes / 8 * V * 32 / swept:.0f}"
 
 
@@ -209,7 +216,7 @@ def hidden(subject: Subject, options: argparse.Namespace) -> str:
     tokens = subject.tokens[: options.prompts, :24]
     problem = _problem(subject, tokens, Slice(3))
     chance = [torch.Generator().manual_seed(p) for p in range(len(tokens))]
-    answers = alternating(problem, Lexicon(problem.circuit, subject.text), chance)
+    answers = alternating(Batch((problem,)), chance, _guessing(subject))
     right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
     seconds = sorted(answer.seconds for answer in answers)
     evaluations = statistics.median(answer.evaluations for answer in answers)
@@ -306,11 +313,11 @@ def _memory(options: argparse.Namespace) -> str:
 def _peak(options: argparse.Namespace) -> str:
     subject = _subjects(options)[0]
     problem = _problem(subject, subject.tokens[:1, :24])
-    sweep(problem.of([0]))
-    lexicon = Lexicon(problem.circuit, subject.text)
-    propose(problem, lexicon)
+    sweep(Batch((problem,)), [])
+    tools = _guessing(subject)
+    propose(Batch((problem,)), [], tools)
     shown = _problem(subject, subject.tokens[:1, :24], Slice(3))
-    alternating(shown, lexicon, [torch.Generator().manual_seed(0)], starts=2)
+    alternating(Batch((shown,)), [torch.Generator().manual_seed(0)], tools, starts=2)
     if options.device != "cpu":
         return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"

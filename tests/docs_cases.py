@@ -63,6 +63,7 @@ NOT_RUN = {
     r"scripts\.bench_": "takes minutes and measures this machine; each has a test of its own",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
     r"--plugin lengths\.py": "tests/test_plugins.py writes and runs that file",
+    r"--plugin hill\.py": "tests/test_solvers.py writes and runs that file",
     r"--wandb offline": "starts W&B's process; tests/test_tracking.py has it",
     r"fineweb-edu|--download": "needs the network",
     r"--curves docs|--records docs/results/claims-curves": (

@@ -22,10 +22,8 @@ from arch.channel import CHANNEL_MIXERS
 from arch.mixers import MIXERS
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.registry import claims
-from eval.inversion.decode import DECODERS
-from eval.inversion.gradient.variable import VARIABLES
-from eval.inversion.methods import methods
-from eval.inversion.objective import OBJECTIVES, WITH_SETTINGS
+from eval.inversion.solvers import solvers
+from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, WITH_SETTINGS
 from eval.inversion.suites import DIRECTORY as SUITES
 from eval.lenses.lens import lenses
 from eval.text import SETS
@@ -43,7 +41,7 @@ OF_FIGURE = ("value", "low", "high", "n")
 def collect() -> list[str]:
     """Every line that today's product gives, sorted."""
     named = {
-        "solver": methods(),
+        "solver": solvers(),
         "lens": lenses(),
         "mixer": MIXERS,
         "channel mixer": CHANNEL_MIXERS,
@@ -58,7 +56,7 @@ def collect() -> list[str]:
         "claim": claims(),
     }
     lines = {f"{kind}: {name}" for kind, names in named.items() for name in names}
-    lines |= {f"setting: {m.name}.{name}" for m in methods().values() for name in m.settings}
+    lines |= {f"setting: {m.name}.{name}" for m in solvers().values() for name in m.settings}
     lines |= {f"page: {title}" for title in _titles()}
     lines |= {f"quantity: {name}" for name in _quantities()}
     scripts = [f"scripts.{path.stem}" for path in (ROOT / "scripts").glob("[a-z]*.py")]

@@ -1,12 +1,18 @@
 """What tests of solvers stand on: random prompts, guesses of two kinds, changed models."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
+from eval.inversion.problem import Problem
+from eval.inversion.solvers import Tools
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 
@@ -26,6 +32,19 @@ def lexicon(circuit: Circuit) -> Lexicon:
 def useless(circuit: Circuit) -> Lexicon:
     """Guesses from a background of a single token, over and over."""
     return Lexicon(circuit, torch.full((8, 32), 5))
+
+
+def solve(
+    solver: Callable[..., list[Answer]],
+    problems: Problem | list[Problem],
+    guesses: Lexicon | None = None,
+    generators: list[torch.Generator] | None = None,
+    **settings: Any,
+) -> list[Answer]:
+    """A solver's answers to problems, with a lexicon of their circuit and chance if it needs it."""
+    problems = problems if isinstance(problems, list) else [problems]
+    tools = Tools(None if guesses is None else lambda circuit: guesses)
+    return solver(Batch(tuple(problems)), generators or [], tools, **settings)
 
 
 def found(answers: list[Answer]) -> Tensor:

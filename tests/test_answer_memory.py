@@ -11,9 +11,9 @@ from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import COLLISIONS, Answer
 from eval.inversion.batch import Batch
-from eval.inversion.methods import methods
 from eval.inversion.problem import pose
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Tools, solvers
 from eval.ranks import token_ranks
 from tests.search_cases import chance, lexicon, prompts
 
@@ -28,21 +28,17 @@ FEW: dict[str, dict[str, Any]] = {
 
 
 def solve(name: str, model: LanguageModel, ranked: bool) -> tuple[list[Answer], torch.Tensor]:
-    method, truth = methods()[name], prompts(COUNT, LENGTH)
+    method, truth = solvers()[name], prompts(COUNT, LENGTH)
     settings = FEW.get(name) or ({"steps": 20} if "steps" in method.settings else {})
     if "check" in method.settings:  # a check a step: each could pin a batch of its own
         settings = {"check": 1} | settings
-    settings = {} if name == "sweep" else method.configured(settings).settings
     circuit = Circuit(model, 1)
     problem = pose(circuit, truth, Slice(method.hidden[0] if method.hidden else 0), ranked=ranked)
-    if method.family == "gradient":
-        given = (truth,) if name == "descent" else ()
-        return method.solve(Batch((problem,)), chance(COUNT), *given, **settings), truth
-    given = (chance(COUNT),) if method.random else ()
-    return method.solve(problem, lexicon(circuit), *given, **settings), truth
+    tools = Tools(lexicon, truth)
+    return method.configured(settings).answer(Batch((problem,)), chance(COUNT), tools), truth
 
 
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.parametrize("name", list(solvers()))
 def test_answers_keep_ranks_and_no_scores(
     small_model: Callable[..., LanguageModel], name: str
 ) -> None:

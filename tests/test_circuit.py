@@ -12,8 +12,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.circuit import ABLATIONS, PARTS, Circuit, run_together
 from eval.errors import RequestError
-from eval.inversion.methods import methods
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import solvers
 
 Make = Callable[..., LanguageModel]
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
@@ -171,7 +171,7 @@ def test_without_mask_nothing_goes_left_to_right(small_model: Make) -> None:
 
 
 def test_without_mask_every_search_is_refused_with_the_reason() -> None:
-    for method in methods().values():
+    for method in solvers().values():
         refusal = method.refusal(Slice(0 if method.hidden and 0 in method.hidden else 1), 9, False)
         if method.family in ("search", "prior"):
             assert refusal

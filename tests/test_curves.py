@@ -13,8 +13,8 @@ from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
 from eval.checkpoints import open_checkpoint
 from eval.inversion.curves import bracket, crossing, interval, monotone, plan_curves, run_curves
-from eval.inversion.methods import methods
 from eval.inversion.run import Runner
+from eval.inversion.solvers import solvers
 from eval.results import Results, Row, read_rows
 from eval.text import Prompt, random_prompts
 from tokenizer import open_corpus, train_tokenizer
@@ -30,7 +30,7 @@ def trace(
     checkpoint = open_checkpoint(directory)
     prompts = {"flat": random_prompts(checkpoint.tokenizer, count, 6)}
     texts = {"flat": torch.arange(8 * 32).view(8, 32)}
-    known = methods()
+    known = solvers()
     chosen = {name: known[name].configured(settings) for name, settings in asked.items()}
     results = Results(out)
     curves = plan_curves(checkpoint, (0,), axes, chosen, prompts["flat"], results.keys)

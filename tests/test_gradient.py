@@ -11,9 +11,11 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.gradient import adam, descent
+from eval.inversion.gradient.adam import adam
+from eval.inversion.gradient.descent import descent
 from eval.inversion.problem import Problem, pose
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Tools
 
 Make = Callable[..., LanguageModel]
 
@@ -56,7 +58,9 @@ def plain_descent(
 def test_descent_is_the_published_protocol(small_model: Make) -> None:
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(), 40, 0.02
-    answers = descent(batch(model, Slice(1), truth), chance(3), truth, steps=steps, rate=rate)
+    answers = descent(
+        batch(model, Slice(1), truth), chance(3), Tools(truth=truth), steps=steps, rate=rate
+    )
     for p, generator in enumerate(chance(3)):
         embeddings = model.embed(truth[p : p + 1])
         x = torch.randn(embeddings.shape[1:], generator=generator)[None]
@@ -79,7 +83,12 @@ def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(
     model = small_model(mixers=("flat",))
     truth, steps, rate = prompts(1, 4), 10, 1e-3
     (answer,) = descent(
-        batch(model, Slice(0), truth), chance(1), truth, steps=steps, rate=rate, variable=variable
+        batch(model, Slice(0), truth),
+        chance(1),
+        Tools(truth=truth),
+        steps=steps,
+        rate=rate,
+        variable=variable,
     )
     W = model.embedding.weight
     x = torch.randn(4, 400, generator=chance(1)[0])[None]
@@ -98,7 +107,7 @@ def test_sequential_descent_sees_one_output_at_a_time(small_model: Make) -> None
     truth, steps, rate = prompts(1, 4), 15, 0.02
     problem = pose(Circuit(model, 2), truth, Slice(1))
     (answer,) = descent(
-        Batch((problem,)), chance(1), truth, steps=steps, rate=rate, sequential=True
+        Batch((problem,)), chance(1), Tools(truth=truth), steps=steps, rate=rate, sequential=True
     )
     x = torch.randn(4, 32, generator=chance(1)[0])[None]
     target = model.hidden(model.embed(truth), 2)
@@ -128,18 +137,18 @@ def mixed_batch(model: LanguageModel) -> tuple[list[Problem], Tensor]:
 
 def test_a_batch_of_many_gives_what_each_alone_gives(small_model: Make) -> None:
     problems, truth = mixed_batch(small_model(mixers=("attention+flat",)))
-    rates = [0.01 * (1 + row) for row in range(len(truth))]
     whole = Batch(tuple(problems))
-    by_adam = adam(whole, chance(8), steps=40, rate=[10 * r for r in rates], check=15)
-    by_descent = descent(whole, chance(8), truth, steps=20, rate=rates)
+    by_adam = adam(whole, chance(8), steps=40, rate=0.3, check=15)
+    by_descent = descent(whole, chance(8), Tools(truth=truth), steps=20, rate=0.03)
     for row in range(8):
         alone = Batch((problems[row // 2].of([row % 2]),))
-        (one,) = adam(alone, [chance(8)[row]], steps=40, rate=10 * rates[row], check=15)
+        (one,) = adam(alone, [chance(8)[row]], steps=40, rate=0.3, check=15)
         assert torch.allclose(by_adam[row].scores, one.scores, atol=1e-3)
         assert by_adam[row].tokens.equal(one.tokens)
         assert by_adam[row].steps == one.steps
         assert by_adam[row].evaluations == one.evaluations
-        (one,) = descent(alone, [chance(8)[row]], truth[row : row + 1], steps=20, rate=rates[row])
+        given = Tools(truth=truth[row : row + 1])
+        (one,) = descent(alone, [chance(8)[row]], given, steps=20, rate=0.03)
         assert torch.allclose(by_descent[row].scores, one.scores, atol=1e-3)
         assert by_descent[row].criterion == one.criterion
 
@@ -150,7 +159,9 @@ def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model: Ma
     truth = prompts()
     problem = batch(model, Slice(0), truth)
     own_scale = (found(adam(problem, chance(3))) == truth).float().mean()
-    protocol = (found(descent(problem, chance(3), truth, steps=300)) == truth).float().mean()
+    protocol = (
+        (found(descent(problem, chance(3), Tools(truth=truth), steps=300)) == truth).float().mean()
+    )
     assert own_scale == 1.0
     assert protocol < own_scale
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.inversion.alternating import COMBINED, CROSSED, _End, _Search, alternating
+from eval.inversion.answer import verdicts
 from eval.inversion.lexicon import Reader
-from eval.inversion.metrics import verdicts
 from eval.inversion.problem import pose
+from eval.inversion.search.alternating import COMBINED, CROSSED, _End, _Search, alternating
 from eval.inversion.slices import Slice
 from tests.search_cases import (
     MIXERS,
@@ -24,6 +24,7 @@ from tests.search_cases import (
     lexicon,
     prompts,
     sharpened,
+    solve,
     useless,
     with_twins,
 )
@@ -39,7 +40,7 @@ def test_alternating_finds_hidden_tokens_with_nothing_given(
     circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(2, 10)
     problem = pose(circuit, truth, Slice(k))
     assert problem.target.shape == (2, 10 - k, 64)
-    answers = alternating(problem, lexicon(circuit), chance(2))
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
     assert found(answers).equal(truth)
     assert problem.residual(found(answers))[1].all()
     for answer in answers:
@@ -54,20 +55,20 @@ def test_alternating_finds_hidden_tokens_with_nothing_given(
 )
 def test_alternating_finds_five(small_model: Make, mixer: str) -> None:
     circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(1, 12)
-    answers = alternating(pose(circuit, truth, Slice(5)), lexicon(circuit), chance(1))
+    answers = solve(alternating, pose(circuit, truth, Slice(5)), lexicon(circuit), chance(1))
     assert found(answers).equal(truth)
     assert answers[0].certificate == "residual"
 
 
 def test_alternating_does_not_need_good_guesses(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 9)
-    answers = alternating(pose(circuit, truth, Slice(2)), useless(circuit), chance(2))
+    answers = solve(alternating, pose(circuit, truth, Slice(2)), useless(circuit), chance(2))
     assert found(answers).equal(truth)
 
 
 def test_hidden_tokens_behind_large_weights(small_model: Make) -> None:
     circuit, truth = Circuit(sharpened(small_model(d_model=64), 2.0), 2), prompts(2, 9)
-    answers = alternating(pose(circuit, truth, Slice(2)), lexicon(circuit), chance(2))
+    answers = solve(alternating, pose(circuit, truth, Slice(2)), lexicon(circuit), chance(2))
     assert found(answers).equal(truth)
 
 
@@ -77,7 +78,9 @@ def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) 
         Circuit(sharpened(small_model(mixers=("flat",), d_model=64), 4.0), 2),
         prompts(4, 8),
     )
-    answers = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(4), 1, 2)
+    answers = solve(
+        alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(4), starts=1, rounds=2
+    )
     assert [answer.notes["starts"] for answer in answers] == [2] * 4
     assert found(answers).equal(truth)
     assert all(answer.certificate == "enumerated" for answer in answers)
@@ -93,7 +96,7 @@ def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(
     limit = problem.limit.clone()
     limit[:, :blurred] = 1.0 * problem.target[:, :blurred].norm(dim=-1)
     problem = replace(problem, limit=limit)
-    answers = alternating(problem, lexicon(circuit), chance(2))
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
     several = 0
     for p, answer in enumerate(answers):
         assert answer.certificate == "enumerated"
@@ -111,7 +114,7 @@ def test_the_last_position_alone(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 3)
     problem = pose(circuit, truth, Slice.parse("[:, -1, :]"))
     assert problem.hidden == 2
-    answers = alternating(problem, lexicon(circuit), chance(2))
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
     assert found(answers).equal(truth)
     assert all(answer.certificate == "residual" for answer in answers)
 
@@ -120,7 +123,7 @@ def test_hidden_tokens_from_a_part_and_from_joined_layers(small_model: Make) -> 
     model, truth = small_model(mixers=("attention",), d_model=64), prompts(1, 8)
     for layers, part in ((2, "mixer"), ((1, 2), "block")):
         circuit = Circuit(model, layers, part)
-        answers = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+        answers = solve(alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
         assert found(answers).equal(truth)
 
 
@@ -128,7 +131,8 @@ def test_the_same_seed_gives_the_same_answer(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
     problem = pose(circuit, truth, Slice(4))
     both = [
-        alternating(problem, lexicon(circuit), chance(1), starts=1, rounds=2)[0] for _ in range(2)
+        solve(alternating, problem, lexicon(circuit), chance(1), starts=1, rounds=2)[0]
+        for _ in range(2)
     ]
     assert both[0].tokens.equal(both[1].tokens)
     assert both[0].evaluations == both[1].evaluations
@@ -146,7 +150,7 @@ def test_no_false_accept(small_model: Make, mixers: list[str], count: int) -> No
             circuit, truth = Circuit(model, layer), prompts(count, 9, seed=layer)
             problem = pose(circuit, truth, Slice(k))
             short: dict[str, Any] = {"starts": 1, "rounds": 1, "beams": 16}
-            answers = alternating(problem, lexicon(circuit), chance(count), **short)
+            answers = solve(alternating, problem, lexicon(circuit), chance(count), **short)
             right = (found(answers) == truth).all(dim=1).tolist()
             said = [answer.certificate is not None for answer in answers]
             assert not any(s and not r for s, r in zip(said, right, strict=True))
@@ -161,7 +165,7 @@ def test_one_hidden_token_with_a_twin_is_ambiguous(small_model: Make) -> None:
     truth = prompts(1, 6)
     one = int(truth[0, 0])
     circuit = Circuit(with_twins(small_model(d_model=64), one, 11), 2)
-    (answer,) = alternating(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+    (answer,) = solve(alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
     assert answer.collisions[0] == sorted({11, one})
     assert answer.tokens[1:].equal(truth[0, 1:])
     assert verdicts(answer, truth[0], at_floor=True) == ["ambiguous", *["recovered"] * 5]

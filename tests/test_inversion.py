@@ -8,14 +8,13 @@ import torch
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.inversion.alternating import alternating
-from eval.inversion.answer import Answer
+from eval.inversion.answer import Answer, tally, verdicts
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.metrics import tally, verdicts
 from eval.inversion.problem import ACCEPT, Problem, pose
-from eval.inversion.propose import propose
+from eval.inversion.search.alternating import alternating
+from eval.inversion.search.propose import propose
+from eval.inversion.search.sweep import sweep
 from eval.inversion.slices import Slice
-from eval.inversion.sweep import sweep, sweep_layers
 from eval.ranks import token_ranks
 from tests.search_cases import (
     MIXERS,
@@ -24,6 +23,7 @@ from tests.search_cases import (
     lexicon,
     prompts,
     sharpened,
+    solve,
     useless,
     with_twins,
 )
@@ -37,7 +37,7 @@ Make = Callable[..., LanguageModel]
 def test_sweep_recovers_every_token(small_model: Make, mixer: str, layer: int) -> None:
     circuit, truth = Circuit(small_model(mixers=(mixer,)), layer), prompts()
     problem = pose(circuit, truth, Slice(0))
-    answers = sweep(problem)
+    answers = solve(sweep, problem)
     assert found(answers).equal(truth)
     for p, answer in enumerate(answers):
         assert answer.certificate == "enumerated"
@@ -55,7 +55,7 @@ def test_the_sweep_is_brute_force(small_model: Make) -> None:
     """Each token's distance at each position, against one whole pass per candidate."""
     circuit, truth = Circuit(small_model(mixers=("attention+flat",)), 2), prompts(2, 4)
     problem = pose(circuit, truth, Slice.parse("[:, :, 3:20]"))
-    for p, answer in enumerate(sweep(problem)):
+    for p, answer in enumerate(solve(sweep, problem)):
         for t in range(4):
             tried = truth[p].repeat(400, 1)
             tried[:, t] = torch.arange(400)
@@ -66,13 +66,19 @@ def test_the_sweep_is_brute_force(small_model: Make) -> None:
             assert float(answer.runner_up[t]) == pytest.approx(float(second), rel=1e-4)
 
 
+def by_layer(problems: list[Problem], coarse: bool = False) -> list[list[Answer]]:
+    """The answers of one sweep over all layers, for each of them."""
+    answers = iter(solve(sweep, problems, coarse=coarse))
+    return [[next(answers) for _ in problem.target] for problem in problems]
+
+
 @pytest.mark.parametrize("text", ["[:, :, :]", "[:, :, 4:12]"])
 def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: str) -> None:
     model, truth = small_model(mixers=("flat", "attention"), n_layers=3), prompts()
     layers = [2, 0, (1, 3), 3]
     problems = [pose(Circuit(model, layer), truth, Slice.parse(text)) for layer in layers]
-    for together, problem in zip(sweep_layers(problems), problems, strict=True):
-        alone = sweep(problem)
+    for together, problem in zip(by_layer(problems), problems, strict=True):
+        alone = solve(sweep, problem)
         assert found(together).equal(found(alone))
         assert found(together).equal(truth)
         for a, b in zip(together, alone, strict=True):
@@ -84,9 +90,9 @@ def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: s
 def test_a_sweep_screened_in_low_precision_finds_the_same(small_model: Make, mixer: str) -> None:
     model, truth = sharpened(small_model(mixers=(mixer,)), 3.0), prompts(4)
     problems = [pose(Circuit(model, layer), truth, Slice()) for layer in (1, 2)]
-    for answers, problem in zip(sweep_layers(problems, coarse=True), problems, strict=True):
+    for answers, problem in zip(by_layer(problems, coarse=True), problems, strict=True):
         assert found(answers).equal(truth)
-        for answer, exact in zip(answers, sweep(problem), strict=True):
+        for answer, exact in zip(answers, solve(sweep, problem), strict=True):
             assert (answer.certificate, exact.certificate) == ("screened", "enumerated")
             assert answer.runner_up is not None
             assert exact.runner_up is not None
@@ -100,10 +106,10 @@ def test_layers_that_disagree_are_swept_alone(small_model: Make) -> None:
         pose(Circuit(model, layer), truth, Slice(), noise=3.0, generators=chance(3, layer))
         for layer in (1, 2)
     ]
-    together = sweep_layers(problems)
+    together = by_layer(problems)
     assert not found(together[0]).equal(found(together[1]))
     for own, problem in zip(together, problems, strict=True):
-        assert found(own).equal(found(sweep(problem)))
+        assert found(own).equal(found(solve(sweep, problem)))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def test_proposals_are_exact_whatever_the_guesses(
         for layer in (0, 1, 2):
             circuit = Circuit(model, layer)
             problem = pose(circuit, truth, Slice(0))
-            answers = propose(problem, guesses(circuit))
+            answers = solve(propose, problem, guesses(circuit))
             assert found(answers).equal(truth)
             assert all(answer.certificate == "residual" for answer in answers)
             assert all(answer.scores.shape == (8, 400) for answer in answers)
@@ -127,7 +133,7 @@ def test_proposals_are_exact_whatever_the_guesses(
 
 def test_proposals_cost_a_few_passes_where_guesses_hit(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(6)
-    answers = propose(pose(circuit, truth, Slice(0)), lexicon(circuit))
+    answers = solve(propose, pose(circuit, truth, Slice(0)), lexicon(circuit))
     assert found(answers).equal(truth)
     assert all(answer.notes["swept"] == 0 for answer in answers)
     assert max(answer.evaluations for answer in answers) < 400
@@ -139,8 +145,8 @@ def test_proposals_of_parts_and_channels(small_model: Make, part: str, text: str
     for layers in (2, (1, 2)):
         circuit = Circuit(small_model(mixers=("attention+flat",)), layers, part)
         problem = pose(circuit, prompts(), Slice.parse(text))
-        answers = propose(problem, lexicon(circuit))
-        assert found(answers).equal(found(sweep(problem)))
+        answers = solve(propose, problem, lexicon(circuit))
+        assert found(answers).equal(found(solve(sweep, problem)))
         assert found(answers).equal(prompts())
 
 
@@ -148,7 +154,7 @@ def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model
     circuit, truth = Circuit(small_model(), 2), prompts(8)
     for noise in (0.1, 1.0, 4.0):
         problem = pose(circuit, truth, Slice(), noise=noise, generators=chance(8))
-        answers = propose(problem, lexicon(circuit))
+        answers = solve(propose, problem, lexicon(circuit))
         within = problem.residual(found(answers))[1]
         assert within.tolist() == [answer.certificate == "residual" for answer in answers]
 
@@ -163,9 +169,9 @@ def test_what_cannot_be_explained_is_not_certified(small_model: Make) -> None:
     hidden = replace(hidden, floor=real.floor[:, 2:], limit=real.limit[:, 2:])
     guesses = lexicon(circuit)
     answers: dict[str, list[Answer]] = {
-        "sweep": sweep(problem),
-        "propose": propose(problem, guesses),
-        "alternating": alternating(hidden, guesses, chance(4), starts=1, rounds=1),
+        "sweep": solve(sweep, problem),
+        "propose": solve(propose, problem, guesses),
+        "alternating": solve(alternating, hidden, guesses, chance(4), starts=1, rounds=1),
     }
     for name, own in answers.items():
         assert found(own).shape == (4, 7), name
@@ -189,7 +195,7 @@ def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make, mixe
     truth = prompts()
     one = int(truth[0, 3])
     problem = pose(Circuit(with_twins(small_model(mixers=(mixer,)), one, 11), 2), truth, Slice(0))
-    answer = sweep(problem)[0]
+    answer = solve(sweep, problem)[0]
     assert answer.collisions[3] == sorted({11, one})
     assert int(answer.tokens[3]) in (11, one)
     assert answer.certificate == "enumerated"

@@ -252,7 +252,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--slices", "[:, 6:, :]"], "slice [:, 6:, :] shows nothing of a prompt of 6 tokens"),
     (["--slices", "[:, 6:, :]", "--methods", "adam"], "shows nothing of a prompt of 6 tokens"),
     (["--slices", "[:, :, 40:]"], "shows 0 of a site's 32 channels; give bounds within 32"),
-    (["--methods", "magic"], "method magic: there is no such method; use adam"),
+    (["--methods", "magic"], "method magic: there is no such method; use descent, adam"),
     (["--methods", "sweep", "--slices", "[:, 1:, :]"], "no method asked for fits (sweep needs eve"),
     (["--methods", "alternating", "--slices", "[:, 0:, :]"], "needs the first k positions hidden"),
     (["--set", "adam.steps=5"], "--set: needs --methods"),

@@ -14,11 +14,11 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.problem import pose
-from eval.inversion.propose import propose
+from eval.inversion.search.propose import propose
 from eval.inversion.slices import Slice
 from eval.results import read_rows
 from tests.arch_cases import byte_tokenizer
-from tests.search_cases import found, lexicon, prompts
+from tests.search_cases import found, lexicon, prompts, solve
 from tests.test_pretrained import FAMILIES, their_model
 
 
@@ -63,7 +63,7 @@ def test_every_family_gives_up_its_tokens(family: str) -> None:
     truth = prompts(3, 10, 256)
     for layers in (0, 2, (1, 3)):
         circuit = Circuit(model, layers)
-        answers = propose(pose(circuit, truth, Slice()), lexicon(circuit))
+        answers = solve(propose, pose(circuit, truth, Slice()), lexicon(circuit))
         assert found(answers).equal(truth)
         assert all(answer.certificate == "residual" for answer in answers)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from eval.inversion.metrics import extras, is_permuted, nearest_rival, set_recall
+from eval.inversion.answer import extras, is_permuted, nearest_rival, set_recall
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from eval.checkpoints import open_checkpoint
-from eval.inversion.methods import methods
 from eval.inversion.questions import Question, plan
 from eval.inversion.run import SHUFFLED, Runner
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import solvers
 from eval.text import Prompt
 
 COUNT, LENGTH, VOCAB = 8, 5, 400
@@ -29,14 +29,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.parametrize("name", list(solvers()))
 def test_a_shuffled_target_leaves_the_truth_at_chance(
     model_directory: Callable[..., Path], name: str
 ) -> None:
     checkpoint = open_checkpoint(model_directory())
     drawn = torch.randint(VOCAB, (COUNT + 8, 32), generator=torch.Generator().manual_seed(3))
     prompts = [Prompt("random", i, tuple(drawn[i, :LENGTH].tolist())) for i in range(COUNT)]
-    method = methods()[name].configured(SETTINGS.get(name, {}))
+    method = solvers()[name].configured(SETTINGS.get(name, {}))
     hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
     shown = Slice(hidden)
     question = Question({name: method}, (shown,), layers=(1,), shuffled=True)

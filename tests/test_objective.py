@@ -10,8 +10,7 @@ from torch.nn import functional
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.decode import DECODERS, decode, restrict
-from eval.inversion.objective import objective
+from eval.inversion.spaces import DECODERS, decode, objective, restrict
 
 Make = Callable[..., LanguageModel]
 SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))

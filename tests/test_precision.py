@@ -12,16 +12,16 @@ from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.methods import parse_methods
 from eval.inversion.problem import pose
 from eval.inversion.questions import Question, plan
 from eval.inversion.run import Runner
+from eval.inversion.search.sweep import sweep
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import parse_solvers
 from eval.inversion.summary import summarise
-from eval.inversion.sweep import sweep
 from eval.results import Row
 from eval.text import Prompt
-from tests.search_cases import lexicon, prompts
+from tests.search_cases import lexicon, prompts, solve
 
 Make = Callable[..., LanguageModel]
 METHODS = {
@@ -43,7 +43,7 @@ def rows_of(model: LanguageModel, tokenizer: Tokenizer, shown: Slice) -> list[Ro
     meta = {"name": "flat", "step": 0}
     checkpoint = Checkpoint(model, model.config, tokenizer, meta, Path("flat"))
     asked = [Prompt("random", i, tuple(row)) for i, row in enumerate(prompts(2, 7).tolist())]
-    question = Question(parse_methods(METHODS), (shown,), "last")
+    question = Question(parse_solvers(METHODS), (shown,), "last")
     background = lexicon(Circuit(model, 2)).background
     runner = Runner({"flat": asked}, {"flat": background})
     return [row for job in plan(checkpoint, question, asked, set()) for row in runner.run(job)]
@@ -101,7 +101,7 @@ def test_a_method_that_only_proves_is_refused_in_half_precision(
 ) -> None:
     model = small_model().half()
     checkpoint = Checkpoint(model, model.config, small_tokenizer, {"name": "m"}, Path("m"))
-    question = Question(parse_methods(["enumerate"]), (Slice(2),), "last")
+    question = Question(parse_solvers(["enumerate"]), (Slice(2),), "last")
     with pytest.raises(RequestError, match="enumerate: it proves answers, and m has weights in fl"):
         plan(checkpoint, question, [Prompt("random", 0, tuple(range(6)))], set())
 
@@ -114,7 +114,7 @@ def test_a_row_s_margin_is_the_worst_over_positions_of_margin_over_floor(
         r["prompt"]: r for r in rows_of(model, small_tokenizer, Slice(0)) if r["method"] == "sweep"
     }
     problem = pose(Circuit(model, 2), truth, Slice(0))
-    for p, answer in enumerate(sweep(problem)):
+    for p, answer in enumerate(solve(sweep, problem)):
         assert answer.runner_up is not None
         bits = [
             math.log2(margin / floor)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from eval.inversion.metrics import tally
+from eval.inversion.answer import tally
 from eval.probes.linear import Score
 from eval.ranks import token_ranks
 

@@ -89,8 +89,8 @@ def test_every_method_has_its_line():
     assert list(lines) == [
         "gradient descent (the published protocol)gradient",
         "Adam at the model's scalegradient",
-        "PEZgradient",
         "GCGgradient",
+        "PEZgradient",
         "beamsearch",
         "exact search, alternatingsearch",
     ]

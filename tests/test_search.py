@@ -10,15 +10,14 @@ from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
 from eval.circuit import Circuit
-from eval.inversion.additive import RIDGE, explain, extrapolate
-from eval.inversion.enumerate import enumerate_hidden
-from eval.inversion.guess import chance as guess
-from eval.inversion.prior import expected
 from eval.inversion.problem import Problem, pose
+from eval.inversion.search.additive import RIDGE, explain, extrapolate
+from eval.inversion.search.enumerate import enumerate_hidden
+from eval.inversion.search.others import chance as guess
+from eval.inversion.search.others import expected, snap
+from eval.inversion.search.sweep import sweep
 from eval.inversion.slices import Slice
-from eval.inversion.snap import snap
-from eval.inversion.sweep import sweep
-from tests.search_cases import chance, found, lexicon, prompts, sharpened, with_twins
+from tests.search_cases import chance, found, lexicon, prompts, sharpened, solve, with_twins
 
 Make = Callable[..., LanguageModel]
 V = 40
@@ -48,7 +47,7 @@ def all_pairs(problem: Problem, truth: Tensor) -> tuple[list[tuple[int, int]], f
 def test_enumeration_of_two_is_brute_force(mixer: str, exact: bool) -> None:
     circuit, truth = Circuit(tiny(mixer), 2), prompts(3, 6, V)
     problem = pose(circuit, truth, Slice(2))
-    answers = enumerate_hidden(problem, lexicon(circuit), chance(3), exact=exact)
+    answers = solve(enumerate_hidden, problem, lexicon(circuit), chance(3), exact=exact)
     assert found(answers).equal(truth)
     for p, answer in enumerate(answers):
         one = problem.of([p])
@@ -71,7 +70,7 @@ def test_two_hidden_tokens_with_a_twin_collide() -> None:
     twin = next(t for t in range(V) if t not in truth[0].tolist())
     circuit = Circuit(with_twins(tiny(), one, twin), 2)
     problem = pose(circuit, truth, Slice(2))
-    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=True)
+    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=True)
     assert answer.collisions[1] == sorted({one, twin})
     assert answer.certificate == "screened"  # bfloat16 ruled the others out, by a measured bound
     fit, _ = all_pairs(problem, truth[0])
@@ -84,7 +83,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
     for noise in (0.01, 0.3):
         shown = Slice.parse("[:, 2:, :3]")
         problem = pose(circuit, truth, shown, noise=noise, generators=chance(1))
-        (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=True)
+        (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=True)
         assert answer.certificate == "screened"
         fit, _ = all_pairs(problem, answer.tokens)
         assert answer.notes["pairs"] > len(fit)
@@ -98,7 +97,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
 def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part: str, noise: float) -> None:
     circuit, truth = Circuit(tiny(), 1, part), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2), noise=noise, generators=chance(1))
-    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1))
+    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1))
     assert answer.certificate == "screened"
     fit, _ = all_pairs(problem, answer.tokens)
     assert answer.notes["pairs"] >= len(fit) >= (2 if noise > 0.1 else 1)
@@ -113,8 +112,8 @@ def test_a_screen_that_loses_the_answer_certifies_nothing(
 ) -> None:
     circuit, truth = Circuit(tiny(), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
-    monkeypatch.setattr("eval.inversion.enumerate.SPARE", -1.0)
-    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), exact=exact)
+    monkeypatch.setattr("eval.inversion.search.enumerate.SPARE", -1.0)
+    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=exact)
     assert answer.tokens.equal(truth[0])
     assert answer.notes["pairs"] == 0
     assert answer.certificate == "residual"
@@ -123,7 +122,7 @@ def test_a_screen_that_loses_the_answer_certifies_nothing(
 
 def test_one_hidden_token_is_enumerated(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 7)
-    answers = enumerate_hidden(pose(circuit, truth, Slice(1)), lexicon(circuit), chance(2))
+    answers = solve(enumerate_hidden, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(2))
     assert found(answers).equal(truth)
     assert all(answer.certificate == "enumerated" for answer in answers)
 
@@ -131,7 +130,7 @@ def test_one_hidden_token_is_enumerated(small_model: Make) -> None:
 def test_too_many_possible_pairs_leave_the_answer_as_it_was() -> None:
     circuit, truth = Circuit(sharpened(tiny(), 2.0), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
-    (answer,) = enumerate_hidden(problem, lexicon(circuit), chance(1), most=1)
+    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), most=1)
     assert answer.certificate == "residual"
     assert "pairs" not in answer.notes
 
@@ -195,7 +194,7 @@ def test_extrapolation_is_ridge_regression() -> None:
 def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(4, 8)
     problem = pose(circuit, truth, Slice(1))
-    answers = snap(problem, lexicon(circuit), chance(4), steps=150, resolve=150)
+    answers = solve(snap, problem, lexicon(circuit), chance(4), steps=150, resolve=150)
     right = (found(answers) == truth).all(dim=1).tolist()
     assert sum(right) >= 3
     assert [answer.certificate == "residual" for answer in answers] == right
@@ -205,7 +204,7 @@ def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model: M
 def test_snap_of_many_hidden_tokens_goes_one_by_one(small_model: Make) -> None:
     circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
     problem = pose(circuit, truth, Slice(5))
-    (answer,) = snap(problem, lexicon(circuit), chance(1), steps=5, resolve=5)
+    (answer,) = solve(snap, problem, lexicon(circuit), chance(1), steps=5, resolve=5)
     assert answer.tokens.shape == (8,)
     assert answer.certificate is None
 
@@ -224,8 +223,8 @@ def test_a_prior_beats_the_sweep_under_noise_where_it_is_right() -> None:
     circuit = Circuit(babbling(1.0), 2)
     truth = (torch.arange(8)[:, None] * 5 + torch.arange(10)) % V  # each token its successor
     problem = pose(circuit, truth, Slice(), noise=2.0, generators=chance(8))
-    by_evidence = (found(sweep(problem)) == truth)[:, 1:].float().mean()
-    answers = expected(problem, lexicon(circuit))
+    by_evidence = (found(solve(sweep, problem)) == truth)[:, 1:].float().mean()
+    answers = solve(expected, problem, lexicon(circuit))
     with_prior = (found(answers) == truth)[:, 1:].float().mean()
     assert by_evidence < 0.9
     assert with_prior > by_evidence + 0.1
@@ -235,20 +234,20 @@ def test_a_prior_beats_the_sweep_under_noise_where_it_is_right() -> None:
 def test_without_noise_the_prior_changes_nothing() -> None:
     circuit, truth = Circuit(babbling(1.0), 2), prompts(4, 8, V)
     problem = pose(circuit, truth, Slice())
-    assert found(expected(problem, lexicon(circuit))).equal(truth)
+    assert found(solve(expected, problem, lexicon(circuit))).equal(truth)
 
 
 def test_a_weightless_prior_is_the_sweep() -> None:
     circuit = Circuit(babbling(1.0), 2)
     problem = pose(circuit, prompts(8, 8, V), Slice(), noise=2.0, generators=chance(8))
-    light = found(expected(problem, lexicon(circuit), weight=1e-9))
-    assert light.equal(found(sweep(problem)))
+    light = found(solve(expected, problem, lexicon(circuit), weight=1e-9))
+    assert light.equal(found(solve(sweep, problem)))
 
 
 def test_chance_is_one_in_the_vocabulary() -> None:
     circuit, truth = Circuit(tiny(), 1), prompts(200, 20, V)
     problem = pose(circuit, truth, Slice())
-    answers = guess(problem, lexicon(circuit), chance(200))
+    answers = solve(guess, problem, lexicon(circuit), chance(200))
     hits = float((found(answers) == truth).float().mean())
     assert hits == pytest.approx(1 / V, abs=4 * (1 / V / 4000) ** 0.5)
     assert all(answer.scores.argmax(dim=1).equal(answer.tokens) for answer in answers)

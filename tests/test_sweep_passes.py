@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from eval.checkpoints import open_checkpoint
-from eval.inversion.methods import parse_methods
 from eval.inversion.questions import Question, plan
 from eval.inversion.run import Runner
+from eval.inversion.solvers import parse_solvers
 from eval.text import Prompt
 
 COUNT, LENGTH, DEPTH = 100, 2, 3
@@ -35,7 +35,7 @@ def test_layers_share_passes_at_many_prompts(
     def tokens(method: str, layers: tuple[int, ...], there: set[str]) -> int:
         nonlocal entered
         entered = 0
-        question = Question(parse_methods([method]), layers=layers)
+        question = Question(parse_solvers([method]), layers=layers)
         runner = Runner({about: prompts}, {about: drawn[COUNT:]})
         jobs = plan(checkpoint, question, prompts, there)
         rows = [row for job in jobs for row in runner.run(job)]
@@ -45,7 +45,7 @@ def test_layers_share_passes_at_many_prompts(
         return entered
 
     every = tuple(range(1, DEPTH + 1))
-    question = Question(parse_methods(["sweep"]), layers=every)
+    question = Question(parse_solvers(["sweep"]), layers=every)
     cells = [
         (job, cell) for job in plan(checkpoint, question, prompts, set()) for cell in job.cells
     ]

@@ -20,10 +20,10 @@ from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, Shelf, Source
 from eval.errors import RequestError
 from eval.inversion.controls import derive
-from eval.inversion.methods import Method, parse_methods
 from eval.inversion.questions import LAST, Job, Question, plan
 from eval.inversion.run import SHUFFLED, Runner
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Solver, parse_solvers
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.results import Results, Row, read_rows, row_key
@@ -180,7 +180,7 @@ def questions(
 ) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
     """The questions of one part: as the protocol says, then padded, then of its controls."""
     arm, protocol = part.arm, part.protocol
-    methods = parse_methods(protocol.methods)
+    methods = parse_solvers(protocol.methods)
     without = frozenset(arm.without) - ({"mask"} if part.name == FAIR else set())
     question = Question(
         methods,
@@ -247,7 +247,7 @@ def _allowed(part: Part, checkpoint: Checkpoint) -> tuple[int, ...] | None:
     return tuple(sorted(set(ids)))
 
 
-def _only(methods: dict[str, Method], name: str) -> dict[str, Method]:
+def _only(methods: dict[str, Solver], name: str) -> dict[str, Solver]:
     """Those of one solver, or the first where none is."""
     own = {label: method for label, method in methods.items() if method.name == name}
     return own or dict(list(methods.items())[:1])

@@ -14,8 +14,8 @@ import yaml
 
 from arch import ModelConfig
 from eval.errors import RequestError
-from eval.inversion.methods import Method, parse_methods
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Solver, parse_solvers
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"
@@ -26,7 +26,7 @@ KINDS = (SELF, NONSELF)
 PUBLISHED, TUNED, SEARCH = "published descent", "tuned gradient", "search"
 FAMILIES = (PUBLISHED, TUNED, SEARCH)
 
-Methods = dict[str, dict[str, Method]]
+Methods = dict[str, dict[str, Solver]]
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def read(data: dict[str, Any]) -> Plan:
     )
 
 
-def family(method: Method) -> str:
+def family(method: Solver) -> str:
     """What a method is drawn as."""
     if method.name == "descent":
         return PUBLISHED
@@ -218,4 +218,4 @@ def family(method: Method) -> str:
 
 
 def _methods(data: dict[str, dict[str, Any]]) -> Methods:
-    return {kind: parse_methods(own) for kind, own in data.items()}
+    return {kind: parse_solvers(own) for kind, own in data.items()}

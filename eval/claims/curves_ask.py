@@ -161,7 +161,7 @@ def batches(jobs: Iterable[Job]) -> Iterator[Job]:
     """The same work, what a gradient solver can treat at once in one job, whatever is shown."""
     together: dict[str, list[Job]] = {}
     for job in jobs:
-        if job.method.family == "gradient":
+        if job.solver.family == "gradient":
             length = len(job.cells[0].prompt.tokens)
             together.setdefault(row_key(job.label, job.settings, length), []).append(job)
         else:

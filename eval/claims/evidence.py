@@ -18,8 +18,8 @@ from eval.claims.sift import Asked, sift
 from eval.claims.sources import size_of
 from eval.errors import RequestError
 from eval.files import write_text
+from eval.inversion.answer import set_recall
 from eval.inversion.fields import hidden_positions, prompt, weights
-from eval.inversion.metrics import set_recall
 from eval.inversion.summary import figures
 from eval.results import Row
 from eval.statistics import over_seeds, share

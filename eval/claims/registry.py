@@ -30,8 +30,8 @@ from eval.claims.entries import (
     Term,
 )
 from eval.errors import RequestError
-from eval.inversion.methods import parse_methods
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import parse_solvers
 from eval.lenses.lens import lenses
 
 DIRECTORY = Path(__file__).parent / "registry"
@@ -204,7 +204,7 @@ def _protocol(data: dict[str, Any] | None, where: str) -> Protocol | None:
     _only(data, {field.name for field in fields(Protocol)}, where)
     methods = data.get("methods") or {}
     if methods:
-        parse_methods(methods)
+        parse_solvers(methods)
     rest = {key: value for key, value in data.items() if key != "methods"}
     if (kind := rest.get("kind", Protocol.kind)) not in KINDS:
         raise RequestError(f"{where}: kind {kind!r}; there are {', '.join(KINDS)}")

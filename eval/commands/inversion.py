@@ -1,23 +1,27 @@
-"""The commands `invert` and `curves`: which input tokens can be recovered from which layer."""
+"""The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
 
+import json
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
+from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from eval import shards
 from eval.api import Models, Result, Rows, command, directory, drawn
-from eval.cli import Device, Flag, Natural, Positive, Source, listed, natural, positive
+from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.checkpoints import Checkpoint
     from eval.inversion.questions import Job
+    from eval.inversion.solvers import Solver
     from eval.results import Row
     from eval.text import Prompt
 
 CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
 NOISE = "Tokens recovered, %, by noise / root mean square; SNR50 is where half are, in dB."
+WIDTH = 100
 
 Words: TypeAlias = str | Sequence[str] | None
 Layers: TypeAlias = int | str | Sequence[int | str] | None
@@ -35,6 +39,7 @@ def invert(
     slices: Annotated[Words, Flag(metavar="SLICE", several=True)] = None,
     methods: Annotated[Words, Flag(metavar="NAME", several=True)] = None,
     set_: Annotated[Words, Flag(metavar="METHOD.NAME=VALUE", several=True)] = None,
+    plugin: Plugins = None,
     seeds: Annotated[int | Sequence[int] | None, Flag(natural, "N", several=True)] = None,
     noise: Annotated[float | Sequence[float] | None, Flag(float, several=True)] = None,
     controls: Annotated[Words, Flag(metavar="NAME", several=True)] = None,
@@ -65,8 +70,10 @@ def invert(
         parts: of a layer: block, mixer, stream
         without: ablations: residual, norms, channel, mask
         slices: what is shown of (B, T, D), as in '[:, 3:, :]' or '[:, :, :16]'
-        methods: solvers, as in adam sweep alternating; an unknown one is refused with a list of all
+        methods: solvers, as in adam sweep alternating; `python -m eval solvers` lists them
         set_: a setting of a method, as in adam.steps=500; --methods must be given
+        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
+            times. It is run as your own code, with all your rights: give only files that you trust
         seeds: of the solvers
         noise: in the target's own units
         controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR
@@ -89,11 +96,13 @@ def invert(
     from eval.inversion.questions import plan
     from eval.inversion.run import SHUFFLED, Runner
     from eval.inversion.suites import load_suite, read_suite
+    from eval.plugins import run_plugins
     from eval.progress import track
     from eval.report import terminal_table
     from eval.results import Results, read_rows
     from eval.text import held_out_text
 
+    run_plugins(plugin, [*listed(models), out])
     controls, given_texts = listed(controls or ()), listed(text or ())
     fields = {"parts": parts, "slices": slices, "seeds": seeds, "noise": noise}
     override: dict[str, Any] = {k: listed(v) for k, v in fields.items() if v is not None}
@@ -327,9 +336,9 @@ def _first(jobs: "list[Job]", limit: int | None) -> "list[Job]":
 
 
 def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
-    from eval.inversion.methods import parse_methods
+    from eval.inversion.solvers import parse_solvers
 
-    found = parse_methods(names)
+    found = parse_solvers(names)
     if "noise" not in axes and all(method.family == "prior" for method in found.values()):
         raise RequestError(
             f"--methods {' '.join(names)}: weighs a prior against noise, and --channels has none; "
@@ -399,3 +408,48 @@ def _end(value: float | None) -> str:
     if value is None:
         return "open"
     return f"{value:.0f}" if isinstance(value, int) else f"{value:.1f}"
+
+
+@command()
+def list_solvers(
+    names: Annotated[Words, Flag(metavar="NAME", several=True)] = None, plugin: Plugins = None
+) -> Result:
+    """The solvers, what each does, its settings and their defaults.
+
+    Args:
+        names: solvers; default: all
+        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
+            times. It is run as your own code, with all your rights: give only files that you trust
+    """
+    from eval.inversion.solvers import solvers
+    from eval.plugins import run_plugins
+
+    run_plugins(plugin)
+    known, wanted = solvers(), listed(names or ())
+    for name in wanted:
+        if name not in known:
+            raise RequestError(f"--names {name}: there is no such solver; use {', '.join(known)}")
+    chosen = [known[name] for name in wanted or known]
+    rows = [
+        {
+            "name": each.name,
+            "family": each.family,
+            "title": each.title,
+            "text": each.text,
+            "slices": each.slices,
+            "random": each.random,
+            "settings": each.settings,
+            "settings_text": each.setting_texts,
+        }
+        for each in chosen
+    ]
+    return Result(rows, "\n\n".join(map(_described, chosen)))
+
+
+def _described(solver: "Solver") -> str:
+    lines = [f"{solver.name} ({solver.family}; {solver.slices})"]
+    lines.append(indent("\n".join(wrap(solver.text, WIDTH - 4)), "    "))
+    for name, default in solver.settings.items():
+        about = f"{solver.name}.{name}={json.dumps(default)}: {solver.setting_texts[name]}"
+        lines.append(indent("\n".join(wrap(about, WIDTH - 6, subsequent_indent="    ")), "      "))
+    return "\n".join(lines)

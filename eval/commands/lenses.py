@@ -60,7 +60,7 @@ def lens(
     from eval.progress import track
     from eval.results import Results, read_rows
 
-    run_plugins(plugin)
+    run_plugins(plugin, [*listed(models), out])
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
     lenses = choose(names)
     if texts and (count or length):

@@ -1,6 +1,5 @@
 """Many problems of one model in one batch, for solvers that treat them all alike."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +9,7 @@ from eval.circuit import Circuit, run_together
 from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Problem
-
-Objective = Callable[[Tensor, Tensor], Tensor]
-"""Shown outputs and their target, `(P, S, C)` each, to a loss for each prompt, `(P,)`."""
+from eval.inversion.spaces import Objective
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import numpy as np
 
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.inversion.methods import Method
 from eval.inversion.questions import Cell, Job, Question, Site, plan
 from eval.inversion.run import Runner
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Solver
 from eval.results import Results, Row, finite_or_none, read_rows, row_key
 from eval.statistics import CONFIDENCE, RESAMPLES
 from eval.text import Prompt
@@ -112,7 +112,7 @@ class Curve:
     checkpoint: Checkpoint
     site: Site
     axis: Axis
-    method: Method
+    solver: Solver
     prompts: tuple[Prompt, ...]
 
     @property
@@ -124,8 +124,8 @@ class Curve:
             *(about[name] for name in ("name", "step", "weights_sha256")),
             self.site.record,
             self.axis.name,
-            self.method.name,
-            self.method.settings,
+            self.solver.name,
+            self.solver.record,
             [prompt.tokens for prompt in self.prompts],
         )
 
@@ -137,7 +137,7 @@ class Curve:
     def jobs(self, values: Iterable[float], done: set[str]) -> list[Job]:
         """The work that some points make, less the rows that are there."""
         asked = self.axis.asked(values)
-        methods = {self.method.name: self.method}
+        methods = {self.solver.name: self.solver}
         question = Question(methods, layers=(self.site.layers,), **asked)
         return plan(self.checkpoint, question, list(self.prompts), done)
 
@@ -199,9 +199,9 @@ class Curve:
             "checkpoint": self.checkpoint.provenance,
             "site": self.site.record,
             "axis": self.axis.name,
-            "method": self.method.name,
-            "family": self.method.family,
-            "settings": self.method.settings,
+            "method": self.solver.name,
+            "family": self.solver.family,
+            "settings": self.solver.record,
             "prompts": self.prompts[0].kind,
             "count": len(self.prompts),
             "length": len(self.prompts[0].tokens),
@@ -231,7 +231,7 @@ def plan_curves(
     checkpoint: Checkpoint,
     layers: tuple[int, ...] | str,
     axes: list[str],
-    methods: dict[str, Method],
+    methods: dict[str, Solver],
     prompts: list[Prompt],
     done: set[str],
 ) -> list[Curve]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
-from eval.inversion.sweep import BATCH
 
+BATCH = 1024  # candidates sent through the model at once: what a CPU's caches like
 LENGTHS = (1, 2, 4, 8, 16)  # of the prefixes; together five sweeps of one position
 RIDGE = 1e-4  # of the mean variance, added to the scatter before it is inverted
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer
-from eval.inversion.decode import restrict
 from eval.inversion.slices import Slice
+from eval.inversion.spaces import restrict
 from eval.ranks import token_ranks
 
 ACCEPT = 10.0

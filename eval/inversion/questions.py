@@ -9,8 +9,8 @@ from typing import Any
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
-from eval.inversion.methods import Method
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import Solver
 from eval.results import row_key
 from eval.text import Prompt
 
@@ -60,7 +60,7 @@ class Question:
         shuffled: whether to ask, beside, with every target belonging to another prompt.
     """
 
-    methods: dict[str, Method]
+    methods: dict[str, Solver]
     slices: tuple[Slice, ...] = (Slice(),)
     layers: tuple[int | tuple[int, ...], ...] | str = ALL
     parts: tuple[str, ...] = ("block",)
@@ -113,14 +113,14 @@ class Job:
 
     checkpoint: Checkpoint
     label: str
-    method: Method
+    solver: Solver
     cells: list[Cell] = field(default_factory=list)
     allowed: tuple[int, ...] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The `settings` field of its rows."""
-        return self.method.settings | ({"allowed": list(self.allowed)} if self.allowed else {})
+        return self.solver.record | ({"allowed": list(self.allowed)} if self.allowed else {})
 
     def key(self, cell: Cell) -> str:
         """The row's key: what is asked, of which model, by which method, from which chance.
@@ -135,7 +135,7 @@ class Job:
             cell.site.record,
             str(cell.slice),
             self.label,
-            self.method.name,
+            self.solver.name,
             self.settings,
             cell.prompt.tokens,
             cell.prompt.pads,
@@ -151,7 +151,7 @@ class Job:
         for cell in self.cells:
             length = len(cell.prompt.tokens)
             hidden = cell.slice.positions(length)[0]
-            tokens = self.method.cost(config.vocab_size, length, hidden)
+            tokens = self.solver.cost(config.vocab_size, length, hidden)
             total += tokens * (1 + max(cell.site.layers))
         return total
 
@@ -191,7 +191,7 @@ def plan(
     # a model to compare with is compared as it is
     controls = (None, "shuffled") if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
-        if method.name == "enumerate" and (reason := uncertified(checkpoint.model)):
+        if method.proves and (reason := uncertified(checkpoint.model)):
             raise RequestError(
                 f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
                 "model in float32, or ask alternating"
@@ -209,16 +209,18 @@ def plan(
             for seed in question.seeds if method.random or noise else question.seeds[:1]:
                 for control in controls:
                     cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
-                    together = len(prompt.tokens), control if gradient else None
-                    alone = () if gradient else cell.target
-                    if method.name == "sweep":  # all layers in one pass
-                        alone = (site.part, site.without, *cell.target[1:])
-                    groups.setdefault((*together, alone), []).append(cell)
+                    alike = {
+                        "batch": (control,),
+                        "layers": (site.part, site.without, *cell.target[1:]),
+                        "problem": cell.target,
+                    }
+                    key = len(prompt.tokens), alike[method.together]
+                    groups.setdefault(key, []).append(cell)
         for cells in groups.values():
             job = Job(checkpoint, label, method, allowed=allowed if gradient else None)
             left = [cell for cell in cells if job.key(cell) not in done]
             asked += len(cells)
-            shared = method.name == "sweep"
+            shared = method.together == "layers"
             jobs += [replace(job, cells=some) for some in _batches(left, batch, shared)]
     if not asked:
         raise RequestError(

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
-from eval.inversion.answer import COLLISIONS, Answer
+from eval.inversion.answer import COLLISIONS, Answer, extras, nearest_rival, tally, verdicts
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.metrics import extras, nearest_rival, tally, verdicts
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Job, Site
-from eval.inversion.sweep import sweep_layers
+from eval.inversion.solvers import Tools
 from eval.results import Row, row_key
 from eval.text import Prompt
 
@@ -39,7 +38,7 @@ class Runner:
         self._now: Checkpoint | None = None
         self._measured: dict[tuple[Site, int], tuple[dict[Prompt, int], Measured]] = {}
         self._circuits: dict[Site, Circuit] = {}  # they hold what is slow to make of a model
-        self._lexicons: dict[Site, Lexicon] = {}
+        self._lexicons: dict[Circuit, Lexicon] = {}
 
     def run_all(
         self, jobs: Iterable[Job], save: Callable[[list[Row]], None]
@@ -76,28 +75,11 @@ class Runner:
 
     def _solve(self, job: Job, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
         assert self._now
-        method, device = job.method, problems[0].target.device
         chance = [_generator(cell.prompt, cell.seed) for cell in cells]
-        if method.family == "gradient":
-            given = [torch.tensor(cell.prompt.tokens, device=device) for cell in cells]
-            truth = (torch.stack(given),) if method.name == "descent" else ()
-            asked = tuple(replace(problem, allowed=job.allowed) for problem in problems)
-            return method.solve(Batch(asked), chance, *truth, **method.settings)
-        if method.name == "sweep":
-            shown = [problem.shortened() for problem in problems]
-            found = sweep_layers(shown, **method.settings)
-            return [
-                problem.lengthened(p, answer)
-                for problem, answers in zip(problems, found, strict=True)
-                for p, answer in enumerate(answers)
-            ]
-        (problem,) = problems
-        lexicon = self._lexicon(cells[0].site)
-        if method.family == "control":
-            return method.solve(problem, lexicon, chance)
-        given = (chance,) if method.random else ()
-        answers = method.solve(problem.shortened(), lexicon, *given, **method.settings)
-        return [problem.lengthened(p, answer) for p, answer in enumerate(answers)]
+        truth = torch.tensor([cell.prompt.tokens for cell in cells])
+        tools = Tools(self._lexicon, truth.to(problems[0].target.device))
+        asked = Batch(tuple(replace(problem, allowed=job.allowed) for problem in problems))
+        return job.solver.answer(asked, chance, tools)
 
     def _pose(self, cells: list[Cell]) -> Problem:
         """The problem of cells that share a target."""
@@ -126,13 +108,13 @@ class Runner:
             self._measured[key] = {p: i for i, p in enumerate(same)}, measured
         return self._measured[key]
 
-    def _lexicon(self, site: Site) -> Lexicon:
+    def _lexicon(self, circuit: Circuit) -> Lexicon:
         assert self._now
-        if site not in self._lexicons:
+        if circuit not in self._lexicons:
+            background = self._background[self._now.provenance["name"]]
             device = self._now.model.embedding.weight.device
-            background = self._background[self._now.provenance["name"]].to(device)
-            self._lexicons[site] = Lexicon(self._circuit(site), background)
-        return self._lexicons[site]
+            self._lexicons[circuit] = Lexicon(circuit, background.to(device))
+        return self._lexicons[circuit]
 
     def _circuit(self, site: Site) -> Circuit:
         assert self._now
@@ -172,7 +154,7 @@ def _row(
         "noise": cell.noise,
         "control": cell.control,
         "method": job.label,
-        "family": job.method.family,
+        "family": job.solver.family,
         "settings": job.settings,
         "prompts": prompt.kind,
         "prompt": prompt.index,

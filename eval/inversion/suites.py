@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from eval.errors import RequestError
-from eval.inversion.methods import parse_methods
 from eval.inversion.questions import Question
 from eval.inversion.slices import Slice
+from eval.inversion.solvers import parse_solvers
 from eval.text import SETS
 
 DIRECTORY = Path(__file__).parent.parent / "suites"
@@ -81,7 +81,7 @@ def read_suite(data: dict[str, Any], override: dict[str, Any]) -> Suite:
 def _question(entry: dict[str, Any], where: str) -> Question:
     if not entry.get("methods"):
         raise RequestError(f"{where}: no methods; give some, as in methods: {{sweep: {{}}}}")
-    found: dict[str, Any] = {"methods": parse_methods(entry["methods"])}
+    found: dict[str, Any] = {"methods": parse_solvers(entry["methods"])}
     if "slices" in entry:
         found["slices"] = tuple(Slice.parse(str(text)) for text in _list(entry, "slices"))
     if "layers" in entry:

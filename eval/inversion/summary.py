@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from eval.errors import RequestError
 from eval.identity import labels
+from eval.inversion.answer import set_recall
 from eval.inversion.fields import (
     SHUFFLED,
     accepted,
@@ -24,7 +25,6 @@ from eval.inversion.fields import (
     variation,
     weights,
 )
-from eval.inversion.metrics import set_recall
 from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, join, shares
 from eval.results import Row
 from eval.statistics import Interval, at_most, exact_share, share

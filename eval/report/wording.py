@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from eval.inversion.solvers import solvers
 from eval.report.evidence import Task
 
 
@@ -18,140 +19,31 @@ class Method:
     does: str
 
 
-METHODS = {
-    "descent": Method(
-        "gradient descent (the published protocol)",
-        "gradient descent",
-        "gradient",
-        "Starts from random vectors in place of the tokens and walks downhill until their outputs "
-        "resemble those shown, then takes each vector's nearest token. Start, step size and "
-        "stopping are exactly those of the work that this project grew from, its seed.",
-    ),
-    "adam": Method(
-        "Adam at the model's scale",
-        "Adam",
-        "Adam",
-        "The same idea with a better optimiser, its start and step size scaled to the model's own "
-        "embedding.",
-    ),
-    "lbfgs": Method(
-        "L-BFGS",
-        "L-BFGS",
-        "lbfgs",
-        "Downhill on the vectors, with what earlier steps taught of the curvature, and a "
-        "search along each line.",
-    ),
-    "levenberg": Method(
-        "Levenberg-Marquardt",
-        "Levenberg",
-        "levenberg",
-        "Solves for the vectors as a least-squares problem, made linear anew at each step.",
-    ),
-    "pia": Method(
-        "PIA",
-        "PIA",
-        "pia",
-        "Vectors drawn towards tokens, then tokens picked left to right among those nearest "
-        "(after Qu et al., 2503.09022).",
-    ),
-    "pez": Method(
-        "PEZ",
-        "PEZ",
-        "pez",
-        "Vectors moved by the gradient at the tokens nearest to them (after Wen et al., "
-        "2302.03668).",
-    ),
-    "gumbel": Method(
-        "Gumbel-softmax",
-        "gumbel",
-        "gumbel",
-        "A distribution over tokens at each position, sampled so that gradients pass through.",
-    ),
-    "soda": Method(
-        "SODA",
-        "SODA",
-        "soda",
-        "A softmax over the vocabulary at each position that decays at each step, by an Adam "
-        "that forgets (after Skapars et al., 2507.01693).",
-    ),
-    "gcg": Method(
-        "GCG",
-        "GCG",
-        "gcg",
-        "The gradient shortlists tokens at every position; random ones of them are tried "
-        "(after Zou et al., 2307.15043).",
-    ),
-    "arca": Method(
-        "ARCA",
-        "ARCA",
-        "arca",
-        "Position by position, a gradient averaged over random tokens says which to try "
-        "(after Jones et al., 2303.04381).",
-    ),
+COLUMNS = {
     "best": Method("the best of the other gradient methods", "other gradient", "other grad.", ""),
     "exact": Method("exact search", "exact search", "exact", ""),
-    "sweep": Method(
-        "exact search, sweep",
-        "exact search",
-        "exact",
-        "Tries every token of the vocabulary at each position, left to right, and keeps the one "
-        "whose output lies nearest. For positions that are shown.",
-    ),
-    "propose": Method(
-        "exact search, propose and verify",
-        "exact search",
-        "exact",
-        "Guesses the whole prompt and checks it in one pass, which proves every position up to the "
-        "first that misses; there it searches. For positions that are shown.",
-    ),
-    "snap": Method(
-        "snap and resolve",
-        "snap",
-        "snap",
-        "Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones "
-        "alone and tries the likeliest tokens of each.",
-    ),
-    "enumerate": Method(
-        "exact search, enumeration",
-        "enumeration",
-        "enum.",
-        "Finds an answer and then rules out every other choice of the hidden tokens.",
-    ),
-    "expected": Method(
-        "search with a prior",
-        "with prior",
-        "prior",
-        "A sweep that weighs the evidence against what the model itself expects to come next; it "
-        "measures that expectation too.",
-    ),
-    "chance": Method("chance", "chance", "chance", "Random tokens, without looking."),
-    "alternating": Method(
-        "exact search, alternating",
-        "exact search",
-        "exact",
-        "Takes turns: a sweep over the shown positions, then every token of the vocabulary at each "
-        "hidden one, until the outputs agree to within rounding, which proves the answer. Nothing "
-        "is given.",
-    ),
 }
-FIRST = (
-    "descent", "adam", "best", "lbfgs", "levenberg", "pia", "pez", "gumbel", "soda", "gcg", "arca",
-)  # fmt: skip
-LAST = ("exact", "propose", "sweep", "alternating", "enumerate", "snap", "chance")
-"""The order of the methods; any others stand between."""
+"""Columns of several solvers."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
 
 
 def method(name: str) -> Method:
     """The wording of a method; an unknown one is called by its name."""
-    return METHODS.get(name, Method(name, name, name, ""))
+    known = solvers().get(name)
+    if known is None:
+        return COLUMNS.get(name, Method(name, name, name, ""))
+    return Method(known.title, known.short, known.word, known.text)
 
 
 def column_order(names: set[str]) -> list[str]:
-    """Methods in the order of reading."""
-    others = sorted(names - {*FIRST, *LAST})
-    return [name for name in (*FIRST, *others, *LAST) if name in names]
+    """Methods in the order of reading: gradient, then what is not known, then search, chance."""
+    known = solvers()
+    first = [name for name, solver in known.items() if solver.family == "gradient"]
+    last = [name for name, solver in known.items() if solver.family in ("search", "control")]
+    order = [*first[:2], "best", *first[2:]]
+    others = sorted(names - {*order, "exact", *last})
+    return [name for name in (*order, *others, "exact", *last) if name in names]
 
 
 def variation_label(departs: Iterable[tuple[str, Any]]) -> str:

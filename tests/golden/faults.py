@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eval.inversion.decode import by_dot
-from eval.inversion.objective import l2
+from eval.inversion.spaces import by_dot, l2
 from tests.golden.suite import model
 
 Function = Callable[..., Any]
@@ -247,7 +246,7 @@ PROBLEMS = [
 SOLVERS = [
     _search(
         "sweep: the nearest token is taken for the second nearest",
-        "sweep:runner_up",
+        "search.sweep:runner_up",
         gives(lambda distances: 0 * distances),
         "shown",
         "sweep",
@@ -261,9 +260,9 @@ SOLVERS = [
     ),
     _search(
         "expected: the prior counts three times",
-        "methods:expected",
-        lambda right: wraps(right)(
-            lambda problem, lexicon, weight=1.0: right(problem, lexicon, weight=3 * weight)
+        "solvers:Solver.answer",
+        takes(
+            lambda solver, *asked: (dataclasses.replace(solver, settings={"weight": 3.0}), *asked)
         ),
         "noise",
         "expected",
@@ -277,53 +276,51 @@ SOLVERS = [
     ),
     _search(
         "alternating: the first guess is taken for the answer",
-        "alternating:_Search._solved",
+        "search.alternating:_Search._solved",
         instead(lambda self, hidden, visible: True),
         "hidden",
         "alternating",
     ),
     _search(
         "enumerate: the other pairs are not tried",
-        "enumerate:_rule_out",
+        "search.enumerate:_rule_out",
         instead(lambda *_: None),
         "enumerated, two",
     ),
     _search(
         "snap: the farthest of the likeliest is taken",
-        "snap:_nearest",
+        "search.others:_nearest",
         instead(lambda problem, hidden, visible: hidden[-1]),
         "snap",
     ),
-    _gradient(
-        "descent: the objective is another", "objective:OBJECTIVES[l1]", instead(l2), "descent"
-    ),
+    _gradient("descent: the objective is another", "spaces:OBJECTIVES[l1]", instead(l2), "descent"),
     _gradient(
         "adam: tokens are read by the inner product",
-        "decode:DECODERS[euclid]",
+        "spaces:DECODERS[euclid]",
         instead(by_dot),
         "adam, hidden",
     ),
     _gradient(
         "lbfgs: the curvature is forgotten",
-        "gradient.lbfgs:_Lbfgs._inverse_hessian",
+        "gradient.lbfgs:_History.inverse_hessian",
         instead(lambda self, gradient: gradient),
         "lbfgs, shown",
     ),
     _gradient(
         "levenberg: the residuals are not those of the target",
-        "gradient.levenberg:_Levenberg._residuals",
+        "gradient.levenberg:_residuals",
         gives(lambda residuals: residuals + 0.1),
         "levenberg, shown",
     ),
     _gradient(
         "pez: steps are half as long",
-        "gradient.moments:AdamSolver.direction",
+        "gradient.loop:Moments.direction",
         gives(lambda direction: direction / 2),
         "pez, shown",
     ),
     _gradient(
         "gumbel: there is no noise",
-        "gradient.gumbel:_gumbel",
+        "gradient.gumbel:_noise",
         gives(torch.zeros_like),
         "gumbel, hidden",
     ),
@@ -341,7 +338,7 @@ SOLVERS = [
     ),
     _gradient(
         "soda: there is no noise at the start",
-        "gradient.soda:_Soda._noise",
+        "gradient.soda:normal",
         gives(torch.zeros_like),
         "soda, hidden",
     ),

@@ -1,58 +1,75 @@
 """Adam at the model's own scale: start and rate in units of its embedding."""
 
 import math
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.decode import decode as decoded
-from eval.inversion.gradient.moments import AdamSolver
-from eval.inversion.gradient.solver import Chance, PerRow, drive, normal, per_row, with_gradient
-from eval.inversion.gradient.variable import embeddings, width
-from eval.inversion.objective import objective as by_name
+from eval.inversion.gradient.loop import Rows, drive, moments, normal, with_gradient
+from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.spaces import decode as decoded
+from eval.inversion.spaces import embeddings, width
+from eval.inversion.spaces import objective as by_name
 
 SPREAD = 2.0  # of a softmax's start: a flatter mixture is short, and lost where norms divide by it
 
 
+@solver("gradient", random=True, title="Adam at the model's scale", short="Adam", word="Adam")
 def adam(
     batch: Batch,
     chance: Chance,
+    tools: Tools = NONE,
+    start: Tensor | None = None,
+    free: Tensor | None = None,
     *,
     steps: int = 300,
-    rate: PerRow = 0.2,
+    rate: float = 0.2,
     objective: str = "relative",
     variable: str = "embedding",
     decode: str = "euclid",
     check: int = 25,
-    start: Tensor | None = None,
-    free: Tensor | None = None,
 ) -> list[Answer]:
-    """Adam (Kingma & Ba, 1412.6980) with the rate falling along a half cosine.
+    """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
 
-    The start is N(mean, std) of the embedding's entries, the rate in units of their standard
-    deviation; for a vector over the vocabulary both are such that the embeddings move alike.
+    Kingma & Ba, 1412.6980, with the rate falling along a half cosine. The start is N(mean, std) of
+    the embedding's entries, the rate in units of their standard deviation; for a vector over the
+    vocabulary both are such that the embeddings move alike.
 
     Args:
         batch: any slices.
         chance: the source of each row's start.
-        steps: the most that a row takes.
-        rate: the first rate, of all rows or of each.
-        objective: by its name.
-        variable: one of `VARIABLES`.
-        decode: how tokens are read from the embeddings, one of `DECODERS`.
-        check: rows that are solved leave after every so many steps.
+        tools: not used.
         start: embeddings to start from instead, `(B, T, D)`; for the variable "embedding" alone.
         free: which positions are descended on, `(B, T)`; the others stay as they start.
+        steps: the most that a row takes.
+        rate: the first rate, in standard deviations of the embedding.
+        objective: what is lowered.
+        variable: what is descended on.
+        decode: how tokens are read from the embeddings.
+        check: rows that are solved leave after every so many steps.
     """
-    solver = _Adam(batch, chance, steps, rate, objective, variable, decode)
-    if start is not None:
-        assert variable == "embedding"
-        solver.x = start.clone()
-    if free is not None:
-        solver.free = free[..., None]
-    return drive(solver, steps, check)
+    loss, circuit = by_name(objective), batch.circuit
+    assert start is None or variable == "embedding"
+
+    def read(x: Tensor) -> Tensor:
+        return embeddings(variable, x, circuit.vocabulary)
+
+    def descend(rows: Rows) -> Iterator[None]:
+        x = scaled_start(batch, chance, variable) if start is None else start
+        moving = x.new_ones(len(x), 1, 1) if free is None else free[..., None]
+        first, state = scaled_rate(batch, rate, variable), moments(x)
+        rows.scores = lambda: decoded(circuit, read(x), decode)
+        for i in range(steps):
+            _, gradient = with_gradient(lambda x: rows.batch.losses(read(x), loss), x)
+            falling = (1 + math.cos(math.pi * i / steps)) / 2 * first
+            x = x - falling * state.direction(gradient) * moving
+            rows.spent += 3 * batch.length
+            yield
+            x, moving, state = rows.kept(x, moving, state)
+
+    return drive(batch, chance, descend, steps, check)
 
 
 def scaled_start(batch: Batch, chance: Chance, variable: str = "embedding") -> Tensor:
@@ -66,43 +83,8 @@ def scaled_start(batch: Batch, chance: Chance, variable: str = "embedding") -> T
     return SPREAD * noise
 
 
-def scaled_rate(batch: Batch, rate: Tensor, variable: str) -> Tensor:
+def scaled_rate(batch: Batch, rate: float, variable: str = "embedding") -> Tensor:
     """A rate in standard deviations of the embedding, in the variable's own unit."""
     V, D = batch.circuit.vocabulary.shape
     unit = {"embedding": batch.circuit.scale, "vocabulary": D**0.5 / V, "softmax": 1.0}
-    return rate * unit[variable]
-
-
-class _Adam(AdamSolver):
-    def __init__(
-        self,
-        batch: Batch,
-        chance: Chance,
-        steps: int,
-        rate: PerRow,
-        objective: str,
-        variable: str,
-        decode: str,
-    ) -> None:
-        super().__init__(batch, chance)
-        self.steps, self.variable, self.decode = steps, variable, decode
-        self.objective = by_name(objective)
-        self.x = scaled_start(batch, chance, variable)
-        self.rate = scaled_rate(batch, per_row(rate, self.x), variable)
-        self.free: Tensor | None = None
-        self.forget(self.x)
-
-    def step(self, i: int) -> int:
-        _, gradient = with_gradient(
-            lambda x: self.batch.losses(self._read(x), self.objective), self.x
-        )
-        move = (1 + math.cos(math.pi * i / self.steps)) / 2 * self.rate * self.direction(gradient)
-        self.x = self.x - (move if self.free is None else move * self.free)
-        return 3 * self.batch.length
-
-    @torch.no_grad()
-    def scores(self) -> Tensor:
-        return decoded(self.batch.circuit, self._read(self.x), self.decode)
-
-    def _read(self, x: Tensor) -> Tensor:
-        return embeddings(self.variable, x, self.batch.circuit.vocabulary)
+    return batch.circuit.vocabulary.new_tensor(rate) * unit[variable]

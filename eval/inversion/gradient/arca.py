@@ -1,66 +1,61 @@
 """ARCA: position by position, a gradient averaged over random tokens says which tokens to try."""
 
+from collections.abc import Iterator
+from itertools import cycle
+
 import torch
-from torch import Tensor
 
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.gradient.candidates import TokenSolver, gradient_at
-from eval.inversion.gradient.solver import Chance, drive, random_tokens
-from eval.inversion.objective import objective as by_name
+from eval.inversion.gradient.guess import gradient_at, random_guess
+from eval.inversion.gradient.loop import Rows, drive, random_tokens
+from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.spaces import objective as by_name
 
 
+@solver("gradient", random=True, cost=lambda V, T, k: 4096 * T, title="ARCA")
 def arca(
     batch: Batch,
     chance: Chance,
+    tools: Tools = NONE,
     *,
     sweeps: int = 6,
     samples: int = 16,
     top: int = 128,
     objective: str = "relative",
-    start: Tensor | None = None,
 ) -> list[Answer]:
-    """Autoregressive randomized coordinate ascent (Jones et al., 2303.04381).
+    """Position by position, a gradient averaged over random tokens says which to try.
+
+    Autoregressive randomized coordinate ascent (Jones et al., 2303.04381).
 
     Args:
         batch: any slices.
         chance: the source of each row's start and samples.
+        tools: not used.
         sweeps: times that every position is visited, left to right; solved rows leave after each.
         samples: random tokens at the position over which the gradient is averaged.
         top: tokens tried exactly at the position.
-        objective: by its name.
-        start: tokens to start from instead of random ones, `(B, T)`.
+        objective: what is lowered.
     """
-    solver = _Arca(batch, chance, samples, top, objective, start)
-    return drive(solver, sweeps * batch.length, check=batch.length)
+    loss, W, T = by_name(objective), batch.circuit.vocabulary, batch.length
+    tried = min(top, len(W))
 
+    def search(rows: Rows) -> Iterator[None]:
+        guess = random_guess(rows, loss)
+        rows.scores = lambda: guess.scores
+        for t in cycle(range(T)):
+            B = len(guess.tokens)
+            guesses = guess.tokens[:, None].repeat(1, samples, 1)
+            guesses[:, :, t] = random_tokens(rows.chance, (samples,), W)
+            repeated = torch.arange(B, device=W.device).repeat_interleave(samples)
+            gradient = gradient_at(rows.batch.of(repeated), guesses.flatten(0, 1), loss)
+            average = gradient[:, t].view(B, samples, -1).mean(dim=1)
+            guess.estimates[:, t] = -average @ W.T
+            guesses = guess.tokens[:, None].repeat(1, tried, 1)
+            guesses[:, :, t] = guess.estimates[:, t].topk(tried, dim=-1).indices
+            guess.try_all(rows.batch, guesses, loss)
+            rows.spent += (3 * samples + tried) * T
+            yield
+            (guess,) = rows.kept(guess)
 
-class _Arca(TokenSolver):
-    def __init__(
-        self,
-        batch: Batch,
-        chance: Chance,
-        samples: int,
-        top: int,
-        objective: str,
-        start: Tensor | None,
-    ) -> None:
-        super().__init__(batch, chance)
-        self.samples, self.objective = samples, by_name(objective)
-        W = batch.circuit.vocabulary
-        self.top = min(top, len(W))
-        self.begin(random_tokens(chance, (batch.length,), W) if start is None else start)
-
-    def step(self, i: int) -> int:
-        B, T = self.tokens.shape
-        t, W = i % T, self.batch.circuit.vocabulary
-        guesses = self.tokens[:, None].repeat(1, self.samples, 1)
-        guesses[:, :, t] = random_tokens(self.chance, (self.samples,), W)
-        rows = torch.arange(B, device=W.device).repeat_interleave(self.samples)
-        gradient = gradient_at(self.batch.of(rows), guesses.flatten(0, 1), self.objective)
-        average = gradient[:, t].view(B, self.samples, -1).mean(dim=1)
-        self.estimates[:, t] = -average @ W.T
-        guesses = self.tokens[:, None].repeat(1, self.top, 1)
-        guesses[:, :, t] = self.estimates[:, t].topk(self.top, dim=-1).indices
-        self.try_all(guesses)
-        return (3 * self.samples + self.top) * T
+    return drive(batch, chance, search, sweeps * T, check=T)

@@ -1,62 +1,80 @@
 """PIA: vectors drawn towards tokens, then tokens picked left to right among those nearest."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch, Objective
-from eval.inversion.decode import by_distance
+from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import scaled_rate, scaled_start
-from eval.inversion.gradient.candidates import losses_of
-from eval.inversion.gradient.moments import AdamSolver
-from eval.inversion.gradient.solver import Chance, PerRow, drive, per_row, with_gradient
-from eval.inversion.objective import objective as by_name
+from eval.inversion.gradient.guess import losses_of
+from eval.inversion.gradient.loop import Rows, drive, moments, with_gradient
+from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.spaces import Objective, by_distance
+from eval.inversion.spaces import objective as by_name
 
 
+@solver("gradient", random=True, title="PIA")
 def pia(
     batch: Batch,
     chance: Chance,
+    tools: Tools = NONE,
     *,
     steps: int = 1000,
-    rate: PerRow = 0.3,
+    rate: float = 0.3,
     pull: float = 0.1,
     nearest: int = 10,
     proposals: int = 10,
     objective: str = "relative",
     check: int = 25,
 ) -> list[Answer]:
-    """Prompt inversion attack (Qu et al., 2503.09022).
+    """Vectors drawn towards tokens, then tokens picked left to right among those nearest.
 
-    First Adam on the outputs' distance and on each vector's distance from its nearest token, kept
-    within the embedding's range. Then, left to right, the token of least loss among the nearest to
-    the vector and those that the language model itself expects next.
+    Prompt inversion attack (Qu et al., 2503.09022). First Adam on the outputs' distance and on each
+    vector's distance from its nearest token, kept within the embedding's range. Then, left to
+    right, the token of least loss among the nearest to the vector and those that the language model
+    itself expects next.
 
     Args:
         batch: any slices.
         chance: the source of each row's start.
+        tools: not used.
         steps: the most that a row takes in the first stage.
-        rate: in standard deviations of the embedding, of all rows or of each.
+        rate: in standard deviations of the embedding.
         pull: weight of the distance from the nearest token, in units of an embedding's length.
         nearest: tokens near the vector tried at a position.
         proposals: tokens that the model expects tried at a position.
-        objective: by its name.
+        objective: what is lowered.
         check: rows that are solved leave after every so many steps.
     """
-    solver = _Pia(batch.keeping_scores(), chance, rate, pull, objective)
-    answers = drive(solver, steps, check)
-    open_rows = [row for row, answer in enumerate(answers) if answer.certificate is None]
-    if open_rows:
+    loss, circuit, W = by_name(objective), batch.circuit, batch.circuit.vocabulary
+
+    def descend(rows: Rows) -> Iterator[None]:
+        x = scaled_start(batch, chance)
+        step, state = scaled_rate(batch, rate), moments(x)
+        weight = pull / (circuit.scale**2 * W.shape[1])
+        rows.scores = lambda: by_distance(circuit, x)
+        while True:
+            _, gradient = with_gradient(lambda x: rows.batch.losses(x, loss), x)
+            near = W[by_distance(circuit, x).argmax(dim=-1)]
+            gradient = gradient + 2 * weight * (x - near)
+            x = (x - step * state.direction(gradient)).clamp(W.amin(dim=0), W.amax(dim=0))
+            rows.spent += 3 * batch.length
+            yield
+            x, state = rows.kept(x, state)
+
+    answers = drive(batch.keeping_scores(), chance, descend, steps, check)
+    remaining = [row for row, answer in enumerate(answers) if answer.certificate is None]
+    if remaining:
         started = time.perf_counter()
-        device = batch.circuit.vocabulary.device
-        part = batch.of(torch.tensor(open_rows, device=device))
-        scores = torch.stack([answers[row].scores for row in open_rows])
-        picked = _pick(part, scores, _Lists(nearest, proposals), by_name(objective))
-        share = (time.perf_counter() - started) / len(open_rows)
+        part = batch.of(torch.tensor(remaining, device=W.device))
+        scores = torch.stack([answers[row].scores for row in remaining])
+        picked = _pick(part, scores, nearest, proposals, loss)
+        share = (time.perf_counter() - started) / len(remaining)
         solved = part.solved(picked).tolist()
-        for i, (row, tokens, done) in enumerate(zip(open_rows, picked, solved, strict=True)):
+        for i, (row, tokens, done) in enumerate(zip(remaining, picked, solved, strict=True)):
             answer = answers[row]
             answer.scores = _first(scores[i], tokens)
             answer.tokens, answer.certificate = tokens, "residual" if done else None
@@ -67,49 +85,17 @@ def pia(
     return [batch.ranked(row, answer) for row, answer in enumerate(answers)]
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """How many tokens are tried at a position, of either kind."""
-
-    nearest: int
-    proposals: int
-
-
-class _Pia(AdamSolver):
-    def __init__(
-        self, batch: Batch, chance: Chance, rate: PerRow, pull: float, objective: str
-    ) -> None:
-        super().__init__(batch, chance)
-        self.objective = by_name(objective)
-        W = batch.circuit.vocabulary
-        self.x = scaled_start(batch, chance)
-        self.rate = scaled_rate(batch, per_row(rate, self.x), "embedding")
-        self.pull = pull / (batch.circuit.scale**2 * W.shape[1])
-        self.range = (W.amin(dim=0), W.amax(dim=0))
-        self.forget(self.x)
-
-    def step(self, i: int) -> int:
-        _, gradient = with_gradient(lambda x: self.batch.losses(x, self.objective), self.x)
-        circuit = self.batch.circuit
-        near = circuit.vocabulary[by_distance(circuit, self.x).argmax(dim=-1)]
-        gradient = gradient + 2 * self.pull * (self.x - near)
-        self.x = self.x - self.rate * self.direction(gradient)
-        self.x = self.x.clamp(*self.range)
-        return 3 * self.batch.length
-
-    def scores(self) -> Tensor:
-        return by_distance(self.batch.circuit, self.x)
-
-
 @torch.no_grad()
-def _pick(batch: Batch, scores: Tensor, lists: _Lists, objective: Objective) -> Tensor:
+def _pick(
+    batch: Batch, scores: Tensor, nearest: int, proposals: int, objective: Objective
+) -> Tensor:
     """The tokens picked left to right, those after a position as they stand, `(B, T)`."""
     tokens = scores.argmax(dim=-1)
     for t in range(batch.length):
-        candidates = scores[:, t].topk(lists.nearest, dim=-1).indices
-        if t and lists.proposals:
+        candidates = scores[:, t].topk(nearest, dim=-1).indices
+        if t and proposals:
             expected = batch.circuit.model(tokens[:, :t])[:, -1]
-            likely = expected.topk(lists.proposals, dim=-1).indices
+            likely = expected.topk(proposals, dim=-1).indices
             candidates = torch.cat([candidates, likely], dim=1)
         guesses = tokens[:, None].repeat(1, candidates.shape[1], 1)
         guesses[:, :, t] = candidates

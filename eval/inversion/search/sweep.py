@@ -14,32 +14,47 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
+from eval.inversion.lexicon import BATCH
 from eval.inversion.problem import Problem
+from eval.inversion.solvers import NONE, Chance, Tools, solver
 
 VERIFIED = 64  # tokens that are run again where the first run was coarse
-BATCH = 1024  # candidates sent through the model at once: what a CPU's caches like
 
 
-def sweep(problem: Problem, coarse: bool = False) -> list[Answer]:
-    """Recovers P prompts whose every position is shown, `[:, 0:, :]`; see `sweep_layers`."""
-    return sweep_layers([problem], coarse)[0]
+@solver(
+    "search",
+    hidden=range(1),
+    together="layers",
+    cost=lambda V, T, k: V * T,
+    title="exact search, sweep",
+    short="exact search",
+    word="exact",
+)
+def sweep(
+    batch: Batch, chance: Chance, tools: Tools = NONE, *, coarse: bool = False
+) -> list[Answer]:
+    """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
 
-
-def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Answer]]:
-    """Sweeps several layers of the same prompts in one pass of the deepest.
-
-    All tokens run through the blocks once, and are looked at behind each layer asked for. That
-    needs all layers to find the same tokens, so that they share one prefix; where they do not, each
-    is swept on its own.
+    For positions that are shown. Several layers of the same prompts are swept in one pass of the
+    deepest: all tokens run through the blocks once, and are looked at behind each layer asked for.
+    That needs all layers to find the same tokens, so that they share one prefix; where they do not,
+    each is swept on its own.
 
     Args:
-        problems: of circuits that differ in their layers only, and of the same prompts.
+        batch: problems of circuits that differ in their layers only. Layers of the same prompts
+            share a pass.
+        chance: not used.
+        tools: not used.
         coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
             the others stays what bfloat16 says, and the certificate is "screened".
-
-    Returns:
-        The answers of each problem; the time of the pass is shared evenly.
     """
+    answers = _sweep(list(batch.problems), coarse)
+    return [answer for problem in answers for answer in problem]
+
+
+def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
+    """The answers of each problem; the time of the pass is shared evenly."""
     circuits = [problem.circuit for problem in problems]
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
     whole, D = replace(circuits[0], layers=tuple(layers)), circuits[0].model.config.d_model
@@ -71,7 +86,7 @@ def sweep_layers(problems: list[Problem], coarse: bool = False) -> list[list[Ans
             each = [d.scatter(1, near, exact) for d, exact in zip(each, again, strict=True)]
         tokens = torch.stack([distance.argmin(dim=1) for distance in each])
         if len(problems) > 1 and (tokens != tokens[0]).any():
-            return [sweep_layers([problem], coarse)[0] for problem in problems]
+            return [_sweep([problem], coarse)[0] for problem in problems]
         token = tokens[0, :, None]
         found.append(tokens[0])
         distances.append(each)

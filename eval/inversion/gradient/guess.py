@@ -1,16 +1,20 @@
 """Guesses made of tokens: their losses, exactly and all at once, and the gradient there."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from eval.inversion.batch import Batch, Objective
-from eval.inversion.gradient.solver import Solver, with_gradient
+from eval.inversion.batch import Batch
+from eval.inversion.gradient.loop import Rows, random_tokens, with_gradient
+from eval.inversion.spaces import Objective
 
 TOKENS = 1 << 14  # sent through the circuit at once
 
 
-class TokenSolver(Solver):
-    """A solver whose state is a guess of tokens for each row.
+@dataclass
+class Guess:
+    """A guess of tokens for each row.
 
     Attributes:
         tokens: the guess, `(B, T)`.
@@ -18,31 +22,35 @@ class TokenSolver(Solver):
         estimates: by how much each token instead is thought to lower the loss, `(B, T, V)`.
     """
 
-    objective: Objective
     tokens: Tensor
     losses: Tensor
     estimates: Tensor
 
-    def begin(self, tokens: Tensor) -> None:
-        """Starts from a guess, `(B, T)`."""
-        vocabulary = self.batch.circuit.vocabulary
-        self.tokens = tokens
-        self.losses = losses_of(self.batch, tokens[:, None], self.objective)[:, 0]
-        self.spent = self.batch.length
-        self.estimates = vocabulary.new_zeros(*tokens.shape, len(vocabulary))
-
-    def try_all(self, guesses: Tensor) -> None:
+    def try_all(self, batch: Batch, guesses: Tensor, objective: Objective) -> None:
         """Moves to the best of N guesses, `(B, N, T)`, in the rows where it is an improvement."""
-        losses, best = losses_of(self.batch, guesses, self.objective).min(dim=1)
+        losses, best = losses_of(batch, guesses, objective).min(dim=1)
         rows = torch.arange(len(guesses), device=guesses.device)
         better = losses < self.losses
         self.tokens = torch.where(better[:, None], guesses[rows, best], self.tokens)
         self.losses = torch.where(better, losses, self.losses)
 
+    @property
     def scores(self) -> Tensor:
-        """The guess first, then the others as the gradient ranked them last."""
+        """The guess first, then the others as the gradient ranked them last, `(B, T, V)`."""
         first = self.estimates.amax(dim=-1, keepdim=True) + 1
         return self.estimates.scatter(2, self.tokens[..., None], first)
+
+    def __getitem__(self, rows: Tensor) -> "Guess":
+        return Guess(self.tokens[rows], self.losses[rows], self.estimates[rows])
+
+
+def random_guess(rows: Rows, objective: Objective) -> Guess:
+    """A guess of random tokens, its losses known, no token yet thought better."""
+    batch, vocabulary = rows.batch, rows.batch.circuit.vocabulary
+    tokens = random_tokens(rows.chance, (batch.length,), vocabulary)
+    losses = losses_of(batch, tokens[:, None], objective)[:, 0]
+    rows.spent += batch.length
+    return Guess(tokens, losses, vocabulary.new_zeros(*tokens.shape, len(vocabulary)))
 
 
 @torch.no_grad()

@@ -16,34 +16,49 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
-from eval.inversion.alternating import alternating
 from eval.inversion.answer import Answer
-from eval.inversion.lexicon import Lexicon
+from eval.inversion.batch import Batch
 from eval.inversion.problem import Problem
+from eval.inversion.search.alternating import alternating
+from eval.inversion.solvers import Chance, Tools, solver
 
 PROBES = 2048  # random pairs run to see how far from additive, or from bfloat16, the model is
 SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat16's errors
 BATCH = 1024  # pairs that are run together
 
 
+@solver(
+    "search",
+    name="enumerate",
+    hidden=range(1, 3),
+    random=True,
+    needs=("lexicon",),
+    proves=True,
+    cost=lambda V, T, k: V * 40 * k,
+    title="exact search, enumeration",
+    short="enumeration",
+    word="enum.",
+)
 def enumerate_hidden(
-    problem: Problem,
-    lexicon: Lexicon,
-    chance: list[torch.Generator],
+    batch: Batch,
+    chance: Chance,
+    tools: Tools,
+    *,
     exact: bool = False,
     most: int = 50_000,
 ) -> list[Answer]:
-    """As `alternating`, for k = 1 or 2, with every other choice of hidden tokens ruled out.
+    """Finds an answer and then rules out every other choice of the one or two hidden tokens.
 
     Args:
-        problem: the first one or two positions hidden.
-        lexicon: guesses of visible tokens.
+        batch: one problem whose first one or two positions are hidden.
         chance: the source of each prompt's random starts.
+        tools: the lexicon, for guesses of visible tokens.
         exact: whether all V x V pairs are run in low precision, instead of screened by the additive
             model.
         most: pairs that are run at most where they are not; above that nothing is certified.
     """
-    answers = alternating(problem, lexicon, chance)
+    (problem,) = batch.problems
+    answers = alternating(batch, chance, tools)
     if problem.hidden == 2:
         for p, answer in enumerate(answers):
             if answer.certificate:

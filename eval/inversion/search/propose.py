@@ -14,18 +14,39 @@ import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
-from eval.inversion.lexicon import Lexicon, Reader
+from eval.inversion.batch import Batch
+from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Problem
-from eval.inversion.sweep import try_all, try_some
+from eval.inversion.search.sweep import try_all, try_some
+from eval.inversion.solvers import Chance, Tools, solver
 
 SHORTLIST = 32  # tokens tried at a position before all of them are, by outputs and by the text
 PATIENCE = 1  # passes that a miss may stay where it is before the shortlist
 
 
-def propose(problem: Problem, lexicon: Lexicon) -> list[Answer]:
-    """Recovers P prompts whose every position is shown, `[:, 0:, :]`."""
+@solver(
+    "search",
+    hidden=range(1),
+    needs=("lexicon",),
+    cost=lambda V, T, k: 10 * T,
+    title="exact search, propose and verify",
+    short="exact search",
+    word="exact",
+)
+def propose(batch: Batch, chance: Chance, tools: Tools) -> list[Answer]:
+    """Guesses the whole prompt and checks it in one pass, which proves all before the first miss.
+
+    There it searches. For positions that are shown.
+
+    Args:
+        batch: one problem, every position shown.
+        chance: not used.
+        tools: the lexicon, for the guesses.
+    """
+    (problem,) = batch.problems
+    assert tools.lexicon
     started = time.perf_counter()
-    reader = Reader(lexicon, problem.slice.low, problem.slice.high)
+    reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
     proof = settle(problem, reader, None)
     P, seconds = len(proof.tokens), time.perf_counter() - started
     return [

@@ -22,15 +22,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from eval.inversion.additive import explain, extrapolate
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.gradient import adam
-from eval.inversion.lexicon import Lexicon, Reader
+from eval.inversion.gradient.adam import adam
+from eval.inversion.lexicon import BATCH, Reader
 from eval.inversion.problem import Problem
-from eval.inversion.propose import settle
+from eval.inversion.search.additive import explain, extrapolate
+from eval.inversion.search.propose import settle
+from eval.inversion.search.sweep import sweep_from, try_some
 from eval.inversion.slices import Slice
-from eval.inversion.sweep import BATCH, sweep_from, try_some
+from eval.inversion.solvers import ANY, Chance, Tools, solver
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later
@@ -45,25 +46,41 @@ PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
+@solver(
+    "search",
+    hidden=range(1, ANY),
+    random=True,
+    needs=("lexicon",),
+    cost=lambda V, T, k: V * (4 + k * k),
+    title="exact search, alternating",
+    short="exact search",
+    word="exact",
+)
 def alternating(
-    problem: Problem,
-    lexicon: Lexicon,
-    chance: list[torch.Generator],
+    batch: Batch,
+    chance: Chance,
+    tools: Tools,
+    *,
     starts: int = 24,
     rounds: int = 8,
     beams: int = 128,
 ) -> list[Answer]:
-    """Recovers P prompts whose first k positions are hidden, `[:, k:, :]`.
+    """Takes turns between the shown positions and the hidden ones, until the outputs agree.
+
+    A sweep over the shown positions, then every token of the vocabulary at each hidden one, until
+    the outputs agree to within rounding, which proves the answer. Nothing is given.
 
     Args:
-        problem: k >= 1.
-        lexicon: guesses of visible tokens.
+        batch: one problem whose first k >= 1 positions are hidden.
         chance: the source of each prompt's random starts.
+        tools: the lexicon, for guesses of visible tokens.
         starts: starts before a prompt is given up; the nearest answer is returned then.
-        rounds: turns of (a) and (b) per start.
+        rounds: turns per start.
         beams: choices followed in the additive model, and run exactly after.
     """
-    reader = Reader(lexicon, problem.slice.low, problem.slice.high)
+    (problem,) = batch.problems
+    assert tools.lexicon
+    reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
     return [
         _Search(problem.of([p]), reader, chance[p], rounds, beams).answer(starts)
         for p in range(len(problem.target))

@@ -1,0 +1,166 @@
+"""What gradient solvers share: one loop, which rows leave once solved, each row's chance, Adam."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
+from eval.inversion.solvers import Chance
+
+
+class Rows:
+    """The rows that are still at work, as a solver sees them between two steps.
+
+    Attributes:
+        batch: their problems.
+        chance: a source of chance for each.
+        scores: how well each token fits each position now, `() -> (B, T, V)`; higher is better. The
+            solver sets it before its first step.
+        spent: tokens that each row sent through the circuit since the last step. The solver adds
+            to it.
+    """
+
+    scores: Callable[[], Tensor]
+
+    def __init__(self, batch: Batch, chance: Chance) -> None:
+        self.batch, self.chance, self.spent = batch, chance, 0
+        self._staying: Tensor | None = None
+
+    def kept(self, *state: Any) -> tuple[Any, ...]:
+        """What a solver holds for each row, less the rows that left after the last step.
+
+        Args:
+            state: tensors `(B, ...)`, or anything that gives its part for `[rows]`.
+        """
+        return state if self._staying is None else tuple(each[self._staying] for each in state)
+
+    def leave(self, staying: list[int] | None) -> None:
+        """Goes on with some rows only, given by ascending number; with all for None."""
+        self._staying = None
+        if staying is not None:
+            self._staying = torch.tensor(staying, device=self.batch.circuit.vocabulary.device)
+            self.chance = [self.chance[row] for row in staying]
+            self.batch = self.batch.of(self._staying)
+
+
+@torch.no_grad()
+def drive(
+    batch: Batch,
+    chance: Chance,
+    descend: Callable[[Rows], Iterator[None]],
+    steps: int,
+    check: int,
+) -> list[Answer]:
+    """Steps until every row is solved, or the steps are used up.
+
+    Args:
+        batch: the problems.
+        chance: a source of chance for each row.
+        descend: a generator that yields after each step, and then drops from its state the rows
+            that left (`Rows.kept`).
+        steps: the most that any row takes.
+        check: after every so many, rows whose tokens explain what is shown leave with them.
+    """
+    numbers = list(range(batch.size))  # in the whole batch, of those at work
+    evaluations, seconds = [0] * batch.size, [0.0] * batch.size
+    answers: dict[int, Answer] = {}
+    rows = Rows(batch, chance)
+    taking = descend(rows)
+    for step in range(1, steps + 1):
+        started = time.perf_counter()
+        next(taking)
+        staying = list(range(len(numbers)))
+        if step % check == 0 or step == steps:
+            rows.spent += batch.length
+            scores = rows.scores()
+            tokens = scores.argmax(dim=-1)
+            solved = rows.batch.solved(tokens).tolist()
+            for row, done in enumerate(solved):
+                if done or step == steps:
+                    answer = rows.batch.ranked(row, Answer(tokens[row], scores[row]))
+                    if done:
+                        answer.certificate, answer.steps = "residual", step
+                    answers[numbers[row]] = answer
+            staying = [row for row in staying if not solved[row]]
+        share = (time.perf_counter() - started) / len(numbers)
+        for number in numbers:
+            evaluations[number] += rows.spent
+            seconds[number] += share
+        rows.spent = 0
+        if not staying or step == steps:
+            break
+        rows.leave(staying if len(staying) < len(numbers) else None)
+        numbers = [numbers[row] for row in staying]
+    for number, answer in answers.items():
+        answer.evaluations, answer.seconds = evaluations[number], seconds[number]
+    return [answers[number] for number in sorted(answers)]
+
+
+@dataclass
+class Moments:
+    """Adam's two averages of a gradient `(B, ...)` (Kingma & Ba, 1412.6980).
+
+    Attributes:
+        mean, square: the averages, `(B, ...)`.
+        first, second: their decay.
+        corrected: whether they are corrected for their start at zero.
+        taken: steps so far.
+        epsilon: what keeps a step finite where the gradient has been none.
+    """
+
+    mean: Tensor
+    square: Tensor
+    first: float = 0.9
+    second: float = 0.999
+    corrected: bool = True
+    taken: int = 0
+    epsilon: float = 1e-8
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """The step for a rate of 1, of entries about 1, to be subtracted."""
+        self.taken += 1
+        self.mean = self.mean.lerp(gradient, 1 - self.first)
+        self.square = self.square.lerp(gradient.square(), 1 - self.second)
+        mean, square = self.mean, self.square
+        if self.corrected:
+            mean = mean / (1 - self.first**self.taken)
+            square = square / (1 - self.second**self.taken)
+        return mean / (square.sqrt() + self.epsilon)
+
+    def __getitem__(self, rows: Tensor) -> "Moments":
+        return replace(self, mean=self.mean[rows], square=self.square[rows])
+
+
+def moments(like: Tensor, **settings: Any) -> Moments:
+    """Moments at zero, for a variable `(B, ...)`."""
+    return Moments(torch.zeros_like(like), torch.zeros_like(like), **settings)
+
+
+def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses `(B,)` at x, whose first axis they share, and the gradient of each in its own row."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        losses = loss(x)
+        (gradient,) = torch.autograd.grad(losses.sum(), x)
+    return losses.detach(), gradient
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each row, `(B, N)` to `(B,)`."""
+    return (a * b).sum(dim=1)
+
+
+def normal(chance: Chance, shape: Sequence[int], like: Tensor) -> Tensor:
+    """N(0, 1), `(B, *shape)`."""
+    return torch.stack([torch.randn(*shape, generator=each) for each in chance]).to(like)
+
+
+def random_tokens(chance: Chance, shape: Sequence[int], vocabulary: Tensor) -> Tensor:
+    """Uniformly random tokens, `(B, *shape)`."""
+    drawn = [torch.randint(len(vocabulary), tuple(shape), generator=each) for each in chance]
+    return torch.stack(drawn).to(vocabulary.device)

@@ -1,0 +1,1 @@
+"""Solvers that search: they try tokens exactly, left to right or in turns."""

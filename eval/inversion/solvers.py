@@ -1,0 +1,297 @@
+"""The solvers by name: a solver is a function with a decorator, in a file of its own.
+
+    @solver("gradient", random=True)
+    def name(batch, chance, tools, *, steps=300) -> list[Answer]:
+        '''What pages say of it.'''
+
+All are called alike: with a batch of problems, a source of chance for each row of the batch, and
+tools that hold what the decorator says it needs; they return an answer for each row. Keyword-only
+arguments are the settings, recorded in every row. The modules of `PACKAGES` are read for solvers,
+and files of the user's own (`eval.plugins`).
+"""
+
+import hashlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docstring_parser
+import torch
+from torch import Tensor
+
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
+from eval.inversion.lexicon import Lexicon
+from eval.inversion.slices import Slice
+from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
+
+PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")
+FAMILIES = ("gradient", "prior", "search", "control")
+"""In the order of reading: a `prior` measures what the model expects too, a `control` nothing."""
+NAMES: dict[str, Collection[Any]] = {
+    "objective": (*OBJECTIVES, "huber(delta)", "mixed(alpha, beta)"),
+    "variable": VARIABLES,
+    "decode": DECODERS,
+}
+"""Settings whose values are names."""
+ANY = 1 << 30
+
+Chance = list[torch.Generator]
+"""A source of chance for each row, so that no row depends on its batch."""
+Solve = Callable[..., list[Answer]]
+F = TypeVar("F", bound=Solve)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a solver may use beside the problems, if its decorator says that it needs it.
+
+    Attributes:
+        lexicon: of a circuit, to guess tokens from outputs.
+        truth: the tokens, `(B, T)`; only the published protocol's own criterion looks at them.
+    """
+
+    lexicon: Callable[[Circuit], Lexicon] | None = None
+    truth: Tensor | None = None
+
+
+NONE = Tools()
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A solver with its settings.
+
+    Attributes:
+        name: as in rows, flags and suites.
+        family: one of `FAMILIES`.
+        function: called with a batch, its chance, tools, and the settings.
+        settings: keyword-only arguments, recorded in every row.
+        hidden: which numbers of hidden leading tokens it can work with, left to right; None: any
+            slice at all.
+        random: whether another seed can give another answer.
+        together: what one call may answer: problems of a "batch" that have nothing but the model
+            and the length in common, "layers" of the same prompts, or one "problem".
+        needs: the tools that it is given.
+        proves: whether it is to rule out all other answers, which takes full precision.
+        cost: tokens it is likely to send through the circuit for one prompt, given the vocabulary,
+            the length and the hidden tokens; for the time-left estimate alone.
+        title, short, word: its name on pages, in narrower places, and in the terminal.
+        code: of a user's own file, its SHA-256; None for our own.
+    """
+
+    name: str
+    family: str
+    function: Solve
+    settings: dict[str, Any]
+    hidden: range | None
+    random: bool
+    together: str
+    needs: tuple[str, ...]
+    proves: bool
+    cost: Callable[[int, int, int], float]
+    title: str
+    short: str
+    word: str
+    code: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What pages say of it: its docstring, up to the arguments."""
+        return " ".join((inspect.getdoc(self.function) or "").split("\nArgs:")[0].split())
+
+    @property
+    def slices(self) -> str:
+        """What may be shown to it, in words."""
+        if self.hidden is None:
+            return "any slice"
+        least, most = self.hidden[0], self.hidden[-1]
+        if most == 0:
+            return "every position shown, as in [:, 0:, :]"
+        few = f"{least} to {most}" if most < ANY - 1 else f"{least} or more"
+        return f"the first k positions hidden, k = {few}, as in [:, {least}:, :]"
+
+    @property
+    def setting_texts(self) -> dict[str, str]:
+        """What its docstring says of each setting; empty where it says nothing."""
+        documented = docstring_parser.parse(inspect.getdoc(self.function) or "").params
+        texts = {each.arg_name: " ".join((each.description or "").split()) for each in documented}
+        choices = {name: f" One of {', '.join(values)}." for name, values in NAMES.items()}
+        return {name: texts.get(name, "") + choices.get(name, "") for name in self.settings}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The `settings` field of its rows: the settings, and whose code it was if not ours."""
+        return self.settings | ({"code": self.code} if self.code else {})
+
+    def answer(self, batch: Batch, chance: Chance, tools: Tools = NONE) -> list[Answer]:
+        """An answer for each row of the batch.
+
+        What searches left to right is asked without the tokens after the last position shown.
+        """
+        given = Tools(**{name: getattr(tools, name) for name in self.needs})
+        if self.hidden is None:
+            return self.function(batch, chance, given, **self.settings)
+        shown = Batch(tuple(problem.shortened() for problem in batch.problems))
+        answers = iter(self.function(shown, chance, given, **self.settings))
+        return [
+            problem.lengthened(p, next(answers))
+            for problem in batch.problems
+            for p in range(len(problem.target))
+        ]
+
+    def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:
+        """Why it cannot be asked this, or None."""
+        if self.hidden is None:
+            return None
+        if not causal:
+            return "searches left to right, which needs a causal model, not one without mask"
+        positions = shown.positions(length)
+        if positions != list(range(positions[0], positions[-1] + 1)):
+            return "needs neighbouring positions"
+        return None if positions[0] in self.hidden else f"needs {self.slices}"
+
+    def configured(self, settings: dict[str, Any]) -> "Solver":
+        """With other settings.
+
+        Raises:
+            RequestError: one that it does not have, or a value of another kind.
+        """
+        for name, value in settings.items():
+            if name not in self.settings:
+                raise RequestError(
+                    f"method {self.name} has no setting {name!r}; "
+                    f"it has {', '.join(self.settings) or 'none'}"
+                )
+            kind = type(self.settings[name])
+            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if isinstance(value, bool) != (kind is bool) or not fits:
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
+                    f"as in {name}={self.settings[name]}"
+                )
+            if kind in (int, float) and value <= 0:
+                raise RequestError(f"method {self.name}, setting {name}: {value!r} must be above 0")
+            if name == "objective":
+                objective(str(value))
+            elif value not in NAMES.get(name, (value,)):
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} does not exist; "
+                    f"use one of {', '.join(NAMES[name])}"
+                )
+        return replace(self, settings=self.settings | settings)
+
+
+_REGISTRY: dict[str, Solver] = {}
+
+
+def solver(
+    family: str,
+    *,
+    name: str | None = None,
+    hidden: range | None = None,
+    random: bool = False,
+    together: str | None = None,
+    needs: tuple[str, ...] = (),
+    proves: bool = False,
+    cost: Callable[[int, int, int], float] | None = None,
+    title: str | None = None,
+    short: str | None = None,
+    word: str | None = None,
+) -> Callable[[F], F]:
+    """Enters a function among the solvers, under its own name if no other is given.
+
+    Arguments are fields of `Solver`. A gradient solver answers a batch at once, any other one
+    problem, if `together` says nothing else. Without `cost` a token costs three times the default
+    of `steps`, or of 300.
+
+    Raises:
+        RequestError: another solver has the name.
+    """
+
+    def enter(function: F) -> F:
+        parameters = inspect.signature(function).parameters.values()
+        settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        own, each = name or function.__name__, 3 * settings.get("steps", 300)
+        ours = function.__module__.startswith("eval.")
+        if not ours:
+            solvers()  # so that no name of ours is taken
+        if own in _REGISTRY and _REGISTRY[own].function.__module__ != function.__module__:
+            raise RequestError(f"solver {own}: there is one of that name; give it another")
+        _REGISTRY[own] = Solver(
+            name=own,
+            family=family,
+            function=function,
+            settings=settings,
+            hidden=hidden,
+            random=random,
+            together=together or ("batch" if family == "gradient" else "problem"),
+            needs=needs,
+            proves=proves,
+            cost=cost or (lambda V, T, k: each * T),
+            title=title or own,
+            short=short or title or own,
+            word=word or own,
+            code=None if ours else _sha256(function),
+        )
+        return function
+
+    return enter
+
+
+def _sha256(function: Solve) -> str | None:
+    """Of the file that a function stands in; None if it is in none."""
+    file = Path(inspect.getsourcefile(function) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def solvers() -> dict[str, Solver]:
+    """All solvers, each with its defaults, in the order of reading.
+
+    By family, the published protocol first; searches of shown tokens before those of hidden ones.
+    """
+    for package in PACKAGES:
+        for module in pkgutil.iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{module.name}")
+
+    def place(each: Solver) -> tuple[Any, ...]:
+        hidden = each.hidden[0] if each.hidden else 0
+        return FAMILIES.index(each.family), hidden, "truth" not in each.needs, each.name
+
+    return {each.name: each for each in sorted(_REGISTRY.values(), key=place)}
+
+
+def parse_solvers(wanted: dict[str, Any] | list[str]) -> dict[str, Solver]:
+    """Solvers by label, from names or from `{label: settings}`.
+
+    A label is a solver's name, or anything with the name under the key `method` of its settings.
+
+    Raises:
+        RequestError: no such solver or setting.
+    """
+    if not isinstance(wanted, dict) and not (
+        isinstance(wanted, list) and all(isinstance(name, str) for name in wanted)
+    ):
+        raise RequestError(
+            f"methods: {wanted!r} is neither a list of names nor a mapping of names to settings"
+        )
+    known, chosen = solvers(), {}
+    for label, settings in (
+        wanted.items() if isinstance(wanted, dict) else ((name, {}) for name in wanted)
+    ):
+        if not isinstance(settings or {}, dict):
+            raise RequestError(
+                f"method {label}: {settings!r} is not a mapping of settings, as in {{steps: 100}}"
+            )
+        settings = dict(settings or {})
+        name = settings.pop("method", label)
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
+        chosen[label] = known[name].configured(settings)
+    return chosen
