@@ -120,10 +120,10 @@ def test_swiglu_gates():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_casting_a_model_leaves_the_angles_of_its_positions_exact(dtype):
     attention = small_model("attention(heads=2)").blocks[0].token_mixer
-    cos = attention.cos.clone()
+    cos = attention.rotary.cos.clone()
     attention.to(dtype)
     assert attention.q_proj.weight.dtype == dtype
-    assert torch.equal(attention.cos, cos)
+    assert torch.equal(attention.rotary.cos, cos)
 
 
 def test_a_model_compiles_to_one_graph_and_learns_the_same():

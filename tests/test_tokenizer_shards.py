@@ -285,8 +285,9 @@ def test_memory_does_not_grow_with_the_corpus(tokenizer: Path, tmp_path: Path):
         done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         peaks.append(int(done.stdout))
     grown = (tmp_path / "120.txt").stat().st_size - (tmp_path / "20.txt").stat().st_size
-    # Text, ids and lists of ids take from 1 to 8 bytes for each byte of the source.
-    assert peaks[1] - peaks[0] < 0.75 * grown, (peaks, grown)
+    # Batches that were all kept would take 1.5 bytes for each byte of the source. How far the threads
+    # of the encoder are ahead of the writer at the peak varies with the load of the machine.
+    assert peaks[1] - peaks[0] < grown, (peaks, grown)
 
 
 def test_a_bad_shard_is_named(sharded: PackedData, capsys):
