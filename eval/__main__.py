@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -81,7 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{process}error: {error}", file=sys.stderr)
         return 2
     if not shards.rank():
-        print(result.json() if form == "json" else result)
+        try:
+            print(result.json() if form == "json" else result, flush=True)
+        except BrokenPipeError:  # a reader such as `head` has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -1,6 +1,9 @@
 """Solvers of one's own: the example of docs/extending.md works; what cannot be used is refused."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +77,16 @@ def test_solvers_are_listed_with_settings_and_defaults(
     assert (
         "--names adamant: there is no such solver; use descent, adam, " in capsys.readouterr().err
     )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As with `python -m eval solvers | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "eval", "solvers"]
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

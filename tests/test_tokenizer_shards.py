@@ -285,8 +285,8 @@ def test_memory_does_not_grow_with_the_corpus(tokenizer: Path, tmp_path: Path):
         done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         peaks.append(int(done.stdout))
     grown = (tmp_path / "120.txt").stat().st_size - (tmp_path / "20.txt").stat().st_size
-    # Batches that were all kept would take 1.5 bytes for each byte of the source. How far the threads
-    # of the encoder are ahead of the writer at the peak varies with the load of the machine.
+    # Batches that were all kept would take 1.5 bytes for each byte of the source. How far the
+    # encoder's threads are ahead of the writer at the peak varies with the load of the machine.
     assert peaks[1] - peaks[0] < grown, (peaks, grown)
 
 
