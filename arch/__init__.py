@@ -28,6 +28,7 @@ __all__ = [
     "ModelError",
     "State",
     "TokenMixer",
+    "add_to_meta",
     "check_model",
     "count_parameters",
     "describe",
@@ -39,7 +40,6 @@ __all__ = [
     "load_model",
     "load_pretrained",
     "save_model",
-    "write_directory",
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arch.config import ModelConfig
-from arch.convert import export_transformers, import_reference, import_transformers
+from arch.convert import download, export_transformers, import_reference, open_directory
 from arch.describe import Part, describe
 from arch.directory import (
     LoadedModel,
@@ -112,14 +112,12 @@ def _alike(parts: tuple[Part, ...]) -> list[tuple[str, int, Part]]:
 
 def _import(options: argparse.Namespace) -> None:
     source = options.source
-    path = _download(source.removeprefix(HUB)) if source.startswith(HUB) else Path(source)
+    path = download(source) if source.startswith(HUB) else Path(source)
     name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
-    if (path / "meta.json").is_file():
-        _save(options.out, load_model(path), name)
-    elif (path / "config.json").is_file():
-        _save(options.out, import_transformers(path), name)
-    elif not path.exists():
+    if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
+    if (path / "config.json").is_file():
+        _save(options.out, open_directory(path), name)
     else:
         model, tokenizer = import_reference(path), options.tokenizer
         if tokenizer is None:
@@ -134,20 +132,6 @@ def _import(options: argparse.Namespace) -> None:
 def _save(out: Path, loaded: LoadedModel, name: str) -> None:
     save_model(out, loaded.model, loaded.tokenizer_json, {**loaded.meta, "name": name})
     print(f"wrote {out}")
-
-
-def _download(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError:
-        raise ModelError(
-            f"{HUB}{name} needs huggingface_hub; fix: pip install huggingface_hub"
-        ) from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ModelError(f"{HUB}{name} cannot be had: {str(error).splitlines()[0]}") from None
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -21,14 +21,22 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from arch.channel import SwiGLU
 from arch.config import ModelConfig
-from arch.directory import LoadedModel, other_vocabulary, vocabulary
+from arch.directory import (
+    LoadedModel,
+    build_model,
+    drop_padding,
+    load_model,
+    other_vocabulary,
+    read_weights,
+    renamed,
+    vocabulary,
+    weights_of,
+)
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.mixers import Attention
-from arch.model import LanguageModel
-from arch.weights import build_model, drop_padding, read_weights, renamed, weights_of
+from arch.model import LanguageModel, SwiGLU
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
 
@@ -97,13 +105,13 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
     }
     weights = {renamed(name, _NAMES): tensor for name, tensor in weights_of(model).items()}
 
-    def write(temporary: Path) -> None:
-        (temporary / "model.safetensors").write_bytes(save(weights, {"format": "pt"}))
-        (temporary / "config.json").write_text(_json(config))
-        (temporary / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-        (temporary / "tokenizer_config.json").write_text(_json(tokenizer_config))
-
-    write_directory(directory, write)
+    files = {
+        "model.safetensors": save(weights, {"format": "pt"}),
+        "config.json": _json(config),
+        "tokenizer.json": tokenizer_json.encode(),
+        "tokenizer_config.json": _json(tokenizer_config),
+    }
+    write_directory(directory, files)
     return directory
 
 
@@ -136,6 +144,36 @@ def import_transformers(directory: str | Path) -> LoadedModel:
     model = drop_padding(build_model(config, weights, str(directory)), size)
     meta = {"name": directory.name, "source": "transformers"}
     return LoadedModel(model, model.config, tokenizer_json, meta, directory)
+
+
+def open_directory(path: str | Path) -> LoadedModel:
+    """Reads a model directory, or a Llama in the layout of transformers.
+
+    Raises:
+        ModelError: as `load_model` and `import_transformers`.
+    """
+    theirs = Path(path, "config.json").is_file() and not Path(path, "meta.json").is_file()
+    return import_transformers(path) if theirs else load_model(path)
+
+
+def download(source: str) -> Path:
+    """Where a model of the hub lies, after its download; `source` is `hub:NAME` or `hf:NAME`.
+
+    Raises:
+        ModelError: no network, no such model, or huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise ModelError(
+            f"{source} needs huggingface_hub; fix: pip install huggingface_hub"
+        ) from None
+    try:
+        name = source.partition(":")[2]
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ModelError(f"{source} cannot be had: {str(error).splitlines()[0]}") from None
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:
@@ -235,8 +273,8 @@ def _read_shards(directory: Path) -> dict[str, Tensor]:
     return {k: v for file in sorted(files) for k, v in read_weights(directory / file).items()}
 
 
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def import_reference(path: str | Path) -> LanguageModel:

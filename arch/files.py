@@ -1,12 +1,10 @@
 """Reading and writing that is whole or not at all."""
 
-import ctypes
-import errno
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +60,12 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
-    """Makes `directory` by `write(temporary sibling)`, a flush to the disk, and one rename.
+def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Makes a directory of files beside its place, the last file last, and renames it.
 
     A process killed at any moment leaves the old directory or the new one, whole; beside it may
-    stay a hidden sibling that ends in `.tmp`. (A file system that cannot swap two directories has
-    a moment between two renames when the old one is called `.NAME.old`.)
+    stay a hidden sibling that ends in `.tmp`. A directory that is replaced is called `.NAME.old`
+    between two renames: see `sweep`.
 
     Raises:
         ModelError: what is there is not empty and not a model directory, ours or transformers'.
@@ -80,18 +78,19 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(
         tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".tmp", dir=directory.parent)
     )
+    aside = directory.with_name(f".{directory.name}.old")
     try:
-        write(temporary)
+        for name, content in files.items():
+            write_file(temporary / name, content)
         temporary.chmod(0o777 & ~_umask())
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
         if directory.exists():
-            _exchange(temporary, directory)
-        else:
-            os.rename(temporary, directory)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(directory, aside)
+        os.rename(temporary, directory)
         _flush(directory.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # the failed attempt, or what was replaced
+        shutil.rmtree(temporary, ignore_errors=True)  # the failed attempt
 
 
 def read_text(path: Path) -> str:
@@ -139,18 +138,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Swaps two directories: in one system call where there is one, else by two renames."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is not None:
-        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        if renameat2(here, os.fsencode(new), here, os.fsencode(old), exchange) == 0:
-            return
-        if (code := ctypes.get_errno()) not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), str(old))
-    aside = old.with_name(f".{old.name}.old")
-    os.rename(old, aside)
-    os.rename(new, old)
-    os.rename(aside, new)

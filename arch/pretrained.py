@@ -1,4 +1,4 @@
-"""Pretrained transformers models (GPT-2, GPT-J, OPT, Llama, Mistral) behind our contract.
+"""Pretrained transformers models behind our contract.
 
     loaded = load_pretrained("gpt2")
     loaded.model.hidden(loaded.model.embed(tokens), 3)
@@ -6,10 +6,13 @@
 `embed` is a row of the embedding for each token and nothing else, so that a search over tokens is a
 search over its rows; GPT-2's and OPT's learnt positions are added by `with_positions`, on the way
 into the first block. Rotary positions are inside attention. Needs the extra `pretrained`.
+
+Of GPT-2, GPT-J, OPT, Llama and Mistral the parts of a block are known (`PretrainedModel`); of any
+other causal model a block is a whole layer (`arch.decoder.Decoder`).
 """
 
 import importlib.util
-from dataclasses import dataclass
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +21,13 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from arch.config import ModelConfig
-from arch.directory import LoadedModel
+from arch.decoder import Decoder, PretrainedConfig
+from arch.directory import LoadedModel, drop_padding
 from arch.errors import ModelError
-from arch.families import anatomy, check_family
+from arch.families import anatomy
 from arch.model import LanguageModel
-from arch.weights import drop_padding
 
-
-@dataclass(frozen=True)
-class PretrainedConfig(ModelConfig):
-    """Describes a wrapped model; cannot build one. Its one mixer is the family's name."""
-
-    def __post_init__(self) -> None:
-        """Nothing to check: transformers did."""
+GGUF = ".gguf"
 
 
 class PretrainedModel(LanguageModel):
@@ -75,29 +71,36 @@ def load_pretrained(
     """Loads a model of the hub, or a directory in transformers' layout, with its tokenizer.
 
     Args:
-        name: a directory, or a name on the hub, which transformers downloads or has in its cache.
+        name: a directory, a name on the hub, which transformers downloads or has in its cache, or
+            a GGUF file, whose weights are dequantised (needs the package gguf).
         device: where to put it.
         dtype: of the weights; float16 where they are in 8 bit.
         eight_bit: linear layers in 8 bit (Dettmers et al., 2208.07339), by bitsandbytes on a GPU.
 
     Raises:
         ModelError: transformers, bitsandbytes or a GPU is missing, the model cannot be found, or
-            its family is not supported.
+            it is no causal decoder.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
     options = _eight_bit_options(device) if eight_bit else {"dtype": dtype}
+    place, more = (name, {}) if not name.endswith(GGUF) else _gguf(Path(name))
     try:
-        found, _ = PreTrainedConfig.get_config_dict(name)
-        check_family(found.get("model_type"))
-        tokenizer = _tokenizer(name)
-        model = AutoModelForCausalLM.from_pretrained(name, **options)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from None
+        config, _ = PreTrainedConfig.get_config_dict(place, **more)
+        if config.get("is_encoder_decoder"):
+            raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
+        tokenizer = _tokenizer(place, more)
+        model = AutoModelForCausalLM.from_pretrained(place, **options, **more)
+    except (OSError, SafetensorError, ValueError, IndexError, KeyError, struct.error) as error:
+        # transformers says by a ValueError that a model has no causal form, or a GGUF file no end
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{name} cannot be loaded: {reason}") from None
+    wrapped = wrap_model(model)
+    _check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
-    wrapped = drop_padding(PretrainedModel(model), 1 + max(tokenizer.get_vocab().values()))
+    wrapped = drop_padding(wrapped, 1 + max(tokenizer.get_vocab().values()))
     meta = {
         "name": Path(name).name,
         "source": "transformers",
@@ -106,6 +109,35 @@ def load_pretrained(
     }
     wrapped = wrapped if eight_bit else wrapped.to(device)
     return LoadedModel(wrapped, wrapped.config, tokenizer.to_str(), meta, Path(name))
+
+
+def wrap_model(model: Any) -> LanguageModel:
+    """A transformers causal model in memory as a `LanguageModel`, around the same weights.
+
+    Raises:
+        ModelError: it is no causal decoder.
+    """
+    try:
+        return PretrainedModel(model)
+    except ModelError:  # a family, or a variant of one, whose parts are not known
+        return Decoder(model)
+
+
+def _gguf(file: Path) -> tuple[str, dict[str, Any]]:
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(f"{file} needs the package gguf; fix: pip install gguf")
+    if not file.is_file():
+        raise ModelError(f"{file} cannot be loaded: there is no such file")
+    return str(file.parent), {"gguf_file": file.name}
+
+
+def _check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
+    largest, rows = max(tokenizer.get_vocab().values()), model.embedding.num_embeddings
+    if largest >= rows:
+        raise ModelError(
+            f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
+            "tokenizer that the model was trained with"
+        )
 
 
 def _eight_bit_options(device: str | torch.device) -> dict[str, Any]:
@@ -122,10 +154,10 @@ def _eight_bit_options(device: str | torch.device) -> dict[str, Any]:
     }
 
 
-def _tokenizer(name: str) -> Tokenizer:
+def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if not tokenizer.is_fast:
         raise ModelError(f"{name} has no fast tokenizer, a tokenizer.json")
     return tokenizer.backend_tokenizer

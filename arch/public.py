@@ -5,9 +5,8 @@
 from arch.config import ModelConfig
 from arch.convert import export_transformers, import_reference, import_transformers
 from arch.describe import Cost, Description, describe
-from arch.directory import LoadedModel, check_model, load_model, save_model
+from arch.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
 from arch.errors import ModelError
-from arch.files import write_directory
 from arch.generate import generate
 from arch.mixers import MIXERS, TokenMixer
 from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eval.checkpoints import open_model as open_model
+    from eval.commands.bits import bits as bits
     from eval.commands.inversion import curves as curves
     from eval.commands.inversion import invert as invert
     from eval.commands.language import generate as generate
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "open_model": "checkpoints",
+    "bits": "commands.bits",
     "compare": "commands.tables",
     "curves": "commands.inversion",
     "generate": "commands.language",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eval import cli, shards
+from eval import cli, tasks
 from eval.api import Result
 from eval.errors import RequestError
 
@@ -20,6 +20,7 @@ examples:
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
   python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
+  python -m eval bits runs/flat/models/* --corpus data/tinystories --out results/bits
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval lenses
   python -m eval solvers --names adam
@@ -38,6 +39,7 @@ COMMANDS = {
     "probe": "eval.commands.probes:probe",
     "geometry": "eval.commands.probes:geometry",
     "retrieval": "eval.commands.probes:retrieval",
+    "bits": "eval.commands.bits:bits",
     "lens": "eval.commands.lenses:lens",
     "lenses": "eval.commands.lenses:list_lenses",
     "summary": "eval.commands.tables:summary",
@@ -57,7 +59,19 @@ GROUPS = {
 }
 """What the commands of two words are about, by their first word."""
 
-SHARED = ("invert", "claims curves")  # whose work torchrun's processes divide
+SHARED = (
+    "loss",
+    "invert",
+    "curves",
+    "probe",
+    "geometry",
+    "retrieval",
+    "bits",
+    "lens",
+    "claims run",
+    "claims curves",
+)
+"""Whose work torchrun's processes divide."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,10 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        process = f"process {shards.rank()}: " if shards.rank() else ""
+        process = f"process {tasks.rank()}: " if tasks.rank() else ""
         print(f"{process}error: {error}", file=sys.stderr)
         return 2
-    if not shards.rank():
+    if not tasks.rank():
         try:
             print(result.json() if form == "json" else result, flush=True)
         except BrokenPipeError:  # a reader such as `head` has closed the pipe
@@ -129,10 +143,10 @@ def _check_alone(name: str) -> None:
     Raises:
         RequestError: they were started for a command whose work is not shared out.
     """
-    if shards.world() > 1 and name not in SHARED:
+    if tasks.world() > 1 and name not in SHARED:
         raise RequestError(
-            f"WORLD_SIZE {shards.world()}: {name} is of one process, several share "
-            f"{' and '.join(SHARED)} alone; start it without torchrun"
+            f"WORLD_SIZE {tasks.world()}: {name} is of one process, several share "
+            f"{', '.join(SHARED)} alone; start it without torchrun"
         )
 
 

@@ -1,16 +1,16 @@
 """What a command is: a function whose result prints itself, and is a data frame, JSON or a page."""
 
+import builtins
 import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
-from eval import cli, shards
+from eval import cli
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
@@ -53,22 +53,36 @@ class Result:
         return "\n\n".join(part for part in (self.text, self.notes) if part)
 
     def _repr_html_(self) -> str:
-        """The tables, for a notebook."""
-        import io
+        """The page, in a frame of its own, for a notebook; the tables where rows have no page."""
+        from html import escape
 
-        from rich.console import Console
-        from rich.text import Text
+        from eval.report import render_page
 
-        console = Console(record=True, width=400, file=io.StringIO())
-        console.print(Text.from_ansi(self.text), soft_wrap=True)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        try:
+            if any("checkpoint" not in row for row in self.rows):
+                raise RequestError("lines of a table are no rows")
+            page = render_page(self.rows, None, self.documents)
+        except RequestError:
+            return f"<pre>{escape(self.text)}</pre>"
+        style = "width:100%;height:40rem;border:0"
+        return f'<iframe style="{style}" srcdoc="{escape(page)}"></iframe>'
+
+    def show(self) -> None:
+        """Shows it in a notebook; elsewhere prints the tables."""
+        getattr(builtins, "display", print)(self)  # IPython has `display` there
 
     @property
     def frame(self) -> "pandas.DataFrame":
-        """A line for each row; fields within fields have names with dots: `checkpoint.step`."""
+        """A line for each checkpoint, place, prompt, seed and quantity (`eval.quantities.frame`).
+
+        Of commands that print records, as `summary` and `compare` do, a line for each of those.
+        """
         import pandas
 
-        return pandas.json_normalize(self.rows)
+        from eval.quantities import frame
+
+        of_rows = all("kind" in row for row in self.rows)
+        return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
 
     def json(self) -> str:
         """The rows, as a JSON array."""
@@ -115,38 +129,3 @@ def command(
         return run
 
     return decorate
-
-
-@contextlib.contextmanager
-def directory(out: str | None) -> Iterator[str]:
-    """Where a command's rows are written: `out`, or a place that is gone when they are returned.
-
-    Raises:
-        RequestError: several processes share the work, and there is no place for all.
-    """
-    if out is not None:
-        yield out
-        return
-    if shards.world() > 1:
-        raise RequestError("--out: several processes need one results directory; give it")
-    with TemporaryDirectory(prefix="eval-") as place:
-        yield place
-
-
-def drawn(*parts: Any, width: int | None = None, pipe: int | None = None) -> str:
-    """What rich prints of tables, as text.
-
-    Args:
-        parts: tables or lines.
-        width: of a line; default: the terminal's.
-        pipe: of a line where no terminal says how wide it is.
-    """
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, width=width)
-    if pipe and not console.is_terminal:
-        console.width = pipe
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

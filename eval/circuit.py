@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
+from arch.decoder import WholeBlock
+from eval.checkpoints import of_model
 from eval.errors import RequestError
 
 PARTS = {
@@ -68,6 +70,13 @@ class Circuit:
                     f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
                 )
         blocks = [self._block(i) for i in range(self.depth)]
+        whole = any(isinstance(block, WholeBlock) for block in blocks)
+        if whole and (self.part != "block" or self.without - {"mask"}):
+            raise RequestError(
+                f"part {self.part!r} without {sorted(self.without)}: of a "
+                f"{self.model.config.mixers[0]} model whole blocks are known, not their parts; use "
+                "part block, and leave out nothing"
+            )
         if self._recomposed and any(type(block).combine is not Block.combine for block in blocks):
             raise RequestError(
                 f"part {self.part!r} without {sorted(self.without)}: this model's token and channel"
@@ -149,8 +158,12 @@ class Circuit:
     @cached_property
     def coarse(self) -> "Circuit":
         """The same in bfloat16: twice as fast or more, exact enough to say what to try."""
-        model = copy.deepcopy(self.model).to(torch.bfloat16)
-        return replace(self, model=model)
+        return self._in(torch.bfloat16)
+
+    @cached_property
+    def exact(self) -> "Circuit":
+        """The same in float64."""
+        return self._in(torch.float64)
 
     @cached_property
     def precision(self) -> torch.dtype:
@@ -165,7 +178,9 @@ class Circuit:
     @cached_property
     def vocabulary(self) -> Tensor:
         """The embedding matrix, `(V, D)`, in fp32 at least."""
-        return _widened(self.model.embedding.weight.detach())
+        return of_model(
+            self.model, "vocabulary", lambda: _widened(self.model.embedding.weight.detach())
+        )
 
     @cached_property
     def scale(self) -> float:
@@ -175,7 +190,13 @@ class Circuit:
     @cached_property
     def pseudo_inverse(self) -> Tensor:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
-        return torch.linalg.pinv(self.vocabulary)
+        return of_model(self.model, "pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
+
+    def _in(self, kind: torch.dtype) -> "Circuit":
+        def make() -> LanguageModel:
+            return copy.deepcopy(self.model).to(kind)
+
+        return replace(self, model=of_model(self.model, str(kind), make))
 
     def _require_causal(self) -> None:
         if not self.causal:

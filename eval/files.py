@@ -1,6 +1,5 @@
-"""Text files that are written whole or not at all, and the hash of any file."""
+"""Text files that are written whole or not at all."""
 
-import hashlib
 from pathlib import Path
 
 from arch.files import write_file
@@ -13,12 +12,3 @@ def write_text(path: str | Path, text: str) -> None:
         OSError: it cannot be written; nothing is left behind.
     """
     write_file(Path(path), text.encode("utf-8", errors="backslashreplace"))
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

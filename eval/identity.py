@@ -28,8 +28,7 @@ import yaml
 
 from arch import ModelConfig
 from eval.errors import RequestError
-from eval.files import file_sha256
-from eval.results import Row
+from eval.rows import Row
 
 SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
 """The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
@@ -109,6 +108,15 @@ def of_directory(path: Path, meta: Mapping[str, Any], config: ModelConfig) -> tu
     file = path / "model.safetensors"
     facts = recipe(meta, config, path, lambda: file_sha256(file) if file.is_file() else "")
     return model_id(name, facts), facts
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def without_seed(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.statistics import Interval, clustered
+from eval.rows import Results, Row, row_key
 from eval.text import held_out_text
 
 PARTS = 500
@@ -55,6 +55,45 @@ class Loss:
     def record(self) -> dict[str, Any]:
         """The figures by name."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A task: the loss of a checkpoint on a corpus, or on texts in its place.
+
+    Attributes:
+        stories: only the first so many; all when not given.
+        batch_size: windows sent through the model together.
+    """
+
+    checkpoint: Checkpoint
+    corpus: str
+    stories: int | None
+    batch_size: int
+    texts: tuple[str, ...] | None
+
+    @property
+    def keys(self) -> list[str]:
+        """The row's key."""
+        asked = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
+        return [row_key(*self.checkpoint.identity, "loss", *asked)]
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in parameters."""
+        return float(self.checkpoint.provenance["parameters"])
+
+    def run(self, results: Results) -> list[Row]:
+        """One row."""
+        loss = measure_loss(self.checkpoint, self.corpus, self.stories, self.batch_size, self.texts)
+        about = {
+            "key": self.keys[0],
+            "kind": "loss",
+            "checkpoint": self.checkpoint.provenance,
+            "corpus": self.corpus if self.texts is None else None,
+            "device": self.checkpoint.model.embedding.weight.device.type,
+        }
+        return [about | loss.record()]
 
 
 @torch.no_grad()
@@ -112,25 +151,6 @@ def measure_loss(
         stories=len(sizes),
         parts=_parts(nats, owner[1:], sizes),
     )
-
-
-def bits_per_byte(parts: Sequence[Parts], models: Sequence[Hashable]) -> Interval | None:
-    """Bits per byte of models on the same text, by a bootstrap over its parts and the models.
-
-    Args:
-        parts: of each model.
-        models: the model (its training seed) of each.
-
-    Returns:
-        The estimate between its limits; None where there is nothing to draw from.
-    """
-    if sum(len(own["nats"]) for own in parts) < 2:
-        return None
-    nats = [value for own in parts for value in own["nats"]]
-    sizes = [value for own in parts for value in own["bytes"]]
-    part = [i for own in parts for i in range(len(own["nats"]))]
-    model = [m for own, m in zip(parts, models, strict=True) for _ in own["nats"]]
-    return Interval(*(bound / math.log(2) for bound in clustered(nats, sizes, part, model)))
 
 
 def _nats(model: LanguageModel, x: Tensor, y: Tensor) -> Tensor:

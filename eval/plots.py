@@ -1,105 +1,33 @@
-"""Charts: Vega-Lite specifications of records, with one theme, in the page and as files.
+"""Charts: lines, cells, bars and dots of records, as Vega-Lite specifications.
 
-A page with menus carries Vega itself (some 0.9 MB), so that it needs no network. A specification
-says nothing of colours of its own: `theme` does, for light and for dark. Altair takes a while to
-import, so only the functions that draw import it.
+A specification is a dictionary; `eval.drawing` says how all of them look, and draws them.
 """
 
-from __future__ import annotations
-
-import base64
 import csv
-import gzip
 import io
 import itertools
 import json
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from arch.files import write_file
-from eval.errors import RequestError
-from eval.files import write_text
-
-if TYPE_CHECKING:
-    import altair as alt
+from eval.drawing import LIGHT, MARKS, SERIES, Chart, plain
+from eval.drawing import Figure as Figure  # what lenses draw
 
 Record = dict[str, Any]
-SERIES = ("#0b63b5", "#b86e00", "#00795c", "#8e3b8c", "#a5243d", "#6a727d")
-SERIES_DARK = ("#62aef7", "#f0a33c", "#3fc8a0", "#d18ccf", "#f08096", "#a3acb7")
-FORMATS = ("svg", "png")
+DASHES = [[1, 0], [4, 3], [2, 2], [8, 3, 2, 3]]
 WIDTH, HEIGHT = 620, 240
+FEW = 5
+"""Points of a line whose intervals are upright lines; those of more points are a band."""
+APART = 0.014
+"""Between lines that would cover each other, as a share of either axis."""
 SLIDING = "position"
 LABELS = {"model": "checkpoint", "of": "units", "group": "at"}
 """Of menus, where they are not called as their field."""
 DIVERGING = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
 """Colours of a scale: blue above 0 and orange below, as in the highlighted texts."""
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart with its words.
-
-    Attributes:
-        name: short, of letters, digits and dashes; its file's name.
-        title: above it.
-        about: what is seen, in a sentence; also what a screen reader says.
-        chart: an altair chart, or its specification; None where there is nothing to show.
-    """
-
-    name: str
-    title: str
-    about: str
-    chart: Any
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The Vega-Lite specification, with its description."""
-        spec = self.chart if isinstance(self.chart, dict) else self.chart.to_dict()
-        spec.pop("config", None)
-        return {**spec, "description": self.about}
-
-    @property
-    def packed(self) -> str:
-        """The specification as a page holds it: JSON, in gzip, in base64; a fifth of its length."""
-        text = json.dumps(self.spec, separators=(",", ":")).encode()
-        return base64.b64encode(gzip.compress(text, mtime=0)).decode()
-
-
-def theme(dark: bool) -> dict[str, Any]:
-    """Vega-Lite's `config` for the page's colours, which the colour-blind tell apart.
-
-    Args:
-        dark: for a dark background.
-    """
-    ink, muted, line, card = (
-        ("#e6eaee", "#9aa6b3", "#2e3844", "#181e25")
-        if dark
-        else ("#1b2430", "#5d6875", "#dde2e7", "#ffffff")
-    )
-    text = {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "titleFontSize": 12}
-    return {
-        "background": card,
-        "font": FONT,
-        "view": {"stroke": None},
-        "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start"},
-        "axis": {**text, "gridColor": line, "domainColor": line, "tickColor": line},
-        "legend": {**text, "symbolStrokeWidth": 2.5},
-        "header": {**text, "labelFontSize": 12},
-        "text": {"color": ink},
-        "rule": {"color": muted},
-        "line": {"strokeWidth": 2},
-        "mark": {"color": (SERIES_DARK if dark else SERIES)[0]},
-        "range": {
-            "category": list(SERIES_DARK if dark else SERIES),
-            "heatmap": {"scheme": "viridis"},
-            "ramp": {"scheme": "viridis"},
-            "diverging": {"scheme": "blueorange"},
-        },
-    }
+PLACE = {"labelAngle": -60, "title": None, "labelLimit": 90}
+"""Of an axis whose values are tokens."""
 
 
 def whole_ticks(values: Iterable[float], steps: int = 12) -> list[int] | None:
@@ -121,253 +49,341 @@ def whole_ticks(values: Iterable[float], steps: int = 12) -> list[int] | None:
     return list(range(-(-low // step) * step, high + 1, step))
 
 
-def options(found: list[Record], field: str) -> list[Any]:
+def options(records: Sequence[Record], field: str) -> list[Any]:
     """The values of a field in order of appearance."""
-    return list(dict.fromkeys(record[field] for record in found))
+    return list(dict.fromkeys(record[field] for record in records))
 
 
-def chosen(
-    chart: alt.Chart | alt.LayerChart | alt.FacetChart, found: list[Record], *fields: str
-) -> alt.Chart | None:
+def chosen(chart: Any, records: list[Record], *fields: str) -> Chart | None:
     """The chart with a menu for each field, a slider for positions; the last value at first.
 
     A menu offers what there is for the choices before it: `usermeta` tells the page's script.
     None where there is nothing to choose from.
     """
-    import altair as alt
-
-    if not found:
+    if not records:
         return None
-    left = found
+    remaining, params, filters = records, [], []
     for field in fields:
-        values = options(found, field)
-        label = f"{LABELS.get(field, field)} "
-        sliding = field == SLIDING
-        bind = (
-            alt.binding_range(min=0, max=max(values), step=1, name=label)
-            if sliding
-            else alt.binding_select(options=values, name=label)
-        )
-        value = max(options(left, field)) if sliding else options(left, field)[-1]
-        left = [r for r in left if r[field] == value]
-        parameter = alt.param(name=f"chosen_{field}", value=value, bind=bind)
-        chart = chart.add_params(parameter).transform_filter(
-            f"datum[{field!r}] == {parameter.name}"
-        )
+        values, label = options(records, field), f"{LABELS.get(field, field)} "
+        if field == SLIDING:
+            bind = {"input": "range", "min": 0, "max": max(values), "step": 1, "name": label}
+            value = max(options(remaining, field))
+        else:
+            bind = {"input": "select", "options": values, "name": label}
+            value = options(remaining, field)[-1]
+        remaining = [r for r in remaining if r[field] == value]
+        params.append({"name": f"chosen_{field}", "value": value, "bind": bind})
+        filters.append({"filter": f"datum[{json.dumps(field)}] == chosen_{field}"})
     menus = [field for field in fields if field != SLIDING]
     ends: dict[tuple[Any, ...], int] = {}
-    for record in found:
+    for record in records:
         place = tuple(record[field] for field in menus)
         ends[place] = max(ends.get(place, 0), record.get(SLIDING, 0))
     there = [[*place, end] for place, end in ends.items()]
-    return chart.properties(usermeta={"menus": menus, "there": there})  # pyright: ignore
+    asked = {"params": params, "transform": filters, "usermeta": {"menus": menus, "there": there}}
+    return {**plain(chart), **asked}
 
 
-def by_model(chart: alt.Chart | alt.FacetChart, found: list[Record]) -> alt.Chart | None:
+def by_model(chart: Any, records: list[Record]) -> Chart | None:
     """With a menu of checkpoints."""
-    return chosen(chart, found, "model")
+    return chosen(chart, records, "model")
 
 
 def lines(
-    found: list[Record],
+    records: list[Record],
     x: str,
-    y: str,
+    y: str | None,
     colour: str,
-    dash: str | None = None,
+    dash: str = "",
+    *,
+    states: Sequence[str] = (),
     ordered: bool = False,
-    x_scale: dict[str, Any] | None = None,
-) -> alt.Chart:
+    x_scale: Record | None = None,
+    axis: Record | None = None,
+    upright: Record | None = None,
+    share: bool = False,
+    series: Mapping[str, int] | None = None,
+    legend: Record | None = None,
+    named: bool = False,
+    band: bool | None = None,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
+) -> Chart:
     """Lines with points over `x`, of `value` under the title `y`.
 
+    Records with `low` and `high` have these intervals, as upright lines or as bands; lines that
+    would cover each other are then drawn side by side. Those with a `tip` say it when pointed at;
+    those with a `text` have it above them.
+
     Args:
-        found: records.
-        x: field.
+        records: what is drawn.
+        x: field, and the axis' title.
         y: what the value is.
-        colour: field of the lines.
-        dash: another.
+        colour: field of the lines; each has a mark of its own, too.
+        dash: another: lines of its last value are whole and their marks filled.
+        states: all values of that field; default: those that there are, in order of appearance.
         ordered: whether the lines have an order, such as depth, that colours should show.
         x_scale: of an axis that is not linear.
+        axis: of x, where it is not as by default.
+        upright: scale and axis of y, where they are not as by default.
+        share: whether values are per cent, from 0 to 100.
+        series: numbers of the lines' colours and marks; default: in order of appearance.
+        legend: of the lines, where it is not as by default.
+        named: whether lines have their names at the right end, in the place of a legend; of shares,
+            or of one line.
+        band: whether intervals are bands; default: where a line has more than `FEW` points.
+        size: width and height.
     """
-    import altair as alt
+    numbers = series or {name: i for i, name in enumerate(options(records, colour))}
+    names, states = list(numbers), states or (options(records, dash) if dash else [])
+    most = max(Counter((r[colour], r.get(dash)) for r in records).values(), default=0)
+    limits = any(r["low"] < r["high"] for r in records if "low" in r)
+    band = most > FEW if band is None else band
+    axis = axis or ({} if x_scale else _axis(x, records))
+    across, height = x, "value"
+    if limits and not band:
+        records, across, height = _apart(records, x, colour, dash, share), "across", "height"
 
-    scale = alt.Scale(scheme="viridis") if ordered else alt.Undefined
-    channels: dict[str, Any] = {
-        "x": alt.X(f"{x}:Q", scale=alt.Scale(**x_scale))
-        if x_scale
-        else alt.X(f"{x}:Q", axis=_axis(x, found)),
-        "y": alt.Y("value:Q", title=y),
-        "color": alt.Color(
-            colour,
-            type="ordinal" if ordered else "nominal",
-            sort=options(found, colour),
-            scale=scale,
-            legend=alt.Legend(columns=1 + len(options(found, colour)) // 20, symbolLimit=60),
-        ),
-        "tooltip": [*_tips(found, "value"), alt.Tooltip("value:Q", title=y, format=".4g")],
-    }
+    def styled(styles: Sequence[Any], shown: bool = True) -> Record:
+        """The channel by which lines are told apart."""
+        used = {"domain": names, "range": [styles[i % len(styles)] for i in numbers.values()]}
+        given = legend or {"columns": 1 + len(names) // 20, "symbolLimit": 60}
+        return {
+            "field": colour,
+            "type": "ordinal" if ordered else "nominal",
+            "sort": names,
+            "scale": {"scheme": "viridis", "domain": names} if ordered else used,
+            "legend": given if shown and not named else None,
+        }
+
+    ticks = [0, 50, 100] if size[1] < 180 else [0, 25, 50, 75, 100]
+    along_y: Record = {"field": height, "type": "quantitative", "title": y, **(upright or {})}
+    if share:
+        labels = {} if y else {"labelExpr": "datum.label + (datum.value == 100 ? ' %' : '')"}
+        along_y |= {"scale": {"domain": [0, 100]}, "axis": {"values": ticks, **labels}}
+    line: Record = {"y": along_y}
+    point: Record = {"y": along_y} | ({} if ordered else {"shape": styled(MARKS)})
     if dash:
-        channels["strokeDash"] = alt.StrokeDash(f"{dash}:N", sort=options(found, dash))
-        channels["shape"] = alt.Shape(f"{dash}:N", sort=options(found, dash), legend=None)
-    chart = alt.Chart(data(found)).mark_line(point=alt.OverlayMarkDef(size=40))
-    return chart.encode(**channels).properties(width=WIDTH, height=HEIGHT)
+        patterns = {"domain": states, "range": DASHES[: len(states)][::-1]}
+        title = {"title": dash} if (legend or {}).get("title") else {}
+        key = None if named else {"symbolType": "stroke", **(legend or {}), **title}
+        line["strokeDash"] = {"field": dash, "type": "nominal", "scale": patterns, "legend": key}
+        whole = f"datum[{json.dumps(dash)}] == {json.dumps([*states, ''][len(states) - 1])}"
+        inside = {"test": whole, **styled(SERIES, shown=False)}
+        point["fill"] = {"condition": inside, "value": LIGHT["card"]}
+    elif len(names) > len(SERIES) and not ordered:
+        line["strokeDash"] = styled([d for d in DASHES for _ in SERIES], shown=False)
+    if records and "tip" in records[0]:
+        point["description"] = {"field": "tip", "type": "nominal"}
+    else:
+        point["tooltip"] = [*_tips(records), _value(y)]
+    layers: list[Record] = [
+        {"mark": {"type": "line", "aria": False}, "encoding": line},
+        {
+            "mark": {"type": "point", "filled": not dash, "strokeWidth": 1.5, "opacity": 1,
+                     "size": 40 if most <= 25 and size[0] > 150 else 14},
+            "encoding": point,
+        },
+    ]  # fmt: skip
+    if limits:
+        ends = {"y": along_y | {"field": "low"}, "y2": {"field": "high"}}
+        ends |= {"detail": {"field": dash, "type": "nominal"}} if dash else {}
+        rule = {"type": "rule", "strokeWidth": 1.2, "opacity": 0.35, "aria": False}
+        mark = {"type": "area", "opacity": 0.13, "aria": False} if band else rule
+        layers.insert(0, {"mark": mark, "encoding": ends})
+    written = {"type": "text", "fontWeight": 600, "aria": False}
+    if records and "text" in records[0]:
+        encoding = {"y": along_y, "text": {"field": "text", "type": "nominal"}}
+        layers.append({"mark": {**written, "dy": -12}, "encoding": encoding})
+    if named:
+        encoding = {"y": along_y, "text": {"field": colour, "type": "nominal"}}
+        at_ends = data(_ends(records, across, height, colour, size[1]))
+        mark = {**written, "align": "left", "dx": 12, "fontSize": 12}
+        layers.append({"data": at_ends, "mark": mark, "encoding": encoding})
+    along = {"field": across, "type": "quantitative", "title": x, "scale": x_scale or {}}
+    return {
+        "data": data(records),
+        "width": size[0],
+        "height": size[1],
+        "encoding": {"x": along | {"axis": axis}, "color": styled(SERIES)},
+        "layer": layers,
+    }
+
+
+def _apart(records: list[Record], x: str, colour: str, dash: str, share: bool) -> list[Record]:
+    """The records with places to be drawn at, `across` and `height`, a little off for each line."""
+    order = [options(records, field) if field else [None] for field in (colour, dash)]
+    there = {(r[colour], r.get(dash)) for r in records}
+    drawn = [line for line in itertools.product(*order) if line in there]
+    span = max(r[x] for r in records) - min(r[x] for r in records)
+    moved = []
+    for r in records:
+        off = APART * (drawn.index((r[colour], r.get(dash))) - (len(drawn) - 1) / 2)
+        height = r["value"] + (100 * off if share else 0)
+        moved.append({**r, "across": r[x] + span * off, "height": height})
+    return moved
+
+
+def _ends(records: list[Record], x: str, y: str, colour: str, height: int) -> list[Record]:
+    """Where the names of lines go: beside their last points, so that none covers another."""
+    space, last = 1300 / height, {r[colour]: r[y] for r in sorted(records, key=lambda r: r[x])}
+    names, places = sorted(last, key=lambda name: -last[name]), []
+    for name in names:
+        places.append(min([last[name], *(place - space for place in places[-1:])]))
+    up, right = max(0.0, -min(places, default=0.0)), max((r[x] for r in records), default=0)
+    return [{colour: n, x: right, y: place + up} for n, place in zip(names, places, strict=True)]
 
 
 def heat(
-    found: list[Record],
+    records: list[Record],
     x: str,
     y: str,
     what: str,
-    scale: dict[str, Any] | None = None,
+    scale: Record | None = None,
     sort_x: Any = None,
     sort_y: Any = None,
-    size: tuple[int, int] = (WIDTH, HEIGHT),
-) -> alt.Chart:
+    size: tuple[int, int | Record] = (WIDTH, HEIGHT),
+) -> Chart:
     """A cell for each record, coloured by its value.
 
     Args:
-        found: records.
+        records: what is drawn.
         x: field along.
         y: field up.
         what: the value is.
         scale: of the colours; viridis when not given.
-        sort_x: order along: that of appearance when not given.
+        sort_x: order along: that of positions when not given.
         sort_y: order from the top.
         size: width and height.
     """
-    import altair as alt
-
-    return (
-        alt.Chart(data(found))
-        .mark_rect()
-        .encode(
-            x=alt.X(f"{x}:O", sort=sort_x or alt.EncodingSortField("position"), axis=_axis(x)),
-            y=alt.Y(f"{y}:O", sort=sort_y),
-            color=alt.Color(
-                "value:Q", title=what, scale=alt.Scale(**(scale or {"scheme": "viridis"}))
-            ),
-            tooltip=[*_tips(found, "value"), alt.Tooltip("value:Q", title=what, format=".4g")],
-        )
-        .properties(width=size[0], height=size[1])
-    )
+    across = {"field": x, "type": "ordinal", "sort": sort_x or {"field": "position"}}
+    upright = {"field": y, "type": "ordinal"} | ({"sort": sort_y} if sort_y else {})
+    colour = {"field": "value", "type": "quantitative", "title": what}
+    encoding = {
+        "x": across | {"axis": _axis(x)},
+        "y": upright,
+        "color": colour | {"scale": scale or {"scheme": "viridis"}},
+        "tooltip": [*_tips(records), _value(what)],
+    }
+    return _chart(records, {"type": "rect"}, encoding, size)
 
 
-def histogram(found: list[Record], field: str, colour: str) -> alt.Chart:
+def histogram(records: list[Record], field: str, colour: str) -> Chart:
     """Steps of counts over the middles of bins, areas that lie on each other."""
-    import altair as alt
-
-    return (
-        alt.Chart(data(found))
-        .mark_area(interpolate="step", opacity=0.45, line=True)
-        .encode(
-            x=alt.X(f"{field}:Q"),
-            y=alt.Y("value:Q", title="tokens", stack=None),
-            color=alt.Color(f"{colour}:N", sort=options(found, colour)),
-            tooltip=[f"{colour}:N", alt.Tooltip(f"{field}:Q", format=".3f"), "value:Q"],
-        )
-        .properties(width=620, height=200)
-    )
+    encoding = {
+        "x": {"field": field, "type": "quantitative"},
+        "y": {"field": "value", "type": "quantitative", "title": "tokens", "stack": None},
+        "color": _sorted(records, colour),
+        "tooltip": [{"field": colour}, {"field": field, "format": ".3f"}, {"field": "value"}],
+    }
+    mark = {"type": "area", "interpolate": "step", "opacity": 0.45, "line": True}
+    return _chart(records, mark, encoding, (WIDTH, 200))
 
 
-def bars(found: list[Record], x: str, y: str, column: str, row: str | None = None) -> alt.Chart:
+def bars(
+    records: list[Record],
+    x: str,
+    y: str | None,
+    column: str | None = None,
+    row: str | None = None,
+    size: tuple[int, int] = (150, 130),
+    angle: int = 0,
+) -> Chart:
     """Bars by `x` and coloured so, a panel for each value of `column`, and of `row`."""
-    import altair as alt
-
-    channels = {} if row is None else {"row": alt.Row(f"{row}:N", sort=options(found, row))}
-    return (
-        alt.Chart(data(found))
-        .mark_bar()
-        .encode(
-            x=alt.X(f"{x}:N", sort=options(found, x), axis=alt.Axis(labelAngle=0, title=None)),
-            y=alt.Y("value:Q", title=y),
-            color=alt.Color(f"{x}:N", sort=options(found, x), legend=None),
-            column=alt.Column(f"{column}:N", sort=options(found, column), title=None),
-            tooltip=[
-                f"{x}:N",
-                f"{column}:N",
-                *([f"{row}:N"] if row else []),
-                alt.Tooltip("value:Q", format=".3f"),
-            ],
-            **channels,
-        )
-        .properties(width=150, height=130)
-    )
+    across = _sorted(records, x, axis={"labelAngle": angle, "title": None})
+    panels = {"column": column, "row": row}
+    encoding = {
+        "x": across,
+        "y": {"field": "value", "type": "quantitative", "title": y},
+        "color": _sorted(records, x, legend=None),
+        "tooltip": [{"field": f} for f in (x, column, row) if f] + [_value(None, ".3f")],
+        **{name: _sorted(records, of, title=None) for name, of in panels.items() if of},
+    }
+    return _chart(records, {"type": "bar"}, encoding, size)
 
 
-def data(found: list[Record]) -> alt.Data:
+def dots(
+    records: list[Record], x: str, y: str, colour: str, column: str, row: str, size: tuple[int, int]
+) -> Chart:
+    """Points with intervals over `y`, side by side by `colour`, of `value` in per cent under `x`.
+
+    A panel for each value of `column` and of `row`.
+    """
+    share = {"type": "quantitative", "title": x, "scale": {"domain": [0, 100]},
+             "axis": {"values": [0, 25, 50, 75, 100]}}  # fmt: skip
+    rule = {"x": share | {"field": "low"}, "x2": {"field": "high"}}
+    layers = [
+        {"mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7}, "encoding": rule},
+        {
+            "mark": {"type": "point", "filled": True, "size": 42, "opacity": 1},
+            "encoding": {"x": share | {"field": "value"}},
+        },
+    ]
+    shared = {
+        "y": _sorted(records, y, title=None, axis={"grid": False, "ticks": False}),
+        "yOffset": _sorted(records, colour),
+        "color": _sorted(records, colour, title=None, legend={"orient": "top"}),
+    }
+    panel = {"width": size[0], "height": size[1], "encoding": shared, "layer": layers}
+    return facets(records, panel, column, row, spacing=14)
+
+
+def facets(records: list[Record], panel: Chart, column: str, row: str, **more: Any) -> Chart:
+    """A panel for each value of `column` and of `row`; `more` is of the facets, or its header."""
+    spacing = more.pop("spacing", 10)
+    sorted_by = {
+        "column": _sorted(records, column, title=None) | more,
+        "row": _sorted(records, row, title=None),
+    }
+    kept = {name: value for name, value in panel.items() if name != "data"}
+    return {"data": panel.get("data") or data(records), "facet": sorted_by, "spec": kept,
+            "spacing": spacing}  # fmt: skip
+
+
+def data(records: list[Record]) -> Record:
     """Records as a chart's data: as CSV, which is a fifth of JSON, numbers to five digits."""
-    import altair as alt
-
-    fields = list(dict.fromkeys(field for record in found for field in record))
+    fields = list(dict.fromkeys(field for record in records for field in record))
     text = io.StringIO()
     rows = csv.DictWriter(text, fields, lineterminator="\n")
     rows.writeheader()
-    rows.writerows({k: _short(v) for k, v in record.items()} for record in found)
+    for record in records:
+        rows.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in record.items()})
     numbers = {
         field
         for field in fields
-        if all(isinstance(r[field], int | float) for r in found if r.get(field) is not None)
+        if all(isinstance(r[field], int | float) for r in records if r.get(field) is not None)
     }
     kinds = {field: "number" if field in numbers else "string" for field in fields}
-    return alt.InlineData(text.getvalue(), format=alt.CsvDataFormat(type="csv", parse=kinds))
+    return {"values": text.getvalue(), "format": {"type": "csv", "parse": kinds}}
 
 
-def _short(value: Any) -> Any:
-    return f"{value:.5g}" if isinstance(value, float) else value
+def _chart(records: list[Record], mark: Record, encoding: Record, size: tuple[int, Any]) -> Chart:
+    drawn = {"data": data(records), "mark": mark, "encoding": encoding}
+    return drawn | {"width": size[0], "height": size[1]}
 
 
-def _axis(field: str, found: Sequence[Record] = ()) -> alt.Axis:
+def _sorted(records: list[Record], field: str, **more: Any) -> Record:
+    """A channel of words, in the order of appearance."""
+    return {"field": field, "type": "nominal", "sort": options(records, field), **more}
+
+
+def _axis(field: str, records: Sequence[Record] = ()) -> Record:
     """Of a field; of one that is drawn to scale, with the records that it is drawn for."""
-    import altair as alt
-
     if field == "place":
-        return alt.Axis(labelAngle=-60, title=None, labelLimit=90)
+        return PLACE
     if field in ("method", "with"):
-        return alt.Axis(labelAngle=-30, title=None, labelLimit=220)
-    values = [record.get(field) for record in found]
+        return {"labelAngle": -30, "title": None, "labelLimit": 220}
+    values = [record.get(field) for record in records]
     numbers = [value for value in values if isinstance(value, int | float)]
     ticks = whole_ticks(numbers) if len(numbers) == len(values) else None
-    return alt.Axis(labelAngle=0, values=ticks, format=",d") if ticks else alt.Axis(labelAngle=0)
+    return {"labelAngle": 0} | ({"values": ticks, "format": ",d"} if ticks else {})
 
 
-def _tips(found: list[Record], *left_out: str) -> list[alt.Tooltip]:
-    import altair as alt
-
-    hidden = {*left_out, "place", "figure"}
-    fields = [field for field in (found[0] if found else {}) if field not in hidden]
-    return [alt.Tooltip(field, type="nominal") for field in fields]
+def _tips(records: list[Record]) -> list[Record]:
+    hidden = {"value", "place", "figure", "across", "height"}
+    fields = [field for field in (records[0] if records else {}) if field not in hidden]
+    return [{"field": field, "type": "nominal"} for field in fields]
 
 
-def library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue] (its stub errs)
-
-
-def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
-    """Every figure as a file of its own, on a light background, as the page first shows it.
-
-    Args:
-        directory: made when missing.
-        figures: their names become the files' names.
-        kind: one of `FORMATS`.
-
-    Raises:
-        RequestError: a format that there is not.
-        OSError: a figure cannot be written; one that was there stays as it was.
-    """
-    import vl_convert
-
-    if kind not in FORMATS:
-        raise RequestError(f"figures as {kind}: allowed are {' and '.join(FORMATS)}")
-    paths = []
-    for figure in figures:
-        path = Path(
-            directory, f"{re.sub(r'[^a-z0-9]+', '-', figure.name.lower()).strip('-')}.{kind}"
-        )
-        if kind == "svg":
-            write_text(path, vl_convert.vegalite_to_svg(figure.spec, config=theme(False)))
-        else:
-            write_file(path, vl_convert.vegalite_to_png(figure.spec, config=theme(False), scale=2))
-        paths.append(path)
-    return paths
+def _value(title: str | None, form: str = ".4g") -> Record:
+    shown = {"field": "value", "type": "quantitative", "format": form}
+    return shown | ({"title": title} if title else {})

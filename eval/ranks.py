@@ -1,4 +1,4 @@
-"""Ranks: of tokens among scores, of numbers among numbers, and Spearman's correlation of these."""
+"""Ranks: of tokens among scores, and effective ones of matrices by their singular values."""
 
 import torch
 from torch import Tensor
@@ -39,13 +39,13 @@ def _compare(scores: Tensor, own: Tensor) -> Tensor:
     return better.sum(dim=-1).float() + tied.sum(dim=-1) / 2
 
 
-def ranks(values: Tensor) -> Tensor:
-    """Rank of each of `(N,)` numbers, equal ones their mean rank, `(N,)` in float64."""
-    _, place, count = torch.unique(values, return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[place]
+def effective_rank(singular: Tensor) -> Tensor:
+    """e to the entropy of their shares (Roy & Vetterli 2007): `(..., R)` to `(...)`."""
+    share = singular / singular.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+    return torch.special.entr(share).sum(dim=-1).exp()
 
 
-def spearman(a: Tensor, b: Tensor) -> float:
-    """Of two vectors `(N,)`; nan where one of them is constant."""
-    return float(torch.corrcoef(torch.stack([ranks(a), ranks(b)]))[0, 1])
+def participation(singular: Tensor) -> Tensor:
+    """(sum s^2)^2 / sum s^4: how many singular values carry the square, `(..., R)` to `(...)`."""
+    power = singular.square()
+    return power.sum(dim=-1).square() / power.square().sum(dim=-1).clamp(min=1e-30)

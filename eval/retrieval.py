@@ -9,25 +9,23 @@ et al. 1807.03748).
 import copy
 import math
 import re
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich import box
-from rich.table import Table
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.api import drawn
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.documents import model_name
-from eval.results import Results, Row, row_key
+from eval.lenses.lens import model_name
+from eval.rows import Results, Row, row_key
 from eval.statistics import Interval, share
+from eval.summary import Record, cells
+from eval.tables import across, terminal
 from eval.text import HeldOutText, Use, held_out_text
 
 SENTENCES = ("first", "last")
@@ -248,8 +246,6 @@ def fit(
 
 def draw_retrieval(rows: Sequence[Row]) -> list[plots.Figure]:
     """Top-1 by number of candidates."""
-    import altair as alt
-
     shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
     found = [
         {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
@@ -260,26 +256,16 @@ def draw_retrieval(rows: Sequence[Row]) -> list[plots.Figure]:
         m: max(r["layer"] for r in found if r["model"] == m) for m in plots.options(found, "model")
     }
     deepest = [r for r in found if r["layer"] == last[r["model"]]]
-    powers = {"type": "log", "base": 2}
-    chart = plots.lines(deepest, "candidates", "found first", "model", "method", x_scale=powers)
-    band = (
-        alt.Chart(plots.data(deepest))
-        .mark_errorbar()
-        .encode(
-            x=alt.X("candidates:Q", scale=alt.Scale(**powers)),
-            y=alt.Y("low:Q", title="found first"),
-            y2="high:Q",
-            color="model:N",
-            detail="method:N",
-        )
-    )
+    from_low = {"scale": {"zero": False}}
+    chart = plots.lines(deepest, "candidates", "found first", "model", "method",
+                        x_scale={"type": "log", "base": 2}, upright=from_low)  # fmt: skip
     return [
         plots.Figure(
             "retrieval-top1",
             "Which story does a sentence belong to?",
             "Share of sentences whose own story is nearest among so many, by the last layer's "
             "states averaged over positions: as they are, centred, and after a short fit.",
-            plots.chosen(alt.layer(band, chart), deepest, "sentence"),
+            plots.chosen(chart, deepest, "sentence"),
         )
     ]
 
@@ -305,41 +291,44 @@ class Request:
     fit_pairs: int
 
 
-def match_all(
-    tasks: list[tuple[Checkpoint, str]], request: Request, results: Results
-) -> Iterator[None]:
-    """Asks checkpoints about first or last sentences; what is in the results is not redone.
+@dataclass(frozen=True)
+class Match:
+    """A task: a checkpoint is asked about first or last sentences."""
 
-    Raises:
-        RequestError: too few stories.
-        CorpusError: the corpus cannot be read.
-    """
-    for checkpoint, sentence in tasks:
-        asked = {
+    checkpoint: Checkpoint
+    sentence: str
+    request: Request
+    cost = 1.0
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of its last row; how many there are, the corpus says."""
+        about = self.checkpoint
+        return [row_key("retrieval", about.weights_sha256, about.control, self._asked)]
+
+    def run(self, results: Results) -> list[Row]:
+        """A row for each pool, reading and number of candidates.
+
+        Raises:
+            RequestError: too few stories.
+            CorpusError: the corpus cannot be read.
+        """
+        rows = list(_rows(self.checkpoint, self.sentence, self.request))
+        (last,) = self.keys  # so that a write cut short is taken up again
+        keys = [*(row_key(last, i) for i in range(1, len(rows))), last]
+        about = {"kind": "retrieval", "checkpoint": self.checkpoint.provenance, **self._asked}
+        return [{"key": key, **about, **row} for key, row in zip(keys, rows, strict=True)]
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        request = self.request
+        return {
             "corpus": request.corpus,
-            "sentence": sentence,
+            "sentence": self.sentence,
             "limits": [request.queries, request.candidates, request.fit_pairs],
             "pools": list(request.pools),
             "fit": asdict(request.fit),
         }
-        done = row_key("retrieval", checkpoint.weights_sha256, checkpoint.control, asked)
-        if done in results.keys:
-            print(f"{checkpoint.path}, {sentence} sentences: there already", file=sys.stderr)
-        else:
-            rows = list(_rows(checkpoint, sentence, request))
-            # the last, so that a write cut short is taken up again
-            keys = [*(row_key(done, i) for i in range(1, len(rows))), done]
-            results.append(
-                {
-                    "key": key,
-                    "kind": "retrieval",
-                    "checkpoint": checkpoint.provenance,
-                    **asked,
-                    **row,
-                }
-                for key, row in zip(keys, rows, strict=True)
-            )
-        yield
 
 
 def _rows(checkpoint: Checkpoint, sentence: str, request: Request) -> Iterator[Row]:
@@ -404,39 +393,16 @@ def _collect(
 
 def retrieval_table(rows: list[Row]) -> str:
     """Top-1 by number of candidates, a line for each reading; of unfitted ones the best layer."""
-    lines: dict[tuple, dict[int, Row]] = defaultdict(dict)
-    for row in rows:
-        c = row["checkpoint"]
-        place = (
-            c["name"],
-            c["step"],
-            row["sentence"],
-            row["method"],
-            row["pool"],
-            row["layer"],
-            str(row["fit"]),
-        )
-        lines[place][row["candidates"]] = row
-    best: dict[tuple, tuple] = {}
-    for place, cells in lines.items():
-        group, score = (*place[:5], place[6]), cells[min(cells)]["top1"]
-        if group not in best or score > lines[best[group]][min(cells)]["top1"]:
-            best[group] = place
-    counts = sorted({n for cells in lines.values() for n in cells})
-    shown = Table("model", "step", "sentence", "reading", "pool", "layer", box=box.SIMPLE)
-    for n in counts:
-        shown.add_column(f"{n}", justify="right")
-    for place in best.values():
-        cells = lines[place]
-        shown.add_row(
-            *map(str, place[:6]),
-            *(
-                f"{100 * cells[n]['top1']:.1f} "
-                f"({100 * cells[n]['low']:.0f}-{100 * cells[n]['high']:.0f})"
-                if n in cells
-                else ""
-                for n in counts
-            ),
-        )
+    groups: dict[tuple[Hashable, ...], list[Record]] = {}
+    for fitted in dict.fromkeys(str(row["fit"]) for row in rows):
+        for cell in cells([row for row in rows if str(row["fit"]) == fitted], every_seed=True):
+            record = cell.record
+            group = tuple(record[name] for name in ("model", "step", "sentence", "method", "pool"))
+            groups.setdefault((*group, fitted), []).append(record)
+    kept = []
+    for group in groups.values():
+        best = max(group, key=lambda record: (-record["candidates"], record["top1"]))
+        kept += [record for record in group if record["layer"] == best["layer"]]
     title = "Top-1 % by number of candidates (95 % interval over sentences); unfitted: best layer"
-    return f"{title}\n{drawn(shown, width=200)}"
+    places = ("model", "step", "sentence", "method", "pool", "layer")
+    return terminal(across(kept, places, "candidates", [("top1", "top-1", True)], title))

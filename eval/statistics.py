@@ -1,7 +1,8 @@
 """95 % intervals: of shares counted over trials, and of shares whose trials come in clusters."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +119,27 @@ def exact_share(
         return Interval(estimate, 0.0, 1.0)
     found = wilson(round(estimate * pairs), pairs)
     return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
+
+
+def bits_per_byte(
+    parts: Sequence[Mapping[str, Sequence[float]]], models: Sequence[Hashable]
+) -> Interval | None:
+    """Bits per byte of models on the same text, by a bootstrap over its parts and the models.
+
+    Args:
+        parts: of each model, the `nats` and `bytes` of each part of the text.
+        models: the model (its training seed) of each.
+
+    Returns:
+        The estimate between its limits; None where there is nothing to draw from.
+    """
+    bits = [value / log(2) for own in parts for value in own["nats"]]
+    if len(bits) < 2:
+        return None
+    sizes = [value for own in parts for value in own["bytes"]]
+    part = [i for own in parts for i in range(len(own["nats"]))]
+    model = [name for own, name in zip(parts, models, strict=True) for _ in own["nats"]]
+    return clustered(bits, sizes, part, model)
 
 
 def over_seeds(values: Sequence[float]) -> Interval | None:

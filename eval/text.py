@@ -116,14 +116,15 @@ class HeldOutText:
             )
         return torch.tensor(tokens[: count * length]).view(count, length)
 
-    def background(self, rows: int = 8, length: int = 32) -> Tensor:
-        """Ordinary text that is never asked about: `(rows, length)` tokens.
+    @cached_property
+    def background(self) -> Tensor:
+        """Ordinary text that is never asked about: `(8, 32)` tokens.
 
         Raises:
             RequestError: the corpus has too little.
             CorpusError: the corpus cannot be read.
         """
-        return self.windows("background", rows, length)
+        return self.windows("background", 8, 32)
 
     @property
     def end(self) -> list[int]:
@@ -157,11 +158,10 @@ def held_out_text(checkpoint: Checkpoint, corpus: str) -> HeldOutText:
         checkpoint: the model; it keeps the text until its `kept` is cleared.
         corpus: a source that `tokenizer.open_corpus` reads.
     """
-    key = ("held-out text", corpus)
-    if key not in checkpoint.kept:
-        fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
-        checkpoint.kept[key] = HeldOutText(corpus, checkpoint.tokenizer, fraction)
-    return checkpoint.kept[key]
+    fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
+    return checkpoint.keep(
+        ("held-out text", corpus), lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction)
+    )
 
 
 def toy_tokenizer() -> Tokenizer:
@@ -236,21 +236,29 @@ def inside_prompts(
         RequestError: too few stories of more than so many tokens.
         CorpusError: the corpus cannot be read.
     """
-    draw = random.Random(seed)
-    prompts: list[Prompt] = []
+    prompts = list(islice(inside_stories(text, length, seed), skip + count))
+    if len(prompts) == skip + count:
+        return prompts[skip:]
+    after = f" after --skip {skip}" if skip else ""
+    raise RequestError(
+        f"--count {count}{after}: the corpus {text.corpus} has {len(prompts)} stories of more "
+        f"than {length} tokens for evaluation; ask for fewer, or for a shorter --length"
+    )
+
+
+def inside_stories(text: HeldOutText, length: int, seed: int = 0) -> Iterator[Prompt]:
+    """A passage of each story that has more than `length` tokens, all that there are.
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+    """
+    draw, index = random.Random(seed), 0
     for story in text.stories("evaluation"):
         tokens = text.tokenizer.encode(story, add_special_tokens=False).ids
         if len(tokens) > length:
             start = draw.randint(1, len(tokens) - length)
-            passage = tuple(tokens[start : start + length])
-            prompts.append(Prompt("inside", len(prompts), passage))
-        if len(prompts) == skip + count:
-            return prompts[skip:]
-    after = f" after --skip {skip}" if skip else ""
-    raise RequestError(
-        f"--count {count}{after}: the corpus {text.corpus} has {len(prompts)} stories of more than "
-        f"{length} tokens for evaluation; ask for fewer, or for a shorter --length"
-    )
+            yield Prompt("inside", index, tuple(tokens[start : start + length]))
+            index += 1
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[Prompt]:

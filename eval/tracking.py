@@ -3,35 +3,27 @@
 W&B is offline unless asked and needs no account; what it writes offline lies in the results
 directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
 that the same command adds to the same run, in the group of the architecture, as training has it.
-Logged are, by training step of the checkpoints, the figures of the summary and everything else that
-`eval compare` reads of the rows, and once the whole summary as a table and the page. Online, the
-run is linked to the models that training logged.
+Logged are, by training step of the checkpoints, the figures of the summary of rows of every kind,
+and once the summary of recoveries as a table and the page. Online, the run is linked to the models
+that training logged.
 """
 
 import os
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.comparison.entries import enter
-from eval.comparison.evidence import checkpoints_of, own_rows
-from eval.comparison.figures import TRAINING, Quantity
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.inversion.layout import to_csv
-from eval.inversion.summary import Record, summarise
-from eval.results import Row
+from eval.rows import Row
+from eval.summary import COMPARED, Record, cells
+from eval.tables import text, to_csv
 
 MODES = ("offline", "online")
 STEP = "checkpoint/step"
-FIGURES = (
-    "self", "nonself", "exact", "set_recall", "margin_bits", "false_accepts", "evaluations",
-    "seconds",
-)  # fmt: skip
-"""Those drawn over the steps; the table has them all."""
 
 
 def track_results(
@@ -56,10 +48,11 @@ def track_results(
     Raises:
         RequestError: there are no rows, or W&B cannot be reached.
     """
-    rows = own_rows(rows)
-    others = [row for row in rows if "found" not in row]
-    records = summarise(rows) if len(others) < len(rows) or not rows else []
-    histories = history(records) + measured(others)
+    rows = [row for row in rows if "checkpoint" in row]
+    if not rows:
+        raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
+    records = [cell.record for cell in cells(rows) if cell.kind == "recovery"]
+    histories = history(rows)
     with _files_in(Path(directory).resolve() / "wandb", mode):
         run = _open_run(Path(directory), mode, project, rows, records)
         try:
@@ -73,70 +66,53 @@ def track_results(
     return run.id
 
 
-def history(records: list[Record]) -> list[dict[str, float]]:
+def history(rows: Sequence[Row]) -> list[dict[str, float]]:
     """The figures by name, one dict per training step in ascending order; `STEP` is the step.
 
-    Names read `invert/layer3/[:, 3:, :]/alternating/nonself`. What would not tell two records
-    apart is left out of them: the model where there is one, stories as the kind of prompt, ...
+    Names of recoveries read `invert/layer3/[:, 3:, :]/alternating/nonself`, without what would not
+    tell two of them apart: stories as the kind of prompt, ... Those of other kinds name every place
+    in full, so that they are the same whatever else was asked: `lens/norm/layer 3/...`,
+    `loss/bits/byte/corpus .../stories ...`. A model's name stands second where there are several.
     """
-    by_step: dict[int, dict[str, float]] = {}
-    several = {
-        "model": len({r["model"] for r in records}) > 1,
-        "observed": _clash(records, "slice", "observed"),
-        "settings": _clash(records, "method", "settings"),
+    summed = cells(rows)
+    recoveries = [cell.record for cell in summed if cell.kind == "recovery"]
+    tell = {
+        "model": len({cell.about["model"] for cell in summed}) > 1,
+        "observed": _clash(recoveries, "slice", "observed"),
+        "settings": _clash(recoveries, "method", "settings"),
     }
-    for record in records:
-        figures = by_step.setdefault(record["step"], {STEP: record["step"]})
-        name = "/".join(_name(record, several))
-        for figure in FIGURES:
-            if record[figure] is not None:
-                figures[f"{name}/{figure}"] = record[figure]
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def measured(rows: list[Row]) -> list[dict[str, float]]:
-    """What `eval compare` reads of rows, by name, one dict per training step as in `history`.
-
-    Names read `lens/norm/layer 3/lens residual/...`, `loss/bits/byte/corpus .../stories ...`: every
-    place in full, so that they are the same for all checkpoints, whatever else was asked. A model's
-    name stands second where there are several models; training seeds are pooled.
-    """
-    entries = enter(checkpoints_of(rows))
-    several = len({entry.label for entry in entries}) > 1
     by_step: dict[int, dict[str, float]] = {}
-    for entry in entries:
-        figures = by_step.setdefault(entry.step, {STEP: entry.step})
-        for quantity, figure in entry.figures.items():
-            if quantity.section != TRAINING:
-                figures[_path(quantity, entry.label if several else None)] = figure.value
+    for cell in summed:
+        figures = by_step.setdefault(cell.about["step"], {STEP: cell.about["step"]})
+        model = [cell.about["model"]] * tell["model"]
+        if cell.kind == "recovery":
+            name = "/".join(["invert", *model, *_name(cell.record, tell)])
+            known = {f"{name}/{n}": cell.figures[n] for n in COMPARED if n in cell.figures}
+        else:
+            places = [f"{name} {value}" for name, value in cell.where.items()]
+            known = {"/".join([cell.kind, *model, q.words, *places]): cell.figures[q.name]
+                     for q in cell.quantities if q.name in cell.figures}  # fmt: skip
+        figures |= {name: figure.value for name, figure in known.items()}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _path(quantity: Quantity, model: str | None) -> str:
-    places = [f"{name} {value}" for name, value in quantity.places]
-    return "/".join([quantity.section, *([model] if model else []), quantity.name, *places])
-
-
-def _name(record: Record, several: dict[str, bool]) -> Iterable[str]:
-    yield "invert"
-    if several["model"]:
-        yield record["model"]
+def _name(record: Record, tell: dict[str, bool]) -> Iterator[str]:
     part = "" if record["part"] == "block" else f" {record['part']}"
     yield f"layer{record['layer']}{part}"
     yield record["slice"]
-    if several["observed"]:
+    if tell["observed"]:
         yield f"{record['observed']} observed"
     if record["prompt_kind"] != "story":
         yield record["prompt_kind"]
     if record["without"]:
         yield f"without {record['without']}"
     if record["noise"]:
-        yield f"noise {record['noise']:g}"
+        yield f"noise {text(record['noise'])}"
     if record["control"]:
         yield record["control"]
     if record["padded"]:
         yield "padded"
-    yield record["method"] + (f" {record['settings']}" if several["settings"] else "")
+    yield record["method"] + (f" {record['settings']}" if tell["settings"] else "")
 
 
 def _clash(records: list[Record], field: str, other: str) -> bool:

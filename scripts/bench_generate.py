@@ -1,6 +1,6 @@
 """How long a new token takes: remembered prefix, full recomputation, transformers with its cache.
 
-    python -m scripts.bench_generate --save docs/benchmarks/generate-cpu.md
+    python -m scripts.bench_generate --out docs/benchmarks
 
 All figures of a table come from one run in one process, the ways taken in turn. Time is that of the
 processor, on one thread, so that other work on the machine counts little. A token's time is the
@@ -9,12 +9,10 @@ it. Of several runs the fastest counts. Greedy decoding, float32.
 """
 
 import argparse
-import platform
-import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError, export_transformers, generate
-from eval.cli import positive
-from scripts.pages import processor, write_page
+from scripts import pages
+from scripts.pages import BenchmarkError, Rows, positive
 
 MIXERS = (
     "flat",
@@ -40,9 +38,7 @@ Decode = Callable[[Tensor, int], Tensor]
 
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the table, and saves it where asked; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = pages.parser(__doc__, devices=False)
     parser.add_argument("--d-model", type=positive, default=256, help="width")
     parser.add_argument("--layers", type=positive, default=4, help="blocks")
     parser.add_argument("--context", type=positive, default=512, help="the longest text")
@@ -51,26 +47,16 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--repeats", type=positive, default=5, help="runs, of which the fastest counts"
     )
-    parser.add_argument("--save", type=Path, help="write the page here")
     words = sys.argv[1:] if words is None else words
     options = parser.parse_args(words)
     most = 7 * options.context // 8 - 1  # the longer prompt is to be longer than the shorter
     if options.context < 8 or options.new >= most:
         parser.error(f"--new is {options.new}; with --context {options.context}, less than {most}")
-    options.command = shlex.join(["python", "-m", "scripts.bench_generate", *words])
-    torch.set_num_threads(1)
-    try:
-        page = measure(options)
-        if options.save:
-            write_page(options.save, page)
-    except (ModelError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(page)
-    return 0
+    options.command, options.threads = pages.command("scripts.bench_generate", words), 1
+    return pages.run("generate", options, measure, ModelError)
 
 
-def measure(options: argparse.Namespace) -> str:
+def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The whole page, measured."""
     lengths = (options.context // 8, options.context - options.new - 1)
     models = {mixer: build(mixer, options) for mixer in MIXERS}  # all, before any takes its time
@@ -85,7 +71,7 @@ def measure(options: argparse.Namespace) -> str:
         agree(ways, lengths[0], options)
         rows.append((mixer, {at: time_ways(ways, at, options) for at in lengths}))
         print(mixer, rows[-1][1], file=sys.stderr)
-    return render(rows, lengths, options)
+    yield render(rows, lengths, options), []
 
 
 def build(mixer: str, options: argparse.Namespace) -> LanguageModel:
@@ -131,7 +117,7 @@ def agree(ways: dict[str, Decode], length: int, options: argparse.Namespace) -> 
     tokens = prompt(length, options)
     texts = [way(tokens, options.new) for way in ways.values()]
     if not all(torch.equal(text, texts[0]) for text in texts):
-        raise SystemExit("error: the ways of generating do not give the same text")
+        raise BenchmarkError("the ways of generating do not give the same text")
 
 
 def time_ways(
@@ -166,15 +152,11 @@ def render(
     options: argparse.Namespace,
 ) -> str:
     """The page as Markdown."""
-    import transformers
-
     short, long = lengths
     lines = [
         "# Generation on a CPU: the time of a new token",
         "",
-        f"{processor()}, 1 thread; Python "
-        f"{platform.python_version()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}; float32, batch {options.batch}, V = 4096, "
+        f"{pages.hardware('cpu', 1, 'transformers')}; float32, batch {options.batch}, V = 4096, "
         f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
         f"{options.context}.",
         "",
@@ -183,13 +165,11 @@ def render(
         f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
         f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
         "",
-        f"| mixer | remembered, {short} | {long} | recomputed, {short} | {long} | ratio |",
-        "|---|---|---|---|---|---|",
+        *pages.table(
+            ["mixer", f"remembered, {short}", long, f"recomputed, {short}", long, "ratio"],
+            [[mixer, *_cells(times, lengths)] for mixer, times in rows],
+        ),
     ]
-    for mixer, times in rows:
-        cells = [1000 * times[at][way] for way in ("remembered", "recomputed") for at in lengths]
-        figures = " | ".join(f"{cell:.2f}" for cell in cells)
-        lines.append(f"| {mixer} | {figures} | {cells[3] / cells[1]:.1f} |")
     for mixer, times in rows:
         if "transformers" in times[long]:
             them = [1000 * times[at]["transformers"] for at in lengths]
@@ -202,6 +182,11 @@ def render(
                 "Both give the same text.",
             ]
     return "\n".join(lines) + "\n"
+
+
+def _cells(times: dict[int, dict[str, float]], lengths: tuple[int, int]) -> list[str]:
+    cells = [1000 * times[at][way] for way in ("remembered", "recomputed") for at in lengths]
+    return [*(f"{cell:.2f}" for cell in cells), f"{cells[3] / cells[1]:.1f}"]
 
 
 if __name__ == "__main__":

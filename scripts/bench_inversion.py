@@ -1,6 +1,6 @@
 """What exact search and batching are worth, as ratios of ways that give the same answer.
 
-    python -m scripts.bench_inversion --save docs/benchmarks/inversion-cpu.md
+    python -m scripts.bench_inversion --out docs/benchmarks
 
     python -m scripts.bench_inversion --models runs/flat/models/step-001000 \\
         runs/llama/models/step-001000 --corpus data/tinystories
@@ -12,22 +12,19 @@ All ways of a ratio run in turns in one process; of several turns the fastest co
 import argparse
 import os
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError
-from eval.checkpoints import device_of, open_checkpoint
+from eval.checkpoints import open_checkpoint
 from eval.circuit import Circuit
-from eval.cli import positive
 from eval.errors import RequestError
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.descent import descent
@@ -39,7 +36,8 @@ from eval.inversion.search.sweep import BATCH, sweep
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import Tools
 from eval.text import held_out_text, story_prompts
-from scripts.pages import machine, write_page
+from scripts import pages
+from scripts.pages import BenchmarkError, Rows, positive
 from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
@@ -57,64 +55,45 @@ class Subject(NamedTuple):
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
     words = sys.argv[1:] if words is None else words
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = pages.parser(__doc__)
     parser.add_argument("--models", nargs="+", metavar="DIR", help="model directories")
     parser.add_argument("--corpus", default="toy", help="stories, where --models are given")
     parser.add_argument("--d-model", type=positive, default=128)
     parser.add_argument("--layers", type=positive, default=4)
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument("--threads", type=positive, default=os.cpu_count())
     parser.add_argument("--turns", type=positive, default=3, help="of which the fastest counts")
     parser.add_argument(
         "--prompts", type=positive, default=16, help="for the search of hidden tokens"
     )
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--save", type=Path, help="write the page here")
     options = parser.parse_args(words)
-    torch.set_num_threads(options.threads)
-    try:
-        options.device = device_of(options.device).type
-        with torch.no_grad():
-            if options.memory:
-                print(_peak(options))
-                return 0
-            page = ""
-            for page in pages(options, words):
-                if options.save:
-                    write_page(options.save, page)
-    except (ModelError, CorpusError, RequestError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        return error.returncode  # it has said why
-    print(page)
-    return 0
+    options.command = pages.command("scripts.bench_inversion", words)
+    work = _peak if options.memory else measure
+    with torch.no_grad():
+        return pages.run("inversion", options, work, ModelError, CorpusError, RequestError)
 
 
-def pages(options: argparse.Namespace, words: list[str]) -> Iterator[str]:
+def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The page anew after each question, with what is not answered yet; at last the whole one."""
     subjects = _subjects(options)
     lines = [
         "# Inversion",
         "",
-        f"`python -m scripts.bench_inversion {shlex.join(map(_short, words))}`".replace(" `", "`"),
+        f"`{options.command}`",
         "",
-        f"{machine(options.device)}. torch {torch.__version__}, float32, {options.threads} threads."
-        f" Last layer; the fastest of {options.turns} turns; ratios of seconds.",
+        f"{pages.hardware(options.device, options.threads)}, float32. Last layer; the fastest of "
+        f"{options.turns} turns; ratios of seconds.",
         "",
-        "| | " + " | ".join(subject.name for subject in subjects) + " |",
-        "|---|" + "---|" * len(subjects),
     ]
+    rows: list[list[str]] = []
     for name, question in QUESTIONS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
-        cells = [question(subject, options) for subject in subjects]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        left = [*QUESTIONS][[*QUESTIONS].index(name) + 1 :]
-        yield "\n".join([*lines, "", "Not measured: " + "; ".join([*left, "memory"]) + ".", ""])
+        rows.append([name, *(question(subject, options) for subject in subjects)])
+        table = pages.table(["", *(subject.name for subject in subjects)], rows)
+        remaining = "; ".join([*list(QUESTIONS)[len(rows) :], "memory"])
+        yield "\n".join([*lines, *table, "", f"Not measured: {remaining}.", ""]), []
     print("memory ...", file=sys.stderr, flush=True)
-    yield "\n".join([*lines, "", _memory(options), ""])
+    yield "\n".join([*lines, *table, "", _memory(options), ""]), []
 
 
 def batched(subject: Subject, options: argparse.Namespace) -> str:
@@ -245,7 +224,7 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
             stories = held_out_text(own, options.corpus)
             prompts = story_prompts(stories, 64, 32)
             tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
-            text = stories.background().to(device)
+            text = stories.background.to(device)
             about = own.provenance
             found.append(Subject(f"{about['name']}, step {about['step']}", own.model, tokens, text))
         return found
@@ -303,14 +282,16 @@ def _memory(options: argparse.Namespace) -> str:
     """Peak memory of a process that sweeps and searches at d = 512, n = 8, V = 4096."""
     command = [sys.executable, "-m", "scripts.bench_inversion", "--memory", "--d-model", "512"]
     command += ["--layers", "8", "--device", options.device, "--threads", str(options.threads)]
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise BenchmarkError("the process whose memory is measured failed; see above")
     return (
         "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
-        f"by sweep, by propose and verify, and with three hidden: {out.strip()}."
+        f"by sweep, by propose and verify, and with three hidden: {done.stdout.strip()}."
     )
 
 
-def _peak(options: argparse.Namespace) -> str:
+def _peak(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     subject = _subjects(options)[0]
     problem = _problem(subject, subject.tokens[:1, :24])
     sweep(Batch((problem,)), [])
@@ -319,13 +300,9 @@ def _peak(options: argparse.Namespace) -> str:
     shown = _problem(subject, subject.tokens[:1, :24], Slice(3))
     alternating(Batch((shown,)), [torch.Generator().manual_seed(0)], tools, starts=2)
     if options.device != "cpu":
-        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
-
-
-def _short(word: str) -> str:
-    """Without where the files lie."""
-    return "/".join(Path(word).parts[-3:])
+        yield f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU", []
+    else:
+        yield f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB", []
 
 
 if __name__ == "__main__":

@@ -1,24 +1,18 @@
 """The masked convolution against the dense products that can stand in for it.
 
-    python -m scripts.bench_kernels --device cpu
+    python -m scripts.bench_kernels
     python -m scripts.bench_kernels --device cuda --out DIR
 
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
 in one process. On a CPU: one thread, eager. On CUDA: eager and compiled, in CUDA graphs, over
-operands that rotate through more memory than the cache holds. Prints a page; with --out, writes it
-there as kernels-DEVICE.md, and its figures as kernels-DEVICE.csv.
+operands that rotate through more memory than the cache holds.
 """
 
 import argparse
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -27,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from arch.masked_conv import masked_convolution
-from eval.cli import positive
-from scripts.pages import processor, write_page, write_table
+from scripts import pages
+from scripts.pages import Rows, positive
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number
@@ -66,32 +60,15 @@ class Row:
     tbs: float
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """Measures and prints the tables; the exit code."""
-    options = _options()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("error: --device cuda: there is no CUDA device here; use cpu", file=sys.stderr)
-        return 2
-    try:
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-        rows, left_out = _measure_all(options)
-        text = page(rows, left_out, options.command, options.device)
-        print(text)
-        if options.out:
-            stem = options.out / f"kernels-{options.device}"
-            write_table(stem.with_suffix(".csv"), Row, rows)
-            write_page(stem.with_suffix(".md"), text)
-    except OSError as error:
-        print(f"error: --out {options.out}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options = _options(sys.argv[1:] if words is None else words)
+    return pages.run("kernels", options, measure_all)
 
 
-def _measure_all(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
+def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
+    """The page of all sizes."""
     torch.manual_seed(0)
-    if options.device == "cpu":
-        torch.set_num_threads(1)
     rows: list[Row] = []
     left_out: list[str] = []
     start = time.monotonic()
@@ -106,7 +83,7 @@ def _measure_all(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
                     left_out.append(f"T={length}, D={width}: no time left (--seconds)")
                 else:
                     rows += measure(*task, options.device, options.rounds)
-    return rows, left_out
+    yield page(rows, left_out, options), [asdict(row) for row in rows]
 
 
 def measure(
@@ -216,14 +193,14 @@ def graph_timer(call: Call, operands: int, at_least: float = 0.004) -> Timer:
     return lambda: seconds(replays)
 
 
-def page(rows: list[Row], left_out: list[str], command: str, device: str) -> str:
+def page(rows: list[Row], left_out: list[str], options: argparse.Namespace) -> str:
     """Returns the figures as a page in Markdown."""
-    cpu = device == "cpu"
+    cpu = options.device == "cpu"
     lines = [
         f"# Masked convolution on {'one CPU thread' if cpu else 'a GPU'}",
         "",
-        f"Measured by `{command}`",
-        f"on {machine(device)}.",
+        f"Measured by `{options.command}`",
+        f"on {pages.hardware(options.device, options.threads, 'triton')}.",
         "",
         "The forms of a line took turns in one process. A form's column is its time over that of"
         f" `{OURS}`" + (";" if cpu else ", eager / compiled;") + " `least` is the best of them.",
@@ -239,35 +216,21 @@ def page(rows: list[Row], left_out: list[str], command: str, device: str) -> str
     return "\n".join(lines) + "\n"
 
 
-def machine(device: str) -> str:
-    """Returns the device and the versions, in words."""
-    name = torch.cuda.get_device_name() if device == "cuda" else processor()
-    triton = f", triton {version('triton')}" if find_spec("triton") else ""
-    return f"{name}, Python {platform.python_version()}, torch {torch.__version__}{triton}"
-
-
 def _table(rows: list[Row]) -> list[str]:
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]
-    lines = [_line(titles), "|---" * len(titles) + "|"]
+    lines = []
     for length, width in dict.fromkeys((row.length, row.width) for row in rows):
         ours, *others = (row for row in rows if (row.length, row.width) == (length, width))
         cells: list[Any] = [length, width, ours.batch, f"{ours.microseconds:.1f}"]
         cells += [f"{ours.tflops:.3g}", f"{ours.tbs:.3g}"]
         cells += [f"{min(row.ratio for row in others):.2f}"]
         cells += [" / ".join(f"{r.ratio:.2f}" for r in others if r.form == form) for form in DENSE]
-        lines.append(_line(cells))
-    return lines
+        lines.append(cells)
+    return pages.table(titles, lines)
 
 
-def _line(cells: list[Any]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+def _options(words: list[str]) -> argparse.Namespace:
+    parser = pages.parser(__doc__)
     parser.add_argument("--dtype", choices=DTYPES, help="cpu: float32, cuda: bfloat16")
     parser.add_argument(
         "--lengths", type=positive, nargs="+", metavar="T", default=(64, 128, 256, 512, 1024)
@@ -276,15 +239,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=positive, help="B T; cpu: 8192, cuda: 65536")
     parser.add_argument("--rounds", type=positive, help="turns; cpu: 40, cuda: 15")
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the page and its figures")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     cuda = options.device == "cuda"
     options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
     options.widths = options.widths or ((512, 256, 1024) if cuda else (256,))
     options.tokens = options.tokens or (65536 if cuda else 8192)
     options.rounds = options.rounds or (15 if cuda else 40)
-    words = [word for word in sys.argv[1:] if word != "--out" and word != str(options.out)]
-    options.command = shlex.join(["python", "-m", "scripts.bench_kernels", *words])
+    options.threads, options.command = 1, pages.command("scripts.bench_kernels", words)
     return options
 
 

@@ -32,7 +32,7 @@ from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
 from eval.text import held_out_text, story_prompts
-from scripts.pages import machine, write_page
+from scripts.pages import hardware, write_page
 from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace, words: list[str]) -> str:
         "",
         f"`{shlex.join(['python', '-m', 'scripts.bench_lenses', *map(_short, words)])}`",
         "",
-        f"{machine(options.device)}. torch {torch.__version__}, float32, {options.threads} threads."
+        f"{hardware(options.device, options.threads)}, float32."
         f" One prompt of {options.length} tokens, {options.tokens:,} tokens of text to fit and "
         "count on. CPU seconds, and the peak memory of the whole process.",
         "",

@@ -1,139 +1,301 @@
 """How fast training is: ours beside other people's trainers, in one run on the same tokens.
 
-    python -m scripts.bench_training --device cpu --data DIR
+    python -m scripts.bench_training --data DIR
     python -m scripts.bench_training --device cuda --seconds 400 --out gpu-check
 
 Races: llama (against transformers' Trainer, eager and compiled), flat, expanded, parallel and
 headed (against the reference's block under the same Trainer), kernels (ours with and without them,
-CUDA only). Without --data all train on toy stories, packed first. Without accelerate transformers'
-Trainer cannot start: then its inner loop, restated, runs instead, and the page says so. Writes
-training-DEVICE.csv and .md.
+CUDA only). Without --data all train on toy stories, packed first.
 """
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 
-from arch import describe
-from scripts.baselines import contenders
-from scripts.baselines.contenders import Work
-from scripts.baselines.page import page, write
-from scripts.baselines.races import RACES, Race, races
-from scripts.baselines.rows import Row, row
-from scripts.baselines.turns import Entrant, end, enter, race
+from arch import ModelConfig, describe
+from scripts import pages
+from scripts.baselines import Work, ours, theirs
+from scripts.pages import BenchmarkError, Rows, positive
+from scripts.turns import Entrant, Turn, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
+from train.settings import RunError
 from train.speed import peak_flops
 
 TOGETHER = {"cpu": 3, "cuda": 12}  # contenders that exist at once
-TURN = {"cpu": 3.0, "cuda": 1.0}  # seconds
-ROUNDS = {"cpu": 15, "cuda": 20}
 STORIES = 16000  # of the toy corpus: 3.6 M tokens
+OURS = "python -m train"
+TRAINER = "transformers' Trainer"
+REFERENCE = "the reference under Trainer"
+COMPILED = ", compiled"
+OFF = OURS + ", kernels off"
+MIXERS = {
+    "flat": "flat",
+    "expanded": "expanded(factor=1)",  # as the reference trains it
+    "parallel": "parallel(branches=2)",
+    "headed": "headed(heads=4)",
+}
+LLAMA: dict[str, Any] = {
+    "mixers": ("attention(heads=4)",),
+    "channel_mixer": "swiglu",
+    "norm": "rmsnorm",
+}
+KERNELS = ((512, 512), (512, 2048), (256, 2048))  # width and length
+RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measures and writes the page; the exit code."""
-    options = _options(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("error: --device cuda: there is no CUDA device here; use cpu", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-training-") as folder:
-            rows = measure(options, Path(folder))
-    except (CorpusError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print((options.out / f"training-{options.device}.md").read_text(encoding="utf-8"))
-    return int(any(row.failed for row in rows))
+class Contender(NamedTuple):
+    """Who trains a race's model, and how.
+
+    Attributes:
+        work: called with the turns, what to train, and `arguments`.
+        arguments: of `work` alone.
+        precision: fp32, bf16 or fp16: the latter two under autocast.
+        compiled: asked for; without, ours is as its recipe has it: on a GPU compiled.
+    """
+
+    work: Callable[..., None]
+    arguments: tuple[Any, ...]
+    precision: str
+    compiled: bool = False
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
-    """Runs the races and writes the page anew after each group of them.
+class Race(NamedTuple):
+    """One model, windows of its context a step, and the contenders by name, ours first."""
+
+    name: str
+    model: ModelConfig
+    batch: int
+    contenders: dict[str, Contender]
+
+    @property
+    def size(self) -> str:
+        """In words."""
+        m = self.model
+        return (
+            f"d={m.d_model} n={m.n_layers} T={m.context}, {self.batch} windows a step,"
+            f" feed-forward {m.hidden_width}"
+        )
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measures and writes the page; the exit code, 1 where a contender failed."""
+    options = _options(sys.argv[1:] if words is None else words)
+    rows: list[dict[str, Any]] = []
+    code = pages.run(
+        "training", options, lambda options: measure(options, rows), CorpusError, RunError
+    )
+    return code or int(any(row["failed"] for row in rows))
+
+
+def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
+    """What to run on data of so many tokens, the most important first."""
+    cuda = options.device == "cuda"
+
+    def model(width: int, length: int, **more: Any) -> ModelConfig:
+        sizes = {"vocab_size": vocab_size, "context": length, "n_layers": options.layers}
+        return ModelConfig(d_model=width, **sizes, **more)
+
+    for name in options.only:
+        if name == "kernels":
+            for width, length in KERNELS if cuda else ():
+                batch = max(1, options.batch * options.length // length)
+                on, off = (Contender(ours, ("flat", kernels), "bf16") for kernels in (True, False))
+                yield Race("flat, kernels", model(width, length), batch, {OURS: on, OFF: off})
+            continue
+        for width in options.widths:
+            if name == "llama":
+                more = {"d_ff": 4 * width if cuda else width * 11 // 4, **LLAMA}
+                config = model(width, options.length, **more)
+            else:
+                config = model(width, options.length, mixers=(MIXERS[name],))
+            entered = _contenders(name, cuda)
+            if options.eager:
+                entered = {k: v for k, v in entered.items() if not v.compiled}
+            yield Race(name, config, options.batch, entered)
+
+
+def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
+    recipe = "llama" if name == "llama" else "flat"
+    precision = "bf16" if cuda else "fp32"
+    entered = {OURS: Contender(ours, (recipe if cuda else f"{recipe}-small",), precision)}
+    if not cuda:
+        entered[OURS + COMPILED] = Contender(ours, (f"{recipe}-small",), precision, True)
+    peer = TRAINER if name == "llama" else REFERENCE
+    if cuda and name != "llama":
+        precision = "fp16"  # as it is published
+    entered[peer] = Contender(theirs, (name,), precision)
+    entered[peer + COMPILED] = Contender(theirs, (name,), precision, True)
+    return entered
+
+
+def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterator[tuple[str, Rows]]:
+    """Runs the races, filling in the rows; yields the page after each group of them.
 
     Raises:
-        CorpusError: the data cannot be read.
+        CorpusError, BenchmarkError: the data cannot be read, or there was no time at all.
     """
     deadline = time.monotonic() + options.seconds
-    data = PackedData(options.data or _toy(folder))
-    peak = _peak(options)
-    planned = list(races(options, data.meta["vocab_size"]))
-    groups = list(_groups(planned, TOGETHER[options.device]))
-    rows: list[Row] = []
-    left_out: list[str] = []
-    for number, group in enumerate(groups):
-        left = deadline - time.monotonic()
-        if left > 0:
-            until = time.monotonic() + left / (len(groups) - number)
-            rows += _run(group, data.path, folder / str(number), until, options)
-        else:
-            left_out += [f"{one.name}: {one.size}" for one in group]
-        device, threads = options.device, options.threads
-        about = (options.command, device, threads, peak, contenders.TRAINER)
-        write(rows, page(rows, left_out, *about), options.out, device)
-    return rows
+    with tempfile.TemporaryDirectory(prefix="bench-training-") as name:
+        folder = Path(name)
+        data = PackedData(options.data or _toy(folder))
+        peak = _peak(options)
+        groups = list(_groups(list(races(options, data.meta["vocab_size"])), options.device))
+        if not groups:
+            raise BenchmarkError("--only kernels: needs --device cuda")
+        left_out: list[str] = []
+        for number, group in enumerate(groups):
+            remaining = deadline - time.monotonic()
+            if remaining > 0:
+                until = time.monotonic() + remaining / (len(groups) - number)
+                rows += _run(group, data.path, folder / str(number), until, options)
+            else:
+                left_out += [f"{one.name}: {one.size}" for one in group]
+            yield page(rows, left_out, options, peak), rows
 
 
-def _run(
-    group: list[Race], data: Path, folder: Path, until: float, options: argparse.Namespace
-) -> list[Row]:
-    """The rows of races that take place together."""
-    entered: list[tuple[Race, list[Entrant]]] = []
-    try:
-        for i, one in enumerate(group):
-            print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
-            entrants: list[Entrant] = []
-            entered.append((one, entrants))
-            for j, (name, contender) in enumerate(one.contenders.items()):
-                place = folder / f"{i}-{j}"
-                place.mkdir(parents=True)
-                work = Work(
-                    one.model,
-                    one.batch,
-                    options.device,
-                    contender.precision,
-                    contender.compiled,
-                    data,
-                    place,
-                )
-                log = folder / f"{i}-{j}.log"
-                start = (name, options.device, options.threads, log, contender.work)
-                entrants.append(enter(*start, work, *contender.arguments))
-        everyone = [entrant for _, entrants in entered for entrant in entrants]
-        least = min(3, options.rounds)
-        race(everyone, options.turn, until, (least, options.rounds))
-    finally:
-        end([entrant for _, entrants in entered for entrant in entrants])
-    return [found for one, entrants in entered for found in _rows(one, entrants)]
-
-
-def _rows(one: Race, entrants: list[Entrant]) -> Iterator[Row]:
-    flops = describe(one.model).cost.training_flops
-    for entrant in entrants:
-        precision = one.contenders[entrant.name].precision
-        about = Row(one.name, one.size, entrant.name, precision)
-        if entrant.failed is not None or not entrant.readings:
-            yield replace(about, failed=entrant.failed or "no turn was timed")
-            continue
-        tokens = one.batch * one.model.context
-        yield row(about, entrant.readings, entrants[0].readings, tokens, flops)
-
-
-def _groups(all_races: list[Race], together: int) -> Iterator[list[Race]]:
+def _groups(planned: list[Race], device: str) -> Iterator[list[Race]]:
     group: list[Race] = []
-    for one in all_races:
-        if group and sum(len(r.contenders) for r in [*group, one]) > together:
+    for one in planned:
+        if group and sum(len(r.contenders) for r in [*group, one]) > TOGETHER[device]:
             yield group
             group = []
         group.append(one)
     if group:
         yield group
+
+
+def _run(
+    group: list[Race], data: Path, folder: Path, until: float, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The rows of races that take place together."""
+    entrants: list[Entrant] = []
+    try:
+        for one in group:
+            print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
+            for contender in one.contenders.values():
+                place = folder / str(len(entrants))
+                place.mkdir(parents=True)
+                about = (options.device, contender.precision, contender.compiled, data, place)
+                start = (options.device, options.threads, place / "log", contender.work)
+                work = Work(one.model, one.batch, *about)
+                entrants.append(Entrant(*start, work, *contender.arguments))
+        race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
+    finally:
+        end(entrants)
+    order = iter(entrants)
+    return [row for one in group for row in figures(one, [next(order) for _ in one.contenders])]
+
+
+def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
+    """The row of each contender: tokens and FLOP/s are medians over its turns, ratios over rounds.
+
+    A ratio is our tokens a second over its, by the clock, and by processor time as `ratio_work`.
+    """
+    flops = describe(one.model).cost.training_flops
+    for (name, contender), entrant in zip(one.contenders.items(), entrants, strict=True):
+        row: dict[str, Any] = dict.fromkeys(FIELDS, 0.0)
+        row |= {"race": one.name, "size": one.size, "contender": name}
+        row |= {"precision": contender.precision, "failed": entrant.failed}
+        if entrant.failed is not None or not entrant.readings:
+            yield row | {"failed": entrant.failed or "no turn was timed"}
+            continue
+        speeds = [one.batch * one.model.context * t.steps / t.seconds for t in entrant.readings]
+        row |= {"turns": len(speeds), "memory": max(turn.memory for turn in entrant.readings)}
+        row |= {"tokens": median(speeds), "least": min(speeds), "most": max(speeds)}
+        row["flops"] = median(speeds) * flops
+        pairs = list(zip(entrant.readings, entrants[0].readings, strict=False))
+        if pairs:
+            ratios = [_pace(a, a.seconds) / _pace(b, b.seconds) for a, b in pairs]
+            row |= {"ratio": median(ratios), "ratio_least": min(ratios), "ratio_most": max(ratios)}
+            row["ratio_work"] = median(_pace(a, a.work) / _pace(b, b.work) for a, b in pairs)
+        yield row
+
+
+FIELDS = (
+    *("race", "size", "contender", "precision", "turns", "tokens", "least", "most", "memory"),
+    *("flops", "ratio", "ratio_least", "ratio_most", "ratio_work", "failed"),
+)
+
+
+def _pace(turn: Turn, seconds: float) -> float:
+    return seconds / turn.steps
+
+
+def page(
+    rows: Rows, left_out: list[str], options: argparse.Namespace, peak: tuple[float, str]
+) -> str:
+    """The page in Markdown.
+
+    Args:
+        rows: of all races, ours first in each.
+        left_out: races that there was no time for.
+        options: of the command.
+        peak: of the device, in FLOP/s, and where that number comes from.
+    """
+    cpu = options.device == "cpu"
+    packages = ("triton", "lightning", "transformers", "accelerate")
+    lines = [
+        f"# Training on {'a CPU' if cpu else 'a GPU'}: tokens per second beside other trainers",
+        "",
+        f"Measured by `{options.command}`",
+        f"on {pages.hardware(options.device, options.threads, *packages)}.",
+        "",
+        f"- **{OURS}**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,"
+        f" progress lines and all, on the recipe that comes with the project; "
+        + ("eager unless it says compiled." if cpu else "compiled, as the recipes are, in bf16."),
+        "- **transformers' Trainer**: its defaults, on its own `LlamaForCausalLM` of the same"
+        " shape; `torch_compile=True` where it says compiled.",
+        "- **the reference under Trainer**: its block restated (`scripts/baselines.py`):"
+        " a `Conv1d` over the positions, masked in place in every forward pass; "
+        + ("fp32." if cpu else "fp16 autocast, as it is published."),
+        *([] if cpu else ["- **kernels off**: ours, with `tril(W) @ x + b` for every mixing."]),
+        "",
+        "All train on the same packed stories, with fused AdamW and the gradient's norm clipped to"
+        " 1, each in a process of its own. They took turns of some steps, round after round; the"
+        " first steps of a turn do not count, nor does compiling. Tokens/s is the median over the"
+        " turns with the least and the most; `ours / it` is our tokens/s over the line's, round by"
+        " round. Memory is the most that "
+        + ("the process held, its libraries included." if cpu else "PyTorch held of the GPU."),
+        "",
+        "TFLOP/s count the products that the model needs (`arch.describe`; of causal and triangular"
+        " ones the lower half), three times for training. MFU is their share of"
+        f" {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
+    ]
+    for title in dict.fromkeys((row["race"], row["size"]) for row in rows):
+        some = [row for row in rows if (row["race"], row["size"]) == title]
+        lines += ["", f"## {': '.join(title)}", "", *_table(some, peak[0], cpu)]
+    if left_out:
+        lines += ["", "## Not measured, for want of time", "", *(f"- {name}" for name in left_out)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Rows, peak: float, cpu: bool) -> list[str]:
+    titles = ["", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "MFU"]
+    titles += ["ours / it", "least to most", *(["by processor time"] if cpu else [])]
+    lines = []
+    for row in rows:
+        if row["failed"]:
+            reason = row["failed"].replace("|", "/")
+            lines.append([row["contender"], f"failed: {reason}", *[""] * (len(titles) - 2)])
+            continue
+        ratios = [f"{row['ratio']:.2f}", f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"]
+        ratios += [f"{row['ratio_work']:.2f}"] * cpu
+        if row["contender"] == OURS:
+            ratios = [""] * len(ratios)
+        elif not row["ratio"]:  # ours failed
+            ratios = ["not measured", *[""] * (len(ratios) - 1)]
+        cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
+        cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
+        lines.append([*cells, f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}", *ratios])
+    return pages.table(titles, lines)
 
 
 def _toy(folder: Path) -> Path:
@@ -150,61 +312,41 @@ def _peak(options: argparse.Namespace) -> tuple[float, str]:
         return stated, "the data sheet's for bf16"
     side, best = 8192 if cuda else 1024, float("inf")
     a = torch.randn(side, side, device=options.device).to(torch.bfloat16 if cuda else None)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(options.threads)
     for _ in range(8):
         start = time.perf_counter()
         product = a @ a
         product[0, 0].item()  # waits for the device
         best = min(best, time.perf_counter() - start)
-    torch.set_num_threads(threads)
     return 2 * side**3 / best, f"reached here in a product of two {side}-square matrices"
 
 
-def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+def _options(words: list[str]) -> argparse.Namespace:
+    parser = pages.parser(__doc__)
     parser.add_argument("--seconds", type=float, help="in all; cpu: 900, cuda: 400")
     parser.add_argument("--only", choices=RACES, nargs="+", default=RACES)
     parser.add_argument("--eager", action="store_true", help="leave out who is compiled on top")
     parser.add_argument("--data", help="packed data, of 4096 tokens; default: toy stories")
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), metavar="DIR")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--widths", type=int, nargs="+", metavar="D", help="cpu: 128 256; cuda: 512"
+        "--widths", type=positive, nargs="+", metavar="D", help="cpu: 128 256; cuda: 512"
     )
-    parser.add_argument("--layers", type=int, metavar="N", help="cpu: 4; cuda: 8")
-    parser.add_argument("--length", type=int, metavar="T", help="cpu: 128; cuda: 512")
-    parser.add_argument("--batch", type=int, metavar="B", help="cpu: 16; cuda: 128")
+    parser.add_argument("--layers", type=positive, metavar="N", help="cpu: 4; cuda: 8")
+    parser.add_argument("--length", type=positive, metavar="T", help="cpu: 128; cuda: 512")
+    parser.add_argument("--batch", type=positive, metavar="B", help="cpu: 16; cuda: 128")
     parser.add_argument("--turn", type=float, metavar="SECONDS", help="cpu: 3; cuda: 1")
-    parser.add_argument("--rounds", type=int, help="at most; cpu: 15, cuda: 20")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--rounds", type=positive, help="at most; cpu: 15, cuda: 20")
+    options = parser.parse_args(words)
     cuda = options.device == "cuda"
-    options.seconds = options.seconds or (400 if cuda else 900)
-    options.widths = options.widths or ([512] if cuda else [128, 256])
-    options.layers = options.layers or (8 if cuda else 4)
-    options.length = options.length or (512 if cuda else 128)
-    options.batch = options.batch or (128 if cuda else 16)
-    options.turn = options.turn or TURN[options.device]
-    options.rounds = options.rounds or ROUNDS[options.device]
-    words = sys.argv[1:] if arguments is None else arguments
-    hidden = {"--data": "DATA", "--out": None}  # where they lie is nobody's business
-    options.command = shlex.join(["python", "-m", "scripts.bench_training", *_plain(words, hidden)])
+    usual: dict[str, Any] = {"seconds": 900, "widths": [128, 256], "layers": 4, "length": 128}
+    usual |= {"batch": 16, "turn": 3.0, "rounds": 15}
+    if cuda:
+        usual = {"seconds": 400, "widths": [512], "layers": 8, "length": 512}
+        usual |= {"batch": 128, "turn": 1.0, "rounds": 20}
+    for name, value in usual.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.command = pages.command("scripts.bench_training", words)
     return options
-
-
-def _plain(words: list[str], hidden: dict[str, str | None]) -> Iterator[str]:
-    place = 0
-    while place < len(words):
-        if words[place] in hidden:
-            if instead := hidden[words[place]]:
-                yield from (words[place], instead)
-            place += 2
-        else:
-            yield words[place]
-            place += 1
 
 
 if __name__ == "__main__":

@@ -4,20 +4,25 @@
 
 Makes stories, trains a tokenizer, packs the stories, trains a flat masked mixer and a Llama-style
 transformer, asks which input tokens can be recovered from their layers before and after training,
-and looks at the layers through every lens. Each step is the command that a user would type;
-finished steps are not done again.
+and looks at the layers through every lens. Each step is the command that a user would type: they
+and all that they print are in OUT/log.txt. Finished steps are not done again.
 """
 
 import argparse
+import contextlib
 import shlex
 import shutil
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 STORIES = 8000
 STEPS = 250
+TABLE = "Tokens recovered"
+"""How the table of `eval invert` begins."""
 MODELS = {
     "flat": [],
     "llama": [
@@ -29,62 +34,97 @@ MODELS = {
 }
 
 
-def main() -> int:
+class Step(NamedTuple):
+    """A command; with `makes`, one that is not given where that is there already."""
+
+    title: str
+    words: list[str]
+    makes: Path | None = None
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Runs the steps; the exit code of the first that fails."""
     parser = argparse.ArgumentParser(description="Stories in, a page of evidence out.")
     parser.add_argument("--out", type=Path, default=Path("demo"), help="where everything goes")
     parser.add_argument("--force", action="store_true", help="begin anew")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     out: Path = options.out
     if options.force:
         shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
     try:
-        _steps(out)
-    except subprocess.CalledProcessError as error:
-        return error.returncode
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        return 130
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"error: --out {out}: cannot be written ({error.strerror})", file=sys.stderr)
+        return 2
+    started, log = time.perf_counter(), out / "log.txt"
+    print(f"commands and what they print: {log}\n")
+    for step in steps(out):
+        if code := _run(step, log):
+            lines = log.read_text(encoding="utf-8").splitlines()
+            print("\n".join(["", *lines[-5:]]), file=sys.stderr)
+            return code
+    table = log.read_text(encoding="utf-8").rpartition(TABLE)[2].partition("\nrows: ")[0]
+    print(f"\n{TABLE}{table.rstrip()}")
     print(f"\n{time.perf_counter() - started:.0f} s in all\npage: {(out / 'page.html').resolve()}")
     return 0
 
 
-def _steps(out: Path) -> None:
+def steps(out: Path) -> Iterator[Step]:
+    """The commands, in their order."""
+
+    def step(title: str, *words: object, makes: Path | None = None) -> Step:
+        return Step(title, [str(word) for word in words], makes)
+
     corpus, data, results = f"toy:{STORIES}", out / "data", out / "results"
     tokenizer = out / "tokenizer.json"
-    if not tokenizer.exists():
-        _run("tokenizer", "train", corpus, "--out", tokenizer)
-    if not data.exists():
-        _run("tokenizer", "pack", corpus, "--tokenizer", tokenizer, "--out", data)
-    checkpoints = []
+    words = ("tokenizer", "train", corpus, "--out", tokenizer)
+    yield step("a tokenizer of 4,096 entries", *words, makes=tokenizer)
+    words = ("tokenizer", "pack", corpus, "--tokenizer", tokenizer, "--out", data)
+    yield step(f"{STORIES:,} stories, packed", *words, makes=data)
+    checkpoints: list[Path] = []
     for name, settings in MODELS.items():
         run = out / name
         last = run / "models" / f"step-{STEPS:06d}"
-        if not last.exists():
-            steps = f"--trainer.max_steps={STEPS}"
-            fit = ["train", "fit", "--config=demo", f"--data={data}", f"--run={run}"]
-            _run(*fit, steps, "--resume=auto", *settings)
+        limits = [f"--trainer.max_steps={STEPS}", "--resume=auto", *settings]
+        fit = ("train", "fit", "--config=demo", f"--data={data}", f"--run={run}", *limits)
+        yield step(f"{name}, trained for {STEPS} steps", *fit, makes=last)
         checkpoints += [run / "models" / "step-000000", last]
-    _run("eval", "loss", *checkpoints, "--corpus", "toy", "--stories", 100)
-    # The sweep is quick enough for every layer; the rest looks at the first and the last one.
-    prompts = ["--count", 3, "--length", 12, "--out", results]
-    sweep = ["--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all"]
-    _run("eval", "invert", *checkpoints, *prompts, *sweep)
-    _run("eval", "invert", *checkpoints, *prompts, "--suite", "quick", "--layers", 1, 3)
+    told = ("--corpus", "toy", "--stories", 100)
+    yield step("loss before and after training", "eval", "loss", *checkpoints, *told)
+    # The sweep is quick enough for every layer; the other solvers look at the last one.
+    prompts = ("--count", 3, "--length", 12, "--out", results)
+    sweep = ("--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all")
+    yield step("tokens back from every layer", "eval", "invert", *checkpoints, *prompts, *sweep)
+    quick = ("--suite", "quick", "--layers", "last")
+    yield step("the same by gradients", "eval", "invert", *checkpoints, *prompts, *quick)
     # Short prompts and little text: enough to look around, and a minute at most.
-    looked = ["--count", 2, "--length", 24, "--tokens", 4096, "--corpus", corpus]
-    _run("eval", "lens", *checkpoints, *looked, "--out", results)
-    asked = ["--queries", 200, "--candidates", 256, "--pool", "mean", "--fit-steps", 0]
-    _run("eval", "retrieval", *checkpoints, *asked, "--corpus", corpus, "--out", results)
-    _run("eval", "report", results, "--out", out / "page.html")
+    looked = ("--count", 2, "--length", 24, "--tokens", 4096, "--corpus", corpus, "--out", results)
+    yield step("every lens", "eval", "lens", *checkpoints, *looked)
+    asked = ("--queries", 200, "--candidates", 256, "--pool", "mean", "--fit-steps", 0)
+    where = ("--corpus", corpus, "--out", results)
+    yield step("retrieval", "eval", "retrieval", *checkpoints, *asked, *where)
+    yield step("the page", "eval", "report", results, "--out", out / "page.html")
 
 
-def _run(module: str, *arguments: object) -> None:
-    words = [module, *map(str, arguments)]
-    print(f"\n$ python -m {shlex.join(words)}", flush=True)
-    subprocess.run([sys.executable, "-m", *words], check=True)
+def _run(step: Step, log: Path) -> int:
+    """Gives a command in this process, its words and what it prints in the log; the exit code."""
+    if step.makes is not None and step.makes.exists():
+        return 0
+    print(f"{step.title:34}", end="", flush=True)
+    started = time.perf_counter()
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        print(f"\n$ python -m {shlex.join(step.words)}")
+        try:
+            code = import_module(f"{step.words[0]}.__main__").main(step.words[1:])
+        except KeyboardInterrupt:
+            code = 130
+    stopped = " stopped; the same command goes on from here" if code >= 128 else ""
+    print(f"{time.perf_counter() - started:6.1f} s{stopped}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

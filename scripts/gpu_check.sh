@@ -9,8 +9,7 @@
 # Needs a CUDA device and Python with torch, triton, numpy, tokenizers, safetensors, pytest, and
 #   for tests and training   lightning, jsonargparse[signatures], pyyaml
 #   for inversion, claims    rich, pyyaml, jinja2, scipy
-#   for training also        transformers, and accelerate for its Trainer; without accelerate the
-#                            page says what ran instead
+#   for training also        transformers and accelerate
 # Tests of what is not installed are skipped. Downloads nothing. Writes to DIR (gpu-check): PART.log
 # of each part, kernels-cuda.csv and .md, inversion-cuda.md, training-cuda.csv and .md,
 # claims-cuda.jsonl and .md. The claims are asked at their sources' sizes; they take the
@@ -32,8 +31,7 @@ ALL=("${USUAL[@]}" training claims)
 tests_seconds=180
 tests() {
     local file failed=0 jobs=()
-    for file in tests/test_*.py; do
-        grep -q "mark.gpu" "$file" || continue
+    for file in $(grep -rl "mark.gpu" tests --include="test_*.py"); do
         # The files side by side: most of their time is Triton compiling.
         "$python" -m pytest -m gpu -W default --no-showlocals --durations=5 "$file" &
         jobs+=($!)
@@ -49,7 +47,7 @@ kernels() {
 
 inversion_seconds=60
 inversion() {
-    "$python" -m scripts.bench_inversion --device cuda --turns 2 --save "$out/inversion-cuda.md"
+    "$python" -m scripts.bench_inversion --device cuda --turns 2 --out "$out"
 }
 
 training_seconds=520
@@ -65,9 +63,8 @@ claims() {
         --out "$rows" "${trained[@]}"
     status=$?
     [ $status -eq 124 ] && echo "not all was asked yet: call again"
-    "$python" -m eval claims table "$rows" --store "$out/claims-cuda.jsonl"
-    "$python" -m eval claims table --records "$out/claims-cuda.jsonl" --findings none --markdown \
-        "$out/claims-cuda.md" >/dev/null
+    "$python" -m eval claims table "$rows" --store "$out/claims-cuda.jsonl" --findings none \
+        --markdown "$out/claims-cuda.md"
     return $status
 }
 

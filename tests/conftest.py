@@ -17,6 +17,11 @@ settings.register_profile("remnant", deadline=None)  # a busy machine is no faul
 settings.load_profile("remnant")
 
 
+def pytest_collection_modifyitems(items):
+    """Puts the commands of the docs first: pages go on from others, which one process runs once."""
+    items.sort(key=lambda item: "test_docs.py" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
     torch.manual_seed(0)
@@ -35,7 +40,7 @@ def small_model() -> Callable[..., LanguageModel]:
     def make(**settings: object) -> LanguageModel:
         chosen = {"context": 32, "d_model": 32, "n_layers": 2, "embedding_std": 1.0} | settings
         torch.manual_seed(1)
-        config = ModelConfig(vocab_size=VOCAB, **chosen)  # pyright: ignore[reportArgumentType]
+        config = ModelConfig(**{"vocab_size": VOCAB} | chosen)  # pyright: ignore[reportArgumentType]
         return LanguageModel(config).eval().requires_grad_(False)
 
     return make

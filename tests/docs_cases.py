@@ -48,26 +48,27 @@ SMALL = {
     "eval probe": """--length 8 --train-tokens 800 --valid-tokens 80 --steps 1 --layers 1
         --blocks 1 --width 8 --inverter-steps 1""",
     "eval geometry": "--count 1 --length 5 --layers 1 --adam-steps 2 --radii 0.5",
+    "eval bits": "--count 2 --before 2 --distances 0 1 --draws 2 --tokens 2000 --noise 0.25",
     "eval lens": "--lens logit path --count 2 --length 8 --tokens 400",
     "eval retrieval": "--queries 20 --candidates 32 --fit-steps 1 --fit-pairs 40",
     "eval claims run": "--limit 1",
     "eval claims curves --models": "--limit 1 --axis depth",
-    "scripts.learn_baselines": """--steps 2 --batch 2 --context 48 --d-model 16 --layers 2
+    "scripts.bench_learning": """--steps 2 --batch 2 --context 48 --d-model 16 --layers 2
         --validate-tokens 96 --threads 1""",
 }
 NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",
     r"wandb (sweep|agent)": "needs an account",
-    r"scripts/train_claims\.sh|scripts\.sweep": "trains dozens of models in new processes",
+    r"scripts/train_claims\.sh|train sweep": "trains dozens of models in new processes",
     r"scripts/gpu_check\.sh": "needs a GPU",
-    r"scripts\.bench_": "takes minutes and measures this machine; each has a test of its own",
+    r"scripts\.bench_(?!learning)": "measures this machine for minutes; each has its tests",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
-    r"--plugin lengths\.py": "tests/test_plugins.py writes and runs that file",
-    r"--plugin hill\.py": "tests/test_solvers.py writes and runs that file",
-    r"--wandb offline": "starts W&B's process; tests/test_tracking.py has it",
+    r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",
+    r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
+    r"--wandb offline": "starts W&B's process; tests/eval/test_tracking.py has it",
     r"fineweb-edu|--download": "needs the network",
-    r"--curves docs|--records docs/results/claims-curves": (
-        "makes the page that tests/test_claims_page.py makes anew"
+    r"docs/results/claims\.parquet --figures": (
+        "makes the page that tests/eval/claims/test_claims_page.py makes anew"
     ),
 }
 NAMED = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))
@@ -161,7 +162,7 @@ def check(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif words[0] == "wandb":
         assert all((ROOT / word).is_file() for word in words if word.endswith(".yaml"))
     elif words[:2] == ["python", "-m"]:
-        _parse(words[2], words[3:], monkeypatch)
+        parse_words(words[2], words[3:], monkeypatch)
     else:
         assert words[0] == "source", f"{command}: not known how to check it"
 
@@ -175,7 +176,7 @@ def run(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = expanded(command.text, where, must_match=True)
     assert words[:2] == ["python", "-m"], f"{command}: not known how to run it"
     monkeypatch.chdir(where)
-    settings = _parse(words[2], words[3:], monkeypatch)
+    settings = parse_words(words[2], words[3:], monkeypatch)
     name = " ".join(words[2:])
     added = next((flags for start, flags in SMALL.items() if name.startswith(start)), "")
     small = [INPUTS.get(word, word) for word in words[3:]] + added.split()
@@ -206,7 +207,7 @@ def _main(module: str) -> Callable[[list[str]], int]:
     return import_module(f"{module}.__main__" if room else module).main
 
 
-def _parse(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict:
+def parse_words(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict:
     """Has a module parse its words; of a training the settings that they come to."""
     main, printed = _main(module), io.StringIO()
     if module == "train" and words[0] in ("fit", "plan"):

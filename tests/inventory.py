@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from arch.channel import CHANNEL_MIXERS
 from arch.mixers import MIXERS
+from arch.model import CHANNEL_MIXERS
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.registry import claims
 from eval.inversion.solvers import solvers

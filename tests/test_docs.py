@@ -11,7 +11,6 @@ import pytest
 
 from eval.claims.registry import claims
 from eval.lenses.lens import lenses
-from tests.claims_cases import small, use, use_tiny_curves
 from tests.docs_cases import (
     NOT_RUN,
     ROOT,
@@ -23,6 +22,7 @@ from tests.docs_cases import (
     run,
     workspace,
 )
+from tests.eval.claims.cases import small, use, use_tiny_curves
 
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -30,6 +30,7 @@ TEXTS = {
 }
 COMMANDS = {page: commands(page, text) for page, text in TEXTS.items()}
 AFTER = {
+    "docs/bits.md": "README.md",
     "docs/inversion.md": "README.md",
     "docs/lenses.md": "README.md",
     "docs/python-api.md": "README.md",

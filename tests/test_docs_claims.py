@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.claims.evidence import load
+from eval.claims.evidence import evidence
 from eval.claims.judge import NOT_RUN, WEIGHTS, judge
 from eval.claims.registry import claims
+from eval.rows import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 VERDICTS_PAGE = ROOT / "docs" / "results" / "claims.md"
@@ -41,7 +42,7 @@ def test_no_page_but_one_states_a_verdict(page: Path) -> None:
 
 
 def test_readme_counts_the_claims_that_have_a_verdict() -> None:
-    records, _ = load(VERDICTS_PAGE.with_suffix(".jsonl"), claims())
+    records, _ = evidence(read_rows([VERDICTS_PAGE.with_suffix(".parquet")]), claims())
     verdicts = [judge(claim, records).verdict for claim in claims().values()]
     lacking = sum(verdict in (WEIGHTS, NOT_RUN) for verdict in verdicts)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,38 +8,34 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from tokenizer import corpus as sources
 from tokenizer.bpe import (
     END_OF_TEXT,
+    SMALLEST,
+    SPECIAL,
     VOCAB_SIZE,
     CorpusError,
+    encode_stories,
     load_tokenizer,
+    token_bytes,
     tokenizer_hash,
     train_tokenizer,
 )
-from tokenizer.corpus import open_corpus
+from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import PackedData
-from tokenizer.files import whole_file
-from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack, shards_kept
-from tokenizer.progress import Progress
-from tokenizer.report import describe, split_text
+from tokenizer.files import Partial, whole_file
+from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack
 from tokenizer.splits import SPLITS
 from tokenizer.toy import toy_stories
 
-SOURCES = """
-a SOURCE is one of:
-  toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
-  stories.txt, .jsonl, .parquet   a file: stories ended by <|endoftext|>, or a field "text"
-  folder                          with train.* and valid.* (or validation.*), or with any number of
-                                  files of one kind, also in folders in it
-  hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
-  hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
-
-examples:
-"""
 TRAIN = """\
   python -m tokenizer train toy --out tokenizer.json
   python -m tokenizer train hub:roneneldan/TinyStories --limit 200000 --out tokenizer.json
@@ -50,7 +46,7 @@ PACK = """\
   python -m tokenizer pack toy --tokenizer tokenizer.json --out rows --layout rows --context 512
 
 a corpus larger than memory; the same command continues it after an interruption:
-  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \
+  python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \\
       --tokenizer tokenizer.json --out fineweb
 """
 CHECK = """\
@@ -64,6 +60,8 @@ SAMPLE = """\
   python -m tokenizer sample --count 3
   python -m tokenizer sample --count 1000 --seed 7 > stories.txt
 """
+VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
+SHOWN = 10  # tokens in a table of `inspect`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +97,7 @@ def _pack(options: argparse.Namespace) -> None:
     if options.workers is not None:
         _at_least_one("--workers", options.workers)
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
-    if kept := shards_kept(options.out):
+    if kept := Partial(options.out).shards():
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
     progress = Progress()
     data = pack(
@@ -125,22 +123,20 @@ def _pack(options: argparse.Namespace) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     data, progress = PackedData(options.data), Progress()
-    for split in SPLITS:
-        shards = data.shards(split)
-        for done, shard in enumerate(shards, 1):
-            shard.verify()
-            progress(split, done, partial(len, shards))
+    shards = [shard for split in SPLITS for shard in data.shards(split)]
+    for done, shard in enumerate(shards, 1):
+        shard.verify()
+        progress("files", done, lambda: len(shards))
     progress.close()
-    number = sum(len(data.shards(split)) for split in SPLITS)
-    print(f"{data.path}: {number:,} files hold what was packed")
+    print(f"{data.path}: {len(shards):,} files hold what was packed")
 
 
 def _inspect(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.tokenizer)
     corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
-    print(describe(tokenizer, corpus))
+    print(_describe(tokenizer, corpus))
     if options.text is not None:
-        print(f"\ntext\n{split_text(load_tokenizer(options.tokenizer), options.text)}")
+        print(f"\ntext\n{_split_text(load_tokenizer(options.tokenizer), options.text)}")
 
 
 def _sample(options: argparse.Namespace) -> None:
@@ -154,6 +150,97 @@ def _at_least_one(flag: str, value: int) -> None:
         raise CorpusError(f"{flag} {value}: must be 1 or more")
 
 
+def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
+    """Describe a tokenizer by its use on a corpus: compression, longest and rarest tokens."""
+    pieces = token_bytes(tokenizer)
+    used: Counter[int] = Counter()
+    stories = 0
+    for batch in encode_stories(tokenizer, ((None, story) for story in corpus)):
+        stories += len(batch)
+        used.update(chain.from_iterable(ids for _, ids in batch))
+    size = sum(len(pieces[token]) * count for token, count in used.items())
+    tokens = used.total() + stories  # each story ends with end-of-text
+    learnt = range(SMALLEST, len(pieces))
+    longest = sorted(learnt, key=lambda token: (-len(pieces[token]), token))
+    rarest = sorted((t for t in learnt if used[t]), key=lambda token: (used[token], token))
+
+    def table(title: str, listed: Iterable[int]) -> list[str]:
+        return [
+            f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token",
+            *(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {_show(pieces[t])}" for t in listed),
+        ]
+
+    return "\n".join(
+        [
+            f"entries          {len(pieces):,} ({len(SPECIAL)} special, 256 bytes,"
+            f" {len(learnt):,} merges)",
+            f"sha256           {tokenizer_hash(tokenizer)}",
+            f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"
+            f" {size:,} bytes, {tokens:,} tokens",
+            f"bytes per token  {size / tokens:.3f}",
+            f"tokens per story {tokens / stories:.1f}",
+            f"merges not used  {sum(not used[token] for token in learnt):,}",
+            *table("longest tokens", longest[:SHOWN]),
+            *table("rarest tokens", rarest[:SHOWN]),
+        ]
+    )
+
+
+def _split_text(tokenizer: Tokenizer, text: str) -> str:
+    """Show where a text is split: a space between tokens, `·` for a space inside one."""
+    ids = tokenizer.encode(text).ids
+    pieces = token_bytes(tokenizer)
+    shown = [_show(pieces[token]) or str(tokenizer.id_to_token(token)) for token in ids]
+    size = len(text.encode())
+    ratio = f", {size / len(ids):.2f} bytes per token" if ids else ""
+    return f"{' '.join(shown)}\n{len(ids)} tokens, {size} bytes{ratio}"
+
+
+def _show(piece: bytes) -> str:
+    """Write the bytes of a token so that each can be seen: `·upon`, `<0xf0>`."""
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:  # a part of a character
+        return "".join(chr(byte) if 32 < byte < 127 else f"<0x{byte:02x}>" for byte in piece)
+    return "".join(VISIBLE.get(c) or (c if c.isprintable() else f"<0x{ord(c):02x}>") for c in text)
+
+
+class Progress:
+    """How far a long task is, on stderr: a live line on a terminal, one every 10 s on a pipe."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.task, self.total = "", None
+        self.began = self.printed = 0.0
+        self.first = 0
+
+    def __call__(self, task: str, done: int, total: Callable[[], int | None]) -> None:
+        """Print that `done` of about `total()` are done, unless that was printed just now.
+
+        What was done at the first call of a task does not count for the time that remains.
+        """
+        now = time.monotonic()
+        if task != self.task:
+            self.task, self.total, self.first = task, None, done
+            self.began = self.printed = now
+        if now - self.printed < (0.2 if self.terminal else 10.0):
+            return
+        if self.printed == self.began:
+            self.total = total()
+        self.printed = now
+        line = f"{task}: {done:,}"
+        if self.total is not None and done > self.first:
+            rate = (now - self.began) / (done - self.first)
+            remaining = max(0.0, rate * (self.total - done))
+            line += f" of about {self.total:,}, {remaining:.0f} s left"
+        print(line, end="\033[K\r" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave a clean line behind."""
+        if self.terminal:
+            print(end="\033[K", file=sys.stderr, flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tokenizer",
@@ -161,13 +248,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog="python -m tokenizer COMMAND --help tells more, with examples.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    kinds = (sources.__doc__ or "").split("\n\n")[1].replace("\n  ", "\n")[2:]
 
-    def command(name: str, run, about: str, examples: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable, about: str, examples: str) -> argparse.ArgumentParser:
         added = commands.add_parser(
             name,
             help=about,
             description=about,
-            epilog=SOURCES + examples,
+            epilog=f"a SOURCE is one of:\n{kinds}\n\nexamples:\n{examples}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
@@ -207,9 +295,8 @@ def _parser() -> argparse.ArgumentParser:
     packing.add_argument("--force", action="store_true", help="replace packed data that is there")
     _add_reading(packing)
 
-    check = command(
-        "check", _check, "compare packed data with the hashes it was written with", CHECK
-    )
+    about = "compare packed data with the hashes it was written with"
+    check = command("check", _check, about, CHECK)
     check.add_argument("data", metavar="DIR", help="a directory of packed data")
 
     inspect = command("inspect", _inspect, "show what a tokenizer has learnt", INSPECT)

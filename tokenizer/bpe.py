@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -26,6 +27,7 @@ SMALLEST = len(SPECIAL) + 256
 LARGEST = 2**16  # what a uint16 can name
 BATCH = 1024  # stories encoded at a time
 LETTERS = 2 << 20  # in a batch, so that memory stays bounded where stories are books
+Key = TypeVar("Key")
 
 
 class CorpusError(ValueError):
@@ -82,8 +84,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise CorpusError(f"{file}: not a tokenizer file ({error})") from error
 
 
-def encode_stories(tokenizer: Tokenizer, stories: Iterable[str]) -> Iterator[list[list[int]]]:
-    """Yield the ids of the stories, batch by batch, in their order.
+def encode_stories(
+    tokenizer: Tokenizer, stories: Iterable[tuple[Key, str]]
+) -> Iterator[list[tuple[Key, list[int]]]]:
+    """Yield the ids of the stories, each with its key, batch by batch, in their order.
 
     All cores work on a batch, and encode it while the caller works on the batch before.
     """
@@ -91,11 +95,12 @@ def encode_stories(tokenizer: Tokenizer, stories: Iterable[str]) -> Iterator[lis
     tokenizer.no_padding()
     tokenizer.no_truncation()
 
-    def encode(batch: list[str]) -> list[list[int]]:
-        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+    def encode(batch: list[tuple[Key, str]]) -> list[tuple[Key, list[int]]]:
+        texts = [story for _, story in batch]
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
 
-    waiting: Future[list[list[int]]] | None = None
+    waiting: Future[list[tuple[Key, list[int]]]] | None = None
     with ThreadPoolExecutor(1) as thread:
         for batch in _batches(stories):
             future = thread.submit(encode, batch)
@@ -106,10 +111,10 @@ def encode_stories(tokenizer: Tokenizer, stories: Iterable[str]) -> Iterator[lis
             yield waiting.result()
 
 
-def _batches(stories: Iterable[str]) -> Iterator[list[str]]:
+def _batches(stories: Iterable[tuple[Key, str]]) -> Iterator[list[tuple[Key, str]]]:
     batch, letters = [], 0
-    for story in stories:
-        batch.append(story)
+    for key, story in stories:
+        batch.append((key, story))
         letters += len(story)
         if len(batch) == BATCH or letters > LETTERS:
             yield batch

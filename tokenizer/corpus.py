@@ -1,35 +1,39 @@
 """Where stories come from: one call for every source.
 
-    toy, toy:20000, toy:20000:7      the built-in generator: number of stories, seed
-    stories.txt, .jsonl, .parquet    a local file
-    folder                           a folder with train.* and valid.* (or validation.*), or with
-                                     files of one kind, also in folders in it
-                                     or packed data, which is decoded
-    hub:roneneldan/TinyStories       a dataset of the hub, or hub:folder of the same shape
-    hub:HuggingFaceFW/fineweb-edu:sample-10BT                 one of its subsets
+    toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
+    stories.txt, .jsonl, .parquet   a file: stories ended by <|endoftext|>, or a field "text"
+    folder                          with train.* and valid.* (or validation.*), or with files of one
+                                    kind, also in folders in it; or packed data, which is decoded
+    hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
+    hub:HuggingFaceFW/fineweb-edu:sample-10BT        one of its subsets
 
 A source that sets stories aside for validation is used as it is divided, but a story that is in
 both splits is held out: `train` leaves it out. Any other sets none aside: it is either split,
-whole, unless a `valid_fraction` of it is asked for.
+whole, unless a `valid_fraction` of it is asked for. A text is never changed; an error in a file
+names the place.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from tokenizer.bpe import END_OF_TEXT, CorpusError
 from tokenizer.data import PackedData
-from tokenizer.readers import READERS, count_hub, count_texts, load_hub, read_hub
 from tokenizer.splits import SPLITS, digest, held_out
 from tokenizer.toy import toy_stories
 
 TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation")}
+SEPARATOR = END_OF_TEXT.encode()
+BLOCK = 1 << 20
+LONGEST_STORY = 64 << 20  # bytes without a separator after which a file is not a list of stories
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,9 @@ def open_corpus(
     else:
         raise CorpusError(f"{source}: has no {split} split; choose a source that has one")
 
-    found = len(list(islice(corpus, 2)))
-    if found < 2:
-        held = ("no story", "one story only")[found]
+    first = len(list(islice(corpus, 2)))
+    if first < 2:
+        held = ("no story", "one story only")[first]
         needed = "at least two stories are needed"
         if corpus.share is None:
             raise CorpusError(f"{source}: holds {held}; {needed}")
@@ -141,24 +145,22 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
     """Map the splits that a source has to its parts; what is not divided is both."""
     if source.partition(":")[0] == "toy":
         return _toy_parts(source)
-    if source.startswith("hub:"):
-        return _apart(_hub_parts(source, field, stream))
     path = Path(source)
-    if path.is_dir():
-        return _apart(_directory_parts(path, field))
-    if not path.is_file():
+    if source.startswith("hub:"):
+        parts = _hub_parts(source, field, stream)
+    elif path.is_dir():
+        parts = _directory_parts(path, field)
+    elif not path.is_file():
         raise CorpusError(
             f"{source}: no such file or directory; a source is toy, a {_endings()} file,"
             " a directory with train.* and valid.*, or hub:NAME"
         )
-    if path.suffix not in READERS:
+    elif path.suffix not in READERS:
         raise CorpusError(f"{source}: unknown kind of file; the name must end in {_endings()}")
-    part = _files_part([path], field)
-    return {"train": part, "valid": part}
+    else:
+        part = _files_part([path], field)
+        parts = {"train": part, "valid": part}
 
-
-def _apart(parts: dict[str, Part]) -> dict[str, Part]:
-    """Leave out of `train` what `valid` holds too, where a source is divided."""
     train, valid = parts.get("train"), parts.get("valid")
     if train is None or valid is None or train == valid:
         return parts
@@ -184,29 +186,16 @@ def _toy_parts(source: str) -> dict[str, Part]:
     }
 
 
-def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
-    name, _, subset = source.removeprefix("hub:").partition(":")
-    found = load_hub(name, subset or None, field, stream)
-    parts = {
-        split: Part(partial(read_hub, name, found[known], field), partial(count_hub, found[known]))
-        for split, names in NAMES.items()
-        for known in names
-        if known in found
-    }
-    if not parts:
-        raise CorpusError(f"{source}: has no train or validation split, only {', '.join(found)}")
-    return parts
-
-
 def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
-    """Find `train.txt`, or parts such as `train-00000-of-00004.parquet`, in their order.
+    """Read packed data, `train.txt`, or parts such as `train-00000-of-00004.parquet` in order.
 
     Where no name tells of a split, all files of the folder and the folders in it are one part.
     """
     if PackedData.stands_in(folder):
         data = PackedData(folder)
+        counts = {split: data.meta["splits"][split]["stories"] for split in SPLITS}
         return {
-            split: Part(partial(data.stories, split), partial(_count_packed, data, split))
+            split: Part(partial(data.stories, split), partial(int, counts[split]))
             for split in SPLITS
         }
     parts: dict[str, Part] = {}
@@ -224,12 +213,7 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
     )
     if not files:
         raise CorpusError(f"{folder}: no train.* or valid.* in it that ends in {_endings()}")
-    part = _files_part(_one_kind(folder, "train", files), field)
-    return {"train": part, "valid": part}
-
-
-def _count_packed(data: PackedData, split: str) -> int:
-    return data.meta["splits"][split]["stories"]
+    return dict.fromkeys(SPLITS, _files_part(_one_kind(folder, "train", files), field))
 
 
 def _one_kind(folder: Path, split: str, files: list[Path]) -> list[Path]:
@@ -242,9 +226,173 @@ def _one_kind(folder: Path, split: str, files: list[Path]) -> list[Path]:
 def _files_part(files: list[Path], field: str) -> Part:
     return Part(
         lambda: chain.from_iterable(READERS[file.suffix](file, field) for file in files),
-        lambda: sum(map(count_texts, files)),
+        lambda: sum(map(_count_texts, files)),
     )
+
+
+def _read_text(path: Path, field: str) -> Iterator[str]:
+    """Yield what stands between the `<|endoftext|>` lines of a `.txt` file; it has no fields."""
+    with path.open("rb") as file:
+        start = 3 if file.read(3) == b"\xef\xbb\xbf" else 0  # a mark some editors put first
+        file.seek(start)
+        pending, separated = b"", False
+        while len(pending) <= LONGEST_STORY and (block := file.read(BLOCK)):
+            *whole, pending = (pending + block).split(SEPARATOR)
+            separated = separated or bool(whole)
+            for story in whole:
+                yield _decode(story, path, start)
+                start += len(story) + len(SEPARATOR)
+    endless = len(pending) > LONGEST_STORY  # and maybe cut within a letter
+    text = "" if endless else _decode(pending, path, start)
+    if endless or (text.strip() and not separated):
+        raise CorpusError(
+            f"{path}: no separator after byte {start}; end each story with a line {END_OF_TEXT}"
+        )
+    yield text
+
+
+def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    """Yield a field of every line of a `.jsonl` file."""
+    with path.open("rb") as file:
+        start = 0
+        for number, line in enumerate(file, 1):
+            content = _decode(line, path, start)
+            start += len(line)
+            if not content.strip():
+                continue
+            try:
+                text = json.loads(content)[field]
+                text.encode()  # half of a surrogate pair is no text
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise CorpusError(
+                    f"{path}: line {number} is not an object with a {field}: "
+                    f'{{"{field}": "Once ..."}}'
+                ) from error
+            yield text
+
+
+def _decode(content: bytes, path: Path, start: int) -> str:
+    """Decode a part of the file that begins at byte `start`, or say where it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        offset = start + error.start
+        with path.open("rb") as file:
+            line = file.read(offset).count(b"\n") + 1
+        raise CorpusError(
+            f"{path}: byte {offset} (line {line}) is 0x{content[error.start]:02x}, not valid UTF-8;"
+            " convert the file to UTF-8"
+        ) from error
+
+
+def _read_parquet(path: Path, field: str) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_column(str(path), file.schema_arrow.names, field)
+            yield from _column(str(path), file.iter_batches(columns=[field]))
+    except pa.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        raise CorpusError(f"{path}: not a Parquet file ({reason}); write it again") from error
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    ".txt": _read_text,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
 
 
 def _endings(between: str = ", ") -> str:
     return between.join(READERS)
+
+
+def _count_texts(path: Path) -> int:
+    """Return about how many texts a file holds, without reading them."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_metadata(path).num_rows
+    mark = SEPARATOR if path.suffix == ".txt" else b"\n"
+    with path.open("rb") as file:
+        return sum(block.count(mark) for block in iter(lambda: file.read(BLOCK), b""))
+
+
+def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
+    """Load a dataset of the hub, or a local directory of the same shape."""
+    import datasets
+
+    name, _, subset = source.removeprefix("hub:").partition(":")
+    try:
+        loaded = datasets.load_dataset(name, subset or None, streaming=stream)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CorpusError(
+            f"{source}: cannot be loaded ({reason}); check the name and the network"
+        ) from error
+    except ValueError as error:
+        known = datasets.get_dataset_config_names(name)
+        if subset in known:
+            raise
+        raise CorpusError(f"{source}: no such subset; allowed: {', '.join(known)}") from error
+    splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
+    for split, rows in splits.items():
+        if rows.column_names is not None:  # a stream may not know before it is read
+            _check_column(f"{source}: split {split}", rows.column_names, field)
+
+    def part(rows: Any) -> Part:
+        def read() -> Iterator[str]:
+            batches = rows.select_columns([field]).with_format("arrow").iter(batch_size=1000)
+            return _column(f"hub:{name}", batches)
+
+        return Part(read, partial(_count_rows, rows))
+
+    parts = {
+        split: part(splits[known])
+        for split, names in NAMES.items()
+        for known in names
+        if known in splits
+    }
+    if not parts:
+        raise CorpusError(f"{source}: has no train or validation split, only {', '.join(splits)}")
+    return parts
+
+
+def _count_rows(rows: Any) -> int | None:
+    """Return how many rows a split of a dataset has, if the dataset says so."""
+    if hasattr(rows, "__len__"):
+        return len(rows)
+    split = (rows.info.splits or {}).get(str(rows.split))
+    return split.num_examples if split else None
+
+
+def _check_column(where: str, names: list[str], field: str) -> None:
+    if field not in names:
+        raise CorpusError(
+            f"{where}: no column {field}, only {', '.join(names)}; rename the stories' column, or"
+            " tell the tokenizer its name: --field NAME"
+        )
+
+
+def _column(where: str, batches: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts of batches of one Arrow column."""
+    row = 0
+    try:
+        for batch in batches:
+            for value in batch.column(0):
+                row += 1
+                text = value.as_py()
+                if not isinstance(text, str):
+                    raise CorpusError(
+                        f"{where}: row {row} holds {text!r}, not a text; drop it or fill it in"
+                    )
+                yield text
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{where}: row {row} is not valid UTF-8; convert it to UTF-8") from error
+    except (OSError, KeyError) as error:  # KeyError: a stream's file without the column
+        reason = " ".join(str(error).split())
+        raise CorpusError(
+            f"{where}: row {row + 1} cannot be read ({reason}); start again"
+        ) from error

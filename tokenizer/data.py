@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,18 @@ class Shard:
             )
 
 
+@lru_cache(maxsize=MAPPED)
+def map_shard(shard: Shard) -> np.ndarray:
+    """Return the ids of a file, mapped into memory: `(tokens,)`, uint16.
+
+    Raises:
+        CorpusError: It cannot be read, or has another size.
+    """
+    shard.check()
+    # A plain view: slicing a memmap itself is several times slower.
+    return np.memmap(shard.path, dtype=DTYPE, mode="r", shape=(shard.tokens,)).view(np.ndarray)
+
+
 class TokenLine:
     """Token ids, uint16, numbered from 0 over all shards of a split.
 
@@ -97,13 +109,9 @@ class TokenLine:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = list(shards)
         self._ends = np.cumsum([shard.tokens for shard in self.shards], dtype=np.int64)
-        self._mapped: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": OrderedDict()}  # a copy maps the files itself
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return tokens `start` to `stop`: `(stop - start,)`, a view where one file holds them.
@@ -115,8 +123,9 @@ class TokenLine:
         parts = []
         number = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            before = int(self._ends[number]) - self.shards[number].tokens
-            part = self._map(number)[start - before : stop - before]
+            shard = self.shards[number]
+            before = int(self._ends[number]) - shard.tokens
+            part = map_shard(shard)[start - before : stop - before]
             parts.append(part)
             start += len(part)
             number += 1
@@ -128,19 +137,6 @@ class TokenLine:
         for window, start in zip(windows, starts.tolist(), strict=True):
             window[:] = self.read(start, start + width)
         return windows
-
-    def _map(self, number: int) -> np.ndarray:
-        if number in self._mapped:
-            self._mapped.move_to_end(number)
-            return self._mapped[number]
-        shard = self.shards[number]
-        shard.check()
-        # A plain view: slicing a memmap itself is several times slower.
-        mapped = np.memmap(shard.path, dtype=DTYPE, mode="r", shape=(shard.tokens,))
-        self._mapped[number] = tokens = mapped.view(np.ndarray)
-        if len(self._mapped) > MAPPED:
-            self._mapped.popitem(last=False)
-        return tokens
 
 
 class PackedData:

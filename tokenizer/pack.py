@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -145,11 +145,6 @@ def pack(
     return PackedData(out)
 
 
-def shards_kept(out: Path) -> int:
-    """Return how many complete shards an interrupted packing left for `out`."""
-    return Partial(out).shards()
-
-
 def _write_splits(
     folder: Path,
     corpora: list[Corpus],
@@ -159,29 +154,18 @@ def _write_splits(
     report: Callable[[Corpus, int], None] | None,
 ) -> dict[str, dict[str, Any]]:
     """Write the shards of all splits that are not in the folder yet; return the counts of each."""
-    owners: deque[Corpus] = deque()
     with ExitStack() as files:
         writers = {corpus.split: _Writer(folder, corpus.split, content, size) for corpus in corpora}
         for writer in writers.values():
             files.callback(writer.close)
-
-        def texts() -> Iterator[str]:
-            for corpus, story in _stories(
-                corpora, {split: writer.stories for split, writer in writers.items()}
-            ):
-                owners.append(corpus)
-                yield story
-
-        for batch in encode_stories(tokenizer, texts()):
+        complete = {split: writer.stories for split, writer in writers.items()}
+        for batch in encode_stories(tokenizer, _stories(corpora, complete)):
             for corpus in corpora:
-                writer = writers[corpus.split]
-                lines = [ids for ids, owner in zip(batch, owners, strict=False) if owner is corpus]
-                if lines:
-                    writer.add(lines)
+                stories = [ids for owner, ids in batch if owner is corpus]
+                if stories:
+                    writers[corpus.split].add(stories)
                     if report:
-                        report(corpus, writer.stories)
-            for _ in batch:
-                owners.popleft()
+                        report(corpus, writers[corpus.split].stories)
         return {split: writer.finish() for split, writer in writers.items()}
 
 
@@ -254,23 +238,21 @@ class _Content:
 
 
 class _Writer:
-    """Writes the shards of one split, after those that are complete in the folder."""
+    """Writes the shards of one split, after those that are complete in the folder.
+
+    A shard is counted and hashed as it is read back, whether this packing wrote it or another.
+    """
 
     def __init__(self, folder: Path, split: str, content: _Content, size: int) -> None:
         self._folder, self._split, self._content, self._size = folder, split, content, size
         self._shards: list[dict[str, Any]] = []
-        self._hash = hashlib.sha256()  # of the whole split
+        self._total: Counter[str] = Counter()
+        self._hash = hashlib.sha256()
         self._file: BinaryIO | None = None
-        self._start_shard()
-        while (path := self._path(".bin")).is_file():
-            for ids in content.read(path):
-                self._count(ids)
-            self._end_shard()
-
-    @property
-    def stories(self) -> int:
-        """How many are written."""
-        return sum(shard["stories"] for shard in self._shards) + self._counts["stories"]
+        self._tokens = 0  # of the shard that is not complete
+        while self._path(".bin").is_file():
+            self._count_shard()
+        self.stories = self._total["stories"]
 
     def add(self, stories: list[list[int]]) -> None:
         """Write the ids of stories, and complete every shard that they fill."""
@@ -278,51 +260,43 @@ class _Writer:
         start = 0
         while start < len(stories):
             before = int(ends[start - 1]) if start else 0
-            stop = int(np.searchsorted(ends, before + self._size - self._counts["tokens"])) + 1
+            stop = int(np.searchsorted(ends, before + self._size - self._tokens)) + 1
             if self._file is None:
                 self._file = self._path(".tmp").open("wb")
-            self._file.write(self._count(self._content.ids(stories[start:stop])))
-            if self._counts["tokens"] >= self._size:
+            self._file.write(self._content.ids(stories[start:stop]).tobytes())
+            self._tokens += int(ends[min(stop, len(stories)) - 1]) - before
+            if self._tokens >= self._size:
                 self._complete()
             start = stop
+        self.stories += len(stories)
 
     def finish(self) -> dict[str, Any]:
         """Complete the last shard; return the counts of the split, as `meta.json` holds them."""
         if self._file is not None:
             self._complete()
-        counts: Counter[str] = Counter()
-        for shard in self._shards:
-            counts.update({key: shard[key] for key in shard if key not in ("file", "sha256")})
-        return {**counts, "sha256": self._hash.hexdigest(), "shards": self._shards}
+        return {**self._total, "sha256": self._hash.hexdigest(), "shards": self._shards}
 
     def close(self) -> None:
         """Close the file of a shard that is not complete."""
         if self._file is not None:
             self._file.close()
 
-    def _start_shard(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._shard_hash = hashlib.sha256()
-
-    def _count(self, ids: np.ndarray) -> bytes:
-        written = ids.tobytes()
-        self._counts.update(self._content.count(ids))
-        self._shard_hash.update(written)
-        self._hash.update(written)
-        return written
-
     def _complete(self) -> None:
         self.close()
-        self._file = None
+        self._file, self._tokens = None, 0
         sync(self._path(".tmp"))
         self._path(".tmp").rename(self._path(".bin"))
         sync(self._folder)
-        self._end_shard()
+        self._count_shard()
 
-    def _end_shard(self) -> None:
-        name = self._path(".bin").name
-        self._shards.append({"file": name, **self._counts, "sha256": self._shard_hash.hexdigest()})
-        self._start_shard()
+    def _count_shard(self) -> None:
+        path, counts, digest = self._path(".bin"), Counter(), hashlib.sha256()
+        for ids in self._content.read(path):
+            counts.update(self._content.count(ids))
+            for each in (digest, self._hash):
+                each.update(ids.tobytes())
+        self._total.update(counts)
+        self._shards.append({"file": path.name, **counts, "sha256": digest.hexdigest()})
 
     def _path(self, suffix: str) -> Path:
         return self._folder / f"{self._split}-{len(self._shards):05d}{suffix}"

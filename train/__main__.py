@@ -1,6 +1,7 @@
 """The commands of this room.
 
 python -m train recipes
+python -m train sweep train/sweeps/mixers.yaml --data DIR
 python -m train plan --config flat --data DIR
 python -m train fit --config flat --data DIR --run runs/flat
 python -m train fit --config flat --data DIR --run runs/flat --resume auto
@@ -11,17 +12,18 @@ from collections.abc import Sequence
 
 from arch import ModelError
 from tokenizer import CorpusError
-from train import fit
+from train import fit, sweep
 from train.cli import COMMANDS, read_command, recipes
 from train.settings import RunError
 
-USAGE = """usage: python -m train [-h] {fit,plan,recipes} ...
+USAGE = """usage: python -m train [-h] {fit,plan,recipes,sweep} ...
 
 Trains a model on packed data, as a recipe says, into a run directory.
 
   fit      train; python -m train fit --help lists every setting
   plan     print the memory, time and disk that fit would need, with the same settings
   recipes  list the recipes that come with the project
+  sweep    run a W&B sweep file here, one run after another, without an account
 
   python -m train plan --config flat --data DIR
   python -m train fit --config flat --data DIR --run runs/flat
@@ -41,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, line in recipes().items():
                 print(f"{name:12}  {line}")
             return 0
+        if words[0] == "sweep":
+            return sweep.main(words[1:])
         if words[0] not in COMMANDS:
-            allowed = ", ".join([*COMMANDS, "recipes"])
+            allowed = ", ".join([*COMMANDS, "recipes", "sweep"])
             raise RunError(f"there is no command {words[0]!r}; allowed: {allowed}")
         recipe, options = read_command(words[0], words[1:])
         if words[0] == "plan":

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, LoadedModel, import_transformers, load_model
+from arch import LanguageModel
+from arch.convert import download, open_directory
 from tokenizer import tokenizer_hash
 from train.settings import RunError
 
@@ -32,7 +33,9 @@ def initialise(model: LanguageModel, source: str, tokenizer_json: str) -> str:
         RunError: another tokenizer, or nothing fits.
         arch.ModelError: the source is not there, or no model.
     """
-    loaded = _load(source)
+    name = source.removeprefix(HUB)
+    path = name if name == source or Path(name).is_dir() else download(source)
+    loaded = open_directory(path)
     tokenizers = (Tokenizer.from_str(text) for text in (loaded.tokenizer_json, tokenizer_json))
     if len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) > 1:
         raise RunError(
@@ -57,24 +60,6 @@ def initialise(model: LanguageModel, source: str, tokenizer_json: str) -> str:
         )
     rest = f"; initial weights of their own: {_names(kept)}" if kept else ""
     return f"from {source}: {copied} tensors of {copied + len(kept)}, {count:,} weights{rest}"
-
-
-def _load(source: str) -> LoadedModel:
-    if not source.startswith(HUB):
-        return load_model(source)
-    name = source.removeprefix(HUB)
-    if Path(name).is_dir():
-        return import_transformers(name)
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
-    except (OSError, ValueError) as error:  # no network, no such model, no such name
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(
-            f"--init_from {source}: cannot be downloaded ({reason}); give a directory instead"
-        ) from None
-    return import_transformers(folder)
 
 
 def _sizes(model: LanguageModel) -> str:

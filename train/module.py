@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from arch import LanguageModel
+from train.data import IGNORE, Batch
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
-from train.windows import IGNORE, Batch
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""
@@ -103,6 +103,19 @@ class LanguageModule(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Puts the settings that the run is given in the place of those in the checkpoint.
+
+        Torch restores them with the optimiser's state: a lower learning rate would not count.
+        """
+        (optimizer,), (schedule,) = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
+        given = self.configure_optimizers()["optimizer"].param_groups
+        share = rate(schedule["last_epoch"], self.total_steps, self.schedule)
+        for group, settings in zip(optimizer["param_groups"], given, strict=True):
+            group |= {name: value for name, value in settings.items() if name != "params"}
+            group["lr"] = share * group["initial_lr"]
+        schedule["base_lrs"] = [group["initial_lr"] for group in given]
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, chunked: bool = True) -> Tensor:

@@ -7,36 +7,32 @@ counted; then a few real steps are timed on this machine. Nothing is written.
 """
 
 import contextlib
-import dataclasses
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from arch import LanguageModel
 from arch.describe import total_cost
 from tokenizer import PackedData
+from train.data import Windows
 from train.module import LanguageModule
 from train.progress import duration
 from train.run import build_trainer, open_data
 from train.rundir import RunDirectory
 from train.settings import Recipe
 from train.speed import compiles, peak_flops, prepare
-from train.windows import Batch, Windows
 
 ASSUMED = 0.4
 """Share of a device's peak that training is taken to reach, where nothing is measured."""
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
-ENDLESS = 10**9
 PLACE = RunDirectory(Path(tempfile.gettempdir()))
 """Lightning asks for a directory; nothing is written there."""
 DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
@@ -90,7 +86,7 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
         f"{size(now.optimiser)}, activations and gradients {size(rest)}\n"
         f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
     )
-    speed = measured(recipe, micro) if measure else assumed(recipe, trainer)
+    speed = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
     if speed is None:
         print("speed    not known: no peak is known for this device; leave out --measure false")
     else:
@@ -136,29 +132,37 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     return Memory(held["Total"], weights, held["Optstate"])
 
 
-def measured(recipe: Recipe, micro: int) -> Speed:
+def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:
     """Times a few real steps on random tokens: fewer at once on a CPU, where they would be slow."""
-    devices = build_trainer(recipe, PLACE, []).world_size
-    alone = dataclasses.replace(
-        recipe.trainer, devices=1, num_nodes=1, strategy="auto", max_steps=ENDLESS
-    )
-    timer = _Timer()
-    trainer = build_trainer(dataclasses.replace(recipe, trainer=alone), PLACE, [timer])
+    device, seconds = trainer.strategy.root_device, []
     module = _module(recipe)
     prepare(module, recipe.run, trainer)
-    device = trainer.strategy.root_device
     windows = micro
     if device.type == "cpu":
         work = total_cost(module.model).training_flops * recipe.model.context
         windows = max(1, min(micro, int(CHEAP // work)))
-    tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning's, about batches that are no DataLoader's
-        trainer.fit(module, _Same((tokens, tokens, float(tokens.numel()))))
-    speed = tokens.numel() * len(timer.seconds) / sum(timer.seconds)
-    what = f"{len(timer.seconds)} steps of {windows} x {recipe.model.context} tokens"
+    tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context), device=device)
+    trainer.precision_plugin.convert_module(module.to(device))
+    optimizer = module.configure_optimizers()["optimizer"]
+    while len(seconds) < 2 or (len(seconds) < 5 and sum(seconds[2:]) < 2):
+        before = time.perf_counter()
+        with trainer.precision_plugin.train_step_context():
+            loss = module.training_step((tokens, tokens, float(tokens.numel())), 0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - before)
+    seconds = seconds[2:]  # of the first two, one compiles and one makes the optimiser's moments
+    devices = trainer.world_size
+    what = f"{len(seconds)} steps of {windows} x {recipe.model.context} tokens"
     others = f", times {devices} devices" if devices > 1 else ""
-    return Speed(speed * devices, f"measured over {what} on one {device.type}{others}")
+    return Speed(
+        devices * tokens.numel() * len(seconds) / sum(seconds),
+        f"measured over {what} on one {device.type}{others}",
+    )
 
 
 def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
@@ -173,34 +177,6 @@ def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
         ASSUMED * peak * trainer.world_size / work,
         f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {trainer.world_size}",
     )
-
-
-class _Timer(Callback):
-    """Ends a run after three steps, or two seconds, that come after the first two."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._before = 0.0
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        if trainer.global_step > 2:
-            self.seconds.append(now - self._before)
-        self._before = now
-        trainer.should_stop = len(self.seconds) >= 3 or sum(self.seconds) > 2
-
-
-class _Same:
-    """The same batch without end."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield self._batch
 
 
 @contextlib.contextmanager

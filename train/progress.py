@@ -1,5 +1,9 @@
-"""The figures of a training, every so many steps: recorded, shown, and judged."""
+"""The figures of a training, every so many steps: recorded, shown, and judged.
 
+A training has gone wrong where a loss or gradient is no number, or the loss jumps.
+"""
+
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,16 +11,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
 from torch import Tensor
 
+from train.log import Log
 from train.module import LanguageModule, bits_per_byte, ends_step
-from train.records import Records
-from train.watch import Watch
+from train.rundir import RunDirectory
+from train.settings import RunError
+
+LEAST = 10
+"""Steps that a jump lasts, at least: single batches may be odd."""
+JUMP = 2.0
+"""Nats of a jump that is warned of where no other limit is given."""
 
 
 class Progress(Callback):
@@ -25,8 +30,8 @@ class Progress(Callback):
     The device is waited for on those steps only.
 
     Args:
-        records: where the figures go; only the process that records also shows them.
-        watch: told of every loss.
+        log: where the figures go.
+        watch: judges every loss.
         every: steps between reports.
         bytes_per_token: of the training data.
         utilisation: from tokens/s to the share of the device's peak, where that is known.
@@ -34,30 +39,24 @@ class Progress(Callback):
 
     def __init__(
         self,
-        records: Records,
-        watch: Watch,
+        log: Log,
+        watch: "Watch",
         every: int,
         bytes_per_token: float,
-        utilisation: Callable[[float], float | None] = lambda speed: None,
+        utilisation: Callable[[float], float | None],
     ) -> None:
-        self._records, self._watch, self._every = records, watch, every
+        self.run_log, self.watch, self._every = log, watch, every
         self._bytes_per_token, self._utilisation = bytes_per_token, utilisation
-        self._display = Display()
         self._losses: list[Tensor] = []
         self._first_step = self._last_step = self._tokens = 0
         self._since = 0.0
         self._steady: tuple[int, float] | None = None
 
-    def open(self) -> None:
-        """Shows things from here on: for the process that records."""
-        self._display.open()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
         self._first_step = self._last_step = trainer.global_step
         self._tokens = _tokens_seen(trainer)
-        self._since, self._steady = time.perf_counter(), None
-        self._display.start(trainer.global_step, trainer.max_steps)
+        self._since = time.perf_counter()
 
     def on_train_batch_end(
         self,
@@ -71,8 +70,8 @@ class Progress(Callback):
         self._losses.append(outputs["loss"].detach())
         if not ends_step(trainer, batch_idx):
             return
-        step = trainer.global_step
-        if step % self._every and step != trainer.max_steps and step - self._first_step > 1:
+        step, total = trainer.global_step, trainer.max_steps
+        if step % self._every and step != total and step - self._first_step > 1:
             return
         steps, loss = self._waiting(trainer)
         self._losses.clear()
@@ -81,9 +80,10 @@ class Progress(Callback):
         # In 16-mixed an overflow is nothing new: the step is left out and the scale lowered.
         overflow = trainer.precision == "16-mixed" and not pl_module.gradient_norm.isfinite()
         gradient_norm = 0.0 if overflow else float(pl_module.gradient_norm)
-        warning = self._watch.see(step, steps, loss, gradient_norm)
+        warning = self.watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
+        share = self._utilisation(speed)
         row = {
             "step": step,
             "tokens_seen": tokens,
@@ -92,51 +92,30 @@ class Progress(Callback):
             "lr": pl_module.learning_rate(step - 1),
             "gradient_norm": None if overflow else gradient_norm,
             "tokens_per_second": speed,
+            **({} if share is None else {"mfu": share}),
         }
-        share = self._utilisation(speed)
-        if share is not None:
-            row["mfu"] = share
-        remaining = self._remaining(step, trainer.max_steps, now)
+        remaining = self._remaining(step, total, now)
         self._since, self._tokens = now, tokens
-        self._records.add(row)
+        self.run_log.add(row)
         figures = (
             f"loss {loss:.3f}  bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  "
             f"{speed:,.0f} tokens/s" + ("" if share is None else f"  MFU {share:.1%}")
         )
-        self._display.passing(step, trainer.max_steps, figures, remaining)
+        self.run_log.passing(step, total, figures, remaining)
         if warning is not None:
-            self.say(f"step {step}  warning: {warning}")
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The lines stay."""
-        self._display.stop()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """What went wrong is said below the lines, not in the bar."""
-        self._display.stop()
+            self.run_log.say(f"step {step}  warning: {warning}")
 
     def state_dict(self) -> dict[str, Any]:
         """What the watch knows."""
-        return self._watch.state()
+        return {"lowest": self.watch.lowest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on watching."""
-        self._watch.restore(state_dict)
+        self.watch.lowest = state_dict["lowest"]
 
     def rising(self, trainer: Trainer) -> bool:
         """Whether the loss seems to be jumping just now; waits for the device."""
-        return self._watch.rising(*self._waiting(trainer))
-
-    def report(self, row: dict[str, Any], line: str) -> None:
-        """Records other figures, and shows them on a line that stays."""
-        self._records.add(row)
-        self.say(line)
-
-    def say(self, line: str) -> None:
-        """Shows a line that stays."""
-        self._display.say(line)
+        return self.watch.rising(*self._waiting(trainer))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -167,59 +146,98 @@ class Progress(Callback):
         return trainer.global_step - self._last_step, loss
 
 
-class Display:
-    """A bar that moves on a terminal, lines on a pipe; nothing, but for the process that records.
+class Watch:
+    """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
 
-    Drawn only when there is something new: no thread of its own runs beside the training.
+    A loss half as high as a jump is not calm: its steps are not called good afterwards. `lowest` is
+    its state, for checkpoints.
+
+    Args:
+        directory: of the run, to name its last good checkpoint.
+        limit: nats by which the loss may rise before the run is stopped, 0 for any; when None, a
+            rise by `JUMP` is warned of, and is where the next one is counted from.
+        after: the first step that is looked at: the loss may do anything in the warm-up.
+        start: how many steps are done; their checkpoint is taken to be good.
     """
 
-    def __init__(self) -> None:
-        self._console: Console | None = None
-        self._live: Live | None = None
-        self._bar: Bar | None = None
-        self._task = TaskID(0)
+    def __init__(
+        self, directory: RunDirectory, limit: float | None, after: int, start: int = 0
+    ) -> None:
+        self._directory, self._stops, self._after = directory, limit is not None, after
+        self._limit = JUMP if limit is None else limit or math.inf
+        self.lowest = math.inf
+        self._begin, self._steps, self._calm = 0, 0, start
+        self._sum = self._last = 0.0
 
-    def open(self) -> None:
-        """Shows lines from here on."""
-        self._console = Console(highlight=False, markup=False, emoji=False)
+    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> str | None:
+        """Takes in the mean loss of the last `steps` steps, up to `step`.
 
-    def start(self, step: int, total: int) -> None:
-        """On a terminal, a bar at the bottom from here to `stop`."""
-        console = self._console
-        if console is None or not console.is_terminal or console.is_dumb_terminal:
-            return
-        self._bar = Bar(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
-            console=console,
-            auto_refresh=False,
-            expand=True,
+        Returns:
+            A warning of a jump, where the run is not to stop at one.
+
+        Raises:
+            RunError: the training has gone wrong.
+        """
+        for what, value in (("loss", loss), ("gradient's norm", gradient_norm)):
+            if not math.isfinite(value):
+                raise broken(self._directory, f"the {what} is {value} at step {step}", step - steps)
+        self._last = loss
+        if step - steps < self._after:
+            return None
+        if self._is_calm(loss):
+            self._calm = step
+        if not self._steps:
+            self._begin = step - steps
+        self._sum, self._steps = self._sum + loss * steps, self._steps + steps
+        if self._steps < LEAST:
+            return None
+        mean = self._sum / self._steps
+        self._sum, self._steps = 0.0, 0
+        if mean <= self.lowest + self._limit:
+            self.lowest = min(self.lowest, mean)
+            return None
+        what = (
+            f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
+            f"{mean - self.lowest:.3f} above its lowest"
         )
-        self._task = self._bar.add_task("", total=total, completed=step)
-        self._live = Live(self._bar, console=console, auto_refresh=False, transient=True)
-        self._live.start(refresh=True)
+        if self._stops:
+            what += f" (--stop_on_spike {self._limit:g})"
+            raise broken(self._directory, what, self._calm)
+        self.lowest = mean
+        return f"{what}; {_last_good(self._directory, self._calm)}; going on"
 
-    def passing(self, step: int, total: int, figures: str, left: str) -> None:
-        """Shows where the training stands: the bar and the figures below it, or a line."""
-        if self._live is None or self._bar is None:
-            self.say(f"step {step:>{len(str(total))}}/{total}  {figures}  {left}")
-            return
-        self._bar.update(self._task, completed=step, description=left)
-        text = Text(figures, no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(self._bar, text), refresh=True)
+    def rising(self, steps: int, loss: float) -> bool:
+        """Whether the loss may be jumping just now, in a run that is to stop at a jump.
 
-    def say(self, line: str) -> None:
-        """Shows a line that stays."""
-        if self._console is not None:
-            self._console.print(line, soft_wrap=True)
+        Args:
+            steps: since those that `see` was told of.
+            loss: their mean, if there are any.
+        """
+        return self._stops and not self._is_calm(loss if steps else self._last)
 
-    def stop(self) -> None:
-        """Takes the bar away; the lines stay."""
-        if self._live is not None:
-            self._live.stop()
-        self._live = self._bar = None
+    def _is_calm(self, loss: float) -> bool:
+        return loss <= self.lowest + self._limit / 2
+
+
+def broken(directory: RunDirectory, what: str, good_until: int) -> RunError:
+    """The one line for a training that went wrong.
+
+    Args:
+        directory: of the run.
+        what: happened.
+        good_until: the last step before it.
+    """
+    good = directory.checkpoints_until(good_until)
+    advice = f"go on from it with --resume {good[-1]}" if good else "train again"
+    return RunError(
+        f"{what}; {_last_good(directory, good_until)}; {advice}, a lower --optimizer.lr and "
+        "another --run"
+    )
+
+
+def _last_good(directory: RunDirectory, good_until: int) -> str:
+    good = directory.checkpoints_until(good_until)
+    return f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"
 
 
 def duration(seconds: float) -> str:

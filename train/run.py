@@ -13,24 +13,19 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
-from tokenizers import Tokenizer
+from lightning.pytorch.callbacks import TQDMProgressBar
 
 from arch import LanguageModel, ModelConfig, count_parameters
 from tokenizer import PackedData
-from train.checkpoints import AtomicCheckpointIO
 from train.data import PackedDataModule
 from train.initial import initialise
+from train.log import Log
 from train.module import LanguageModule
-from train.progress import Progress
-from train.records import Records
-from train.resuming import OwnSettings, StopOnSignal
-from train.rundir import RunDirectory
-from train.samples import Samples
-from train.saving import Saving, stalled
+from train.progress import Progress, Watch
+from train.rundir import AtomicCheckpointIO, RunDirectory
+from train.saving import Saving, StopOnSignal, stalled
 from train.settings import Recipe, RunError
 from train.speed import prepare, utilisation_of
-from train.tracking import Tracker
-from train.watch import Watch
 
 MANY_WINDOWS = 2**22
 """Windows of a run above which earlier versions drew an epoch in another order."""
@@ -75,46 +70,20 @@ class Run:
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
             self._initial = initialise(model, settings.init_from, data.tokenizer_json)
-        self.module = LanguageModule(
-            model,
-            recipe.optimizer,
-            recipe.schedule,
-            self.total,
-        )
-        tracker = None
-        if settings.wandb != "disabled":
-            tracker = Tracker(self.directory.path, settings, recipe.plain(), self._say)
-        self.records = Records(self.directory, tracker, settings.loggers)
-        self.progress = Progress(
-            self.records,
-            Watch(
-                self.directory,
-                settings.stop_on_spike,
-                recipe.schedule.warmup_steps,
-                self.start.step,
-            ),
+        self.module = LanguageModule(model, recipe.optimizer, recipe.schedule, self.total)
+        self.log = Log(self.directory, settings, recipe.plain())
+        warm_up, done = recipe.schedule.warmup_steps, self.start.step
+        progress = Progress(
+            self.log,
+            Watch(self.directory, settings.stop_on_spike, warm_up, done),
             settings.log_every,
             data.bytes_per_token("train"),
             lambda speed: self._utilisation(speed),
         )
         self.stop = StopOnSignal(settings.log_every)
-        saving = Saving(
-            self.directory,
-            settings,
-            recipe.plain(),
-            data,
-            identity,
-            self.progress,
-            self.records,
-            Samples(
-                settings.sample_prompts,
-                Tokenizer.from_str(data.tokenizer_json),
-                recipe.model.context,
-                settings.seed,
-            ),
-            self.start.step,
-        )
-        callbacks = [OwnSettings(), self.stop, self.progress, saving]
+        saving = Saving(self.directory, recipe, data, identity, progress, done)
+        bar = [] if self.log.bar is None else [self.log.bar]
+        callbacks = [self.stop, progress, saving, *bar]
         self.trainer = build_trainer(recipe, self.directory, callbacks)
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
@@ -129,21 +98,20 @@ class Run:
         Raises:
             RunError: the directory cannot be written, the disk is full, or the loss is no number.
         """
-        start = self.start
+        start, failed = self.start, True
         if self._complete():
             return None
         if self.main:
             self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
-            self.progress.open()
-            self.records.start(start.step if start.checkpoint else None)
+            self.log.start(start.step if start.checkpoint else None)
             for path, reason in start.unreadable.items():
-                self._say(
+                self.log.say(
                     f"{path.name} cannot be read ({reason}) and is now called "
                     f"{path.with_suffix('.unreadable').name}; going on from the one before"
                 )
-        self.progress.say(self._describe())
+        self.log.say(self._describe())
         if self._initial is not None:
-            self.progress.say(self._initial)
+            self.log.say(self._initial)
         try:
             with warnings.catch_warnings():
                 # Lightning's own use of torch, which nobody can mend here.
@@ -154,21 +122,18 @@ class Run:
                     ckpt_path=start.checkpoint,
                     weights_only=True,
                 )
+            failed = False
         except torch.OutOfMemoryError as error:
-            self.records.close(failed=True)
             raise RunError(
                 f"the device is out of memory after step {self.trainer.global_step}; what was saved"
                 " stays; lower --batch.micro, then go on with --resume auto"
             ) from error
-        except BaseException:
-            self.records.close(failed=True)
-            raise
         finally:
+            self.log.close(failed)
             self.directory.release()
-        self.records.close()
         if self.stop.received is not None:
             step = self.trainer.global_step
-            self.progress.say(f"stopped at step {step} and saved; go on with --resume auto")
+            self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
         return self.stop.received
 
     def _complete(self) -> bool:
@@ -183,9 +148,6 @@ class Run:
             print(f"{path} is complete: it stopped early, after {step} steps; {advice}")
             return True
         return False
-
-    def _say(self, line: str) -> None:
-        self.progress.say(line)
 
     def _describe(self) -> str:
         batch, trainer = self.recipe.batch.size, self.trainer
@@ -234,7 +196,7 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
             default_root_dir=directory.path,
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=False,
+            enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
             enable_model_summary=False,
             use_distributed_sampler=False,
             limit_val_batches=0,  # `Saving` validates, at steps of its own choice

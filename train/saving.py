@@ -1,66 +1,70 @@
-"""When a run is saved and validated.
+"""When a run is saved, validated and stopped.
 
 Whatever a step is worth saving for is on the disk before that step's validation starts; a
-validation that a run did not live to see is made up for when it goes on.
+validation that a run did not live to see is made up for when it goes on. Lightning's own parts
+promise neither: its validation comes at even intervals, before its `ModelCheckpoint` saves, and not
+at step 0; what that callback keeps is counted in its state and not in the folder, so that a killed
+run's files would stay.
 """
 
 import math
+import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from tokenizers import Tokenizer
 
-from arch import save_model
-from tokenizer import PackedData
-from train.checkpoints import IDENTITY
+from arch import LanguageModel, add_to_meta, generate, save_model
+from tokenizer import END_OF_TEXT, PackedData
 from train.module import LanguageModule, bits_per_byte, ends_step
-from train.progress import Progress
-from train.records import Records
-from train.rundir import RunDirectory
-from train.samples import Samples
-from train.settings import RunSettings
-from train.watch import broken
+from train.progress import Progress, broken
+from train.rundir import IDENTITY, RunDirectory
+from train.settings import Recipe, RunError
 
 ELSEWHERE = {"model", "run", "data", "resume"}
 """Settings that a model directory does not record: its config.json has the model's own and
 `data_sha256` stands for the data; the others are about this machine."""
+SAMPLE_LENGTH, TEMPERATURE = 48, 0.8
 
 
 class Saving(Callback):
-    """Checkpoints, model directories and validations, at their steps.
+    """Checkpoints, model directories, validations and samples, at their steps.
 
     Args:
         directory: of the run.
-        settings: the steps.
-        recipe: all settings of the run, which every model directory records.
+        recipe: the settings, which every model directory records.
         data: what the run trains on.
         identity: what a checkpoint must agree with to be resumed from.
         progress: where to report.
-        records: told of every model directory and every sample.
-        samples: drawn at every validation.
         done: the steps done before.
+
+    Raises:
+        RunError: a prompt of the samples is empty or too long.
     """
 
     def __init__(
         self,
         directory: RunDirectory,
-        settings: RunSettings,
-        recipe: dict[str, Any],
+        recipe: Recipe,
         data: PackedData,
         identity: dict[str, Any],
         progress: Progress,
-        records: Records,
-        samples: Samples,
         done: int,
     ) -> None:
-        self._directory, self._settings, self._data = directory, settings, data
-        self._identity, self._progress, self._records = identity, progress, records
-        self._samples, self._done = samples, done
+        self._directory, self._settings, self._data = directory, recipe.run, data
+        self._identity, self._progress, self._done = identity, progress, done
+        self._log = progress.run_log
+        self._tokenizer = Tokenizer.from_str(data.tokenizer_json)
+        self._prompts = _prompts(self._tokenizer, recipe)
+        plain = recipe.plain()
         self._provenance = {
             "name": directory.path.resolve().name,
-            "recipe": {name: recipe[name] for name in recipe if name not in ELSEWHERE},
+            "recipe": {name: plain[name] for name in plain if name not in ELSEWHERE},
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
             "valid_fraction": data.meta.get("valid_fraction"),
@@ -93,13 +97,13 @@ class Saving(Callback):
             return
         step, must = trainer.global_step, trainer.should_stop
         last = step == trainer.max_steps
-        model, validate = self.due(step, last)
+        model, validate = self._due(step, last)
         checkpoint = last or must or _every(self._settings.checkpoint_every, step)
         validate = validate and (last or not must)  # who stops a run may not wait: see _make_up
         if model or checkpoint or validate:
             with self._progress.paused():
                 if checkpoint and not (last or must) and self._progress.rising(trainer):
-                    self._progress.say(f"step {step}  the loss is jumping: no checkpoint is taken")
+                    self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
                     checkpoint = False
                 self._work(trainer, pl_module, step, model, checkpoint, validate)
 
@@ -109,19 +113,14 @@ class Saving(Callback):
         """Says in the checkpoint which model and data it belongs to."""
         checkpoint[IDENTITY] = self._identity
 
-    def due(self, step: int, last: bool) -> tuple[bool, bool]:
-        """Whether a model directory and a validation are due after a step; the one has the other.
-
-        Args:
-            step: of the optimiser.
-            last: whether the run ends with it.
-        """
+    def _due(self, step: int, last: bool) -> tuple[bool, bool]:
+        """Whether a step is worth a model directory, and a validation, which every model has."""
         settings = self._settings
         model = last or step in settings.save_steps or _every(settings.save_every, step)
         return model, model or _every(settings.validate_every, step)
 
     def _make_up(self, trainer: Trainer, module: LightningModule) -> None:
-        model, validate = self.due(self._done, self._done == trainer.max_steps)
+        model, validate = self._due(self._done, self._done == trainer.max_steps)
         missing = validate and not self._directory.validated(self._done)
         if trainer.strategy.broadcast(missing):
             with self._progress.paused():
@@ -140,8 +139,9 @@ class Saving(Callback):
         if not weights_are_finite(trainer, module):
             raise broken(self._directory, f"the weights are not finite after step {step}", step)
         meta: dict[str, Any] = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
+        path = self._directory.model(step)
         if model:
-            self._save_model(trainer, module, meta)
+            self._save_model(trainer, module, path, meta)
         if checkpoint:
             self._save_checkpoint(trainer, step)
         if not validate:
@@ -149,62 +149,111 @@ class Saving(Callback):
         nats, tokens = validation_loss(trainer, module)
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
-        if trainer.is_global_zero:
-            samples = self._samples.draw(module.model)
-            self._records.add_samples(step, samples)
-            for sample in samples:
-                self._progress.say(f"step {step}  {_one_line(sample['prompt'] + sample['text'])}")
-        if model:
-            self._save_model(trainer, module, meta | figures)
-            self._records.add_model(self._directory.model(step), meta | figures)
-        earlier = self._validations(trainer, step - 1)
-        if self._settings.save_best and nats < min(earlier, default=math.inf):
-            self._save_model(trainer, module, meta | figures, self._directory.best)
-        # Last, as this row says that the step is done with: see `RunDirectory.validated`.
-        self._progress.report(
-            {**meta, **figures},
-            f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
-            + (f"  -> {self._directory.model(step)}" if model else ""),
-        )
+        earlier = trainer.strategy.broadcast(self._directory.validations(step - 1))
         patience = self._settings.early_stopping
-        if step < trainer.max_steps and stalled([*earlier, nats], patience):
-            self._progress.say(
+        stops = step < trainer.max_steps and stalled([*earlier, nats], patience)
+        if model:
+            self._write(trainer, path, lambda: add_to_meta(path, figures))
+        if trainer.is_global_zero:
+            samples = draw_samples(
+                module.model, self._tokenizer, self._prompts, self._settings.seed
+            )
+            self._log.add_samples(step, samples)
+            if model:
+                self._log.add_model(path, meta | figures)
+        if self._settings.save_best and nats < min(earlier, default=math.inf):
+            self._save_model(trainer, module, self._directory.best, meta | figures)
+        # Last, as this row says that the step is done with: see `RunDirectory.validated`.
+        self._log.add({**meta, **figures})
+        self._log.say(
+            f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
+            + (f"  -> {path}" if model else "")
+        )
+        if stops:
+            self._log.say(
                 f"step {step}  stopping early: {patience} validations without a lower loss than "
                 f"{min(earlier):.3f}"
             )
-            self._save_model(trainer, module, meta | figures)
+            self._save_model(trainer, module, path, meta | figures)
             self._save_checkpoint(trainer, step)
             trainer.should_stop = True
 
-    def _validations(self, trainer: Trainer, until: int) -> list[float]:
-        """The losses so far, on every device."""
-        return trainer.strategy.broadcast(self._directory.validations(until))
-
     def _save_model(
-        self,
-        trainer: Trainer,
-        module: LanguageModule,
-        meta: dict[str, Any],
-        path: Path | None = None,
+        self, trainer: Trainer, module: LanguageModule, path: Path, meta: dict[str, Any]
     ) -> None:
-        if trainer.is_global_zero:
-            path = path or self._directory.model(meta["step"])
-            try:
-                save_model(path, module.model, self._data.tokenizer_json, self._provenance | meta)
-            except OSError as error:
-                raise self._directory.unsaved(path, error) from error
-        trainer.strategy.barrier()
+        tokenizer_json, meta = self._data.tokenizer_json, self._provenance | meta
+        self._write(trainer, path, lambda: save_model(path, module.model, tokenizer_json, meta))
 
     def _save_checkpoint(self, trainer: Trainer, step: int) -> None:
         path = self._directory.checkpoint(step)
         if trainer.is_global_zero:
-            self._records.flush()
+            self._log.flush()
         try:
             trainer.save_checkpoint(path)
         except OSError as error:
             raise self._directory.unsaved(path, error) from error
         if trainer.is_global_zero:
             self._directory.prune(self._settings.keep_checkpoints)
+
+    def _write(self, trainer: Trainer, path: Path, write: Callable[[], object]) -> None:
+        """Writes in the first process; the others wait."""
+        if trainer.is_global_zero:
+            try:
+                write()
+            except OSError as error:
+                raise self._directory.unsaved(path, error) from error
+        trainer.strategy.barrier()
+
+
+class StopOnSignal(Callback):
+    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once,
+    whichever of them it is.
+
+    Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
+
+    Several devices stop after the same step: the first at which they agree, every `every` steps.
+    Asking at every step would have each of them wait for the others, and for its own work.
+
+    Comes before `Saving` among the callbacks.
+
+    Args:
+        every: steps between the lines of progress, at which a run waits for its devices anyway.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.received: int | None = None
+        self._every = every
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over, also from Lightning, which puts them back at the end."""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._note)
+        # Lightning's own question, before every batch, about a signal that is not its any more.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Stops every device after the same step."""
+        if not ends_step(trainer, batch_idx):
+            return
+        stop = self.received is not None
+        if trainer.world_size > 1:
+            if trainer.global_step % self._every:
+                return
+            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        trainer.should_stop = trainer.should_stop or stop
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def stalled(losses: list[float], patience: int | None) -> bool:
@@ -239,6 +288,28 @@ def weights_are_finite(trainer: Trainer, module: LightningModule) -> bool:
     return finite
 
 
+def draw_samples(
+    model: LanguageModel, tokenizer: Tokenizer, prompts: dict[str, list[int]], seed: int
+) -> list[dict[str, str]]:
+    """How the model continues each prompt: its `prompt` and the `text` after it.
+
+    Chance is a generator of their own, seeded anew each time: texts of different steps differ by
+    the model alone, and training does not notice.
+    """
+    device = model.embedding.weight.device
+    training, stop = model.training, tokenizer.token_to_id(END_OF_TEXT)
+    model.eval()
+    samples = []
+    for prompt, ids in prompts.items():
+        chance = torch.Generator(device).manual_seed(seed)
+        given = torch.tensor([ids], device=device)
+        tokens = generate(model, given, SAMPLE_LENGTH, TEMPERATURE, stop=stop, generator=chance)
+        text = tokenizer.decode(tokens[0, len(ids) :].tolist())
+        samples.append({"prompt": prompt, "text": text})
+    model.train(training)
+    return samples
+
+
 def git_commit() -> str | None:
     """The commit of this project's checkout, marked where files differ from it."""
     git = ["git", "-C", str(Path(__file__).parent)]
@@ -252,8 +323,17 @@ def git_commit() -> str | None:
     return answers[0].strip() + ("-dirty" if answers[1].strip() else "")
 
 
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+def _prompts(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, list[int]]:
+    """The tokens of each prompt of the samples."""
+    context = recipe.model.context
+    prompts = {prompt: tokenizer.encode(prompt).ids for prompt in recipe.run.sample_prompts}
+    for prompt, ids in prompts.items():
+        if not 0 < len(ids) < context:
+            raise RunError(
+                f"--sample_prompts: {prompt!r} is {len(ids)} tokens; allowed: 1 to "
+                f"{context - 1}, so that there is something to add in --model.context {context}"
+            )
+    return prompts
 
 
 def _every(steps: int | None, step: int) -> bool:

@@ -81,12 +81,9 @@ class RunSettings:
         """Checks every count."""
         if not 0 <= self.seed <= SEEDS:
             raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
-        for name in ("checkpoint_every", "validate_every", "log_every"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("save_every", "validate_tokens", "early_stopping"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        _at_least("keep_checkpoints", self.keep_checkpoints, 2)
+        counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
+        _at_least("", self, 1, *counts, "validate_tokens", "early_stopping")
+        _at_least("", self, 2, "keep_checkpoints")
         if any(step < 0 for step in self.save_steps):
             raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
         if self.stop_on_spike is not None and not self.stop_on_spike >= 0:
@@ -104,9 +101,7 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         """Checks both counts."""
-        _at_least("batch.size", self.size, 1)
-        if self.micro is not None:
-            _at_least("batch.micro", self.micro, 1)
+        _at_least("batch.", self, 1, "size", "micro")
 
     def split(self, devices: int) -> tuple[int, int]:
         """Windows per device at once, and how many such parts make a step.
@@ -126,7 +121,7 @@ class BatchSettings:
 
 @dataclass
 class OptimizerSettings:
-    """AdamW (Loshchilov and Hutter, 1711.05101), alone or beside Muon (see train/muon.py)."""
+    """AdamW (Loshchilov and Hutter, 1711.05101), alone or beside Muon (see train/optim.py)."""
 
     name: Literal["adamw", "muon"] = "adamw"
     """muon steps the matrices of the blocks' linear layers, and AdamW the rest."""
@@ -151,18 +146,17 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        if not self.lr > 0:
-            raise RunError(f"--optimizer.lr is {self.lr}; it must be above 0")
-        if self.muon_lr is not None and not self.muon_lr > 0:
-            raise RunError(f"--optimizer.muon_lr is {self.muon_lr}; it must be above 0")
+        for name in ("lr", "muon_lr"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RunError(f"--optimizer.{name} is {value}; it must be above 0")
         if self.name != "muon" and (self.muon_mixing or self.muon_lr is not None):
             given = "muon_mixing" if self.muon_mixing else "muon_lr"
             raise RunError(
                 f"--optimizer.{given} is {getattr(self, given)}, --optimizer.name is {self.name}; "
                 "only muon uses it"
             )
-        for name in ("eps", "weight_decay", "clip"):
-            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+        _at_least("optimizer.", self, 0, "eps", "weight_decay", "clip")
         for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise RunError(
@@ -185,16 +179,15 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        _at_least("schedule.", self, 0, "warmup_steps")
         if not 0 <= self.floor <= 1:
             raise RunError(f"--schedule.floor is {self.floor}; allowed: 0 to 1")
-        if self.decay_steps is not None:
-            _at_least("schedule.decay_steps", self.decay_steps, 1)
-            if self.decay != "wsd":
-                raise RunError(
-                    f"--schedule.decay_steps is {self.decay_steps}, --schedule.decay is "
-                    f"{self.decay}; only wsd uses it"
-                )
+        _at_least("schedule.", self, 1, "decay_steps")
+        if self.decay_steps is not None and self.decay != "wsd":
+            raise RunError(
+                f"--schedule.decay_steps is {self.decay_steps}, --schedule.decay is "
+                f"{self.decay}; only wsd uses it"
+            )
 
     def cooldown(self, total: int) -> int:
         """Steps of wsd's fall at the end of `total`.
@@ -234,7 +227,7 @@ class TrainerSettings:
         if self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
             raise RunError(f"--trainer.strategy is {self.strategy}; allowed: {allowed}")
-        _at_least("trainer.max_steps", self.max_steps, 1)
+        _at_least("trainer.", self, 1, "max_steps")
 
 
 @dataclass
@@ -263,6 +256,9 @@ class Recipe:
         return json.loads(json.dumps({**sections.pop("run"), **sections}))
 
 
-def _at_least(name: str, value: float, least: int) -> None:
-    if not value >= least:  # so that NaN is refused too
-        raise RunError(f"--{name} is {value}; it must be at least {least}")
+def _at_least(section: str, settings: object, least: int, *names: str) -> None:
+    """Refuses what is below `least`; what is not given is None."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= least:  # so that NaN is refused too
+            raise RunError(f"--{section}{name} is {value}; it must be at least {least}")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from arch.config import parse
 from arch.mixers.attention import Attention, CausalAttention, Rotary, rotate, share_rotary
 from arch.mixers.base import Cache, Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
@@ -17,7 +18,6 @@ from arch.mixers.masked import (
     Triangle,
     masked_rows,
 )
-from arch.pattern import parse
 
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,

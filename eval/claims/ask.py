@@ -1,8 +1,9 @@
-"""Asks a claim: each arm under both protocols, its rows into a results directory.
+"""Asks a claim: each arm under both protocols, as tasks that give the bench's ordinary rows.
 
-A row is the bench's own, with `claim`, `arm`, `protocol`, `entry` (what was asked, as a hash),
-`bench` (the version that answered) and `setting` (of which models and corpus, as a hash). What
-another claim had answered already is taken over.
+The last row of a task says which rows answer it: `keys`, with `claim`, `arm`, `protocol`, `entry`
+(what was asked, as a hash), `bench` (the version that asked), `setting` (of which models and
+stories, as a hash) and `of` (how many such tasks make up the answer). What several claims ask is
+answered once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from eval.checkpoints import Checkpoint
@@ -20,17 +22,14 @@ from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, Shelf, Source
 from eval.errors import RequestError
 from eval.inversion.controls import derive
-from eval.inversion.questions import LAST, Job, Question, plan
-from eval.inversion.run import SHUFFLED, Runner
+from eval.inversion.questions import LAST, Question
+from eval.inversion.run import SHUFFLED, plan
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver, parse_solvers
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
-from eval.results import Results, Row, read_rows, row_key
+from eval.rows import Results, Row, row_key
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
-
-DONE = "claim"  # kind of the row that ends a part, so that it need not be opened again
-BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Part:
         arm: what is asked.
         name: of the protocol.
         source: of the model.
+        corpus: where stories come from.
         index: of the model, from 0.
         of: how many models the arm is asked of.
     """
@@ -52,8 +52,11 @@ class Part:
     arm: Arm
     name: str
     source: Source
+    corpus: str
     index: int = 0
     of: int = 1
+    checkpoint = None  # it is opened when it is asked
+    cost = 1.0
 
     @property
     def protocol(self) -> Protocol:
@@ -62,25 +65,43 @@ class Part:
         assert protocol
         return protocol
 
-    def tags(self, corpus: str) -> dict[str, Any]:
-        """What its rows say beside what the bench says."""
+    @property
+    def tags(self) -> dict[str, Any]:
+        """Says what is asked, of which bench, models and stories."""
         return {
             "claim": self.claim.number,
             "arm": self.arm.name,
             "protocol": self.name,
             "entry": self.arm.fingerprint,
             "bench": BENCH,
-            "setting": row_key(self.source.kind, self.of, corpus),
+            "setting": row_key(self.source.kind, self.of, self.corpus),
+            "of": self.of,
         }
 
+    @property
+    def keys(self) -> list[str]:
+        """Of the row that says which rows answer it."""
+        return [row_key("claim", self.tags, self.source.name, self.index)]
 
-def parts(claim: Claim, shelf: Shelf) -> tuple[list[Part], list[str]]:
+    def run(self, results: Results) -> list[Row]:
+        """Asks it: the bench's rows are saved as they come, the row that names them is the last."""
+        started = time.monotonic()
+        checkpoint = self.source.open()
+        if reason := not self.arm.lens and uncertified(checkpoint.model):
+            _note(f"{checkpoint.path}: {reason}; for certificates: --precision float32")
+        answers = (_look if self.arm.lens else _invert)(self, checkpoint, results)
+        (key,) = self.keys
+        seconds = round(time.monotonic() - started, 3)
+        return [{"key": key, "kind": "claim", **self.tags, "keys": answers, "seconds": seconds}]
+
+
+def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[Part], list[str]]:
     """What there is to ask, and a line for every arm whose models are not here.
 
     Raises:
         RequestError: weights given by hand that are not the claim's.
     """
-    found, missing = [], []
+    asked, missing = [], []
     for arm in claim.arms:
         for name in PROTOCOLS:
             if protocol := arm.protocol(name):
@@ -89,90 +110,37 @@ def parts(claim: Claim, shelf: Shelf) -> tuple[list[Part], list[str]]:
                 except Missing as lack:
                     missing.append(str(lack))
                     continue
-                of = len(sources)
-                found += [Part(claim, arm, name, s, i, of) for i, s in enumerate(sources)]
-    return found, list(dict.fromkeys(missing))
+                asked += [
+                    Part(claim, arm, name, source, corpus, index, len(sources))
+                    for index, source in enumerate(sources)
+                ]
+    return asked, list(dict.fromkeys(missing))
 
 
-class Asker:
-    """Asks parts, one after the other; what is in the results already is not asked again.
+def _look(part: Part, checkpoint: Checkpoint, results: Results) -> list[str]:
+    prompts = _prompts(part, checkpoint)
+    tokens = 20_000 if part.name == FAIR else 4_000
+    request = Request(tuple(prompts), part.arm.words, part.corpus, tokens=tokens)
+    rows = Look(lenses()[part.arm.lens], checkpoint, request).run(results)
+    results.append(rows)
+    return [row["key"] for row in rows]
 
-    Args:
-        results: where rows go.
-        corpus: where stories come from.
 
-    Attributes:
-        settings: of what was asked, by claim, arm and protocol.
-    """
+def _invert(part: Part, checkpoint: Checkpoint, results: Results) -> list[str]:
+    keys = []
+    prompts = _prompts(part, checkpoint)
+    for models, question, several in questions(part, checkpoint, prompts):
+        allowed = _allowed(part, models)
+        for job in plan(models, question, several, part.corpus, allowed=allowed):
+            keys += job.keys
+            results.append(job.run(results))
+    return keys
 
-    def __init__(self, results: Results, corpus: str) -> None:
-        self.results, self.corpus = results, corpus
-        self.settings: dict[tuple[int, str, str], str] = {}
-        self._noted: set[str] = set()
-        self._known: dict[str, Row] = {
-            row["question"]: row
-            for row in read_rows([results.path])
-            if "question" in row and row["bench"] == BENCH
-        }
 
-    def ask(self, part: Part) -> None:
-        """Asks one part, or what is left of it."""
-        started = time.monotonic()
-        tags = part.tags(self.corpus)
-        self.settings[part.claim.number, part.arm.name, part.name] = tags["setting"]
-        done = row_key(DONE, *tags.values(), part.source.name, part.index)
-        if done not in self.results.keys:
-            ask = self._look if part.arm.lens else self._invert
-            ask(part, part.source.open())
-            seconds = round(time.monotonic() - started, 3)
-            self.results.append(
-                [{"key": done, "kind": DONE, **tags, "of": part.of, "seconds": seconds}]
-            )
-
-    def _look(self, part: Part, checkpoint: Checkpoint) -> None:
-        prompts = _prompts(part, checkpoint, self.corpus)
-        tokens = 20_000 if part.name == FAIR else 4_000
-        request = Request(tuple(prompts), part.arm.words, self.corpus, tokens=tokens)
-        look = Look(lenses()[part.arm.lens], checkpoint, request)
-        _, rows = look.run(self.results.directory)
-        self._append(part, rows)
-
-    def _invert(self, part: Part, checkpoint: Checkpoint) -> None:
-        reason = uncertified(checkpoint.model)
-        if reason and part.source.name not in self._noted:
-            self._noted.add(part.source.name)
-            print(
-                f"{checkpoint.path}: {reason}; for certificates: --precision float32",
-                file=sys.stderr,
-            )
-        prompts = _prompts(part, checkpoint, self.corpus)
-        for models, question, own in questions(part, checkpoint, prompts):
-            name = models.provenance["name"]
-            texts = {name: held_out_text(models, self.corpus).background()}
-            runner = Runner({name: own}, texts)
-            allowed = _allowed(part, models)
-            for job in plan(models, question, own, set(), BATCH, allowed):
-                self._run(part, job, runner)
-
-    def _run(self, part: Part, job: Job, runner: Runner) -> None:
-        tags = part.tags(self.corpus)
-        keys = {job.key(cell): cell for cell in job.cells}
-        left = [key for key in keys if _key(key, tags) not in self.results.keys]
-        self._append(part, [self._known[key] for key in left if key in self._known])
-        cells = [keys[key] for key in left if key not in self._known]
-        if cells:
-            rows = runner.run(replace(job, cells=cells))
-            self._known |= {row["key"]: row | {"question": row["key"]} for row in rows}
-            self._append(part, rows)
-
-    def _append(self, part: Part, rows: list[Row]) -> None:
-        """Writes answers with the part's tags, and keys of their own."""
-        tags = part.tags(self.corpus)
-        questions = [row.get("question", row["key"]) for row in rows]
-        self.results.append(
-            row | tags | {"question": question, "key": _key(question, tags)}
-            for row, question in zip(rows, questions, strict=True)
-        )
+@cache
+def _note(line: str) -> None:
+    """Says a line once."""
+    print(line, file=sys.stderr)
 
 
 def questions(
@@ -208,16 +176,12 @@ def questions(
             yield derive(checkpoint, control), descent, prompts
 
 
-def _key(question: str, tags: dict[str, Any]) -> str:
-    return row_key(question, *tags.values())
-
-
-def _prompts(part: Part, checkpoint: Checkpoint, corpus: str) -> list[Prompt]:
+def _prompts(part: Part, checkpoint: Checkpoint) -> list[Prompt]:
     """A part's prompts: the protocol's texts, or of its others the share of this model."""
     protocol, context = part.protocol, checkpoint.config.context
     if not protocol.text:
         length = min(protocol.length, context)
-        text = held_out_text(checkpoint, corpus)
+        text = held_out_text(checkpoint, part.corpus)
         several = drawn_prompts(protocol.kind, text, protocol.count, length)
         return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)

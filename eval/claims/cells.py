@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 from eval.claims.entries import FAIR, PROTOCOLS, REPORTED, Claim, Term
 from eval.claims.evidence import Record
-from eval.claims.judge import WEIGHTS, Judgement
-from eval.claims.lookup import SHOWN, bound, counted, look_up, number, quoted, share
-from eval.claims.outcomes import Outcome, Value
+from eval.claims.judge import WEIGHTS, Judgement, Outcome, Value, look_up
 from eval.claims.sources import needs
 
+SHOWN = {
+    "self": "shown tokens",
+    "nonself": "hidden tokens",
+    "others": "hidden tokens that are not the commonest",
+    "constant": "the commonest hidden token",
+    "exact": "whole prompts",
+    "self_top5": "shown tokens in the top 5",
+    "nonself_top5": "hidden tokens in the top 5",
+    "criterion": "outputs met",
+    "anywhere": "tokens at any place",
+    "set_recall": "hidden tokens anywhere",
+    "hidden_anywhere": "hidden tokens at any place",
+    "minimised": "angles below 0.15",
+}
+"""The shares among the figures, in words."""
+QUOTED = re.compile(r"“[^”]*”")
+MARKS = str.maketrans({c: f"\\{c}" for c in "\\`*_[]$"})
 SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
 LETTERS = 120  # of all criteria in a cell; of more, one is shown
 WIDTHS = (20, 80)  # of a text that was found: in a cell, in the list
@@ -146,3 +162,47 @@ def _lacking(claim: Claim, protocol: str) -> str:
     first, *others = sorted({m.hub: m for m in foreign}.values(), key=lambda m: -m.parameters)
     more = f"; and {len(others)} smaller" if others else ""
     return f"{WEIGHTS}: {needs(first)}{more}"
+
+
+def share(value: float, low: float | None, high: float | None) -> str:
+    """A share in per cent, with its interval: `12.0 % (8.1 to 17.2)`."""
+    interval = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * value:.1f} %{interval}"
+
+
+def number(value: Value) -> str:
+    """A figure with its interval where it has one: a share in per cent, a lens's as it is."""
+    if "lens" not in value.record:
+        return share(*value[:3])
+    if value.low is None or value.high is None:
+        return f"{value.value:.3g}"
+    return f"{value.value:.3g} ({value.low:.3g} to {value.high:.3g})"
+
+
+def bound(figure: str, value: float) -> str:
+    """A criterion's number."""
+    return f"{100 * value:g} %" if figure in SHOWN else f"{value:g}"
+
+
+def quoted(text: str, width: int) -> str:
+    """A text that was found, cut, in quotes."""
+    return f"“{cut(text, width)}”"
+
+
+def cut(text: str, width: int) -> str:
+    """A text of at most so many letters."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def escaped(text: str) -> str:
+    """For a page: nothing in it ends a cell or is a tag; what stands in quotes is no Markdown."""
+    plain = text.replace("\n", "↵").replace("<", "&lt;")
+    return QUOTED.sub(lambda match: match[0].translate(MARKS), plain).replace("|", "\\|")
+
+
+def counted(prompts: int, models: int) -> str:
+    """`50 prompts, 3 models`."""
+    return ", ".join(
+        f"{count} {name}{'' if count == 1 else 's'}"
+        for count, name in ((prompts, "prompt"), (models, "model"))
+    )

@@ -19,6 +19,8 @@ from eval.inversion.solvers import Solver, parse_solvers
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"
+CURVES = "curves"
+"""What stands for a claim's number where rows answer the curves."""
 BEFORE, AFTER = "before", "after"
 SELF, NONSELF = "self", "nonself"
 KINDS = (SELF, NONSELF)

@@ -12,27 +12,31 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import ModelConfig
-from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.checkpoints import Checkpoint, open_checkpoint, rows_at_once
 from eval.claims import BENCH
-from eval.claims.curves import KINDS, Ask, Plan, Point
+from eval.claims.curves import CURVES, KINDS, Ask, Plan, Point
+from eval.claims.entries import FAIR
 from eval.claims.sources import drawn
 from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
-from eval.inversion.questions import Job, Question
-from eval.inversion.questions import plan as plan_jobs
-from eval.inversion.run import Runner
-from eval.results import Results, row_key
-from eval.text import Prompt, held_out_text, story_prompts
-
-BATCH = 64  # rows that a gradient solver treats at once
+from eval.inversion.questions import Question
+from eval.inversion.run import Job
+from eval.inversion.run import plan as plan_jobs
+from eval.rows import Results, Row, row_key
+from eval.text import held_out_text, story_prompts
 
 
 @dataclass(frozen=True)
 class Task:
     """One model, and all that is asked of it.
 
+    Its last row says which rows answer it, as of a claim, whose number is `CURVES`.
+
     Attributes:
         path: of a trained model; None for one that is drawn from its seed.
         skip: stories before the first that it is asked.
+        corpus: where stories come from.
+        tokenizer: of models that are drawn.
+        device: where the model runs.
     """
 
     architecture: str
@@ -41,6 +45,10 @@ class Task:
     skip: int
     path: Path | None
     asks: dict[Point, Ask]
+    corpus: str
+    tokenizer: Tokenizer
+    device: torch.device
+    checkpoint = None  # it is opened when it is asked
 
     @property
     def cost(self) -> float:
@@ -48,113 +56,97 @@ class Task:
         work = sum(point.depth * ask.stories for point, ask in self.asks.items())
         return float(self.config.d_model * work)
 
-    def open(self, tokenizer: Tokenizer, device: torch.device) -> Checkpoint:
-        """The model."""
+    @property
+    def tags(self) -> dict[str, Any]:
+        """As those of a claim's task."""
+        asked = [
+            (point, kind, label, method.name, method.record, ask.stories)
+            for point, ask in self.asks.items()
+            for kind in KINDS
+            for label, method in ask.methods[kind].items()
+        ]
+        model = row_key(str(self.path) if self.path else self.config.to_json(), self.seed)
+        return {
+            "claim": CURVES,
+            "arm": self.architecture,
+            "protocol": FAIR,
+            "entry": row_key(asked),
+            "bench": BENCH,
+            "setting": row_key(model, self.skip, self.corpus),
+            "of": 1,
+        }
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the row that says which rows answer it."""
+        return [row_key("claim", self.tags)]
+
+    def run(self, results: Results) -> list[Row]:
+        """Asks it: the bench's rows are saved as they come, the row that names them is the last."""
+        checkpoint = self._open()
+        longest: dict[int, int] = {}
+        for point, ask in self.asks.items():
+            longest[point.length] = max(ask.stories, longest.get(point.length, 0))
+        text = held_out_text(checkpoint, self.corpus)
+        prompts = {
+            length: story_prompts(text, count, length, self.skip)
+            for length, count in longest.items()
+        }
+        jobs = []
+        for point, ask in self.asks.items():
+            for kind in KINDS:
+                question = Question(
+                    ask.methods[kind], (point.shown(kind),), (point.layer,), noise=(point.noise,)
+                )
+                stories = prompts[point.length][: ask.stories]
+                jobs += plan_jobs(checkpoint, question, stories, self.corpus)
+        keys = list(dict.fromkeys(key for job in jobs for key in job.keys))
+        for job in batches(jobs):
+            results.append(job.run(results))
+        (key,) = self.keys
+        return [{"key": key, "kind": "claim", **self.tags, "keys": keys}]
+
+    def _open(self) -> Checkpoint:
         if self.path:
-            return open_checkpoint(self.path, device)
+            return open_checkpoint(self.path, self.device)
         name = f"{self.architecture}-d{self.config.d_model}-n{self.config.n_layers}-s{self.seed}"
-        return drawn(name, self.config, self.seed, tokenizer, device)
+        return drawn(name, self.config, self.seed, self.tokenizer, self.device)
 
 
 def tasks(
-    plan: Plan, asks: dict[Point, Ask], vocabulary: int, models: Path | None
+    plan: Plan,
+    asks: dict[Point, Ask],
+    models: Path | None,
+    corpus: str,
+    tokenizer: Tokenizer,
+    device: torch.device,
 ) -> tuple[list[Task], list[str]]:
     """What there is to ask, and a line for each architecture whose trained models are not here."""
-    there = _there(models)
-    found, missing = [], []
+    there: dict[tuple[Any, ...], list[Trained]] = {}
+    for one in trained(models) if models else []:
+        there.setdefault((kind_of(one.config), shape_of(one.config)), []).append(one)
+    several, missing = [], []
     for name in plan.architectures:
         lacking: dict[int, ModelConfig] = {}
         kinds: dict[tuple[int, int, int], dict[Point, Ask]] = {}
         for point, ask in asks.items():
             kinds.setdefault((point.width, point.depth, point.step), {})[point] = ask
-        for (_, _, step), own in kinds.items():
-            config = plan.config(name, next(iter(own)), vocabulary)
+        for (_, _, step), points in kinds.items():
+            config = plan.config(name, next(iter(points)), tokenizer.get_vocab_size())
             paths: list[Any] = [None] * plan.seeds
             if step:
-                alike = there.get((kind_of(config), shape_of(config)), [])
+                alike = seeds_of_one(there.get((kind_of(config), shape_of(config)), []))
                 paths = [one.path for one in alike if one.step == step][: plan.seeds]
                 if not paths:
                     lacking[step] = config
-            apart = plan.stories["apart"]
-            found += [Task(name, config, i, i * apart, path, own) for i, path in enumerate(paths)]
+            several += [
+                Task(name, config, seed, seed * plan.stories["apart"], path, points,
+                     corpus, tokenizer, device)
+                for seed, path in enumerate(paths)
+            ]  # fmt: skip
         if lacking:
             missing.append(_lack(name, lacking, models))
-    return found, missing
-
-
-class Asker:
-    """Asks tasks, one after the other; what is in the results already is not asked again.
-
-    Args:
-        results: where rows go.
-        corpus: where stories come from.
-        tokenizer: of models that are drawn.
-        device: where models run.
-    """
-
-    def __init__(
-        self, results: Results, corpus: str, tokenizer: Tokenizer, device: torch.device
-    ) -> None:
-        self.results, self.corpus = results, corpus
-        self.tokenizer, self.device = tokenizer, device
-
-    def ask(self, task: Task) -> None:
-        """Asks one task."""
-        checkpoint = task.open(self.tokenizer, self.device)
-        prompts = self._prompts(task, checkpoint)
-        tags: dict[str, dict[str, Any]] = {}
-        jobs = list(batches(self._jobs(task, checkpoint, prompts, tags)))
-        if not jobs:
-            return
-        name = checkpoint.provenance["name"]
-        every = [prompt for own in prompts.values() for prompt in own]
-        text = held_out_text(checkpoint, self.corpus)
-        runner = Runner({name: every}, {name: text.background()})
-        for job in jobs:
-            self.results.append(row | tags[row["key"]] for row in runner.run(job))
-
-    def _prompts(self, task: Task, checkpoint: Checkpoint) -> dict[int, list[Prompt]]:
-        """By length; each seed begins further on."""
-        longest = {}
-        for point, ask in task.asks.items():
-            longest[point.length] = max(ask.stories, longest.get(point.length, 0))
-        text = held_out_text(checkpoint, self.corpus)
-        return {
-            length: story_prompts(text, count, length, task.skip)
-            for length, count in longest.items()
-        }
-
-    def _jobs(
-        self,
-        task: Task,
-        checkpoint: Checkpoint,
-        prompts: dict[int, list[Prompt]],
-        tags: dict[str, dict[str, Any]],
-    ) -> Iterator[Job]:
-        """What is not answered yet; the rows' own fields are put into `tags` by the bench's key."""
-        for point, ask in task.asks.items():
-            about = {
-                "axis": ask.axis,
-                "x": ask.value,
-                "architecture": task.architecture,
-                "state": point.state,
-                "bench": BENCH,
-            }
-            for kind in KINDS:
-                for label, method in ask.methods[kind].items():
-                    question = Question(
-                        {label: method}, (point.shown(kind),), (point.layer,), noise=(point.noise,)
-                    )
-                    own = prompts[point.length][: ask.stories]
-                    for job in plan_jobs(checkpoint, question, own, set()):
-                        left = []
-                        for cell in job.cells:
-                            key = row_key("curve", BENCH, job.key(cell))
-                            if key not in self.results.keys:
-                                tags[job.key(cell)] = {"key": key, "curve": kind, **about}
-                                left.append(cell)
-                        if left:
-                            yield replace(job, cells=left)
+    return several, missing
 
 
 def batches(jobs: Iterable[Job]) -> Iterator[Job]:
@@ -168,16 +160,10 @@ def batches(jobs: Iterable[Job]) -> Iterator[Job]:
             yield job
     for own in together.values():
         cells = [cell for job in own for cell in job.cells]
-        for i in range(0, len(cells), BATCH):
-            yield replace(own[0], cells=cells[i : i + BATCH])
-
-
-def _there(models: Path | None) -> dict[tuple[Any, ...], list[Trained]]:
-    """Of each kind and size the steps and seeds of one trained model."""
-    found: dict[tuple[Any, ...], list[Trained]] = {}
-    for one in trained(models) if models else []:
-        found.setdefault((kind_of(one.config), shape_of(one.config)), []).append(one)
-    return {key: seeds_of_one(alike) for key, alike in found.items()}
+        prompts = max((job.prompts for job in own), key=len)
+        batch = rows_at_once(own[0].checkpoint, len(cells[0].prompt.tokens))
+        for i in range(0, len(cells), batch):
+            yield replace(own[0], prompts=prompts, cells=cells[i : i + batch])
 
 
 def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from eval import plots, tables
 from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS, NONSELF
 from eval.claims.curves_records import Record
-from eval.plots import Figure, write_figures
+from eval.drawing import Figure, write_figures
 
 PANEL = (104, 120)  # of an axis' figure, width and height
 DOTS = (330, 190)  # of the base point's
@@ -69,32 +70,9 @@ def markdown(found: list[Record], drawn: str = "") -> str:
     return "\n".join(parts)
 
 
-def _summary(found: list[Record]) -> Figure:
-    import altair as alt
-
-    order = _order(found)
-    base = alt.Chart(alt.InlineData(_percent(found))).encode(
-        y=alt.Y("architecture:N", sort=order, title=None, axis=alt.Axis(grid=False, ticks=False)),
-        yOffset=alt.YOffset("family:N", sort=list(FAMILIES)),
-        color=_colour(),
-    )
-    share = alt.X(
-        "share:Q",
-        title="tokens found, %",
-        scale=alt.Scale(domain=[0, 100]),
-        axis=alt.Axis(values=[0, 25, 50, 75, 100]),
-    )
-    chart = (
-        alt.layer(
-            base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(x=alt.X("low:Q"), x2="high:Q"),
-            base.mark_point(filled=True, size=42, opacity=1).encode(x=share),
-        )
-        .properties(width=DOTS[0], height=DOTS[1])
-        .facet(
-            column=alt.Column("slice:N", sort=list(SHOWN.values()), title=None),
-            row=alt.Row("state:N", sort=list(STATES.values()), title=None),
-            spacing=14,
-        )
+def _summary(records: list[Record]) -> Figure:
+    chart = plots.dots(
+        _percent(records), "tokens found, %", "architecture", "family", "slice", "state", DOTS
     )
     about = (
         "Tokens recovered from the last block's output, before and after training: those whose "
@@ -104,74 +82,46 @@ def _summary(found: list[Record]) -> Figure:
     return Figure("curves-summary", "What can be found again, and by what", about, chart)
 
 
-def _curve(axis: str, found: list[Record]) -> Figure:
-    import altair as alt
-
-    shown = _percent(found)
+def _curve(axis: str, records: list[Record]) -> Figure:
+    shown = sorted(_percent(records), key=lambda r: r["state"], reverse=True)  # the last: whole
     if axis == "step":  # one line, which training is along
         shown = [r | {"state": STATES[AFTER]} for r in shown]
-    base = alt.Chart(alt.InlineData(shown)).encode(
-        x=_horizontal(axis, found),
-        color=_colour(),
-    )
-    share = alt.Y(
-        "share:Q",
-        title="tokens found, %",
-        scale=alt.Scale(domain=[0, 100]),
-        axis=alt.Axis(values=[0, 50, 100]),
-    )
-    dash = alt.StrokeDash(
-        "state:N",
-        scale=alt.Scale(domain=list(STATES.values()), range=[[4, 3], [1, 0]]),
-        legend=None
-        if axis == "step"
-        else alt.Legend(title=None, orient="top", symbolType="stroke"),
-    )
-    chart = (
-        alt.layer(
-            base.mark_area(opacity=0.1).encode(
-                y=alt.Y("low:Q"), y2="high:Q", detail=["state:N", "family:N"]
-            ),
-            base.mark_line(strokeWidth=1.8, strokeJoin="round").encode(y=share, strokeDash=dash),
-            base.mark_point(filled=True, size=14, opacity=1).encode(y=share),
-        )
-        .properties(width=PANEL[0], height=PANEL[1])
-        .facet(
-            column=alt.Column(
-                "architecture:N",
-                sort=_order(found),
-                title=TITLES[axis],
-                header=alt.Header(titleOrient="bottom", labelOrient="top", titlePadding=-6),
-            ),
-            row=alt.Row("slice:N", sort=list(SHOWN.values()), title=None),
-            spacing=10,
-        )
-    )
-    about = (
-        f"Tokens recovered against {TITLES[axis]}, for each architecture, before and after "
-        "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
-    )
-    return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
-
-
-def _horizontal(axis: str, found: list[Record]) -> Any:
-    import altair as alt
-
     kind: dict[str, Any] = {"zero": False}
     if axis in FROM_ZERO:
         kind = {"type": "symlog", "constant": FROM_ZERO[axis]}
     elif axis in LOGARITHMIC:
         kind = {"type": "log", "base": 2}
     fractions = "datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : "
-    labels = alt.Axis(
-        values=_ticks(axis, found),
-        grid=False,
-        labelFlush=False,
-        labelFontSize=10,
-        labelExpr=f"{fractions}format(datum.value, ',')",
+    panel = plots.lines(
+        shown,
+        "x",
+        "tokens found, %",
+        "family",
+        "" if axis == "step" else "state",
+        states=list(STATES.values()),
+        share=True,
+        x_scale=kind | {"nice": False, "padding": 7},
+        axis={
+            "title": None,
+            "values": _ticks(axis, records),
+            "grid": False,
+            "labelFlush": False,
+            "labelFontSize": 10,
+            "labelExpr": f"{fractions}format(datum.value, ',')",
+        },
+        series={family: i for i, family in enumerate(FAMILIES)},
+        legend={"title": None, "orient": "top"},
+        band=True,
+        size=PANEL,
     )
-    scale = alt.Scale(**kind, nice=False, padding=7)
-    return alt.X("x:Q", title=None, axis=labels, scale=scale)
+    header = {"title": TITLES[axis], "titleOrient": "bottom", "labelOrient": "top",
+              "titlePadding": -6}  # fmt: skip
+    chart = plots.facets(shown, panel, "architecture", "slice", header=header)
+    about = (
+        f"Tokens recovered against {TITLES[axis]}, for each architecture, before and after "
+        "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
+    )
+    return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
 
 
 def _ticks(axis: str, found: list[Record]) -> list[float]:
@@ -193,23 +143,13 @@ def _place(axis: str, x: float) -> float:
     return math.log(x) if axis in LOGARITHMIC else x
 
 
-def _colour() -> Any:
-    import altair as alt
-
-    return alt.Color(
-        "family:N",
-        sort=list(FAMILIES),
-        scale=alt.Scale(domain=list(FAMILIES)),
-        legend=alt.Legend(title=None, orient="top", symbolType="circle", symbolOpacity=1),
-    )
-
-
 def _percent(found: list[Record]) -> list[Record]:
     """What the charts look at, in percent and words."""
     return [
         {name: r[name] for name in ("x", "architecture", "family")}
         | {"slice": SHOWN[r["slice"]], "state": STATES[r["state"]]}
-        | {name: round(100 * r[name], 2) for name in ("share", "low", "high")}
+        | {"value": round(100 * r["share"], 2)}
+        | {name: round(100 * r[name], 2) for name in ("low", "high")}
         for r in found
     ]
 
@@ -232,7 +172,7 @@ def _base_table(found: list[Record]) -> list[str]:
                    if (r["architecture"], r["state"]) == (name, state)}  # fmt: skip
             if own:
                 rows.append([name, state, *(_cell(own.get(column)) for column in columns)])
-    return [*_table(head, rows, left=2), _counts(found)]
+    return [tables.markdown(tables.Table(head, rows)), _counts(found)]
 
 
 def _axis_table(found: list[Record]) -> list[str]:
@@ -246,13 +186,8 @@ def _axis_table(found: list[Record]) -> list[str]:
                 groups.setdefault(place, {})[r["x"]] = r
         head = [SHOWN[kind], "training", "by", *(f"{value:g}" for value in values)]
         rows = [[*place, *(_cell(own.get(v)) for v in values)] for place, own in groups.items()]
-        lines += _table(head, rows, left=3)
+        lines.append(tables.markdown(tables.Table(head, rows)))
     return [*lines, _counts(found)]
-
-
-def _table(head: list[str], rows: list[list[str]], left: int) -> list[str]:
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
-    return [*(f"| {' | '.join(row)} |" for row in (head, rule, *rows)), ""]
 
 
 def _cell(record: Record | None) -> str:

@@ -2,86 +2,58 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from eval.claims import BENCH
-from eval.claims.curves import BASE, KINDS, Plan, Point, family
-from eval.errors import RequestError
-from eval.files import write_text
-from eval.inversion.fields import channel_count, prompt, weights
-from eval.results import Row
-from eval.statistics import share
+from eval.claims.curves import BASE, CURVES, KINDS, NONSELF, SELF, Plan, Point, family
+from eval.recovery import channel_count, weights
+from eval.rows import Row
+from eval.summary import measure
 
 Record = dict[str, Any]
-FIELDS = ("axis", "x", "architecture", "state", "family", "method", "slice", "share", "low", "high",
-          "tokens", "prompts", "models", "bench")  # fmt: skip
 
 
 def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
     """The records, the base by itself first, and a line for rows that were left out.
 
-    Rows of another version of the bench, and of methods with other settings, are left out.
+    Rows that another version of the bench asked for, and of methods with other settings, are left
+    out; records among the rows are taken as they are.
     """
     asks = plan.points()
+    by_key = {row["key"]: row for row in rows}
+    parts = [r for r in by_key.values() if r["kind"] == "claim" and r["claim"] == CURVES]
+    asked = {key: part["arm"] for part in parts if part["bench"] == BENCH for key in part["keys"]}
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    left = 0
-    for row in {row["key"]: row for row in rows if "curve" in row}.values():
-        point, kind, label = _point(row), row["curve"], row["method"]
+    fewer = sum(len(part["keys"]) for part in parts if part["bench"] != BENCH)
+    for key, architecture in asked.items():
+        row = by_key[key]
+        point, kind, label = _point(row), NONSELF if row["hidden"] else SELF, row["method"]
         method = asks[point].methods[kind].get(label) if point in asks else None
-        if row["bench"] != BENCH or method is None or method.settings != row["settings"]:
-            left += 1
+        if method is None or method.settings != row["settings"]:
+            fewer += 1
         else:
-            groups[row["architecture"], point, kind, label].append(row)
-    figures = {key: _figures(own) for key, own in groups.items()}
+            groups[architecture, point, kind, label].append(row)
+    figures = {key: _figures(several, key[2]) for key, several in groups.items()}
     bases = [plan.base.at("step", step) for step in plan.steps]
     curves = {BASE: bases} | {name: plan.curve(name) for name in plan.axes}
-    found = []
+    several = [row for row in by_key.values() if row["kind"] == "curve record"]
     for axis, points in curves.items():
         for name in plan.architectures:
             for point in points:
                 for kind in KINDS:
                     x = None if axis == BASE else point.on(axis, kind)
                     about = {"axis": axis, "x": x, "architecture": name, "state": point.state}
-                    found += [
+                    several += [
                         about
                         | {"family": family(method), "method": label, "slice": kind}
                         | figures[name, point, kind, label]
                         for label, method in asks[point].methods[kind].items()
                         if (name, point, kind, label) in figures
                     ]
-    words = f"left out: {left} rows that this bench, or curves.yaml as it is now, asks otherwise"
-    return found, [words] if left else []
-
-
-def store(path: str | Path, found: list[Record]) -> None:
-    """Writes records, a line each."""
-    write_text(path, "".join(json.dumps(record) + "\n" for record in found))
-
-
-def load(path: str | Path) -> list[Record]:
-    """Reads what `store` wrote.
-
-    Raises:
-        RequestError: not such a file, or of another version of the bench.
-    """
-    try:
-        found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
-        whole = bool(found) and all(set(FIELDS) <= set(record) for record in found)
-    except (OSError, json.JSONDecodeError, TypeError) as error:
-        raise RequestError(f"--records {path}: cannot be read ({error})") from None
-    if not whole:
-        raise RequestError(f"--records {path}: no records of curves; make them with --store")
-    other = {record["bench"] for record in found} - {BENCH}
-    if other:
-        raise RequestError(
-            f"--records {path}: made by version {min(other)} of the bench, this is {BENCH}; "
-            "run the curves again"
-        )
-    return found
+    words = f"left out: {fewer} rows that this bench, or curves.yaml as it is now, asks otherwise"
+    return several, [words] if fewer else []
 
 
 def _point(row: Row) -> Point:
@@ -97,19 +69,15 @@ def _point(row: Row) -> Point:
     )
 
 
-def _figures(own: list[Row]) -> Record:
+def _figures(rows: list[Row], kind: str) -> Record:
     """The share of shown tokens, or of the hidden one, with its interval."""
-    tallies = [row[row["curve"]] for row in own]
-    counts = [tally["count"] for tally in tallies]
-    hits = [round(tally["top1"] * tally["count"]) for tally in tallies]
-    prompts, models = [prompt(row) for row in own], [weights(row) for row in own]
-    found = share(hits, counts, prompts, models)
+    figures = measure(rows)
+    share = figures[kind]
     return {
-        "share": round(found.estimate, 6),
-        "low": round(found.low, 6),
-        "high": round(found.high, 6),
-        "tokens": sum(counts),
-        "prompts": len(set(prompts)),
-        "models": len(set(models)),
-        "bench": BENCH,
+        "share": round(share.value, 6),
+        "low": round(share.low or 0.0, 6),
+        "high": round(share.high or 0.0, 6),
+        "tokens": figures[f"{kind}_tokens"].value,
+        "prompts": share.n,
+        "models": len({weights(row) for row in rows}),
     }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from eval.results import row_key
+from eval.rows import row_key
 
 REPORTED = "reported"
 FAIR = "fair"
@@ -149,7 +149,7 @@ class Term:
     """A figure of an arm.
 
     Attributes:
-        figure: of `eval.inversion.summary.figures`, or of the arm's lens.
+        figure: of `eval.summary.measure`, or of the arm's lens.
         arm: its name; "" where there is one only.
         by: a method's label or family, or `best` of all that is asked; of lenses nothing.
         where: fields that a lens's figure must have.

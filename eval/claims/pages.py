@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.claims import BENCH
-from eval.claims.cells import cell, details
+from eval.claims.cells import cell, cut, details, escaped
 from eval.claims.entries import FAIR, REPORTED, Claim
-from eval.claims.findings_words import tally
+from eval.claims.findings import tally
 from eval.claims.judge import ONLY_REPORTED, VERDICTS, WEIGHTS, Judgement
-from eval.claims.lookup import cut, escaped
 from eval.claims.registry import GROUPS, bibliography
 
 HEAD = """\

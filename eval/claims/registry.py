@@ -6,21 +6,21 @@ arm's those of its claim. `shapes` are models by name.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from arch import ModelConfig, ModelError
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.entries import (
-    FAIR,
     KINDS,
     OPERATORS,
     POOLS,
-    REPORTED,
+    PROTOCOLS,
     Arm,
     Claim,
     Criterion,
@@ -34,10 +34,10 @@ from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
 from eval.lenses.lens import lenses
 
+Built = TypeVar("Built")
+
 DIRECTORY = Path(__file__).parent / "registry"
 GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
-OF_CLAIM = {"number", "claim", "expected", "source", "arms", "judge", "note", "changed"}
-OF_ARM = {"models", "layer", "part", "without", "slice", "allowed", "lens", "words"}
 EVERY = "*"
 """As a criterion's arm: it is asked of every arm."""
 
@@ -67,7 +67,10 @@ def bibliography() -> dict[str, Source]:
         RequestError: an entry that is not well formed, named.
     """
     text = (DIRECTORY / "bibliography.yaml").read_text(encoding="utf-8")
-    return {key: _source(key, entry) for key, entry in yaml.safe_load(text).items()}
+    return {
+        key: _build(Source, entry, f"source {key!r}", key=key)
+        for key, entry in yaml.safe_load(text).items()
+    }
 
 
 def choose(numbers: list[int], group: str | None = None) -> list[Claim]:
@@ -98,138 +101,95 @@ def read_group(group: str, data: dict[str, Any]) -> list[Claim]:
     return [_claim(group, entry, defaults, shapes) for entry in data["claims"]]
 
 
-def _source(key: str, entry: dict[str, Any]) -> Source:
-    names = {field.name for field in fields(Source)} - {"key"}
-    _only(entry, names, f"source {key!r}")
-    for name in sorted(names - {"note"}):
-        if not entry.get(name):
-            raise RequestError(f"source {key!r}: needs author, title, year and url; has no {name}")
-    return Source(key, **entry)
-
-
 def _claim(
     group: str, entry: dict[str, Any], defaults: dict[str, Any], shapes: dict[str, Any]
 ) -> Claim:
-    number = entry.get("number")
-    where = f"claim {number}"
-    _only(entry, OF_CLAIM | OF_ARM | {REPORTED, FAIR}, where)
-    shared, own = (
-        {key: value for key, value in part.items() if key not in OF_CLAIM}
-        for part in (defaults, entry)
-    )
-    shared = _merge(shared, own)
+    where = f"claim {entry.get('number')}"
+    names = {field.name for field in fields(Claim)} - {"group"}
+    shared = {key: value for key, value in defaults.items() if key not in names}
+    shared = _merge(shared, {key: value for key, value in entry.items() if key not in names})
     arms = tuple(
-        _arm(str(name), _merge(shared, own or {}), shapes, f"{where}, arm {name}")
-        for name, own in (entry.get("arms") or defaults.get("arms") or {"": {}}).items()
+        _arm(str(name), _merge(shared, changes or {}), shapes, f"{where}, arm {name}")
+        for name, changes in (entry.get("arms") or defaults.get("arms") or {"": {}}).items()
     )
-    judge = tuple(
-        _criterion(item | {"arm": arm}, arms, where)
+    every = [arm.name for arm in arms]
+    about = {
+        key: value for key, value in (defaults | entry).items() if key in names - {"arms", "judge"}
+    }
+    judge = [
+        _criterion(item | {"arm": arm}, every, where)
         for item in entry["judge"]
-        for arm in ([a.name for a in arms] if item.get("arm") == EVERY else [item.get("arm", "")])
-    )
-    text = {key: str(entry.get(key, defaults.get(key, ""))) for key in ("claim", "expected")}
-    source = entry.get("source", defaults.get("source", ""))
-    note = str(entry.get("note", defaults.get("note", "")))
-    if type(number) is not int or not text["claim"] or not text["expected"] or not source:
-        raise RequestError(f"{where}: needs number, claim, expected and source")
-    if source not in bibliography():
+        for arm in (every if item.get("arm") == EVERY else [item.get("arm", "")])
+    ]
+    if about.get("source") not in bibliography():
         raise RequestError(
-            f"{where}: no source {source!r} in bibliography.yaml; it has "
+            f"{where}: no source {about.get('source')!r} in bibliography.yaml; it has "
             f"{', '.join(bibliography())}"
         )
-    return Claim(
-        number,
-        text["claim"],
-        text["expected"],
-        bibliography()[source],
-        group,
-        arms,
-        judge,
-        note,
-        str(entry.get("changed", "")),
-    )
+    source = bibliography()[about.pop("source")]
+    return _build(Claim, about, where, source=source, arms=arms, judge=tuple(judge), group=group)
 
 
 def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) -> Arm:
-    _only(data, OF_ARM | {REPORTED, FAIR}, where)
-    shown = data.get("slice", "[:, :, :]")
-    Slice.parse(shown)
-    part, without = data.get("part", "block"), tuple(_list(data.get("without", [])))
-    lens = data.get("lens", "")
-    if part not in PARTS or not set(without) <= set(ABLATIONS) or (lens and lens not in lenses()):
-        raise RequestError(f"{where}: part {part!r}, without {without}, lens {lens!r}: not known")
-    return Arm(
-        name,
-        _models(data["models"], shapes, where),
-        data.get("layer", 1),
-        part,
-        without,
-        shown,
-        data.get("allowed", ""),
-        lens,
-        tuple(data.get("words", ())),
-        _protocol(data.get(REPORTED), where),
-        _protocol(data.get(FAIR), where),
-    )
+    asked = {key: _protocol(data.pop(key, None), where) for key in PROTOCOLS}
+    models = _models(data.pop("models"), shapes, where)
+    built = _build(Arm, data, where, name=name, models=models, **asked)
+    Slice.parse(built.slice)
+    for field, values, allowed in (
+        ("part", [built.part], PARTS),
+        ("without", built.without, ABLATIONS),
+        ("lens", [built.lens] if built.lens else [], lenses()),
+    ):
+        _among(field, values, allowed, where)
+    return built
 
 
 def _models(data: Any, shapes: dict[str, Any], where: str) -> Models:
     data = {"shape": data} if isinstance(data, str) else dict(data)
     while "shape" in data:
         name = data.pop("shape")
-        if name not in shapes:
-            raise RequestError(f"{where}: no shape {name!r}; the file has {', '.join(shapes)}")
+        _among("shape", [name], shapes, where)
         data = _merge(shapes[name], data)
-    own = {field.name for field in fields(ModelConfig)}
-    known = {field.name for field in fields(Models)} - {"config"}
-    _only(data, own | known, where)
-    config = {key: value for key, value in data.items() if key in own}
-    rest = {key: value for key, value in data.items() if key in known}
-    if "size" in rest:
-        rest["size"] = tuple(rest["size"])
+    names = {field.name for field in fields(ModelConfig)}
+    config = {key: data.pop(key) for key in [*data] if key in names}
     try:
         if config:
-            for cpu in ({}, rest.get("cpu", {})):
+            for cpu in ({}, data.get("cpu", {})):
                 ModelConfig(**(config | cpu))
     except ModelError as error:
         raise RequestError(f"{where}: {error}") from None
-    if bool(config) == bool(rest.get("hub")):
+    if bool(config) == bool(data.get("hub")):
         raise RequestError(f"{where}: models need fields of a configuration, or hub")
-    return Models(config, **rest)
+    return _build(Models, data, where, config=config)
 
 
 def _protocol(data: dict[str, Any] | None, where: str) -> Protocol | None:
     if data is None:
         return None
-    _only(data, {field.name for field in fields(Protocol)}, where)
-    methods = data.get("methods") or {}
-    if methods:
-        parse_solvers(methods)
-    rest = {key: value for key, value in data.items() if key != "methods"}
-    if (kind := rest.get("kind", Protocol.kind)) not in KINDS:
-        raise RequestError(f"{where}: kind {kind!r}; there are {', '.join(KINDS)}")
-    for key in ("text", "controls"):
-        rest[key] = tuple(_list(rest.get(key, [])))
-    return Protocol(methods, **rest)
+    several = {key: _list(data[key]) for key in ("text", "controls") if key in data}
+    protocol = _build(Protocol, data | several, where)
+    if protocol.methods:
+        parse_solvers(protocol.methods)
+    _among("kind", [protocol.kind], KINDS, where)
+    return protocol
 
 
-def _criterion(item: dict[str, Any], arms: tuple[Arm, ...], where: str) -> Criterion:
+def _criterion(item: dict[str, Any], arms: list[str], where: str) -> Criterion:
     words = [word for word in OPERATORS if word in item]
     if len(words) != 1:
         raise RequestError(f"{where}: a criterion needs one of {', '.join(OPERATORS)}")
     (word,) = words
-    own = {key: value for key, value in item.items() if key != word}
-    left, right = _term(own, arms, where), item[word]
+    left = {key: value for key, value in item.items() if key != word}
+    right = item[word]
     if word in ("more", "less"):
-        return Criterion(left, word, _term(_merge(own, right), arms, where))
-    return Criterion(left, word, float(right))
+        return Criterion(_term(left, arms, where), word, _term(_merge(left, right), arms, where))
+    return Criterion(_term(left, arms, where), word, float(right))
 
 
-def _term(data: dict[str, Any], arms: tuple[Arm, ...], where: str) -> Term:
-    _only(data, {field.name for field in fields(Term)}, where)
-    term = Term(**data)
-    if term.arm not in [arm.name for arm in arms] or term.pool not in POOLS:
-        raise RequestError(f"{where}: no arm {term.arm!r}, or no pool {term.pool!r}")
+def _term(data: dict[str, Any], arms: list[str], where: str) -> Term:
+    term = _build(Term, data, where)
+    _among("arm", [term.arm], arms, where)
+    _among("pool", [term.pool], POOLS, where)
     return term
 
 
@@ -238,26 +198,42 @@ def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
     A mapping of methods is taken whole.
     """
-    found = dict(first)
+    merged = dict(first)
     for key, value in second.items():
-        old = found.get(key)
+        old = merged.get(key)
         if key == "models":  # a shape's name alone
             old, value = (
                 {"shape": each} if isinstance(each, str) else each for each in (old, value)
             )
         if isinstance(old, dict) and isinstance(value, dict) and key != "methods":
             value = _merge(old, value)
-        found[key] = value
-    return {key: value for key, value in found.items() if value is not None}
+        merged[key] = value
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def _build(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
+    """A dataclass of plain data, whose lists become tuples, and of fields that are given as such.
+
+    Raises:
+        RequestError: a field that it has not, or one that it needs and is not there.
+    """
+    known = {each.name: each for each in fields(kind) if each.name not in given}  # pyright: ignore
+    for name in data:
+        if name not in known:
+            allowed = ", ".join(sorted(known))
+            raise RequestError(f"{where}: unknown field {name!r}; allowed: {allowed}")
+    for name, each in known.items():
+        if each.default is each.default_factory is MISSING and data.get(name) in (None, ""):
+            raise RequestError(f"{where}: has no {name}; give it")
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return kind(**plain, **given)
+
+
+def _among(name: str, values: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    for value in values:
+        if value not in allowed:
+            raise RequestError(f"{where}: {name} {value!r}; there are {', '.join(allowed)}")
 
 
 def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]  # pyright: ignore
-
-
-def _only(data: dict[str, Any], allowed: set[str], where: str) -> None:
-    for key in data:
-        if key not in allowed:
-            raise RequestError(
-                f"{where}: unknown field {key!r}; allowed: {', '.join(sorted(allowed))}"
-            )

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
-from arch.weights import drop_padding
+from arch.directory import drop_padding
 from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
 from eval.claims.entries import Claim, Models
 from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
@@ -85,32 +85,34 @@ class Shelf:
         """
         if not models.own:
             directory = self._pretrained(claim, models)
-            name = f"{Path(directory).resolve()} {models.weights} {self._precision(models)}"
-            return [self._source(name, name, name, self._wrap, models, directory)]
+            precision = self.precision or models.precision
+            name = f"{Path(directory).resolve()} {models.weights} {precision}"
+            return [self._source(name, name, self._wrap, models, directory, precision)]
         if models.trained:
             paths = self._trained(claim, models)[:seeds]
             kind = " ".join(map(str, paths))
             return [
-                self._source(str(path), kind, path, open_checkpoint, path, self.device)
-                for path in paths
+                self._source(str(path), kind, open_checkpoint, path, self.device) for path in paths
             ]
-        config = self.sized(models)
-        kind = config.to_json()
+        config = self._config(models.config | ({} if self.full else models.cpu))
+        names = [f"{_name(config)}-s{seed}" for seed in range(seeds)]
         return [
             self._source(
-                f"{_name(config)}-s{seed}", kind, (config, seed), self._build, config, seed
+                name, config.to_json(), drawn, name, config, seed, self.tokenizer, self.device
             )
-            for seed in range(seeds)
+            for seed, name in enumerate(names)
         ]
 
-    def _source(
-        self, name: str, kind: str, key: object, make: Callable[..., Checkpoint], *given: Any
-    ) -> Source:
-        return Source(name, kind, lambda: self._kept(key, lambda: make(*given)))
+    def _source(self, name: str, kind: str, make: Callable[..., Checkpoint], *given: Any) -> Source:
+        """A source, whose model is kept until another is opened."""
 
-    def sized(self, models: Models) -> ModelConfig:
-        """The configuration that is built here."""
-        return self._config(models.config | ({} if self.full else models.cpu))
+        def open_() -> Checkpoint:
+            if self._opened is None or self._opened[0] != (name, kind):
+                self._opened = None
+                self._opened = ((name, kind), make(*given))
+            return self._opened[1]
+
+        return Source(name, kind, open_)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -162,16 +164,6 @@ class Shelf:
         known: dict[str, Any] = {"vocab_size": self.tokenizer.get_vocab_size()}
         return ModelConfig(**(known | fields))
 
-    def _kept(self, key: object, make: Callable[[], Checkpoint]) -> Checkpoint:
-        """What was opened last, or a new one in its place."""
-        if self._opened is None or self._opened[0] != key:
-            self._opened = None
-            self._opened = (key, make())
-        return self._opened[1]
-
-    def _build(self, config: ModelConfig, seed: int) -> Checkpoint:
-        return drawn(f"{_name(config)}-s{seed}", config, seed, self.tokenizer, self.device)
-
     def _pretrained(self, claim: Claim, models: Models) -> str:
         """The directory of its weights."""
         if self.model:
@@ -194,7 +186,8 @@ class Shelf:
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
             tried = f" ({str(error).splitlines()[0]})" if self.download else ""
             raise Missing(
-                f"claim {claim.number} needs {needs(models)}; {_having(claim)}{tried}"
+                f"claim {claim.number} needs {needs(models)}; fix: {claim.command} --download, "
+                f"or --model DIR with the weights{tried}"
             ) from None
 
     def _check(self, claim: Claim, models: Models, directory: str) -> None:
@@ -205,7 +198,10 @@ class Shelf:
                 f"--model {directory}: no config.json there; give a directory in transformers' "
                 f"layout with the weights of {models.hub}"
             )
-        config = _read(path)
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise ModelError(f"{path}: cannot be read ({error})") from None
         family = config.get("model_type")
         if family != models.family:
             raise RequestError(
@@ -223,11 +219,7 @@ class Shelf:
                 "or --any-size to see how another does"
             )
 
-    def _precision(self, models: Models) -> str:
-        return self.precision or models.precision
-
-    def _wrap(self, models: Models, directory: str) -> Checkpoint:
-        precision = self._precision(models)
+    def _wrap(self, models: Models, directory: str, precision: str) -> Checkpoint:
         loaded = load_pretrained(
             directory, self.device, PRECISIONS[precision], eight_bit=precision == "8 bit"
         )
@@ -277,10 +269,6 @@ def size_of(provenance: dict[str, Any]) -> str:
     return f"{mixers} d{provenance['d_model']} n{provenance['n_layers']} {state}"
 
 
-def _having(claim: Claim) -> str:
-    return f"fix: {claim.command} --download, or --model DIR with the weights"
-
-
 def _training(models: Models) -> str:
     """The command that makes it."""
     c = models.config
@@ -315,10 +303,3 @@ def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:
 def _name(config: ModelConfig) -> str:
     parts = ["+".join(_bare(config.mixers)), f"d{config.d_model}", f"n{config.n_layers}"]
     return "-".join(parts)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from None

@@ -12,9 +12,7 @@ from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.claims.ask import Part
-    from eval.claims.curves import Plan
     from eval.claims.entries import Claim
-    from eval.claims.evidence import Record
     from eval.claims.judge import Judgement
 
 PLACE = "results/claims"
@@ -22,6 +20,7 @@ GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
 PRECISIONS = ("float32", "bfloat16", "8 bit")
 
 Numbers: TypeAlias = Annotated[Sequence[int], Flag(positive, "N", several=True)]
+Place: TypeAlias = Annotated[str, Flag(metavar="PLACE")]
 Group: TypeAlias = Annotated[str, Flag(choices=GROUPS)]
 
 
@@ -43,25 +42,22 @@ def list_claims(group: Group | None = None) -> Result:
 
 
 @command()
-def show_claims(numbers: Numbers, records: File | None = None) -> Result:
+def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
     """All that a claim asks.
 
     Args:
         numbers: of claims
-        records: what `table --store` wrote, for what was found; default: what is in results/claims
+        records: results for what was found, or what `table --store` wrote of them
     """
     from eval.claims.cells import details
-    from eval.claims.evidence import evidence, load
+    from eval.claims.evidence import evidence
     from eval.claims.judge import judge
     from eval.claims.registry import choose, claims
-    from eval.results import ROWS, read_rows
+    from eval.rows import ROWS, read_rows
 
     chosen = choose(list(numbers))
-    known: list[Record] = []
-    if records:
-        known, _ = load(records, claims())
-    elif (Path(PLACE) / ROWS).is_file():
-        known, _ = evidence(read_rows([PLACE]), claims())
+    there = records != PLACE or (Path(PLACE) / ROWS).is_file()
+    known, _ = evidence(read_rows([records]), claims()) if there else ([], [])
     texts = []
     judgements = [judge(claim, known) for claim in chosen]
     for claim, found in zip(chosen, judgements, strict=True):
@@ -145,55 +141,61 @@ def run_claims(
         device: where to compute; auto (default) takes a GPU that is in reach
     """
     from eval.checkpoints import device_of
-    from eval.claims.ask import Asker, parts
+    from eval.claims.ask import parts
     from eval.claims.evidence import evidence
     from eval.claims.judge import judge
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
     from eval.claims.sources import Shelf
-    from eval.progress import track
-    from eval.results import Results, read_rows
+    from eval.tasks import open_results, run_tasks
 
     chosen = choose(list(numbers), group)[:limit]
     place = device_of(device)
-    results = Results(out)
-    shelf = Shelf(
-        Path(out),
-        Path(models) if models else None,
-        model,
-        download,
-        any_size,
-        precision,
-        place,
-        full_size or place.type == "cuda",
-    )
-    todo: list[Part] = []
-    for claim in chosen:
-        possible, missing = parts(claim, shelf)
-        todo += possible
-        for line in missing:
-            print(line, file=sys.stderr)
-    asker = Asker(results, corpus)
-    for _ in track(map(asker.ask, todo), [1.0] * len(todo), "asking"):
-        pass
-    if not todo:
-        raise RequestError("nothing to run: none of these claims' models is here; see above")
-    records, notes = evidence(read_rows([results.path]), claims(), asker.settings)
+    with open_results(out) as results:
+        shelf = Shelf(
+            Path(out),
+            Path(models) if models else None,
+            model,
+            download,
+            any_size,
+            precision,
+            place,
+            full_size or place.type == "cuda",
+        )
+        todo: list[Part] = []
+        for claim in chosen:
+            possible, missing = parts(claim, shelf, corpus)
+            todo += possible
+            _say(missing)
+        if not todo:
+            raise RequestError("nothing to run: none of these claims' models is here; see above")
+        run_tasks(todo, results, "asking")
+        rows = results.rows()
+    settings = {
+        (part.claim.number, part.arm.name, part.name): part.tags["setting"] for part in todo
+    }
+    records, notes = evidence(rows, claims(), settings)
     judgements = [judge(claim, records) for claim in chosen]
-    notes = "\n".join([*notes, f"rows: {results.path}"])
+    notes = "\n".join([*notes, results.note])
     return Result(_verdicts(judgements), f"{terminal(judgements)}\n{notes}")
+
+
+def _say(lines: list[str]) -> None:
+    """What is missing, said by the first of several processes."""
+    from eval.tasks import rank
+
+    for line in lines if not rank() else ():
+        print(line, file=sys.stderr)
 
 
 @command()
 def table_of_claims(
     places: Annotated[
-        Sequence[str], Flag(metavar="DIR", several=True, least=0, in_place=True)
+        Sequence[str], Flag(metavar="PLACE", several=True, least=0, in_place=True)
     ] = (),
-    records: File | None = None,
     store: File | None = None,
     markdown: File | None = None,
     findings: File | None = None,
-    curves: File | None = None,
     figures: Directory | None = None,
     readme: File | None = None,
     group: Group | None = None,
@@ -201,24 +203,24 @@ def table_of_claims(
     """The verdicts.
 
     Args:
-        places: results; default: results/claims
-        records: what --store wrote, instead of results
-        store: write the records of evidence
-        markdown: write the page: text and all claims
+        places: results of the claims and of their curves, or what --store wrote of them; default:
+            results/claims
+        store: write the rows that answer, as Parquet where FILE ends in .parquet, else as JSONL
+        markdown: write the page: text, curves and all claims
         findings: template of the page's text, or none; default: this project's, whose assertions
             the records must bear out
-        curves: records of the curves, what `claims curves --store` wrote
-        figures: the page shows the curves' figures that lie there
+        figures: write the curves' figures, as SVG, which the page shows
         readme: put the text's finding between this file's marks too
         group: these alone
     """
-    from eval.claims.evidence import evidence, load
-    from eval.claims.evidence import store as write_records
+    from eval.claims.curves import plan
+    from eval.claims.curves_records import records as points_of
+    from eval.claims.evidence import answers, evidence
     from eval.claims.judge import judge
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
     from eval.files import write_text
-    from eval.results import ROWS, read_rows
+    from eval.rows import ROWS, read_rows, write_rows
 
     if markdown and group:
         raise RequestError(f"--group {group}: a page is of all claims; leave it out")
@@ -227,61 +229,56 @@ def table_of_claims(
             f"--readme {readme}: its finding is the page's, and points there; "
             "give --markdown FILE too, and leave --findings none out"
         )
-    if (curves or figures) and not markdown:
-        flag = "--curves" if curves else "--figures"
-        raise RequestError(f"{flag}: is for the page; give --markdown FILE too, or leave it out")
-    if figures and not curves:
-        raise RequestError(f"--figures {figures}: are of the curves; give --curves FILE too")
-    if not records and not places and not (Path(PLACE) / ROWS).is_file():
+    if not places and not (Path(PLACE) / ROWS).is_file():
         raise RequestError(
-            f"no results in {PLACE}; give their directory, --records FILE (this project's are "
-            "docs/results/claims.jsonl), or ask: python -m eval claims run"
+            f"no results in {PLACE}; give their directory, or what --store wrote (this project's "
+            "are docs/results/claims.parquet), or ask: python -m eval claims run"
         )
-    if records and places:
-        raise RequestError("--records: takes the place of results; leave the directories out")
-    if records:
-        known, notes = load(records, claims())
-    else:
-        known, notes = evidence(read_rows(places or [PLACE]), claims())
+    rows = read_rows(places or [PLACE])
+    known, notes = evidence(rows, claims())
+    points, more = points_of(plan(), rows)
+    notes += more
+    if figures and not points:
+        raise RequestError(
+            f"--figures {figures}: are of the curves, and no curve is in the results; ask: python "
+            "-m eval claims curves"
+        )
     judgements = [judge(claim, known) for claim in choose([], group)]
-    pages = {}
-    if markdown:
-        pages = _pages(judgements, notes, markdown, findings, curves, figures, readme)
+    pages = _pages(judgements, points, notes, markdown, findings, figures, readme)
     if store:
-        write_records(store, known)
+        write_rows(store, answers(rows))
     for path, text in pages.items():
         write_text(path, text)
-    return Result(_verdicts(judgements), "\n".join([terminal(judgements), *notes]))
+    drawn = _draw(points, None, figures, None)
+    return Result(_verdicts(judgements), "\n".join([terminal(judgements), *notes, *drawn]))
 
 
 def _pages(
     judgements: "list[Judgement]",
+    points: list[dict[str, Any]],
     notes: list[str],
-    markdown: str,
+    markdown: str | None,
     findings: str | None,
-    curves: str | None,
     figures: str | None,
     readme: str | None,
 ) -> dict[str, str]:
     """Files to write, by path: the page, and the README that says its finding."""
     from eval.claims.curves_page import markdown as draw
-    from eval.claims.curves_records import load
-    from eval.claims.findings import TEMPLATE, fill
+    from eval.claims.findings import TEMPLATE, Known, fill
     from eval.claims.findings import readme as with_finding
-    from eval.claims.findings_words import Known
     from eval.claims.pages import markdown as page_of
 
+    if not markdown:
+        return {}
     page = Path(markdown)
-    records = load(curves) if curves else []
-    drawn = _beside(figures, page) if figures else ""
-    shown = draw(records, drawn) if records else ""
+    shown = draw(points, _beside(figures, page) if figures else "") if points else ""
     if findings == "none":
         return {markdown: page_of(judgements, notes, "", shown)}
     template = Path(findings) if findings else TEMPLATE
-    text = fill(template, Known(judgements, records))
+    text = fill(template, Known(judgements, points))
     pages = {markdown: page_of(judgements, notes, text, shown)}
     if readme:
-        linked = Known(judgements, records, _beside(page, Path(readme)))
+        linked = Known(judgements, points, _beside(page, Path(readme)))
         pages[readme] = with_finding(readme, fill(template, linked))
     return pages
 
@@ -299,8 +296,6 @@ def curves_of_claims(
     corpus: Source = "toy",
     out: Directory = "results/curves",
     device: Device = "auto",
-    store: File | None = None,
-    records: File | None = None,
     figures: Directory | None = None,
     markdown: File | None = None,
 ) -> Result:
@@ -317,73 +312,27 @@ def curves_of_claims(
         corpus: of the stories asked
         out: results directory
         device: where to compute; auto (default) takes a GPU that is in reach
-        store: write the records, a line each
-        records: what --store wrote: nothing is asked, only drawn
         figures: write the figures, as SVG
         markdown: write the tables
     """
-    from eval import shards
+    from eval.checkpoints import device_of
     from eval.claims import curves
-    from eval.claims.curves_records import load
-    from eval.claims.curves_records import records as records_of
-    from eval.claims.curves_records import store as write_records
-    from eval.results import Results, read_rows
+    from eval.claims.curves_ask import tasks
+    from eval.claims.curves_records import records
+    from eval.claims.sources import Shelf
+    from eval.tasks import open_results, run_tasks
 
     plan, axes = curves.plan(), list(axis) if axis else None
-    plan.points(axes)  # refuses what is no axis before anything is done
-    if records:
-        for flag, value in (("models", models), ("limit", limit), ("store", store)):
-            if value:
-                raise RequestError(f"--records: nothing is asked then; leave --{flag} out")
-        if not (figures or markdown):
-            raise RequestError("--records: nothing to make of them; give --figures or --markdown")
-        known = load(records)
-        return Result(known, "\n".join(_draw(known, axes, figures, markdown)))
-    with shards.together():
-        if shards.rank() == 0:
-            Results(out).merge()
-        shards.wait()
-        _ask(plan, axes, out, models, limit, corpus, device)
-        shards.wait()
-        if shards.rank():
-            return Result([], "")
-        results = Results(out)
-        results.merge()
-    known, notes = records_of(plan, read_rows([results.path]))
-    if store:
-        write_records(store, known)
+    points = plan.points(axes)  # refuses what is no axis before anything is done
+    with open_results(out) as results:
+        trained = Path(models) if models else None
+        tokenizer = Shelf(results.directory, trained).tokenizer
+        todo, missing = tasks(plan, points, trained, corpus, tokenizer, device_of(device))
+        _say(missing)
+        run_tasks(todo[:limit], results, "models")
+        known, notes = records(plan, results.rows())
     written = _draw(known, axes, figures, markdown)
-    return Result(known, "\n".join([*written, *notes, f"rows: {results.path}"]))
-
-
-def _ask(
-    plan: "Plan",
-    axes: list[str] | None,
-    out: str,
-    models: str | None,
-    limit: int | None,
-    corpus: str,
-    device: str,
-) -> None:
-    """Asks this process's share of the models."""
-    from eval import shards
-    from eval.checkpoints import device_of
-    from eval.claims.curves_ask import Asker, tasks
-    from eval.claims.sources import Shelf
-    from eval.progress import track
-    from eval.results import Results
-
-    place, trained = device_of(device), Path(models) if models else None
-    tokenizer = Shelf(Path(out), trained).tokenizer
-    todo, missing = tasks(plan, plan.points(axes), tokenizer.get_vocab_size(), trained)
-    if shards.rank() == 0:
-        for line in missing:
-            print(line, file=sys.stderr)
-    share = shards.share(todo[:limit])
-    number = shards.rank() if shards.world() > 1 else None
-    asker = Asker(Results(out, number), corpus, tokenizer, place)
-    for _ in track(map(asker.ask, share), [task.cost for task in share], "models"):
-        pass
+    return Result(known, "\n".join([*written, *notes, results.note]))
 
 
 def _draw(

@@ -1,22 +1,20 @@
 """The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
 
 import json
-import sys
 from collections.abc import Callable, Hashable, Sequence
-from itertools import islice
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from eval import shards
-from eval.api import Models, Result, Rows, command, directory, drawn
+from eval.api import Models, Result, Rows, command
 from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.checkpoints import Checkpoint
-    from eval.inversion.questions import Job
+    from eval.inversion.run import Job
     from eval.inversion.solvers import Solver
-    from eval.results import Row
+    from eval.rows import Results, Row
+    from eval.tables import Table
     from eval.text import Prompt
 
 CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
@@ -53,7 +51,7 @@ def invert(
     pad_to: Annotated[int | None, Flag(positive, "N")] = None,
     allowed: Annotated[str | None, Flag(metavar="TEXT")] = None,
     corpus: Source = "toy",
-    batch: Positive = 64,
+    batch: Positive | None = None,
     limit: Annotated[int | None, Flag(positive, "N")] = None,
     resume: bool = True,
 ) -> Result:
@@ -87,20 +85,17 @@ def invert(
         corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
             with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
             packing sets aside
-        batch: rows of a gradient batch
+        batch: rows of a gradient batch; default: as many as the device's memory bears
         limit: stop after about N rows
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
     from eval.checkpoints import open_models
     from eval.inversion.controls import derive
-    from eval.inversion.questions import plan
-    from eval.inversion.run import SHUFFLED, Runner
+    from eval.inversion.run import SHUFFLED, plan
     from eval.inversion.suites import load_suite, read_suite
     from eval.plugins import run_plugins
-    from eval.progress import track
     from eval.report import terminal_table
-    from eval.results import Results, read_rows
-    from eval.text import held_out_text
+    from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin, [*listed(models), out])
     controls, given_texts = listed(controls or ()), listed(text or ())
@@ -123,47 +118,18 @@ def invert(
         for model in open_models(models, device)
         for checkpoint in (model, *(derive(model, c) for c in controls if c != SHUFFLED))
     ]
-    by_model, texts, tokens = {}, {}, {}
+    jobs: list[Job] = []
+    by_model: dict[str, list[Prompt]] = {}
     for checkpoint in checkpoints:
-        name = checkpoint.provenance["name"]
-        prompts_of_it = _prompts(checkpoint, asked.prompts, sets, given_texts, corpus, skip, pad_to)
-        _same_prompts(by_model, checkpoint, prompts_of_it)
-        texts[name] = held_out_text(checkpoint, corpus).background()
-        tokens[name] = _tokens(allowed, checkpoint)
-
-    def planned(done: set[str]) -> "list[Job]":
-        jobs = []
-        for checkpoint in checkpoints:
-            name = checkpoint.provenance["name"]
-            for question in asked.questions:
-                jobs += plan(checkpoint, question, by_model[name], done, batch, tokens[name])
-        return jobs
-
-    planned(set())  # what cannot be asked is refused before anything is written
-    with directory(out) as place, shards.together():
-        whole = Results(place) if shards.rank() == 0 else None
-        if whole:
-            whole.merge()
-        shards.wait()
-        results = Results(place, shards.rank()) if shards.world() > 1 else whole
-        assert results
-        if results.keys and not resume:
-            raise RequestError(
-                f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
-            )
-        jobs = shards.share(_first(planned(results.keys), limit))
-        if not jobs:
-            print(f"{results.path}: every row is there already", file=sys.stderr)
-        work = Runner(by_model, texts).run_all(jobs, results.append)
-        for _ in track(work, [job.cost for job in jobs], "inverting"):
-            pass
-        shards.wait()
-        if not whole:
-            return Result([], "")
-        whole.merge()
-        rows = read_rows([place])
-    notes = f"rows: {whole.path}\nnext: python -m eval report {out} --out page.html"
-    return Result(rows, terminal_table(rows), notes if out else "")
+        drawn = _prompts(checkpoint, asked.prompts, sets, given_texts, corpus, skip, pad_to)
+        _same_prompts(by_model, checkpoint, drawn)
+        tokens = _tokens(allowed, checkpoint)
+        for question in asked.questions:
+            jobs += plan(checkpoint, question, drawn, corpus, batch, tokens)
+    with open_results(out, resume) as results:
+        run_tasks(jobs, results, "inverting", limit)
+        rows = results.rows()
+    return Result(rows, terminal_table(rows), _next(results, out))
 
 
 @command()
@@ -198,39 +164,28 @@ def curves(
         device: where to compute; auto (default) takes a GPU that is in reach
     """
     from eval.checkpoints import open_models
-    from eval.inversion.curves import plan_curves, run_curves
-    from eval.inversion.run import Runner
-    from eval.progress import track
-    from eval.results import Results, read_rows
+    from eval.inversion.curves import Curve, plan_curves
+    from eval.tasks import open_results, run_tasks
     from eval.text import held_out_text, story_prompts
 
     wanted = {"channels": channels, "noise": noise}
     axes = [name for name in wanted if wanted[name]] or list(wanted)
     sites, solvers = _layers(layers or "last", joined=False), _methods(listed(methods or ()), axes)
-    checkpoints = open_models(models, device)
-    with directory(out) as place:
-        results = Results(place)
-        tasks, by_model, texts = [], {}, {}
-        for checkpoint in checkpoints:
-            context = checkpoint.config.context
-            if length > context:
-                raise RequestError(
-                    f"--length {length}: the context of {checkpoint.path} is {context}; "
-                    "give a shorter one"
-                )
-            text = held_out_text(checkpoint, corpus)
-            prompts = story_prompts(text, count, length)
-            _same_prompts(by_model, checkpoint, prompts)
-            texts[checkpoint.provenance["name"]] = text.background()
-            tasks += plan_curves(checkpoint, sites, axes, solvers, prompts, results.keys)
-        if not tasks:
-            print(f"{results.path}: every curve is there already", file=sys.stderr)
-        work = run_curves(tasks, Runner(by_model, texts), results)
-        for _ in track(work, [task.cost for task in tasks], "curves"):
-            pass
-        rows = read_rows([place])
-    notes = f"rows: {results.path}\nnext: python -m eval report {out} --out page.html"
-    return Result(rows, curve_tables(rows), notes if out else "")
+    tasks: list[Curve] = []
+    by_model: dict[str, list[Prompt]] = {}
+    for checkpoint in open_models(models, device):
+        checkpoint.check_length(length)
+        prompts = story_prompts(held_out_text(checkpoint, corpus), count, length)
+        _same_prompts(by_model, checkpoint, prompts)
+        tasks += plan_curves(checkpoint, sites, axes, solvers, prompts, corpus)
+    with open_results(out) as results:
+        run_tasks(tasks, results, "curves")
+        rows = results.rows()
+    return Result(rows, curve_tables(rows), _next(results, out))
+
+
+def _next(results: "Results", out: str | None) -> str:
+    return f"{results.note}\nnext: python -m eval report {out} --out page.html" if out else ""
 
 
 def _same_prompts(
@@ -325,16 +280,6 @@ def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | Non
     return found
 
 
-def _first(jobs: "list[Job]", limit: int | None) -> "list[Job]":
-    """As many jobs as it takes to make `limit` rows."""
-    if limit is None:
-        return jobs
-    sizes = [0]
-    for job in jobs:
-        sizes.append(sizes[-1] + len(job.cells))
-    return list(islice(jobs, sum(size < limit for size in sizes[:-1])))
-
-
 def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
     from eval.inversion.solvers import parse_solvers
 
@@ -349,31 +294,29 @@ def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
 
 def curve_tables(rows: "list[Row]") -> str:
     """The rows of kind "curve" as tables for a terminal, one for each axis."""
-    curves = [row for row in rows if row.get("kind") == "curve"]
+    from eval.tables import terminal
+
+    curves = [row for row in rows if row["kind"] == "curve"]
     parts = []
     for axis, title in (("channels", CHANNELS), ("noise", NOISE)):
         own = [row for row in curves if row["axis"] == axis]
         if own:
-            parts += [title, _table(own, axis)]
-    return "\n".join(parts)
+            parts.append(_table(own, axis, title))
+    return terminal(*parts)
 
 
-def _table(curves: "list[Row]", axis: str) -> str:
-    from rich import box
-    from rich.table import Table
+def _table(curves: "list[Row]", axis: str, title: str) -> "Table":
+    from eval.tables import Table, number_text, share_text
 
     grid = sorted(set.intersection(*(set(row["values"]) for row in curves)))
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("model", "step", "layer", "method"):
-        table.add_column(name, no_wrap=True)
     read = ["cliff", "asked beside"] if axis == "channels" else ["SNR50, dB", "noise"]
-    for name in [*(f"{value:.3g}" for value in grid), *read]:
-        table.add_column(name, justify="right", no_wrap=True)
+    lines = []
     for row in sorted(curves, key=_place):
         shares = dict(zip(row["values"], row["top1"], strict=True))
-        cells = [f"{100 * shares[value]:.0f}" for value in grid]
-        table.add_row(*map(str, _place(row)), *cells, *_CELLS[axis](row))
-    return drawn(table, width=150)
+        cells = [share_text(shares[value]) for value in grid]
+        lines.append([*map(str, _place(row)), *cells, *_CELLS[axis](row)])
+    headings = ["model", "step", "layer", "method", *map(number_text, grid), *read]
+    return Table(headings, lines, 4, title)
 
 
 def _place(row: "Row") -> tuple[Hashable, ...]:
@@ -382,22 +325,24 @@ def _place(row: "Row") -> tuple[Hashable, ...]:
 
 
 def _channels(row: "Row") -> list[str]:
+    from eval.tables import number_text
+
     if row["value"] is None:
         return [f"more than {max(row['values'])}", ""]
     between = row["bracket"]
-    return [
-        f"{row['value']:.0f} ({_end(row['low'])} to {_end(row['high'])})",
-        "" if between is None else f"{between[1]:.0f}",
-    ]
+    beside = "" if between is None else number_text(between[1])
+    return [f"{number_text(row['value'])} ({_end(row['low'])} to {_end(row['high'])})", beside]
 
 
 def _noise(row: "Row") -> list[str]:
+    from eval.tables import number_text
+
     if row["value"] is None:
         return ["", f"more than {max(row['values']):g}"]
     if not row["value"]:
         return ["", "none is too much"]
     interval = f"({_end(row['snr50_low'])} to {_end(row['snr50_high'])})"
-    return [f"{row['snr50']:.1f} {interval}", f"{row['value']:.3g}"]
+    return [f"{number_text(row['snr50'])} {interval}", number_text(row["value"])]
 
 
 _CELLS: dict[str, "Callable[[Row], list[str]]"] = {"channels": _channels, "noise": _noise}
@@ -405,9 +350,9 @@ _CELLS: dict[str, "Callable[[Row], list[str]]"] = {"channels": _channels, "noise
 
 def _end(value: float | None) -> str:
     """A limit; open where the curve does not reach it."""
-    if value is None:
-        return "open"
-    return f"{value:.0f}" if isinstance(value, int) else f"{value:.1f}"
+    from eval.tables import number_text
+
+    return "open" if value is None else number_text(value)
 
 
 @command()

@@ -1,10 +1,19 @@
 """The commands `loss` and `generate`: how well models predict text, and what they write."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from eval.api import Model, Models, Result, command, drawn
+from eval.api import Model, Models, Result, command
 from eval.cli import Device, Flag, Positive, Source, listed
 from eval.errors import RequestError
+
+FIGURES = [
+    ("tokens", "tokens", False),
+    ("nats_per_token", "nats/token", False),
+    ("bits_per_byte", "bits/byte", False),
+    ("perplexity", "perplexity", False),
+    ("tokens_per_second", "tokens/s", False),
+]
+"""Columns of the table of losses."""
 
 
 @command()
@@ -32,49 +41,30 @@ def loss(
         out: results directory, for `python -m eval compare`
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from rich.table import Table
-
     from eval.checkpoints import open_models
-    from eval.language import bits_per_byte, measure_loss
-    from eval.results import Results, read_rows, row_key
+    from eval.language import Measurement
+    from eval.statistics import bits_per_byte
+    from eval.tables import lay_out, terminal
+    from eval.tasks import open_results, run_tasks
 
-    checkpoints = open_models(models, device)
-    texts = None if text is None else listed(text)
-    results = Results(out) if out else None
-    known = {row["key"]: row for row in read_rows([out])} if out else {}
-    table = Table(box=None, header_style="bold")
-    for heading in ("model", "step", "tokens"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    for heading in ("nats/token", "bits/byte", "95 %", "perplexity", "tokens/s"):
-        table.add_column(heading, justify="right")
-    rows = []
-    for checkpoint in checkpoints:
-        about = [checkpoint.provenance[field] for field in ("name", "step", "weights_sha256")]
-        source: list[Any] = [corpus, stories] if texts is None else [texts]
-        key = row_key(*about, "loss", *source)
-        row = known.get(key) or {
-            "key": key,
-            "kind": "loss",
-            "checkpoint": checkpoint.provenance,
-            "corpus": corpus if texts is None else None,
-            "device": checkpoint.model.embedding.weight.device.type,
-            **measure_loss(checkpoint, corpus, stories, batch_size, texts).record(),
-        }
-        if results:
-            results.append([row])
-        rows.append(row)
+    texts = None if text is None else tuple(listed(text))
+    tasks = [
+        Measurement(checkpoint, corpus, stories, batch_size, texts)
+        for checkpoint in open_models(models, device)
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "predicting")
+        known = {row["key"]: row for row in results.rows()}
+    rows = [known[key] for task in tasks for key in task.keys]
+    records = []
+    for row in rows:
         interval = bits_per_byte([row["parts"]], [0])
-        table.add_row(
-            row["checkpoint"]["name"],
-            str(row["checkpoint"]["step"]),
-            f"{row['tokens']:,}",
-            f"{row['nats_per_token']:.4f}",
-            f"{row['bits_per_byte']:.4f}",
-            f"{interval.low:.3f}–{interval.high:.3f}" if interval else "",
-            f"{row['perplexity']:.2f}",
-            f"{row['tokens_per_second']:,.0f}",
-        )
-    return Result(rows, drawn(table), f"rows: {results.path}" if results else "")
+        low, high = interval[1:] if interval else (None, None)
+        limits = {"bits_per_byte_low": low, "bits_per_byte_high": high}
+        about = {"model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"]}
+        records.append(about | {name: row[name] for name, *_ in FIGURES} | limits)
+    table = lay_out(records, FIGURES)
+    return Result(rows, terminal(table), results.note if out else "")
 
 
 @command()

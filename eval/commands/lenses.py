@@ -1,17 +1,21 @@
 """The commands `lens` and `lenses`: what a model looks like inside, and by which lenses."""
 
-import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from eval.api import Models, Result, Rows, command, directory
+from eval.api import Models, Result, Rows, command
 from eval.cli import Device, Flag, Natural, Plugins, Source, listed, positive
 from eval.errors import RequestError
 
+LINES = 30
+"""Lines of one table of a lens that a terminal shows."""
+ASKED = {"lens", "prompts", "prompt_kind", "length"}
+"""Places that all figures of one look share."""
+
 if TYPE_CHECKING:
     from eval.checkpoints import Checkpoint
-    from eval.lenses.questions import Look
-    from eval.results import Results
+    from eval.rows import Row
     from eval.text import Prompt
 
 
@@ -51,34 +55,30 @@ def lens(
         words: tokens that are followed, each one token, its space before it included: ' happy'
     """
     from eval.checkpoints import open_models
-    from eval.lenses.documents import FOLDER, read_documents
-    from eval.lenses.lens import ALL, Request, choose
+    from eval.lenses.lens import ALL, FOLDER, Request, choose, read_documents, word_tokens
     from eval.lenses.questions import Look
     from eval.lenses.trace import gather
-    from eval.lenses.words import word_tokens
     from eval.plugins import run_plugins
-    from eval.progress import track
-    from eval.results import Results, read_rows
+    from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin, [*listed(models), out])
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
     lenses = choose(names)
     if texts and (count or length):
         raise RequestError("--count and --length are of stories; leave them out with --text")
-    requests = []
+    looks = []
     for checkpoint in open_models(models, device):
         word_tokens(checkpoint, followed)
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)
         request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
-        requests.append((checkpoint, request))
-    with directory(out) as place:
-        results = Results(place)
-        looks = [Look(one, model, request) for model, request in requests for one in lenses]
-        answers = _answers(looks, results, strict=ALL not in names)
-        shown = list(track(answers, [1.0] * len(looks), "looking"))
-        rows, documents = read_rows([place]), list(read_documents(place))
-    notes = f"rows: {results.path}, documents: {results.directory / FOLDER}" if out else ""
+        looks += [Look(one, checkpoint, request, ALL not in names) for one in lenses]
+    with open_results(out) as results:
+        run_tasks(looks, results, "looking")
+        answers = [look.read(results) for look in looks]
+        shown = [_shown(*answer) for answer in answers if answer[0]]
+        rows, documents = results.rows(), list(read_documents(results.directory))
+    notes = f"{results.note}, documents: {results.directory / FOLDER}" if out else ""
     return Result(rows, "\n\n".join(part for part in shown if part), notes, documents)
 
 
@@ -100,22 +100,35 @@ def list_lenses(plugin: Plugins = None) -> Result:
     return Result(rows, "\n".join(f"{name:{width}}  {one.about}" for name, one in known.items()))
 
 
-def _answers(looks: "list[Look]", results: "Results", strict: bool) -> Iterator[str]:
-    """Each look's tables; nothing where a lens cannot look, unless it was asked for by name."""
-    from eval.lenses.tables import lens_tables
+def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
+    """The figures of one look, those by layer in columns, then the tables that the lens made."""
+    from eval.quantities import place
+    from eval.tables import Table, across, interval_text, terminal, text
 
-    for before, look in zip([None, *looks], looks, strict=False):
-        if before and before.checkpoint is not look.checkpoint:
-            before.checkpoint.kept.clear()
-        try:
-            document, rows = look.run(results.directory)
-            results.append(rows)
-            yield lens_tables(document, rows)
-        except RequestError as refusal:
-            if strict:
-                raise
-            print(f"{look.lens.name} left out: {refusal}", file=sys.stderr)
-            yield ""
+    model = document["checkpoint"]
+    parts: list[Table | str] = [
+        f"{document['lens']}: {document['about']} ({model['name']}, step {model['step']})"
+    ]
+    layered, single = [], []
+    for row in rows:
+        where = {n: v for n, v in place(row).items() if n not in ASKED}
+        layer = where.pop("layer", None)
+        named = [v if isinstance(v, str) else f"{n} {text(v)}" for n, v in where.items()]
+        name = ", ".join([row["figure"], *named])
+        if layer is not None:
+            layered.append({"by layer": name, "layer": layer, "value": row["value"]})
+        else:
+            figure = interval_text(row["value"], row.get("low"), row.get("high"))
+            single.append([name, figure, text(row.get("n"))])
+    if layered:
+        shown = across(layered, ["by layer"], "layer", [("value", "value", False)])
+        parts.append(replace(shown, most=LINES))
+    if single:
+        parts.append(Table(["figure", "value", "n"], single, most=LINES))
+    for made in document["notes"].get("tables", []):
+        cells = [list(map(str, line)) for line in made["rows"]]
+        parts.append(Table(made["columns"], cells, title=made["title"]))
+    return terminal(*parts)
 
 
 def _prompts(
@@ -127,8 +140,5 @@ def _prompts(
         return text_prompts(texts, checkpoint.tokenizer)
     context = checkpoint.config.context
     length = length or min(64, context)
-    if length > context:
-        raise RequestError(
-            f"--length {length}: the context of {checkpoint.path} is {context}; give a shorter one"
-        )
+    checkpoint.check_length(length)
     return story_prompts(held_out_text(checkpoint, corpus), count, length)

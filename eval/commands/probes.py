@@ -1,10 +1,9 @@
 """The commands `probe`, `geometry` and `retrieval`: what is fitted to, or measured of, outputs."""
 
-import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from eval.api import Models, Result, Rows, command, directory
+from eval.api import Models, Result, Rows, command
 from eval.cli import (
     AboveZero,
     Device,
@@ -18,6 +17,13 @@ from eval.cli import (
 )
 from eval.errors import RequestError
 
+if TYPE_CHECKING:
+    from eval.rows import Row
+
+LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no output is looked at."
+TRAINED = "Trained inverter: top-1 %, and I_e, each beside what no output says."
+JACOBIAN = "Jacobian, hidden to visible: medians over prompts."
+BASINS = "Adam from a start at radius r |e|, a column each: hidden tokens right, prompts right, %."
 RADII = (0.3, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -71,10 +77,8 @@ def probe(
     from eval.inversion.slices import Slice
     from eval.probes.inverter import Decoding
     from eval.probes.linear import Training
-    from eval.probes.questions import Stories, plan, run_all
-    from eval.probes.tables import probe_tables
-    from eval.progress import track
-    from eval.results import Results, read_rows
+    from eval.probes.questions import Stories, plan
+    from eval.tasks import open_results, run_tasks
 
     if slices and not inverter:
         raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
@@ -94,27 +98,60 @@ def probe(
         rate=inverter_rate,
         seed=seed,
     )
-    checkpoints = open_models(models, device)
-    with directory(out) as place:
-        results = Results(place)
-        tasks = []
-        for checkpoint in checkpoints:
-            tasks += plan(
-                checkpoint,
-                stories,
-                None if layers is None else listed(layers),
-                sorted(set(listed(offsets))),
-                training,
-                shown if inverter else [],
-                decoding,
-                results.keys,
-            )
-        if not tasks:
-            print(f"{results.path}: every row is there already", file=sys.stderr)
-        for _ in track(run_all(tasks, results), [task.cost for task in tasks], "probing"):
-            pass
-        rows = read_rows([place])
-    return Result(rows, probe_tables(rows), f"rows: {results.path}" if out else "")
+    wanted = None if layers is None else listed(layers)
+    shown = shown if inverter else []
+    tasks = [
+        task
+        for checkpoint in open_models(models, device)
+        for task in plan(
+            checkpoint, stories, wanted, sorted(set(listed(offsets))), training, shown, decoding
+        )
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "probing")
+        rows = results.rows()
+    return Result(rows, _read_out(rows), results.note if out else "")
+
+
+def _read_out(rows: "list[Row]") -> str:
+    """Accuracy and I_e of linear probes by offset, and of inverters by slice."""
+    from eval.summary import columns, summarise
+    from eval.tables import Table, across, lay_out, terminal
+
+    linear = [row for row in rows if "offset" in row]
+    trained = [row for row in rows if row["kind"] == "probe" and row["method"] == "inverter"]
+    parts: list[Table | str] = []
+    if linear:
+        order = {"ridge": 0, "gaussian": 1, "softmax": 2}
+        records = summarise(linear, "probe", every_seed=True)
+        records.sort(key=lambda r: (r["model"], r["step"], r["layer"], order[r["method"]]))
+        records += [
+            {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
+             "information": record["unigram.information"]}
+            for record in records
+        ]  # fmt: skip
+        shown = [("top1", "top-1", True), ("information", "I_e", False)]
+        parts.append(across(records, ("model", "step", "layer", "method"), "offset", shown, LINEAR))
+    if trained:
+        records = summarise(trained, "probe", every_seed=True)
+        parts.append(lay_out(records, columns("probe"), TRAINED))
+    return terminal(*parts)
+
+
+def _surroundings(rows: "list[Row]") -> str:
+    """The Jacobian's figures, medians over prompts; and what came right from each distance."""
+    from eval.summary import columns, summarise
+    from eval.tables import Table, across, lay_out, terminal
+
+    parts: list[Table | str] = []
+    if any(row["kind"] == "geometry" for row in rows):
+        records = summarise(rows, "geometry", every_seed=True)
+        parts.append(lay_out(records, columns("geometry"), JACOBIAN))
+    if any(row["kind"] == "basin" for row in rows):
+        records = summarise(rows, "basin", every_seed=True)
+        shown = [("nonself", "hidden", True), ("exact", "whole", True)]
+        parts.append(across(records, ("model", "step", "layer", "hidden"), "radius", shown, BASINS))
+    return terminal(*parts)
 
 
 def _windows(tokens: int, length: int, flag: str, least: int) -> int:
@@ -160,34 +197,28 @@ def geometry(
         seed: of the directions
     """
     from eval.checkpoints import open_models
-    from eval.probes.local import plan_local, run_local
+    from eval.probes.local import plan_local
     from eval.probes.questions import choose_layers
-    from eval.probes.tables import geometry_tables
-    from eval.progress import track
-    from eval.results import Results, read_rows
+    from eval.tasks import open_results, run_tasks
     from eval.text import held_out_text, story_prompts
 
-    checkpoints = open_models(models, device)
-    with directory(out) as place:
-        results = Results(place)
-        tasks = []
-        for checkpoint in checkpoints:
-            tasks += plan_local(
-                checkpoint,
-                choose_layers(checkpoint, None if layers is None else listed(layers)),
-                sorted(set(listed(hidden))),
-                story_prompts(held_out_text(checkpoint, corpus), count, length),
-                sorted(set(listed(radii))),
-                adam_steps,
-                seed,
-                results.keys,
-            )
-        if not tasks:
-            print(f"{results.path}: every row is there already", file=sys.stderr)
-        for _ in track(run_local(tasks, results), [task.cost for task in tasks], "measuring"):
-            pass
-        rows = read_rows([place])
-    return Result(rows, geometry_tables(rows), f"rows: {results.path}" if out else "")
+    tasks = [
+        task
+        for checkpoint in open_models(models, device)
+        for task in plan_local(
+            checkpoint,
+            choose_layers(checkpoint, None if layers is None else listed(layers)),
+            sorted(set(listed(hidden))),
+            story_prompts(held_out_text(checkpoint, corpus), count, length),
+            sorted(set(listed(radii))),
+            adam_steps,
+            seed,
+        )
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "measuring")
+        rows = results.rows()
+    return Result(rows, _surroundings(rows), results.note if out else "")
 
 
 @command(fit_steps="fit of the whole model (InfoNCE)")
@@ -227,21 +258,21 @@ def retrieval(
         seed: of the fit
     """
     from eval.checkpoints import open_models
-    from eval.progress import track
-    from eval.results import Results, read_rows
-    from eval.retrieval import Fit, Request, match_all, retrieval_table
+    from eval.retrieval import Fit, Match, Request, retrieval_table
+    from eval.tasks import open_results, run_tasks
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
         if not value > 0:
             raise RequestError(f"--{flag} {value}: it must be above 0")
     fit = Fit(fit_steps, batch, rate, temperature, seed)
     request = Request(corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs)
-    checkpoints = open_models(models, device)
-    with directory(out) as place:
-        results = Results(place)
-        tasks = [(c, s) for c in checkpoints for s in sorted(set(sentence))]
-        for _ in track(match_all(tasks, request, results), [1.0] * len(tasks), "matching"):
-            pass
-        rows = read_rows([place])
-    shown = retrieval_table([row for row in rows if row.get("kind") == "retrieval"])
-    return Result(rows, shown, f"rows: {results.path}" if out else "")
+    tasks = [
+        Match(checkpoint, which, request)
+        for checkpoint in open_models(models, device)
+        for which in sorted(set(sentence))
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "matching")
+        rows = results.rows()
+    shown = retrieval_table([row for row in rows if row["kind"] == "retrieval"])
+    return Result(rows, shown, results.note if out else "")

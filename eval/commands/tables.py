@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from eval.api import Result, command, drawn
+from eval.api import Result, command
 from eval.cli import Directory, File, Flag, Name, Plugins, listed
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from eval.summary import Accepts
 
-    from eval.comparison.table import Comparison
-    from eval.inversion.summary import Accepts, Record
-
-PIPE_WIDTH = 160  # characters of a line of `compare` where no terminal says how wide it is
-LEAST = 60  # characters of a line of `compare`, at least
+BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
+         "evaluations", "seconds", "prompts", "models")  # fmt: skip
+"""Figures of the summary that a line of a terminal has room for."""
 
 
 @command()
@@ -33,28 +30,29 @@ def summary(
         markdown: write the tables as Markdown
     """
     from eval.files import write_text
-    from eval.inversion.layout import to_csv, to_markdown
-    from eval.inversion.summary import accepts, summarise, summarise_verdicts
-    from eval.results import read_rows
+    from eval.rows import read_rows
+    from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
+    from eval.tables import lay_out, terminal, to_csv
+    from eval.tables import markdown as markdown_text
 
     rows = read_rows(listed(results))
     records, verdicts = summarise(rows), summarise_verdicts(rows)
     accepted = _accepts_text(accepts(rows))
-    text = [_summary(records)]
-    pages = [to_markdown(records)]
-    if verdicts:
-        text.append(f"Verdicts across methods\n{_summary(verdicts)}")
-        pages.append(f"Verdicts across methods. {to_markdown(verdicts)}")
+    full = [*columns("recovery"), *((n, n, False) for n in ("rows", "prompts", "models"))]
+    title = "Verdicts across methods"
+    across = [lay_out(verdicts, VERDICT_COLUMNS, title)] if verdicts else []
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
+        pages = [markdown_text(table) for table in (lay_out(records, full), *across)]
         write_text(markdown, "\n".join([*pages, accepted, ""]))
-    return Result(records, "\n\n".join(text), accepted)
+    brief = lay_out(records, [column for column in full if column[0] in BRIEF])
+    return Result(records, terminal(brief, *across), accepted)
 
 
 def _accepts_text(found: "Accepts") -> str:
     """Whether any answer that was accepted is wrong, and how many may be."""
-    from eval.inversion.layout import number_text
+    from eval.tables import share_text
 
     text = (
         f"False accepts: {found.wrong:,} of {found.answers:,} answers at the floor "
@@ -64,25 +62,8 @@ def _accepts_text(found: "Accepts") -> str:
         return f"{text}."
     return (
         f"{text}, in {found.wrong_pairs:,} of {found.pairs:,} pairs of prompt and model: at most "
-        f"{number_text(100 * found.bound)} % of pairs."
+        f"{share_text(found.bound)} % of pairs."
     )
-
-
-def _summary(records: "list[Record]") -> str:
-    from rich import box
-    from rich.table import Table
-
-    from eval.inversion.layout import lay_out
-
-    layout = lay_out(records, brief=True)
-    table = Table(box=box.SIMPLE, header_style="bold", collapse_padding=True, pad_edge=False)
-    for heading, numeric in zip(layout.headings, layout.numeric, strict=True):
-        justify = "right" if numeric else "left"
-        table.add_column(fill(heading, 12), justify=justify, overflow="fold", no_wrap=True)
-    for cells in layout.lines:
-        table.add_row(*cells)
-    constant = [f"{heading}: {value}" for heading, value in layout.constant.items()]
-    return drawn(table, *constant, pipe=200)
 
 
 @command(markdown="files")
@@ -111,11 +92,12 @@ def compare(
         plot: curves over training: .svg, .png, .html
         x: what they are over
     """
-    from eval.comparison.entries import enter
-    from eval.comparison.evidence import gather
-    from eval.comparison.plot import FORMATS, write_plot
-    from eval.comparison.table import compare, to_csv, to_markdown, to_rows
+    from eval.comparison import enter, side_by_side
+    from eval.comparison_plot import FORMATS, write_plot
     from eval.files import write_text
+    from eval.gather import gather
+    from eval.tables import markdown as markdown_text
+    from eval.tables import terminal, to_csv
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
@@ -125,72 +107,16 @@ def compare(
         raise RequestError(f"{found[0]}: its runs have not reported anything yet")
     named = None if columns is None else list(columns)
     shown = list({entry.label: entry for entry in entries}.values()) if last else entries
-    table = compare(shown, named, sort)
-    full = table if named else compare(shown, ["all"])
+    table = side_by_side(shown, named, sort)
+    full = (table if named else side_by_side(shown, ["all"])).records()
+    tables = table.tables()
     if csv:
         write_text(csv, to_csv(full))
     if markdown:
-        write_text(markdown, to_markdown(table))
+        write_text(markdown, "\n".join(map(markdown_text, tables)))
     written = write_plot(plot, entries, x, named) if plot else ""
-    return Result(to_rows(full), _compared(table), str(written))
-
-
-def _compared(table: "Comparison") -> str:
-    from rich.console import Console
-
-    from eval.comparison.table import lines
-
-    console = Console()
-    width = console.width if console.is_terminal else PIPE_WIDTH
-    parts: list[Any] = []
-    for section in table.sections:
-        headings, rows = lines(table, section)
-        said = table.shared.get(section)
-        parts.append(f"\n{section.capitalize()}" + (f" (all: {said})" if said else ""))
-        for names, cells in _pages(headings, rows, max(width, LEAST)):
-            parts.append(_drawn(names, cells))
-    if table.left_out:
-        parts.append(f"{table.left_out} more columns: --columns all, or parts of their names")
-    return drawn(*parts, width=width)
-
-
-def _drawn(headings: list[str], rows: list[list[str]]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading in headings:
-        left = heading in ("model", "mixers")
-        table.add_column(_broken(heading), justify="left" if left else "right", no_wrap=True)
-    for cells in rows:
-        table.add_row(*cells)
-    return table
-
-
-def _pages(
-    headings: list[str], rows: list[list[str]], width: int
-) -> list[tuple[list[str], list[list[str]]]]:
-    """As many tables as it takes for each to fit the width; model and step begin each."""
-    wide = [
-        max(*(len(line) for line in _broken(h).split("\n")), *(len(row[i]) for row in rows)) + 3
-        for i, h in enumerate(headings)
-    ]
-    at = headings.index("step")
-    pages, used = [[0, at]], wide[0] + wide[at]
-    for i in range(1, len(headings)):
-        if i == at:
-            continue
-        if used + wide[i] > width and len(pages[-1]) > 2:
-            pages.append([0, at])
-            used = wide[0] + wide[at]
-        pages[-1].append(i)
-        used += wide[i]
-    return [([headings[i] for i in page], [[row[i] for i in page] for row in rows])
-            for page in pages]  # fmt: skip
-
-
-def _broken(heading: str) -> str:
-    return fill(heading, 14, break_long_words=False)
+    more = f"{table.left_out} more columns: --columns all, or parts of their names"
+    return Result(full, terminal(*tables, more if table.left_out else ""), str(written))
 
 
 @command()
@@ -217,11 +143,11 @@ def report(
         wandb: also log figures, table and page to W&B; the run is kept with the first RESULTS
         wandb_project: of W&B
     """
-    from eval.lenses.documents import read_documents
-    from eval.plots import write_figures
+    from eval.drawing import write_figures
+    from eval.lenses.lens import read_documents
     from eval.plugins import run_plugins
     from eval.report import render_page, write_page
-    from eval.results import read_rows
+    from eval.rows import read_rows
     from eval.tracking import track_results
 
     run_plugins(plugin)

@@ -8,19 +8,20 @@ is a row of its own, of kind "curve".
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.inversion.questions import Cell, Job, Question, Site, plan
-from eval.inversion.run import Runner
+from eval.inversion.questions import Cell, Question, Site
+from eval.inversion.run import Job, plan
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver
-from eval.results import Results, Row, finite_or_none, read_rows, row_key
+from eval.rows import Results, Row, finite_or_none, row_key
 from eval.statistics import CONFIDENCE, RESAMPLES
 from eval.text import Prompt
 
@@ -107,65 +108,55 @@ Axis = Channels | Noise
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve to be: a site of a checkpoint along an axis, by one method."""
+    """A task: a site of a checkpoint along an axis, by one method."""
 
     checkpoint: Checkpoint
     site: Site
     axis: Axis
     solver: Solver
     prompts: tuple[Prompt, ...]
+    corpus: str
 
     @property
-    def key(self) -> str:
-        """The row's key."""
-        about = self.checkpoint.provenance
-        return row_key(
+    def keys(self) -> list[str]:
+        """The key of its own row, without those of its points."""
+        key = row_key(
             "curve",
-            *(about[name] for name in ("name", "step", "weights_sha256")),
+            *self.checkpoint.identity,
             self.site.record,
             self.axis.name,
             self.solver.name,
             self.solver.record,
             [prompt.tokens for prompt in self.prompts],
         )
+        return [key]
 
     @property
     def cost(self) -> float:
         """How long it is likely to take, in no unit: the grid, and half of it again."""
-        return 1.5 * sum(job.cost for job in self.jobs(self.axis.grid, set()))
+        return 1.5 * sum(job.cost for job in self.jobs(self.axis.grid))
 
-    def jobs(self, values: Iterable[float], done: set[str]) -> list[Job]:
-        """The work that some points make, less the rows that are there."""
+    def jobs(self, values: Iterable[float]) -> list[Job]:
+        """The work that some points make."""
         asked = self.axis.asked(values)
         methods = {self.solver.name: self.solver}
         question = Question(methods, layers=(self.site.layers,), **asked)
-        return plan(self.checkpoint, question, list(self.prompts), done)
+        return plan(self.checkpoint, question, list(self.prompts), self.corpus)
 
-    def trace(self, runner: Runner, results: Results, known: dict[str, Row]) -> Row:
-        """Asks the grid, then bisects; rows are saved as they come, the curve's own at the end.
-
-        Args:
-            runner: that knows the prompts.
-            results: where rows go.
-            known: all rows there by key, to which new ones are added.
-        """
-
-        def save(rows: list[Row]) -> None:
-            results.append(rows)
-            known.update((row["key"], row) for row in rows)
-
+    def run(self, results: Results) -> list[Row]:
+        """Asks the grid, then bisects; its points' rows are saved as they come."""
+        known = {row["key"]: row for row in results.rows()}
         points: dict[float, list[Row]] = {}
         wanted: tuple[float, ...] = self.axis.grid
         while wanted:
-            for _ in runner.run_all(self.jobs(wanted, set(known)), save):
-                pass
-            for job in self.jobs(wanted, set()):
+            for job in self.jobs(wanted):
+                rows = job.run(results)
+                results.append(rows)
+                known |= {row["key"]: row for row in rows}
                 for cell in job.cells:
                     points.setdefault(self.axis.of(cell), []).append(known[job.key(cell)])
             wanted = self._next(points)
-        row = self._row(points)
-        save([row])
-        return row
+        return [self._row(points)]
 
     def _next(self, points: dict[float, list[Row]]) -> tuple[float, ...]:
         """The value between the two at which recovery crosses one half; none where near enough."""
@@ -194,7 +185,7 @@ class Curve:
         low, high = min(limits[0], estimate), max(limits[1], estimate)
         between = bracket(shares.mean(axis=0))
         row = {
-            "key": self.key,
+            "key": self.keys[0],
             "kind": "curve",
             "checkpoint": self.checkpoint.provenance,
             "site": self.site.record,
@@ -233,9 +224,9 @@ def plan_curves(
     axes: list[str],
     methods: dict[str, Solver],
     prompts: list[Prompt],
-    done: set[str],
+    corpus: str,
 ) -> list[Curve]:
-    """The curves of a checkpoint, less those that are there already.
+    """The curves of a checkpoint.
 
     Args:
         checkpoint: what is asked about.
@@ -243,7 +234,7 @@ def plan_curves(
         axes: some of `channels` and `noise`; methods with a prior are asked about noise alone.
         methods: by name.
         prompts: all of one length.
-        done: keys of rows that are there.
+        corpus: whose background text the searches guess from.
 
     Raises:
         RequestError: a layer that does not exist, or a method that hidden positions are needed for.
@@ -260,33 +251,16 @@ def plan_curves(
         all_axes: tuple[Axis, ...] = Channels(site.circuit(checkpoint).width), Noise()
         for axis in (axis for axis in all_axes if axis.name in axes):
             curves += [
-                Curve(checkpoint, site, axis, method, tuple(prompts))
+                Curve(checkpoint, site, axis, method, tuple(prompts), corpus)
                 for method in methods.values()
                 if axis.name == "noise" or method.family != "prior"
             ]
-    return [curve for curve in curves if curve.key not in done]
-
-
-def run_curves(curves: Iterable[Curve], runner: Runner, results: Results) -> Iterator[Row]:
-    """Traces curves one after the other."""
-    known = {row["key"]: row for row in read_rows([results.directory])}
-    for curve in curves:
-        yield curve.trace(runner, results, known)
+    return curves
 
 
 def monotone(shares: np.ndarray) -> np.ndarray:
-    """The nearest curves that never rise, in least squares, of `(R, N)` curves.
-
-    By the min-max formula of isotonic regression (Robertson, Wright & Dykstra 1988, 1.4):
-    the least, over starts a <= i, of the greatest mean of a ... b with b >= i.
-    """
-    R, N = shares.shape
-    sums = np.concatenate([np.zeros((R, 1)), shares.cumsum(axis=1)], axis=1)
-    start, stop = np.arange(N)[:, None], np.arange(N)[None]
-    means = (sums[:, None, 1:] - sums[:, :-1, None]) / np.maximum(stop - start + 1, 1)
-    means = np.where(stop >= start, means, -np.inf)  # (R, start, stop)
-    fits = [means[:, : i + 1, i:].max(axis=2).min(axis=1) for i in range(N)]
-    return np.stack(fits, axis=1)
+    """The nearest curves that never rise, in least squares, of `(R, N)` curves."""
+    return np.stack([isotonic_regression(share, increasing=False).x for share in shares])
 
 
 def bracket(share: np.ndarray) -> int | None:

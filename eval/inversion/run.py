@@ -1,126 +1,253 @@
-"""Runs jobs: poses their problems, calls the solver, and makes a row of every answer."""
+"""Jobs, what runs at once of a question: each poses its problems, calls the solver, gives rows."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from eval.checkpoints import Checkpoint
-from eval.circuit import Circuit
+from eval.checkpoints import Checkpoint, rows_at_once
+from eval.circuit import Circuit, uncertified
+from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer, extras, nearest_rival, tally, verdicts
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Measured, Problem, measure, pose
-from eval.inversion.questions import Cell, Job, Site
-from eval.inversion.solvers import Tools
-from eval.results import Row, row_key
-from eval.text import Prompt
+from eval.inversion.questions import Cell, Question, Site
+from eval.inversion.solvers import Solver, Tools
+from eval.rows import Results, Row, row_key
+from eval.text import Prompt, held_out_text
 
 SHUFFLED = "shuffled"
+ROOM = 1 << 30  # bytes of lexicons
 
 
-class Runner:
-    """Runs jobs of several checkpoints, keeping what it measured of the present one.
+@dataclass(frozen=True)
+class Job:
+    """A task: cells that one call of a solver answers, of one checkpoint and prompt length.
 
-    Args:
-        prompts: all prompts, so that floors are measured on all of one length at once.
-        background: ordinary text by checkpoint, for the searches' guesses.
+    Attributes:
+        prompts: all of the run, so that floors are measured on all of one length at once.
+        corpus: whose background text the searches guess from.
+        allowed: the tokens that gradient solvers may answer with; None for all.
     """
 
-    def __init__(
-        self,
-        prompts: dict[str, list[Prompt]],
-        background: dict[str, Tensor],
-    ) -> None:
-        self._prompts, self._background = prompts, background
-        self._now: Checkpoint | None = None
-        self._measured: dict[tuple[Site, int], tuple[dict[Prompt, int], Measured]] = {}
-        self._circuits: dict[Site, Circuit] = {}  # they hold what is slow to make of a model
-        self._lexicons: dict[Circuit, Lexicon] = {}
+    checkpoint: Checkpoint
+    label: str
+    solver: Solver
+    prompts: tuple[Prompt, ...]
+    corpus: str
+    allowed: tuple[int, ...] | None = None
+    cells: list[Cell] = field(default_factory=list)
 
-    def run_all(
-        self, jobs: Iterable[Job], save: Callable[[list[Row]], None]
-    ) -> Iterator[list[Row]]:
-        """Runs jobs one after the other, each one's rows saved before the next begins."""
-        for job in jobs:
-            rows = self.run(job)
-            save(rows)
-            yield rows
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The `settings` field of its rows."""
+        return self.solver.record | ({"allowed": list(self.allowed)} if self.allowed else {})
 
-    def run(self, job: Job) -> list[Row]:
-        """Answers a job: one row per cell."""
-        if job.checkpoint is not self._now:
-            self._now = job.checkpoint
-            self._measured.clear()
-            self._circuits.clear()
-            self._lexicons.clear()
+    @property
+    def keys(self) -> list[str]:
+        """The rows' keys."""
+        return [self.key(cell) for cell in self.cells]
+
+    def key(self, cell: Cell) -> str:
+        """The row's key: what is asked, of which model, by which method, from which chance.
+
+        Not what else a run was given: floors are measured, and shuffled targets taken, among its
+        prompts of one length, and lexicons read its corpus. Rows that are there stay as they are
+        where these change; another directory asks anew.
+        """
+        return row_key(
+            *self.checkpoint.identity,
+            cell.site.record,
+            str(cell.slice),
+            self.label,
+            self.solver.name,
+            self.settings,
+            cell.prompt.tokens,
+            cell.prompt.pads,
+            cell.seed,
+            cell.noise,
+            cell.control,
+        )
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in no unit."""
+        config, total = self.checkpoint.config, 0.0
+        for cell in self.cells:
+            length = len(cell.prompt.tokens)
+            hidden = cell.slice.positions(length)[0]
+            tokens = self.solver.cost(config.vocab_size, length, hidden)
+            total += tokens * (1 + max(cell.site.layers))
+        return total
+
+    def run(self, results: Results) -> list[Row]:
+        """The rows that are not there yet, one a cell."""
+        cells = [cell for cell in self.cells if self.key(cell) not in results.keys]
+        shared = self.solver.together == "layers"
+        batches = _batches(cells, len(self.cells), shared)
+        return [row for some in batches for row in replace(self, cells=some).rows()]
+
+    def rows(self) -> list[Row]:
+        """Answers the cells: a row of each."""
         grouped: dict[Any, list[Cell]] = {}
-        for cell in job.cells:
+        for cell in self.cells:
             grouped.setdefault(cell.target, []).append(cell)
         problems = [self._pose(cells) for cells in grouped.values()]
-        cells = [cell for own in grouped.values() for cell in own]
-        answers = self._solve(job, problems, cells)
+        answers = iter(self._solve(problems, [c for cells in grouped.values() for c in cells]))
         rows = []
-        for problem, own in zip(problems, grouped.values(), strict=True):
-            mine, answers = answers[: len(own)], answers[len(own) :]
-            found = torch.stack([answer.tokens for answer in mine]).to(problem.target.device)
-            residual, within = problem.residual(found)
+        for problem, cells in zip(problems, grouped.values(), strict=True):
+            group = [next(answers) for _ in cells]
+            tokens = torch.stack([answer.tokens for answer in group]).to(problem.target.device)
+            residual, within = problem.residual(tokens)
             rows += [
-                _row(job, problem, cell, answer, p, float(residual[p]), bool(within[p]))
-                for p, (cell, answer) in enumerate(zip(own, mine, strict=True))
+                _row(self, problem, cell, answer, p, float(residual[p]), bool(within[p]))
+                for p, (cell, answer) in enumerate(zip(cells, group, strict=True))
             ]
         return rows
 
-    def _solve(self, job: Job, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
-        assert self._now
+    def _solve(self, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
         chance = [_generator(cell.prompt, cell.seed) for cell in cells]
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         tools = Tools(self._lexicon, truth.to(problems[0].target.device))
-        asked = Batch(tuple(replace(problem, allowed=job.allowed) for problem in problems))
-        return job.solver.answer(asked, chance, tools)
+        asked = Batch(tuple(replace(problem, allowed=self.allowed) for problem in problems))
+        return self.solver.answer(asked, chance, tools)
 
     def _pose(self, cells: list[Cell]) -> Problem:
         """The problem of cells that share a target."""
-        assert self._now
         first = cells[0]
-        length = len(first.prompt.tokens)
-        numbers, measured = self._measure(first.site, length)
+        numbers, measured = self._measure(first.site, len(first.prompt.tokens))
         rows = [numbers[cell.prompt] for cell in cells]
         if first.control == SHUFFLED:
             rows = [(row + 1) % len(numbers) for row in rows]
-        own = measured._replace(outputs=measured.outputs[rows], apart=measured.apart[:, rows])
-        circuit = self._circuit(first.site)
+        of_these = measured._replace(outputs=measured.outputs[rows], apart=measured.apart[:, rows])
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
-        return pose(circuit, truth, first.slice, own, first.noise, chance, ranked=True)
+        circuit = self._circuit(first.site)
+        return pose(circuit, truth, first.slice, of_these, first.noise, chance, ranked=True)
 
     def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
-        assert self._now
-        key = (site, length)
-        if key not in self._measured:
-            name = self._now.provenance["name"]
-            same = [p for p in self._prompts[name] if len(p.tokens) == length]
-            device = self._now.model.embedding.weight.device
+        same = tuple(prompt for prompt in self.prompts if len(prompt.tokens) == length)
+
+        def make() -> tuple[dict[Prompt, int], Measured]:
+            device = self.checkpoint.model.embedding.weight.device
             truth = torch.tensor([prompt.tokens for prompt in same], device=device)
-            measured = measure(self._circuit(site), truth)
-            self._measured[key] = {p: i for i, p in enumerate(same)}, measured
-        return self._measured[key]
+            return {p: i for i, p in enumerate(same)}, measure(self._circuit(site), truth)
+
+        return self.checkpoint.keep(("measured", site, same), make)
 
     def _lexicon(self, circuit: Circuit) -> Lexicon:
-        assert self._now
-        if circuit not in self._lexicons:
-            background = self._background[self._now.provenance["name"]]
-            device = self._now.model.embedding.weight.device
-            self._lexicons[circuit] = Lexicon(circuit, background.to(device))
-        return self._lexicons[circuit]
+        """Of as many sites as fit into the memory that the model takes, or into `ROOM`."""
+        model, config = self.checkpoint.model, self.checkpoint.config
+        lexicons: dict[Circuit, Lexicon] = self.checkpoint.keep(("lexicons", self.corpus), dict)
+        if circuit not in lexicons:
+            size = 4 * 4 * config.vocab_size * circuit.width
+            room = max(ROOM, 4 * self.checkpoint.provenance["parameters"])
+            while lexicons and (1 + len(lexicons)) * size > room:
+                del lexicons[next(iter(lexicons))]
+            background = held_out_text(self.checkpoint, self.corpus).background
+            lexicons[circuit] = Lexicon(circuit, background.to(model.embedding.weight.device))
+        return lexicons[circuit]
 
     def _circuit(self, site: Site) -> Circuit:
-        assert self._now
-        if site not in self._circuits:
-            self._circuits[site] = site.circuit(self._now)
-        return self._circuits[site]
+        return self.checkpoint.keep(("circuit", site), lambda: site.circuit(self.checkpoint))
+
+
+def plan(
+    checkpoint: Checkpoint,
+    question: Question,
+    prompts: list[Prompt],
+    corpus: str,
+    batch: int | None = None,
+    allowed: tuple[int, ...] | None = None,
+) -> list[Job]:
+    """The work that a question makes.
+
+    Args:
+        checkpoint: one of those asked.
+        question: the grid.
+        prompts: what is to be recovered.
+        corpus: whose background text the searches guess from.
+        batch: rows that are answered at once; None: as many as the device's memory bears. A sweep
+            takes all layers of a prompt in one pass, so that its batch is of whole prompts, one at
+            least.
+        allowed: the tokens that gradient solvers may answer with; None for all.
+
+    Raises:
+        RequestError: a site that does not exist, a slice that shows nothing, a prompt that stands
+            alone and cannot be shuffled, no method that can answer any slice, or a corpus with too
+            little text.
+    """
+    batch = batch or rows_at_once(checkpoint, max(len(prompt.tokens) for prompt in prompts))
+    _ = held_out_text(checkpoint, corpus).background  # too little of it is refused here
+    jobs: list[Job] = []
+    refusals = []
+    if question.shuffled:
+        for length, count in Counter(len(prompt.tokens) for prompt in prompts).items():
+            if count < 2:
+                raise RequestError(
+                    f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
+                )
+    sites = question.sites(checkpoint)
+    # a model to compare with is compared as it is
+    controls = (None, "shuffled") if question.shuffled and not checkpoint.control else (None,)
+    for label, method in question.methods.items():
+        if method.proves and (reason := uncertified(checkpoint.model)):
+            raise RequestError(
+                f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
+                "model in float32, or ask alternating"
+            )
+        groups: dict[Any, list[Cell]] = {}
+        gradient = method.family == "gradient"
+        for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
+            shown.channels(site.circuit(checkpoint).width)
+            shown.positions(len(prompt.tokens))
+            causal = "mask" not in site.without
+            refusal = method.refusal(shown, len(prompt.tokens), causal)
+            if refusal:
+                refusals.append(f"{label} {refusal}")
+                continue
+            for seed in question.seeds if method.random or noise else question.seeds[:1]:
+                for control in controls:
+                    cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
+                    alike = {
+                        "batch": (control,),
+                        "layers": (site.part, site.without, *cell.target[1:]),
+                        "problem": cell.target,
+                    }
+                    key = len(prompt.tokens), alike[method.together]
+                    groups.setdefault(key, []).append(cell)
+        for cells in groups.values():
+            answers = allowed if gradient else None
+            job = Job(checkpoint, label, method, tuple(prompts), corpus, answers)
+            shared = method.together == "layers"
+            jobs += [replace(job, cells=some) for some in _batches(cells, batch, shared)]
+    if not jobs:
+        raise RequestError(
+            f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "
+            f"({'; '.join(dict.fromkeys(refusals))})"
+        )
+    return jobs
+
+
+def _batches(cells: list[Cell], batch: int, shared: bool) -> Iterator[list[Cell]]:
+    """Cells in batches; where sites share a pass, each batch has the same sites of its prompts."""
+    if not shared:
+        yield from (cells[i : i + batch] for i in range(0, len(cells), batch))
+        return
+    by_prompt: dict[Prompt, list[Cell]] = {}
+    for cell in cells:
+        by_prompt.setdefault(cell.prompt, []).append(cell)
+    by_sites: dict[tuple[Site, ...], list[list[Cell]]] = {}
+    for group in by_prompt.values():
+        by_sites.setdefault(tuple(cell.site for cell in group), []).append(group)
+    for sites, groups in by_sites.items():
+        step = max(1, batch // len(sites))
+        for i in range(0, len(groups), step):
+            yield [cell for group in groups[i : i + step] for cell in group]
 
 
 def _row(
@@ -144,6 +271,7 @@ def _row(
     runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
     return {
         "key": job.key(cell),
+        "kind": "recovery",
         "checkpoint": checkpoint.provenance,
         "site": cell.site.record,
         "slice": str(cell.slice),
@@ -156,6 +284,7 @@ def _row(
         "method": job.label,
         "family": job.solver.family,
         "settings": job.settings,
+        "batch": len(job.cells),
         "prompts": prompt.kind,
         "prompt": prompt.index,
         "seed": cell.seed,

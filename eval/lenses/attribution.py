@@ -1,111 +1,210 @@
 """Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
 
 Occlusion replaces one token after the other, all in one batched pass. The gradients' scores and
-occlusion's can be compared: both say by how much the output would change.
+occlusion's can be compared: both say by how much the output would change. Captum, against which
+both are tested, takes as long to import as the gradients take to compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from markupsafe import Markup
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses import markup
-from eval.lenses.documents import Document, figure_records, model_name, records
-from eval.lenses.gradients import (
-    Integral,
-    Output,
-    gradient_x_input,
-    integrated_gradients,
-    own_answer,
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Request,
+    figure_records,
+    lens,
+    mean_record,
+    model_name,
+    prompt_pieces,
+    records,
+    word_tokens,
 )
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.means import mean_record
-from eval.lenses.named import Named
-from eval.lenses.trace import gather
-from eval.lenses.variants import run_variants
-from eval.lenses.words import word_tokens
-from eval.ranks import spearman
+from eval.lenses.trace import gather, run_variants
 from tokenizer import PAD
 
 OWN = "own answer"
+TOLERANCE = 1e-3  # of the attributions' sum against the change of the output
+NODES = 8  # gradients on each piece of the line that is integrated along
+HALVINGS = 8  # of a piece, at most
+BATCH = 4096  # tokens of a quadrature's batch
+
+
+class Output(NamedTuple):
+    """The logit that is attributed: of a token, after a position."""
+
+    position: int
+    token: int
+
+    def of(self, model: LanguageModel, embeddings: Tensor) -> Tensor:
+        """`(B, T, D)` embeddings to `(B,)`."""
+        before = embeddings[:, : self.position + 1]
+        hidden = model.hidden(before, len(model.blocks))
+        return model.logits(hidden[:, -1:])[:, 0, self.token]
+
+
+class Integral(NamedTuple):
+    """Integrated gradients, and how exact they are.
+
+    Attributes:
+        scores: `(T,)`, what each token adds between the baseline and the prompt.
+        error: of their sum, relative to the output's change between the two.
+        steps: gradients that were taken.
+    """
+
+    scores: Tensor
+    error: float
+    steps: int
 
 
 @torch.no_grad()
-def occluded(
-    model: LanguageModel, tokens: Tensor, replacement: Tensor, position: int = -1
-) -> tuple[Tensor, Tensor]:
-    """What is predicted with each token in turn replaced, all in one batched pass.
+def own_answer(model: LanguageModel, tokens: Tensor) -> Output:
+    """The likeliest next token after a prompt `(T,)`, as an output."""
+    return Output(len(tokens) - 1, int(model(tokens[None])[0, -1].argmax()))
+
+
+def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
+    """Gradient times embedding, every feature by itself, `(T, D)`.
+
+    Summed over features it is what a linear model's tokens add; Badger's post takes absolute values
+    first and sums those. Tokens after the output's position get zero.
+    """
+    embeddings = model.embed(tokens[None])
+    return (_gradients(model, embeddings, output) * embeddings)[0]
+
+
+def integrated_gradients(
+    model: LanguageModel,
+    tokens: Tensor,
+    output: Output,
+    baseline: Tensor,
+    tolerance: float = TOLERANCE,
+) -> Integral:
+    """Integrated gradients (Sundararajan et al., 1703.01365) from a baseline embedding.
+
+    By Gauss-Legendre on pieces of the line from the baseline to the prompt. On each piece the
+    scores have to add up to the change of the output, so pieces that do not are halved: most of
+    the change can be in a small part of the line, where the norms turn.
+
+    Args:
+        model: any language model.
+        tokens: `(T,)`.
+        output: what is attributed.
+        baseline: `(D,)` or `(T, D)`.
+        tolerance: relative error of the sum that is good enough.
+    """
+    end = model.embed(tokens[None])
+    start = baseline.expand_as(end)
+    nodes, weights = (torch.from_numpy(x).to(end) for x in np.polynomial.legendre.leggauss(NODES))
+    places, shares = (1 + nodes) / 2, weights / 2  # of [0, 1] instead of [-1, 1]
+    change = float(output.of(model, end) - output.of(model, start))
+
+    def walk(edges: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of each piece `(P, T)` and the errors of their sums `(P,)`, for edges `(P, 2)`."""
+        length = edges[:, 1:] - edges[:, :1]
+        at = edges[:, :1] + length * places
+        slopes = [
+            (
+                _gradients(model, start + some[:, None, None] * (end - start), output)
+                * (end - start)
+            ).sum(-1)
+            for some in at.flatten().split(max(1, BATCH // len(tokens)))
+        ]
+        every = torch.cat(slopes).unflatten(0, (len(edges), NODES))
+        scores = torch.einsum("pnt,pn->pt", every, length * shares)
+        before, after = (start + edge[:, None, None] * (end - start) for edge in edges.T)
+        return scores, scores.sum(-1) - (output.of(model, after) - output.of(model, before))
+
+    allowed, steps = tolerance * abs(change), 0
+    edges = torch.tensor([[0.0, 1.0]], device=end.device)
+    total, error = torch.zeros_like(end[0, :, 0]), 0.0
+    for halvings in range(HALVINGS + 1):
+        scores, missed = walk(edges)
+        steps += NODES * len(edges)
+        enough = halvings == HALVINGS or abs(error + float(missed.sum())) <= allowed
+        done = (missed.abs() <= allowed / 4) | enough
+        total, error = total + scores[done].sum(0), error + float(missed[done].sum())
+        if done.all():
+            break
+        low, high = edges[~done].unbind(1)
+        middle = (low + high) / 2
+        edges = torch.cat([torch.stack([low, middle], 1), torch.stack([middle, high], 1)])
+    return Integral(total, abs(error) / max(abs(change), 1e-6), steps)
+
+
+@torch.no_grad()
+def occluded(model: LanguageModel, tokens: Tensor, replacement: Tensor) -> tuple[Tensor, Tensor]:
+    """What is predicted after a prompt with each token in turn replaced, all in one batched pass.
 
     Args:
         model: any language model.
         tokens: `(T,)`.
         replacement: an embedding, `(D,)`.
-        position: whose next token.
 
     Returns:
         Logits of the prompt `(V,)`, and with the token at t replaced `(T, V)`.
     """
     T = len(tokens)
-    rows = model.embed(tokens[None]).repeat(T + 1, 1, 1)
-    rows[1:][range(T), range(T)] = replacement
-    first = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(T)]).to(tokens.device)
-    logits = run_variants(model, rows, first, 0, position % T)
-    return logits[0], logits[1:]
+    rows = model.embed(tokens[None]).repeat(T + 1, 1, 1)  # the last one is the prompt itself
+    rows[range(T), range(T)] = replacement
+    first, x = torch.arange(T + 1).clamp(max=T - 1), model.with_positions(rows)
+    logits = run_variants(model, x[-1], x, first, 0)
+    return logits[-1], logits[:-1]
 
 
-def replacements(model: LanguageModel, pad: int | None) -> dict[str, Tensor]:
-    """Embeddings that say nothing, `(D,)` by name: the pad's, if it has one, the mean, zero."""
+def replacement(model: LanguageModel, pad: int | None) -> tuple[str, Tensor]:
+    """An embedding that says nothing, `(D,)`, and its name: the pad's, or else the mean."""
     matrix = model.embedding.weight.detach()
-    found = {"mean": matrix.mean(0), "zero": torch.zeros_like(matrix[0])}
-    return found if pad is None or not matrix[pad].any() else {"pad": matrix[pad]} | found
-
-
-def normalised(scores: Tensor) -> Tensor:
-    """Absolute scores divided by the largest."""
-    scores = scores.abs()
-    return scores / scores.max().clamp_min(1e-30)
+    if pad is None or not matrix[pad].any():
+        return "mean", matrix.mean(0)
+    return "pad", matrix[pad]
 
 
 def combined(gradient: Tensor, change: Tensor) -> Tensor:
-    """Badger's combination: the mean of both, each `(T,)` divided by its largest."""
-    return (normalised(gradient) + normalised(change)) / 2
+    """Badger's combination: the mean of two sizes, each `(T,)` divided by its largest."""
+    sizes = (scores / scores.max().clamp_min(1e-30) for scores in (gradient.abs(), change.abs()))
+    return sum(sizes, torch.zeros_like(gradient)) / 2
 
 
 def attribute(
     model: LanguageModel, tokens: Tensor, outputs: list[Output], pad: int | None
-) -> list[tuple[dict[str, Tensor], Integral]]:
-    """Of each output of one position: every method's scores `(T,)` by name, and the integral.
+) -> tuple[dict[str, Tensor], list[Integral]]:
+    """Of all outputs of one position: every method's scores `(outputs, T)`, and the integrals.
 
     Occlusion's are what the output falls by; "every logit" is by how much all logits of
     the position change together (L1). Badger's combination takes that and the absolute gradient.
     The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
     """
     tokens = tokens[: outputs[0].position + 1]
-    name, silent = next(iter(replacements(model, pad).items()))
+    name, silent = replacement(model, pad)
     whole, without = occluded(model, tokens, silent)
     change = (without - whole).abs().sum(-1)
-    found = []
-    for output in outputs:
-        product = gradient_x_input(model, tokens, output)
-        integral = integrated_gradients(model, tokens, output, silent)
-        absolute = product.abs().sum(-1)
-        scores = {
-            "gradient x input": product.sum(-1),
-            "absolute gradient x input": absolute,
-            "integrated gradients": integral.scores,
-            f"occlusion, {name}": output.read(whole) - output.read(without),
-            f"occlusion, {name}, every logit": change,
-            "combined": combined(absolute, change),
-        }
-        found.append((scores, integral))
-    return found
+    products = [gradient_x_input(model, tokens, output) for output in outputs]
+    absolute = [product.abs().sum(-1) for product in products]
+    integrals = [integrated_gradients(model, tokens, output, silent) for output in outputs]
+    scores = {
+        "gradient x input": [product.sum(-1) for product in products],
+        "absolute gradient x input": absolute,
+        "integrated gradients": [integral.scores for integral in integrals],
+        f"occlusion, {name}": [(whole - without)[:, output.token] for output in outputs],
+        f"occlusion, {name}, every logit": [change] * len(outputs),
+        "combined": [combined(gradient, change) for gradient in absolute],
+    }
+    return {method: torch.stack(each) for method, each in scores.items()}, integrals
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -130,30 +229,24 @@ def highlights(documents: Sequence[Document]) -> list[Markup]:
     """Prompts with their tokens coloured, folded but for the first."""
     found = []
     for document in documents:
-        scores = records([document], "attribution")
-        labels = [f"{p['kind']} {p['index']}" for p in document["prompts"]]
-        for number, (label, prompt) in enumerate(zip(labels, document["prompts"], strict=True)):
-            own = [r for r in scores if r["prompt"] == label]
-            pieces = prompt["pieces"]
-            for output in plots.options(own, "output"):
-                methods = {
-                    method: [
-                        r["value"] for r in own if r["method"] == method and r["output"] == output
-                    ][: len(pieces)]
-                    for method in plots.options(own, "method")
-                }
-                answer = markup.visible(document["notes"]["answers"][number])
-                found.append(
-                    Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>")
-                    .format(
-                        Markup(" open") if not found else "",
-                        model_name(document),
-                        label,
-                        output,
-                        answer,
-                        markup.highlighted(pieces, methods),
-                    )
-                )  # fmt: skip
+        scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for r in records([document], "attribution"):
+            methods = scores.setdefault((r["prompt"], r["output"]), {})
+            methods.setdefault(r["method"], []).append(r["value"])
+        prompts = prompt_pieces(document)
+        answers = dict(zip(prompts, document["notes"]["answers"], strict=True))
+        for (prompt, output), methods in scores.items():
+            found.append(
+                Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>")
+                .format(
+                    Markup(" open") if not found else "",
+                    model_name(document),
+                    prompt,
+                    output,
+                    markup.visible(answers[prompt]),
+                    markup.highlighted(prompts[prompt], methods),
+                )
+            )  # fmt: skip
     return found
 
 
@@ -172,24 +265,20 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: a prompt too long, or a word of several tokens.
     """
-    batch = gather(checkpoint, request.prompts)
+    model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     words = word_tokens(checkpoint, request.words)
     pad = checkpoint.tokenizer.token_to_id(PAD)
-    found, integrals, answers = [], [], []
+    every, integrals, answers = [], [], []
     for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
-        own = own_answer(checkpoint.model, tokens[: last + 1])
-        answers.append(checkpoint.pieces([own.token])[0])
+        own = own_answer(model, tokens[: last + 1])
+        answers.append(own.token)
         outputs = [Output(last, token) for token in words.values()] or [own]
-        both = attribute(checkpoint.model, tokens, outputs, pad)
-        found.append([scores for scores, _ in both])
-        integrals += [integral for _, integral in both]
-    methods = list(found[0][0])
-    T = batch.tokens.shape[1]
-    values = torch.full((len(found), len(found[0]), len(methods), T), torch.nan)
-    for row, outputs in enumerate(found):
-        for column, scores in enumerate(outputs):
-            stacked = torch.stack([scores[method] for method in methods])
-            values[row, column, :, : stacked.shape[1]] = stacked.cpu()
+        scores, integral = attribute(model, tokens, outputs, pad)
+        every.append(scores)
+        integrals += integral
+    methods = list(every[0])
+    stacked = [torch.stack([*scores.values()], dim=1).movedim(-1, 0) for scores in every]
+    values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).movedim(1, -1).cpu()
     axes = {
         "prompt": batch.labels,
         "output": list(words) or [OWN],
@@ -207,24 +296,33 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     ]
     notes = {
         "tokens": [checkpoint.pieces(list(p.tokens[: p.real])) for p in request.prompts],
-        "answers": answers,
+        "answers": checkpoint.pieces(answers),
     }
     return Finding({"attribution": Named(values, axes)}, figures, notes)
 
 
 def _agreement(methods: list[str], values: Tensor, real: Tensor) -> list[dict]:
     """Rank correlation of every two methods' magnitudes, over prompts and outputs."""
-    rows = []
+    every = []
+    for outputs, keep in zip(values, real, strict=True):
+        sizes = outputs[..., keep].abs()
+        above = (sizes[..., None] > sizes[..., None, :]).sum(-1)
+        ranks = above + (sizes[..., None] == sizes[..., None, :]).sum(-1) / 2
+        every += [torch.corrcoef(each) for each in ranks.double()]
+    correlations, rows = torch.stack(every), []  # equal scores have none
     for a, b in combinations(range(len(methods)), 2):
-        each = [
-            spearman(scores[a, keep].abs(), scores[b, keep].abs())
-            for outputs, keep in zip(values, real, strict=True)
-            for scores in outputs
-        ]
-        each = [value for value in each if value == value]
-        if each:
+        each = correlations[:, a, b]
+        if len(each := each[~each.isnan()]):
             rows.append(
                 {"figure": "rank correlation", "method": methods[a], "with": methods[b]}
-                | mean_record(each)
+                | mean_record(each.tolist())
             )
     return rows
+
+
+def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tensor:
+    """Of an output by embeddings `(B, T, D)`, each row by itself."""
+    x = embeddings.detach().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(output.of(model, x).sum(), x)
+    return gradient

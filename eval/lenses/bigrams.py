@@ -20,10 +20,8 @@ from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses import markup
-from eval.lenses.documents import Document, model_name, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.vectors import embeddings
+from eval.lenses.geometry import embeddings
+from eval.lenses.lens import Document, Finding, Named, Request, lens, note_table, records
 from eval.ranks import token_ranks
 from eval.text import held_out_text
 
@@ -197,18 +195,13 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def successor_table(documents: Sequence[Document]) -> list[Markup]:
     """What follows the most frequent tokens, in the corpus and by the embeddings alone."""
-    rows = [
-        (
-            model_name(d),
-            markup.codes([s["piece"]]),
-            markup.codes(s["corpus"]),
-            markup.codes(s["table"]),
-        )
-        for d in documents
-        for s in d["notes"]["successors"]
-    ]
-    columns = ("checkpoint", "after", "in the corpus", "by W_E W_U'")
-    return [markup.folded("what follows the most frequent tokens", markup.table(columns, rows))]
+    return note_table(
+        documents,
+        "successors",
+        "what follows the most frequent tokens",
+        ("after", "in the corpus", "by W_E W_U'"),
+        lambda s: (markup.codes([s["piece"]]), markup.codes(s["corpus"]), markup.codes(s["table"])),
+    )
 
 
 @lens(

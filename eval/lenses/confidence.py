@@ -15,9 +15,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.documents import Document, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
+from eval.lenses.lens import Document, Finding, Named, Request, lens, records
 from eval.lenses.trace import gather
 
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
@@ -25,8 +23,6 @@ TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0,
 PLACES = ("after norm", "before norm")
 """Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
 POSITIONS = 64  # of the prompts, evenly spaced
-MEASURES = ("entropy", "best")
-MEDIAN = 0.5
 QUANTILES = (0.1, 0.5, 0.9)
 
 
@@ -47,18 +43,14 @@ def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], plac
         scales: factors, 0 and more.
         place: one of `PLACES`.
     """
-    found = []
-    for scale in scales:
-        before = place == "before norm"
-        read = model.norm(scale * hidden) if before else scale * model.norm(hidden)
-        found.append(torch.stack(sharpness(model.head(read)), dim=-1))
-    return torch.stack(found)
+    before, final = place == "before norm", model.norm(hidden)
+    read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
+    return torch.stack([torch.stack(sharpness(model.head(x)), dim=-1) for x in read])
 
 
 def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
     """Entropy and best probability of `(N, V)` logits by temperature, `(temperatures, N, 2)`."""
-    sweep = [torch.stack(sharpness(logits / t), dim=-1) for t in temperatures]
-    return torch.stack(sweep)
+    return torch.stack([torch.stack(sharpness(logits / t), dim=-1) for t in temperatures])
 
 
 def monotone(values: Tensor, rising: bool, slack: float = 1e-4) -> float:
@@ -69,9 +61,11 @@ def monotone(values: Tensor, rising: bool, slack: float = 1e-4) -> float:
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Length and temperature against entropy."""
-    scaled = _median(records(documents, "scale"))
-    heated = [r for r in _median(records(documents, "temperature")) if r["measure"] == "best"]
-    entropy = [r for r in scaled if r["measure"] == "entropy"]
+    median = [
+        [r for r in records(documents, name) if (r["quantile"], r["measure"]) == (0.5, measure)]
+        for name, measure in (("scale", "entropy"), ("temperature", "best"))
+    ]
+    entropy, heated = median
     return [
         plots.Figure(
             "confidence-length",
@@ -98,10 +92,6 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def _median(found: list[plots.Record]) -> list[plots.Record]:
-    return [r for r in found if r["quantile"] == MEDIAN]
-
-
 @lens(
     name="confidence",
     title="Length, temperature, confidence",
@@ -120,24 +110,25 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
     by_heat = heated(logits, TEMPERATURES)
     best, entropy = by_scale[0, :, :, 1], by_scale[0, :, :, 0]
-    V = checkpoint.config.vocab_size
+    unmoved = by_scale[1, 1:, :, 0]
+    moved = unmoved.amax(dim=0) - unmoved.amin(dim=0)
     figures: list[dict[str, Any]] = [
         {"figure": "entropy at length 0", "value": float(entropy[0].mean())},
-        {"figure": "entropy of uniform", "value": math.log2(V)},
+        {"figure": "entropy of uniform", "value": math.log2(checkpoint.config.vocab_size)},
         {"figure": "best probability at length 1000", "value": float(best[-1].mean())},
         {"figure": "confidence rises with length", "value": monotone(best, rising=True)},
         {"figure": "entropy falls with length", "value": monotone(entropy, rising=False)},
         {"figure": "confidence falls with heat", "value": monotone(by_heat[..., 1], rising=False)},
         {"figure": "best probability at T 0.001", "value": float(by_heat[0, :, 1].mean())},
         {"figure": "best probability at T 1000", "value": float(by_heat[-1, :, 1].mean())},
-        {"figure": "entropy range before norm", "value": _range(by_scale[1, 1:, :, 0])},
+        {"figure": "entropy range before norm", "value": float(moved.mean())},
     ]
     own = sharpness(logits)[0]
     for place, vectors in zip(PLACES, (final, hidden), strict=True):
         value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), own]))[0, 1])
         if not math.isnan(value):
             figures.append({"figure": "length with entropy", "part": place, "value": value})
-    axes = {"measure": MEASURES, "quantile": QUANTILES}
+    axes = {"measure": ("entropy", "best"), "quantile": QUANTILES}
     return Finding(
         arrays={
             "scale": Named(_quantiles(by_scale), {"part": PLACES, "scale": SCALES, **axes}),
@@ -151,8 +142,3 @@ def _quantiles(values: Tensor) -> Tensor:
     """`(..., N, 2)` to `(..., 2, quantiles)`."""
     levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
     return values.quantile(levels, dim=-2).movedim(0, -1)
-
-
-def _range(curves: Tensor) -> float:
-    """How far each of N curves `(S, N)` moves, on average."""
-    return float((curves.amax(dim=0) - curves.amin(dim=0)).mean())

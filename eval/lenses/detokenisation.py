@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
@@ -25,16 +26,16 @@ from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses import markup
-from eval.lenses.documents import Document, figure_records, model_name
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.pieces import Words, alphabet, census, words_of
+from eval.lenses.lens import Document, Finding, Named, Request, figure_records, lens, note_table
 from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
 from eval.lenses.trace import gather, streams_of
 from eval.probes.linear import calibrated
 from eval.probes.moments import Classifier, Moments, gaussian
 from eval.statistics import wilson
 
+SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning
+APOSTROPHES = ("'", "’")
+BREAKS = ("Ċ", "\n", "<0x0A>")
 OFFSETS = (-2, -1, 0, 1)
 BACK, AHEAD = 2, 1  # positions that every offset needs around it
 GROUPS = ("words of several", "words of one", "any position")
@@ -46,6 +47,72 @@ SMOOTHING = 0.5
 
 Probes = dict[tuple[int, int], Classifier]
 """By layer and offset."""
+
+
+class Alphabet(NamedTuple):
+    """What each token is, by its text.
+
+    Attributes:
+        begins: whether white space stands before or in it, `(V,)`.
+        lettered: whether it has a letter, `(V,)`.
+    """
+
+    begins: Tensor
+    lettered: Tensor
+
+
+class Words(NamedTuple):
+    """Words of windows of tokens: pieces of text between white space, of which letters count.
+
+    So `"Hello,` with its quote and comma apart is one token long; `'s` and the like are no letters.
+
+    Attributes:
+        length: tokens of the word up to and with this one, `(N, T)`; 0 for tokens without letters.
+        last: whether the word's last lettered token is here, `(N, T)`; not known, and so not said,
+            of a window's last position.
+    """
+
+    length: Tensor
+    last: Tensor
+
+
+def alphabet(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
+    """Looks at every token of a tokenizer."""
+    begins, lettered = [], []
+    special = tokenizer.get_added_tokens_decoder()
+    for token in range(vocabulary):
+        text = tokenizer.id_to_token(token) or ""
+        begins.append(text.startswith(SPACE) or any(b in text for b in BREAKS) or token in special)
+        piece = tokenizer.decode([token]).strip()
+        word = any(map(str.isalpha, piece)) and not piece.startswith(APOSTROPHES)
+        lettered.append(word and token not in special)
+    return Alphabet(torch.tensor(begins), torch.tensor(lettered))
+
+
+def words_of(tokens: Tensor, known: Alphabet) -> Words:
+    """Finds the words in `(N, T)` tokens."""
+    lettered = known.lettered[tokens]
+    goes_on = lettered & ~known.begins[tokens]
+    goes_on[:, 1:] &= lettered[:, :-1]
+    goes_on[:, 0] = False
+    length = lettered.long()
+    for t in range(1, tokens.shape[1]):
+        length[:, t] += goes_on[:, t] * length[:, t - 1]
+    last = lettered.clone()
+    last[:, :-1] &= ~goes_on[:, 1:]
+    last[:, -1] = False
+    return Words(length, last)
+
+
+def word_lengths(words: Words) -> dict[str, float]:
+    """How many words there are, and what share of them has so many tokens."""
+    lengths = words.length[words.last]
+    total = max(1, len(lengths))
+    return {
+        "words": float(len(lengths)),
+        "share of several tokens": float((lengths > 1).sum()) / total,
+        "share of three and more": float((lengths > 2).sum()) / total,
+    }
 
 
 def sites(depth: int, count: int = LAYERS) -> list[int]:
@@ -81,9 +148,9 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
         RequestError: a stream that is not finite.
     """
     V, D, device = len(classes), text.model.config.d_model, text.windows.device
-    count, held = len(text.windows), held_back(text.windows.shape[1])
+    fitted = max(0, len(text.windows) - held_back(text.windows.shape[1]))
     sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
-    for windows, streams in text.batches(stop=count - held):
+    for windows, streams in text.batches(stop=fitted):
         y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
         counts = [torch.bincount(column, minlength=V) for column in y.T]
         for layer, stream in zip(layers, inner(streams, layers), strict=True):
@@ -96,7 +163,7 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
                 own.count += counts[i]
                 own.total.index_add_(0, y[:, i], x)
                 own.second += squares
-    rows = slice(max(0, count - held), count)
+    rows = slice(fitted, None)
     y = torch.searchsorted(classes, around(text.windows[rows])).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
     vocabulary = text.model.embedding.weight.detach()[classes]
@@ -131,40 +198,11 @@ def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Ten
     return found
 
 
-def unigram_nats(train: Tensor, tokens: Tensor, classes: int) -> float:
-    """Cross entropy of `(N,)` classes by their frequencies in `train` alone."""
-    counts = torch.bincount(train.flatten(), minlength=classes).double() + SMOOTHING
-    return float(-(counts / counts.sum()).log()[tokens].mean())
-
-
-def judge(probes: Probes, examples: dict[int, Tensor], tokens: Tensor, o: int) -> dict[int, Tensor]:
-    """Whether each answer is right, and its nats, `(2, K)` by layer, for one offset.
-
-    Args:
-        probes: by layer and offset.
-        examples: vectors `(K, D)` by layer.
-        tokens: the right answers' classes, `(K,)`.
-        o: the offset.
-    """
-    found = {}
-    for layer, x in examples.items():
-        logits = probes[layer, o](x)
-        nats = F.cross_entropy(logits, tokens, reduction="none")
-        found[layer] = torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
-    return found
-
-
-def _load(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories]:
-    context = checkpoint.config.context
-    if context <= BACK + AHEAD:
-        raise RequestError(
-            f"the context of {checkpoint.path} is {context}; probes of words need more than "
-            f"{BACK + AHEAD}: use a model with a longer context"
-        )
-    least = 2 * held_back(min(WINDOW, context))  # as much is fitted as sets the factors
-    count = whole_windows(checkpoint, request, least, "probes of words need")
-    train = stories(checkpoint, request, "fitting", count)
-    return train, stories(checkpoint, request, "evaluation", count // 4)
+def judge(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
+    """Whether each answer to vectors `(K, D)` is the right class `(K,)`, and its nats, `(2, K)`."""
+    logits = probe(x)
+    nats = F.cross_entropy(logits, tokens, reduction="none")
+    return torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -184,14 +222,13 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def split_words(documents: Sequence[Document]) -> list[Markup]:
     """Some of the words that the tokenizer splits."""
-    rows = [
-        (
-            model_name(d),
-            Markup("; ").join(markup.codes(pieces) for pieces in d["notes"]["examples"]),
-        )
-        for d in documents
-    ]
-    return [markup.folded("words of several tokens", markup.table(("checkpoint", "words"), rows))]
+    return note_table(
+        documents,
+        "examples",
+        "words of several tokens",
+        ("word",),
+        lambda pieces: (markup.codes(pieces),),
+    )
 
 
 @lens(
@@ -208,32 +245,40 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: too little text asked for, or there.
     """
-    model = checkpoint.model
-    text, judged = _load(checkpoint, request)
+    model, context = checkpoint.model, checkpoint.config.context
+    if context <= BACK + AHEAD:
+        raise RequestError(
+            f"the context of {checkpoint.path} is {context}; probes of words need more than "
+            f"{BACK + AHEAD}: use a model with a longer context"
+        )
+    least = 2 * held_back(min(WINDOW, context))  # as much is fitted as sets the factors
+    count = whole_windows(checkpoint, request, least, "probes of words need")
+    text = stories(checkpoint, request, "fitting", count)
+    judged = stories(checkpoint, request, "evaluation", count // 4)
     train, valid = text.windows, judged.windows
-    asked = gather(checkpoint, request.prompts[:1]).tokens
-    classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, asked)]))
+    prompt = gather(checkpoint, request.prompts[:1]).tokens
+    classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
     known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    words = words_of(valid.cpu(), known)
-    layers = sites(len(model.blocks))
+    words, layers = words_of(valid.cpu(), known), sites(len(model.blocks))
     probes = fit(text, layers, classes)
     streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
-    counted = torch.searchsorted(classes, train)
+    counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))
+    counts = counts.double() + SMOOTHING
+    unigram = -(counts / counts.sum()).log()
     values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
     figures: list[dict[str, Any]] = []
-    counts = census(words_of(train.cpu(), known))
     for (group, o), chosen in groups(valid, words, request.seed).items():
         if not len(chosen):
             continue
         i, places = OFFSETS.index(o), chosen.to(valid.device)
         tokens = right[places, i]
-        examples = {layer: streams[n, places] for n, layer in enumerate(layers)}
-        chance = unigram_nats(counted, tokens, len(classes))
-        for n, (layer, found) in enumerate(judge(probes, examples, tokens, o).items()):
-            top1, nats = found.mean(dim=1).tolist()
+        chance = float(unigram[tokens].mean())
+        for n, layer in enumerate(layers):
+            hits = judge(probes[layer, o], streams[n, places], tokens)
+            top1, nats = hits.mean(dim=1).tolist()
             values[i, GROUPS.index(group), n] = torch.tensor([top1, nats, chance])
-            share = wilson(int(found[0].sum()), len(tokens))
+            share = wilson(int(hits[0].sum()), len(tokens))
             place = {"group": group, "offset": o, "layer": layer}
             limits = {"low": share.low, "high": share.high, "n": len(tokens)}
             figures += [
@@ -241,10 +286,14 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
                 {"figure": "nats gained", **place, "value": chance - nats, "n": len(tokens)},
             ]
     figures += _turns(values, layers)
-    figures += [{"figure": name, "value": value} for name, value in counts.items()]
+    census = words_of(train.cpu(), known)
+    figures += [{"figure": k, "value": v} for k, v in word_lengths(census).items()]
     axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
     return Finding(
-        arrays={"detokenisation": Named(values, axes), **_prompt(model, asked, probes, classes)},
+        arrays={
+            "detokenisation": Named(values, axes),
+            "reading": _reading(model, prompt, probes, classes),
+        },
         figures=figures,
         notes={"examples": _examples(checkpoint, valid, words)},
     )
@@ -268,29 +317,24 @@ def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def _prompt(
-    model: LanguageModel, prompt: Tensor, probes: Probes, classes: Tensor
-) -> dict[str, Named]:
+def _reading(model: LanguageModel, prompt: Tensor, probes: Probes, classes: Tensor) -> Named:
     """Probability that each probe gives the right token, at each position of a prompt `(1, T)`."""
     layers = list(dict.fromkeys(layer for layer, _ in probes))
     streams = streams_of(model, prompt)[layers, 0].float()
-    tokens = torch.searchsorted(classes, prompt[0])
-    T = len(tokens)
+    tokens, T = torch.searchsorted(classes, prompt[0]), prompt.shape[1]
     values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
     for i, o in enumerate(OFFSETS):
-        here = slice(max(0, -o), max(max(0, -o), T - max(0, o)))
-        asked = tokens[max(0, o) : T + min(0, o)] if abs(o) < T else tokens[:0]
+        here = torch.tensor([t for t in range(T) if 0 <= t + o < T], dtype=torch.long)
         for n, layer in enumerate(layers):
             p = probes[layer, o](streams[n, here]).softmax(dim=-1)
-            values[i, n, here] = p.gather(1, asked[:, None])[:, 0].cpu()
-    axes = {"offset": OFFSETS, "layer": layers, "position": range(T)}
-    return {"reading": Named(values, axes)}
+            values[i, n, here] = p.gather(1, tokens[here + o, None])[:, 0].cpu()
+    return Named(values, {"offset": OFFSETS, "layer": layers, "position": range(T)})
 
 
 def _examples(checkpoint: Checkpoint, windows: Tensor, words: Words) -> list[list[str]]:
     """Some words of several tokens, in pieces."""
-    found: dict[tuple[int, ...], None] = {}
+    examples: dict[tuple[int, ...], None] = {}
     for row, end in (words.last & (words.length > 1)).nonzero().tolist():
         first = end - int(words.length[row, end]) + 1
-        found[tuple(windows[row, first : end + 1].tolist())] = None
-    return [checkpoint.pieces(list(tokens)) for tokens in list(found)[:20]]
+        examples[tuple(windows[row, first : end + 1].tolist())] = None
+    return [checkpoint.pieces(list(tokens)) for tokens in list(examples)[:20]]

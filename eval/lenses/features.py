@@ -8,7 +8,6 @@ tellings of different stories, and with what would be shared if units were activ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,17 +19,23 @@ from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses import markup
-from eval.lenses.documents import Document, figure_records, model_name
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.means import mean_record
-from eval.lenses.named import Named
-from eval.lenses.retellings import RETELLINGS
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Label,
+    Named,
+    Request,
+    figure_records,
+    lens,
+    mean_record,
+    model_name,
+)
+from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
 """What the layer after the hidden units is called, ours first, then in four families."""
 SHARE = 1 / 64  # of the units may be active at a position
-COMPARED = ("retold", "unrelated", "chance")
 
 
 @torch.no_grad()
@@ -40,10 +45,10 @@ def hidden_units(model: LanguageModel, tokens: Tensor) -> Tensor:
     Raises:
         RequestError: a channel mixer whose parts are not known.
     """
-    found: list[Tensor] = []
+    units: list[Tensor] = []
     layers = [_output_layer(block.channel_mixer) for block in blocks_of(model)]
     handles = [
-        layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        layer.register_forward_pre_hook(lambda _, inputs: units.append(inputs[0]))
         for layer in layers
     ]
     try:
@@ -51,7 +56,7 @@ def hidden_units(model: LanguageModel, tokens: Tensor) -> Tensor:
     finally:
         for handle in handles:
             handle.remove()
-    return torch.stack(found)
+    return torch.stack(units)
 
 
 def _output_layer(channel_mixer: nn.Module) -> nn.Module:
@@ -97,72 +102,59 @@ def chance_overlap(active: Tensor) -> float:
     return float(both / (2 * count.sum() / N - both).clamp_min(1e-12))
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Overlaps of N stories told twice.
+def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Overlaps of N >= 2 stories told twice, by the active units of both tellings, `(N, F)` each.
 
-    Attributes:
-        retold: of each story's two tellings, `(N,)`.
-        unrelated: mean of each story's tellings with the other tellings of other stories, `(N,)`.
-        chance: what independence would give.
+    Returns:
+        `(N,)` of each story's two tellings; `(N,)`, the mean of each story's tellings with the
+        other tellings of other stories.
     """
-
-    retold: Tensor
-    unrelated: Tensor
-    chance: float
-
-
-def shared(first: Tensor, second: Tensor) -> Shared:
-    """From the active units of first and second tellings, each `(N, F)`, N of 2 or more."""
     every = overlap(first, second)
     retold, N = every.diagonal(), len(every)
-    others = (every.sum(0) + every.sum(1) - 2 * retold) / (2 * (N - 1))
-    return Shared(retold, others, chance_overlap(torch.cat([first, second])))
+    return retold, (every.sum(0) + every.sum(1) - 2 * retold) / (2 * (N - 1))
 
 
-def retelling_tokens(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
-    """Both tellings of every story, all cut to one length, each `(N, T)`."""
-    told = [
-        [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for text in one]
-        for one in zip(*RETELLINGS, strict=True)
-    ]
-    shortest = min(len(ids) for one in told for ids in one)
-    length = min(shortest, checkpoint.config.context)
+def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
+    """First tellings of every story, then second ones, all cut to one length, `(2 N, T)`."""
+    texts = [text for tellings in zip(*retellings(), strict=True) for text in tellings]
+    rows = [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    length = min(checkpoint.config.context, *map(len, rows))
     device = checkpoint.model.embedding.weight.device
-    first, second = (torch.tensor([ids[:length] for ids in one], device=device) for one in told)
-    return first, second
+    return torch.tensor([ids[:length] for ids in rows], device=device)
 
 
-def token_sets(tokens: Tensor, size: int) -> Tensor:
-    """Which tokens a text has, `(N, T)` to `(N, V)`: the overlap that needs no model."""
-    return torch.zeros(len(tokens), size, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
-
-
-def overlap_finding(sets: dict[str | int, tuple[Tensor, Tensor]], of: str) -> Finding:
+def overlap_finding(tokens: Tensor, active: dict[int, Tensor], vocabulary: int, of: str) -> Finding:
     """Overlaps by layer, with intervals over stories.
 
     Args:
-        sets: active units of first and second tellings `(N, F)` by layer; `tokens` is no layer.
+        tokens: of first tellings, then of second ones, `(2 N, T)`: how many of them two texts share
+            needs no model.
+        active: units active in each, `(2 N, F)`, by layer.
+        vocabulary: how many tokens there are.
         of: what the units are.
     """
+    used = torch.zeros(len(tokens), vocabulary, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
+    sets: dict[Label, Tensor] = {"tokens": used, **active}
     figures: list[dict[str, Any]] = []
-    values = torch.full((len(sets), len(COMPARED)), torch.nan)
-    for row, (layer, (first, second)) in enumerate(sets.items()):
-        found = shared(first.cpu(), second.cpu())
+    values = []
+    for layer, texts in sets.items():
+        retold, unrelated = shared(*texts.cpu().chunk(2))
+        chance = chance_overlap(texts.cpu())
         place = {"of": of, "layer": layer}
-        means = {"retold": found.retold, "unrelated": found.unrelated}
-        for name, each in means.items():
-            record = mean_record(each.tolist())
-            figures.append({"figure": "feature overlap", "texts": name, **place} | record)
+        kinds = {
+            "retold": mean_record(retold.tolist()),
+            "unrelated": mean_record(unrelated.tolist()),
+            "chance": {"value": chance},
+        }
         figures += [
-            {"figure": "feature overlap", "texts": "chance", **place, "value": found.chance},
-            {"figure": "overlap above unrelated", **place}
-            | mean_record((found.retold - found.unrelated).tolist()),
+            {"figure": "feature overlap", "texts": name, **place, **record}
+            for name, record in kinds.items()
         ]
-        numbers = [float(found.retold.mean()), float(found.unrelated.mean()), found.chance]
-        values[row] = torch.tensor(numbers)
-    axes = {"layer": list(sets), "texts": list(COMPARED)}
-    return Finding({"overlap": Named(values, axes)}, figures)
+        above = mean_record((retold - unrelated).tolist())
+        figures.append({"figure": "overlap above unrelated", **place, **above})
+        values.append([float(retold.mean()), float(unrelated.mean()), chance])
+    axes = {"layer": list(sets), "texts": ("retold", "unrelated", "chance")}
+    return Finding({"overlap": Named(torch.tensor(values), axes)}, figures)
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -209,14 +201,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: a channel mixer whose parts are not known.
     """
-    first, second = retelling_tokens(checkpoint)
-    size = checkpoint.config.vocab_size
-    sets: dict[str | int, tuple[Tensor, Tensor]] = {
-        "tokens": (token_sets(first, size), token_sets(second, size))
-    }
-    units = hidden_units(checkpoint.model, torch.cat([first, second]))
+    tokens = retelling_tokens(checkpoint)
+    units = hidden_units(checkpoint.model, tokens)
     most = max(1, round(units.shape[-1] * SHARE))
-    for layer, values in enumerate(units, 1):
-        one, other = active_in_text(values, most).chunk(2)
-        sets[layer] = (one, other)
-    return overlap_finding(sets, "channel mixer units")
+    active = {layer: active_in_text(values, most) for layer, values in enumerate(units, 1)}
+    return overlap_finding(tokens, active, checkpoint.config.vocab_size, "channel mixer units")

@@ -1,117 +1,208 @@
 """The tokens' vectors: lengths, alignment of input and output, the way back, the nearest.
 
-python -m eval lens DIR --lens geometry --corpus stories.txt --out results
+    python -m eval lens DIR --lens geometry --corpus stories.txt --out results
+
+W_E turns a token into a vector, W_U a vector into logits; both are `(V, D)`, one row a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
 from torch import Tensor
 
+from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses import markup
-from eval.lenses.documents import Document, model_name, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.nearest import METRICS, agreement, nearest
-from eval.lenses.trace import gather
-from eval.lenses.vectors import (
-    UNEMBEDDINGS,
-    alignment,
-    embeddings,
-    others,
-    outliers,
-    robust_z,
-    round_trip,
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Record,
+    Request,
+    lens,
+    model_name,
+    note_table,
+    records,
+    word_tokens,
 )
-from eval.lenses.words import word_tokens
-from eval.ranks import spearman
+from eval.lenses.trace import gather
+from eval.ranks import token_ranks
 from eval.text import held_out_text
 
+NORMAL = 1.4826  # of a normal distribution, standard deviations in its median absolute deviation
+OUTLIER = 3.5  # robust z from which a length is unusual (Iglewicz & Hoaglin 1993)
+UNEMBEDDINGS = ("pinv", "scaled", "transpose", "head")
+"""Ways back from a vector to tokens.
+
+pinv: the Moore-Penrose inverse of W_E; scaled: its transpose, each row divided by its squared
+length; transpose: as it is; head: W_U, as the model does.
+"""
+METRICS = ("dot", "cosine", "euclid")
 BINS = 60
 SAMPLE = 256  # tokens of which all pairs with the vocabulary are looked at
 SHOWN = 12  # tokens that the page names
 OTHERS = 5  # of the largest others on the way back
 NEIGHBOURS = 10
+TINY = 1e-30
+
+
+def embeddings(model: LanguageModel) -> dict[str, Tensor]:
+    """W_E and W_U in float32, `(V, D)` each, as `input` and `output`."""
+    return {
+        "input": model.embedding.weight.detach().float(),
+        "output": model.head.weight.detach().float(),
+    }
+
+
+def robust_z(values: Tensor) -> Tensor:
+    """Distance from the median in robust standard deviations, of `(N,)` numbers."""
+    middle = values.median()
+    spread = NORMAL * (values - middle).abs().median()
+    return (values - middle) / spread.clamp(min=TINY)
+
+
+def outliers(norms: Tensor) -> list[int]:
+    """Tokens whose lengths `(V,)` are unusual, the most unusual first."""
+    z = robust_z(norms).abs()
+    return [i for i in z.argsort(descending=True).tolist() if z[i] > OUTLIER]
+
+
+def alignment(first: Tensor, second: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    """How the two rows that N tokens `(N,)` have in matrices `(V, D)` go together, `(N,)` each.
+
+    `cosine` of a token's two rows; `control`, of its first row and another token's second one;
+    `rank` of the token itself among all by their product, 0 the largest.
+    """
+    own, far = first[rows], second[rows]
+    return {
+        "cosine": F.cosine_similarity(own, far),
+        "control": F.cosine_similarity(own, far.roll(1, dims=0)),
+        "rank": token_ranks(own @ second.T, rows),
+    }
+
+
+def round_trip(inputs: Tensor, outputs: Tensor, rows: Tensor, method: str) -> Tensor:
+    """One-hot to vector to tokens again: `(N, V)` values of all tokens for each of N.
+
+    Args:
+        inputs: W_E, `(V, D)`.
+        outputs: W_U, `(V, D)`.
+        rows: `(N,)` the tokens.
+        method: one of `UNEMBEDDINGS`.
+    """
+    own = inputs[rows]
+    if method == "pinv":  # E pinv(E) = E pinv(E' E) E', which needs no decomposition of V x D
+        inner = inputs.double().T @ inputs.double()
+        return (own.double() @ torch.linalg.pinv(inner, hermitian=True)).float() @ inputs.T
+    if method == "scaled":
+        return own @ (inputs / inputs.square().sum(dim=1, keepdim=True).clamp(min=TINY)).T
+    return own @ (outputs if method == "head" else inputs).T
+
+
+def others(values: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of values `(N, V)` beside those of tokens `(N,)`: with their tokens, `(N, K)`."""
+    rest = values.scatter(1, rows[:, None], -torch.inf)
+    top = rest.topk(min(count, values.shape[1] - 1), dim=1)
+    return top.values, top.indices
+
+
+def closeness(queries: Tensor, keys: Tensor, metric: str) -> Tensor:
+    """What a metric orders keys `(V, D)` by for queries `(N, D)`: `(N, V)`, largest the nearest."""
+    products = queries @ keys.T
+    if metric == "cosine":  # the query's own length changes no order
+        return products / keys.norm(dim=1).clamp(min=1e-30)
+    if metric == "euclid":  # nor does its square: |q - k|^2 = |q|^2 - 2 (q k - |k|^2 / 2)
+        return products - keys.square().sum(dim=1) / 2
+    return products
+
+
+def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tensor:
+    """The nearest keys, `(N, count)`, the nearest first."""
+    return closeness(queries, keys, metric).topk(count, dim=1).indices
+
+
+def agreement(queries: Tensor, keys: Tensor, answers: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """How often the metrics agree with answers `(N,)` to queries `(N, D)`, and with each other.
+
+    Returns:
+        Share of queries whose nearest of the keys `(V, D)` is the answer, by each of `METRICS`,
+        `(3,)`; share of the `count` nearest that two metrics have in common, `(3, 3)`.
+    """
+    every = [nearest(queries, keys, metric, count) for metric in METRICS]
+    agreed = torch.stack([(tokens[:, 0] == answers).float().mean() for tokens in every])
+    both = [[(a[:, :, None] == b[:, None]).any(-1).float().mean() for b in every] for a in every]
+    return agreed, torch.tensor(both)
 
 
 def lengths(
     checkpoint: Checkpoint, counts: Tensor
-) -> tuple[Named, list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[dict[str, Named], list[Record], list[Record]]:
     """Row lengths of both embeddings against how often the tokens occur, `counts` `(V,)`.
 
     Returns:
         Histogram in units of the median length; figures; the outlier tokens, named.
     """
-    seen, plain = counts > 0, {}
-    for name, rows in embeddings(checkpoint.model).items():
-        plain[name] = rows.norm(dim=1).cpu()
-    units = {name: norms / norms.median().clamp(min=1e-30) for name, norms in plain.items()}
-    top = max(float(unit.max()) for unit in units.values())
-    edges = torch.linspace(0, top, BINS + 1)
-    bars, figures, named = [], [], []
+    from scipy.stats import spearmanr
+
+    plain = {name: rows.norm(dim=1).cpu() for name, rows in embeddings(checkpoint.model).items()}
+    units = {name: norms / norms.median().clamp(min=TINY) for name, norms in plain.items()}
+    edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)
+    unseen, figures, named = counts == 0, [], []
     for name, unit in units.items():
-        bars.append(torch.histogram(unit, edges).hist)
         z, odd = robust_z(unit), outliers(unit)
-        values = {
+        values: dict[str, float] = {
             "length median": float(plain[name].median()),
             "length spread": float(unit.std()),
             "length outliers": len(odd) / len(unit),
-            "length outliers unseen": _share(~seen[odd]) if odd else None,
-            "tokens unseen": _share(~seen),
-            "length with frequency": _spearman(unit, counts),
-            "length of unseen": float(unit[~seen].mean()) if (~seen).any() else None,
         }
-        figures += [
-            {"figure": figure, "matrix": name, "value": value}
-            for figure, value in values.items()
-            if value is not None
-        ]
-        pieces = checkpoint.pieces(odd[:SHOWN])
+        if odd:
+            values["length outliers unseen"] = _share(unseen[odd])
+        values["tokens unseen"] = _share(unseen)
+        if unit.min() < unit.max() and counts.min() < counts.max():
+            values["length with frequency"] = float(spearmanr(unit, counts).statistic)  # pyright: ignore
+        if unseen.any():
+            values["length of unseen"] = float(unit[unseen].mean())
+        figures += [{"figure": key, "matrix": name, "value": v} for key, v in values.items()]
         named += [
             {
                 "matrix": name,
                 "token": token,
-                "piece": piece,
+                "piece": checkpoint.pieces([token])[0],
                 "length": float(unit[token]),
                 "z": float(z[token]),
                 "count": int(counts[token]),
             }
-            for token, piece in zip(odd[:SHOWN], pieces, strict=True)
+            for token in odd[:SHOWN]
         ]
-    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
-    return Named(torch.stack(bars), {"matrix": list(units), "length": middles}), figures, named
+    return {"lengths": _histogram(units, edges, "matrix", "length")}, figures, named
 
 
-def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[Named, list[dict[str, Any]]]:
+def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[dict[str, Named], list[Record]]:
     """Cosine of the two rows of each of N tokens: histogram beside other tokens' rows; figures."""
     both = embeddings(checkpoint.model)
-    found = alignment(both["input"], both["output"], rows)
-    edges = torch.linspace(-1, 1, BINS + 1)
-    kinds = ("cosine", "control")
-    bars = [torch.histogram(found[kind].cpu().clamp(-1, 1), edges).hist for kind in kinds]
-    rank = found["rank"].float()
+    cosines = alignment(both["input"], both["output"], rows)
+    rank = cosines.pop("rank").float()
     values = {
-        "own cosine": float(found["cosine"].mean()),
-        "own cosine control": float(found["control"].mean()),
+        "own cosine": float(cosines["cosine"].mean()),
+        "own cosine control": float(cosines["control"].mean()),
         "own rank": float(rank.median()),
         "own first": _share(rank == 0),
         "own rank as share": float(rank.mean()) / max(1, len(both["input"]) - 1),
     }
-    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
     figures = [{"figure": name, "n": len(rows), "value": value} for name, value in values.items()]
-    return Named(torch.stack(bars), {"rows": kinds, "cosine": middles}), figures
+    kinds = {kind: cosine.cpu().clamp(-1, 1) for kind, cosine in cosines.items()}
+    edges = torch.linspace(-1, 1, BINS + 1)
+    return {"alignment": _histogram(kinds, edges, "rows", "cosine")}, figures
 
 
 def returned(
     checkpoint: Checkpoint, rows: Tensor, shown: list[int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+) -> tuple[list[Record], list[Record]]:
     """One-hot to vector to tokens, by every method: figures over N tokens, a table of `shown`.
 
     A variant of a word differs from it in capitals and in the space before it only.
@@ -120,13 +211,12 @@ def returned(
     words = [piece.strip().lower() for piece in checkpoint.pieces([*range(len(both["input"]))])]
     names = {word: i for i, word in enumerate(dict.fromkeys(words))}
     word_of = torch.tensor([names[word] for word in words])
-    asked = torch.cat([rows, torch.tensor(shown, device=rows.device)])
+    asked, N = torch.cat([rows, torch.tensor(shown, device=rows.device)]), len(rows)
     figures, table = [], []
     for method in UNEMBEDDINGS:
         values = round_trip(both["input"], both["output"], asked, method).cpu()
         own = values.gather(1, asked[:, None].cpu())[:, 0]
         top, tokens = others(values, asked.cpu(), OTHERS)
-        N = len(rows)
         figures += [
             {"figure": f"round trip {name}", "method": method, "n": N, "value": value}
             for name, value in {
@@ -137,23 +227,23 @@ def returned(
                 **_variants(word_of, rows.cpu(), tokens[:N]),
             }.items()
         ]
-        for i, token in enumerate(shown, start=N):
-            table.append(
-                {
-                    "piece": checkpoint.pieces([token])[0],
-                    "method": method,
-                    "own": float(own[i]),
-                    "others": checkpoint.pieces(tokens[i].tolist()),
-                    "values": top[i].tolist(),
-                }
-            )
+        table += [
+            {
+                "piece": checkpoint.pieces([token])[0],
+                "method": method,
+                "own": float(own[i]),
+                "others": checkpoint.pieces(tokens[i].tolist()),
+                "values": top[i].tolist(),
+            }
+            for i, token in enumerate(shown, start=N)
+        ]
     return figures, table
 
 
 @torch.no_grad()
 def neighbours(
     checkpoint: Checkpoint, request: Request, shown: list[int]
-) -> tuple[dict[str, Named], list[dict[str, Any]]]:
+) -> tuple[dict[str, Named], list[Record]]:
     """How often the nearest token by each metric is the model's answer; the nearest of `shown`.
 
     Queries are every position's vectors: the token's embedding, the last stream, that after the
@@ -176,9 +266,9 @@ def neighbours(
     agreed, shared = [], []
     for vectors in queries.values():
         some = vectors[batch.real].float()
-        found = [agreement(some, keys, answers, NEIGHBOURS) for keys in both.values()]
-        agreed.append(torch.stack([own for own, _ in found]))
-        shared.append(torch.stack([common for _, common in found]))
+        each = [agreement(some, keys, answers, NEIGHBOURS) for keys in both.values()]
+        for kept, values in zip((agreed, shared), zip(*each, strict=True), strict=True):
+            kept.append(torch.stack(values))
     places = {"query": list(queries), "keys": list(both)}
     arrays = {
         "agreement": Named(torch.stack(agreed), {**places, "metric": METRICS}),
@@ -187,50 +277,11 @@ def neighbours(
     table = []
     chosen = both["input"][torch.tensor(shown, device=both["input"].device)]
     for metric in METRICS:
-        found = nearest(chosen, both["input"], metric, OTHERS + 1).tolist()
-        for token, near in zip(shown, found, strict=True):
+        tokens = nearest(chosen, both["input"], metric, OTHERS + 1).tolist()
+        for token, near in zip(shown, tokens, strict=True):
             piece = checkpoint.pieces([token])[0]
             table.append({"piece": piece, "metric": metric, "nearest": checkpoint.pieces(near)})
     return arrays, table
-
-
-def _variants(word_of: Tensor, rows: Tensor, found: Tensor) -> dict[str, float]:
-    """Share of tokens with variants that have one among `found` `(N, K)`, and that by chance."""
-    alike = torch.bincount(word_of)[word_of][rows] - 1
-    has = alike > 0
-    if not has.any():
-        return {}
-    hits = (word_of[found] == word_of[rows][:, None]).any(dim=1)[has]
-    chance = found.shape[1] * alike[has].float() / (len(word_of) - 1)
-    return {
-        "variant among others": _share(hits),
-        "variant by chance": float(chance.clamp(max=1).mean()),
-    }
-
-
-def _spearman(a: Tensor, b: Tensor) -> float | None:
-    return None if a.min() == a.max() or b.min() == b.max() else spearman(a, b)
-
-
-def _share(flags: Tensor) -> float:
-    return float(flags.float().mean())
-
-
-def _sample(counts: Tensor, seed: int) -> Tensor:
-    """Up to `SAMPLE` tokens that occur, drawn."""
-    known = counts.nonzero()[:, 0]
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
-    return known[order[:SAMPLE]]
-
-
-def _shown(checkpoint: Checkpoint, request: Request) -> list[int]:
-    """The chosen words, or the first prompt's tokens that have a letter in them."""
-    if request.words:
-        return list(word_tokens(checkpoint, request.words).values())
-    tokens = list(dict.fromkeys(request.prompts[0].tokens))
-    pieces = checkpoint.pieces(tokens)
-    lettered = [t for t, piece in zip(tokens, pieces, strict=True) if any(map(str.isalpha, piece))]
-    return (lettered or tokens)[:SHOWN]
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -263,27 +314,6 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def vector_tables(documents: Sequence[Document]) -> list[Markup]:
     """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
-    odd = [
-        (model_name(d), o["matrix"], markup.codes([o["piece"]]), f"{o['length']:.2f}", o["count"])
-        for d in documents
-        for o in d["notes"]["outliers"][:12]
-    ]
-    near = [
-        (model_name(d), markup.codes([n["piece"]]), n["metric"], markup.codes(n["nearest"]))
-        for d in documents
-        for n in d["notes"]["nearest"]
-    ]
-    back = [
-        (
-            model_name(d),
-            markup.codes([r["piece"]]),
-            r["method"],
-            f"{r['own']:.3g}",
-            markup.codes(r["others"]),
-        )
-        for d in documents
-        for r in d["notes"]["round trip"]
-    ]
     tied = [
         Markup("<li>{}: {}</li>").format(
             model_name(d),
@@ -291,17 +321,33 @@ def vector_tables(documents: Sequence[Document]) -> list[Markup]:
         )
         for d in documents
     ]
-    columns = ("checkpoint", "matrix", "token", "length, medians", "times seen")
-    found = [Markup("<ul>{}</ul>").format(Markup("").join(tied))]
-    if odd:
-        found.append(markup.folded("tokens of unusual length", markup.table(columns, odd)))
-    columns = ("checkpoint", "token", "by", "nearest in the input matrix")
-    found.append(markup.folded("nearest tokens", markup.table(columns, near)))
-    columns = ("checkpoint", "token", "way back", "its own value", "largest others")
-    return [
-        *found,
-        markup.folded("one-hot to vector and back to tokens", markup.table(columns, back)),
-    ]
+    odd = note_table(
+        documents,
+        "outliers",
+        "tokens of unusual length",
+        ("matrix", "token", "length, medians", "times seen"),
+        lambda o: (o["matrix"], markup.codes([o["piece"]]), f"{o['length']:.2f}", o["count"]),
+    )
+    near = note_table(
+        documents,
+        "nearest",
+        "nearest tokens",
+        ("token", "by", "nearest in the input matrix"),
+        lambda n: (markup.codes([n["piece"]]), n["metric"], markup.codes(n["nearest"])),
+    )
+    back = note_table(
+        documents,
+        "round trip",
+        "one-hot to vector and back to tokens",
+        ("token", "way back", "its own value", "largest others"),
+        lambda r: (
+            markup.codes([r["piece"]]),
+            r["method"],
+            f"{r['own']:.3g}",
+            markup.codes(r["others"]),
+        ),
+    )
+    return [Markup("<ul>{}</ul>").format(Markup("").join(tied)), *odd, *near, *back]
 
 
 @lens(
@@ -317,15 +363,22 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     counts = torch.bincount(tokens, minlength=checkpoint.config.vocab_size)
-    device = checkpoint.model.embedding.weight.device
-    rows, shown = _sample(counts, request.seed).to(device), _shown(checkpoint, request)
+    known = counts.nonzero()[:, 0]
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(request.seed))
+    rows = known[order[:SAMPLE]].to(checkpoint.model.embedding.weight.device)
+    shown = list(word_tokens(checkpoint, request.words).values())
+    if not shown:  # the first prompt's tokens that have a letter in them
+        tokens = list(dict.fromkeys(request.prompts[0].tokens))
+        pieces = zip(tokens, checkpoint.pieces(tokens), strict=True)
+        lettered = [token for token, piece in pieces if any(map(str.isalpha, piece))]
+        shown = (lettered or tokens)[:SHOWN]
     norms, length_figures, odd = lengths(checkpoint, counts)
     cosines, own_figures = aligned(checkpoint, rows)
     trip_figures, trips = returned(checkpoint, rows, shown)
     near, nearby = neighbours(checkpoint, request, shown)
-    agreed = [{"figure": "agrees", **record} for record in near["agreement"].records()]
+    agreed = near["agreement"].records(figure="agrees")
     return Finding(
-        arrays={"lengths": norms, "alignment": cosines, **near},
+        arrays={**norms, **cosines, **near},
         figures=[*length_figures, *own_figures, *trip_figures, *agreed],
         notes={
             "tied": bool(checkpoint.config.tied),
@@ -334,3 +387,26 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             "nearest": nearby,
         },
     )
+
+
+def _histogram(groups: dict[str, Tensor], edges: Tensor, axis: str, unit: str) -> Named:
+    bars = torch.stack([torch.histogram(values, edges).hist for values in groups.values()])
+    return Named(bars, {axis: list(groups), unit: ((edges[1:] + edges[:-1]) / 2).tolist()})
+
+
+def _variants(word_of: Tensor, rows: Tensor, others: Tensor) -> dict[str, float]:
+    """Share of tokens with variants that have one among others `(N, K)`, and that by chance."""
+    alike = torch.bincount(word_of)[word_of][rows] - 1
+    has = alike > 0
+    if not has.any():
+        return {}
+    hits = (word_of[others] == word_of[rows][:, None]).any(dim=1)[has]
+    chance = others.shape[1] * alike[has].float() / (len(word_of) - 1)
+    return {
+        "variant among others": _share(hits),
+        "variant by chance": float(chance.clamp(max=1).mean()),
+    }
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.float().mean())

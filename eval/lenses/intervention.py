@@ -16,64 +16,122 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.lenses import markup
-from eval.lenses.documents import Document, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.means import mean_record
-from eval.lenses.named import Named
-from eval.lenses.pairs import Answers, Pair, prompt_pairs, story_pairs, telling_answers
-from eval.lenses.trace import blocks_of
-from eval.lenses.variants import run_variants
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Request,
+    at_tokens,
+    lens,
+    mean_record,
+    records,
+    word_tokens,
+)
+from eval.lenses.stories import attribute_words, contexts, following, story
+from eval.lenses.trace import gather, run_variants, streams_of
 
-PARTS = ("block", "stream", "mixer")
+SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
-WHERE = ("changed", "between", "last")
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where activations are replaced: as sites of evidence are named, layer 0 is the embedding."""
+class Answers:
+    """The tokens that two prompts are told apart by: the source's and the target's."""
 
-    layer: int
-    part: str = "block"
+    source: int
+    target: int
+
+    def difference(self, logits: Tensor) -> Tensor:
+        """By how much the source's answer is above the target's, `(..., V)` to `(...)`."""
+        return logits[..., self.source] - logits[..., self.target]
 
 
-def replaced(
-    model: LanguageModel, source: Tensor, target: Tensor, site: Site
-) -> tuple[Tensor, Tensor]:
-    """The target's stream after a site's block, as it is, and as the source's activations make it.
+def telling_answers(source: Tensor, target: Tensor) -> Answers:
+    """From logits `(V,)` of both: each one's likeliest token, or if that is one and the same, the
+    tokens whose log-probabilities differ most.
+    """
+    own, other = int(source.argmax()), int(target.argmax())
+    if own == other:
+        difference = source.log_softmax(-1) - target.log_softmax(-1)
+        own, other = int(difference.argmax()), int(difference.argmin())
+    return Answers(own, other)
 
-    Args:
-        model: any language model.
+
+@dataclass(frozen=True)
+class Pair:
+    """Two prompts of equal length, and where they come from.
+
+    Attributes:
+        label: of the target.
+        kind: `prompts`, `swapped` (one prompt and itself with a name, animal or mood swapped), or
+            the attribute that differs in a built-in story.
         source: `(T,)` tokens whose activations are taken.
         target: `(T,)` tokens.
-        site: which activations.
+        answers: what tells them apart, if that is known.
+    """
 
-    Returns:
-        Two `(T, D)`; of layer 0, the embeddings.
+    label: str
+    kind: str
+    source: Tensor
+    target: Tensor
+    answers: Answers | None = None
+
+
+def prompt_pairs(checkpoint: Checkpoint, request: Request) -> list[Pair]:
+    """Each two consecutive prompts of equal length; or each alone, with one word swapped in it.
 
     Raises:
-        RequestError: a site that does not exist in this model, or prompts of unequal length.
+        RequestError: a prompt too long, a word of several tokens.
     """
-    if len(source) != len(target):
-        raise RequestError(
-            f"prompts of {len(source)} and {len(target)} tokens cannot be patched into each other; "
-            "give two of equal length"
-        )
-    both = torch.stack([target, source])
-    outputs = Circuit(model, site.layer, site.part).of_tokens(both)
-    if site.layer == 0 or site.part == "block":
-        return outputs[0], outputs[1]
-    block = blocks_of(model)[site.layer - 1]
-    after = Circuit(model, site.layer).of_tokens(both)[0]
-    if site.part == "mixer":
-        before = Circuit(model, site.layer - 1).of_tokens(both)
-        before = model.with_positions(before) if site.layer == 1 else before
-        return after, block.combine(before[:1], outputs[1:])[0]
-    stream = outputs[1:]
-    return after, (stream + block.channel_mixer(block.norm_channel(stream)))[0]
+    batch = gather(checkpoint, request.prompts)
+    rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
+    labels = batch.labels
+    words = list(word_tokens(checkpoint, request.words).values())
+    answers = Answers(words[0], words[1]) if len(words) > 1 else None
+    couples = list(zip(rows[::2], rows[1::2], strict=False))
+    if couples and all(len(a) == len(b) for a, b in couples):
+        names = zip(labels[::2], labels[1::2], strict=False)
+        pairs = [
+            Pair(f"{other} in {label}", "prompts", source, target, answers)
+            for (label, other), (target, source) in zip(names, couples, strict=False)
+        ]
+    else:
+        pairs = [
+            Pair(label, "swapped", source, target, answers)
+            for label, target in zip(labels, rows, strict=True)
+            if (source := swapped(checkpoint, target)) is not None
+        ]
+    return [pair for pair in pairs if not torch.equal(pair.source, pair.target)]
+
+
+def swapped(checkpoint: Checkpoint, tokens: Tensor) -> Tensor | None:
+    """A prompt with the first name, animal or mood in it swapped for another, wherever it stands.
+
+    None where there is no such word, or no two of them are single tokens.
+    """
+    for token in tokens.tolist():
+        for words in attribute_words(checkpoint.tokenizer).values():
+            if token in words.values():
+                return torch.where(tokens == token, following(words, token), tokens)
+    return None
+
+
+def story_pairs(checkpoint: Checkpoint, seed: int = 0, count: int = SWAPS) -> list[Pair]:
+    """Built-in stories that differ in one word, each up to the cue where it comes next."""
+    tokenizer, pairs = checkpoint.tokenizer, []
+    device = checkpoint.model.embedding.weight.device
+    for attribute, words in attribute_words(tokenizer).items():
+        names = {token: word for word, token in words.items()}
+        for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
+            target = story(tokenizer, frame, attribute, chosen)
+            other = following(words, target.words[attribute])
+            source = story(tokenizer, frame, attribute, chosen | {attribute: names[other]})
+            answers = Answers(other, target.words[attribute])
+            rows = (torch.tensor(one.tokens, device=device) for one in (source, target))
+            pairs.append(Pair(f"{attribute} {number}", attribute, *rows, answers=answers))
+    context = checkpoint.config.context
+    return [p for p in pairs if len(p.source) == len(p.target) <= context]
 
 
 def spans(length: int, first: int, rows: int = ROWS) -> list[range]:
@@ -87,10 +145,9 @@ def causal_trace(
     model: LanguageModel,
     source: Tensor,
     target: Tensor,
-    answers: Answers,
-    part: str = "block",
+    answers: Answers | None = None,
     rows: int = ROWS,
-) -> tuple[list[range], Tensor]:
+) -> tuple[Answers, list[range], Tensor]:
     """How far each site alone moves the target's answer to the source's (Meng et al., 2202.05262).
 
     The difference of the two answers' logits at the last position, 0 where it stays as in the
@@ -101,50 +158,49 @@ def causal_trace(
         model: any language model.
         source: `(T,)`.
         target: `(T,)`, another prompt.
-        answers: what is told apart.
-        part: which activations; layer 0, the embedding, only of `block`.
+        answers: what is told apart, if not `telling_answers`.
         rows: at most so many runs of positions, each patched together.
 
     Returns:
-        The runs of positions, and effects `(layers, runs)`.
+        The answers, the runs of positions, and effects `(n + 1, runs)`, layer 0 the embedding.
 
     Raises:
-        RequestError: as `replaced`, or prompts that are equal or answered alike.
+        RequestError: prompts of unequal length, equal, or answered alike.
     """
-    different = (source != target).nonzero() if len(source) == len(target) else target[:0]
-    if len(source) == len(target) and not len(different):
+    if len(source) != len(target):
+        raise RequestError(
+            f"prompts of {len(source)} and {len(target)} tokens cannot be patched into each other; "
+            "give two of equal length"
+        )
+    if torch.equal(source, target):
         raise RequestError("the two prompts are the same; give two that differ")
-    T, L = len(target), len(model.blocks)
-    stream, other = replaced(model, source, target, Site(L))
-    ends = answers.difference(model.logits(torch.stack([stream, other])[:, -1:])[:, 0])
-    low, high = ends.tolist()
+    streams, T = streams_of(model, torch.stack([target, source])), len(target)
+    ends = model.logits(streams[-1, :, -1:])[:, 0]
+    answers = answers or telling_answers(ends[1], ends[0])
+    low, high = answers.difference(ends).tolist()
     if abs(high - low) < 1e-6:
         raise RequestError(
             "the two prompts are answered alike; give two that differ in their answer"
         )
-    runs = spans(T, int(different[0]), rows)
-    first = torch.tensor([0, *(run.start for run in runs)], device=target.device)
-    effects = []
-    for layer in range(0 if part == "block" else 1, L + 1):
-        stream, other = replaced(model, source, target, Site(layer, part))
-        variants = stream.repeat(len(runs) + 1, 1, 1)
-        for row, run in enumerate(runs, 1):
+    runs = spans(T, int((source != target).nonzero()[0]), rows)
+    first, effects = torch.tensor([run.start for run in runs]), []
+    for layer, (stream, other) in enumerate(streams):
+        variants = stream.repeat(len(runs), 1, 1)
+        for row, run in enumerate(runs):
             variants[row, run.start : run.stop] = other[run.start : run.stop]
-        logits = run_variants(model, variants, first, layer, T - 1)
-        effects.append((answers.difference(logits[1:]) - low) / (high - low))
-    return runs, torch.stack(effects)
+        logits = run_variants(model, stream, variants, first, layer)
+        effects.append((answers.difference(logits) - low) / (high - low))
+    return answers, runs, torch.stack(effects)
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Where a prediction passes through."""
-    found: list[plots.Record] = []
-    for document in documents:
-        pairs = {pair["label"]: pair for pair in document["notes"]["pairs"]}
-        for r in records([document], "effect"):
-            target = pairs[r["pair"]]["target"]
-            if r["position"] < len(target):
-                token = markup.visible(target[r["position"]])
-                found.append(r | {"token": token, "place": f"{r['position']} {token}"})
+    found = at_tokens(
+        documents,
+        records(documents, "effect"),
+        "pair",
+        lambda document: {pair["label"]: pair["target"] for pair in document["notes"]["pairs"]},
+    )
     effects = plots.heat(found, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
     return [
         plots.Figure(
@@ -184,17 +240,27 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     placed: dict[tuple[str, str, int], list[float]] = {}
     described = []
     for row, pair in enumerate(pairs):
-        ends = model(torch.stack([pair.source, pair.target]))[:, -1]
-        answers = pair.answers or telling_answers(*ends)
-        runs, effects = causal_trace(model, pair.source, pair.target, answers)
+        answers, runs, effects = causal_trace(model, pair.source, pair.target, pair.answers)
         different, T = pair.source != pair.target, len(pair.target)
         values[row, :, :T] = 0.0
+        sums = {where: torch.zeros(depth) for where in ("changed", "between", "last")}
         for run, effect in zip(runs, effects.T.cpu(), strict=True):
             values[row, :, run.start : run.stop] = effect[:, None]
-        for where, total in _by_place(runs, effects.cpu(), different, T).items():
+            changed = bool(different[run.start : run.stop].any())
+            sums["last" if run.stop == T else "changed" if changed else "between"] += effect
+        for where, total in sums.items():
             for layer, value in enumerate(total.tolist()):
                 placed.setdefault((pair.kind, where, layer), []).append(value)
-        described.append(_describe(checkpoint, pair, answers))
+        source, target = checkpoint.pieces([answers.source, answers.target])
+        described.append(
+            {
+                "label": pair.label,
+                "kind": pair.kind,
+                "source": checkpoint.pieces(pair.source.tolist()),
+                "target": checkpoint.pieces(pair.target.tolist()),
+                "answers": {"source": source, "target": target},
+            }
+        )
     axes = {"pair": [p.label for p in pairs], "layer": range(depth), "position": range(length)}
     figures = [
         {"figure": "patching effect", "pairs": kind, "where": where, "layer": layer}
@@ -202,26 +268,3 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         for (kind, where, layer), each in placed.items()
     ]
     return Finding({"effect": Named(values, axes)}, figures, {"pairs": described})
-
-
-def _by_place(
-    runs: list[range], effects: Tensor, different: Tensor, length: int
-) -> dict[str, Tensor]:
-    """Effects summed over runs that hold a changed token, those that hold the last, the others."""
-    found = {where: torch.zeros(len(effects)) for where in WHERE}
-    for run, effect in zip(runs, effects.T, strict=True):
-        changed = bool(different[run.start : run.stop].any())
-        where = "last" if run.stop == length else "changed" if changed else "between"
-        found[where] += effect
-    return found
-
-
-def _describe(checkpoint: Checkpoint, pair: Pair, answers: Answers) -> dict[str, object]:
-    source, target = checkpoint.pieces([answers.source, answers.target])
-    return {
-        "label": pair.label,
-        "kind": pair.kind,
-        "source": checkpoint.pieces(pair.source.tolist()),
-        "target": checkpoint.pieces(pair.target.tolist()),
-        "answers": {"source": source, "target": target},
-    }

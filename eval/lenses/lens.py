@@ -1,4 +1,4 @@
-"""What a lens is, and the register of all of them.
+"""What a lens is, the register of all of them, and the documents that hold what they found.
 
 A lens is one file: a function that finds numbers, decorated with `lens`, and beside it the
 functions that draw them. Those of the modules of this folder are registered when they are first
@@ -11,15 +11,21 @@ import difflib
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.named import Named
+from eval.lenses import markup
+from eval.statistics import clustered
 from eval.text import Prompt
 
 if TYPE_CHECKING:
@@ -29,6 +35,51 @@ if TYPE_CHECKING:
 
 TOKENS = 8192
 ALL = "all"
+FOLDER = "lenses"
+Document = dict[str, Any]
+Record = dict[str, Any]
+Label = str | int | float
+
+
+@dataclass(frozen=True)
+class Named:
+    """An array whose axes have names and labels.
+
+    Attributes:
+        values: on the CPU, one axis for each name.
+        axes: name of each axis in order, with the label of each of its places.
+
+    Raises:
+        ValueError: axes that do not fit the values.
+    """
+
+    values: Tensor
+    axes: Mapping[str, Sequence[Label]]
+
+    def __post_init__(self) -> None:
+        """Brings the values to the CPU and checks their shape."""
+        object.__setattr__(self, "values", self.values.detach().cpu())
+        shape = tuple(len(labels) for labels in self.axes.values())
+        if shape != tuple(self.values.shape):
+            raise ValueError(f"axes {shape} do not fit values {tuple(self.values.shape)}")
+
+    def records(self, **more: Any) -> Iterator[Record]:
+        """A flat record for every number: `more`, its labels by axis, and itself as `value`."""
+        numbers = self.values.flatten().tolist()
+        for labels, number in zip(product(*self.axes.values()), numbers, strict=True):
+            yield more | dict(zip(self.axes, labels, strict=True)) | {"value": number}
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it, to six significant digits; what is no number is null."""
+        flat = [_short(number) for number in self.values.flatten().tolist()]
+        return {"axes": {name: list(labels) for name, labels in self.axes.items()}, "values": flat}
+
+    @classmethod
+    def read(cls, plain: dict[str, Any]) -> Named:
+        """Reads what `plain` made."""
+        flat = [float("nan") if number is None else number for number in plain["values"]]
+        shape = [len(labels) for labels in plain["axes"].values()]
+        return cls(torch.tensor(flat, dtype=torch.float64).view(shape), plain["axes"])
 
 
 @dataclass(frozen=True)
@@ -58,7 +109,8 @@ class Finding:
     Attributes:
         arrays: by name; what figures are drawn from.
         figures: records of single numbers, which become rows: `figure` (its name), `value`, and
-            whatever places it (`layer`, `part`, `method`, ...); `low`, `high`, `n` for an interval.
+            whatever places it (`layer`, `part`, `method`, ...); `low`, `high`, `n` for an interval;
+            `by_axis` and `mean_record` make them.
         notes: anything else that the page shows, as JSON holds it: `tokens` (a list of pieces for
             each prompt), tables, texts.
     """
@@ -153,5 +205,156 @@ def _import_all() -> None:
         importlib.import_module(f"{__package__}.{module.name}")
 
 
+def by_axis(
+    figure: str, values: Tensor, axes: Mapping[str, Sequence[Label]], **more: Any
+) -> list[Record]:
+    """A record of `Finding.figures` for each number of a tensor that has these axes."""
+    return list(Named(values, axes).records(figure=figure, **more))
+
+
+def mean_record(values: Sequence[float], clusters: Sequence[Hashable] = ()) -> Record:
+    """`value` with the mean, `n`, and `low` and `high` where there are several clusters.
+
+    Args:
+        values: at least one.
+        clusters: what each belongs to, such as its prompt; each is its own when not given.
+    """
+    groups = clusters or range(len(values))
+    interval = clustered(values, [1] * len(values), groups, [0] * len(values))
+    record = {"value": interval.estimate, "n": len(values)}
+    return record | ({"low": interval.low, "high": interval.high} if len(set(groups)) > 1 else {})
+
+
+def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
+    """The one token that each word is: tokens whose probability or direction a lens follows.
+
+    Raises:
+        RequestError: a word that is no token or several, with its split shown.
+    """
+    return {word: _token(checkpoint, word) for word in words}
+
+
+def read_documents(directory: str | Path) -> Iterator[Document]:
+    """Every document of a results directory, in the order of their names."""
+    for path in sorted((Path(directory) / FOLDER).glob("*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def model_name(document: Document) -> str:
+    """What a checkpoint is called in a menu: its name and its step."""
+    checkpoint = document["checkpoint"]
+    return f"{checkpoint['name']} at {checkpoint['step']}"
+
+
+def records(documents: Sequence[Document], array: str) -> list[Record]:
+    """A record for each number of an array in every document that has it, with its `model`."""
+    found = []
+    for document in documents:
+        if array in document["arrays"]:
+            found += Named.read(document["arrays"][array]).records(model=model_name(document))
+    return _known(found)
+
+
+def figure_records(documents: Sequence[Document], *names: str) -> list[Record]:
+    """The single figures of these names in every document, with its `model`."""
+    return _known(
+        {"model": model_name(document)} | figure
+        for document in documents
+        for figure in document["figures"]
+        if figure["figure"] in names
+    )
+
+
+def _known(found: Iterable[Record]) -> list[Record]:
+    """Those with a value, which is what a chart can show."""
+    return [r for r in found if r["value"] is not None and r["value"] == r["value"]]
+
+
+def note_table(
+    documents: Sequence[Document],
+    note: str,
+    summary: str,
+    columns: Sequence[str],
+    cells: Callable[[Any], Sequence[Any]],
+) -> list[Markup]:
+    """A folded table of a note of every document, a row for each entry; none without an entry.
+
+    Args:
+        documents: of all checkpoints.
+        note: a list in their `notes`.
+        summary: stands above it.
+        columns: after that of the checkpoint.
+        cells: an entry's, one for each column.
+    """
+    rows = [(model_name(d), *cells(one)) for d in documents for one in d["notes"].get(note, [])]
+    table = markup.table(("checkpoint", *columns), rows)
+    return [markup.folded(summary, table)] if rows else []
+
+
+def prompt_pieces(document: Document) -> dict[str, list[str]]:
+    """The tokens of each prompt, by its label in the axis `prompt`."""
+    return {f"{p['kind']} {p['index']}": p["pieces"] for p in document["prompts"]}
+
+
+def averaged(found: list[Record], *fields: str) -> list[Record]:
+    """The mean value over all records that agree in these fields."""
+    values: dict[tuple[Any, ...], list[float]] = {}
+    for record in found:
+        values.setdefault(tuple(record[f] for f in fields), []).append(record["value"])
+    return [
+        dict(zip(fields, place, strict=True)) | {"value": sum(own) / len(own)}
+        for place, own in values.items()
+    ]
+
+
+def at_tokens(
+    documents: Sequence[Document],
+    found: list[Record],
+    axis: str = "prompt",
+    pieces_of: Callable[[Document], dict[str, list[str]]] = prompt_pieces,
+) -> list[Record]:
+    """With `token` and `place` (a label for an axis) for records of a prompt's positions.
+
+    Padded or missing positions are left out.
+
+    Args:
+        documents: those of the records.
+        found: records with `position` and the axis.
+        axis: whose label says which tokens.
+        pieces_of: the tokens of each label in a document.
+    """
+    pieces = {model_name(document): pieces_of(document) for document in documents}
+    placed = []
+    for record in found:
+        tokens = pieces[record["model"]][record[axis]]
+        if record["position"] < len(tokens):
+            token = markup.visible(tokens[record["position"]])
+            place = f"{record['position']} {token}"
+            placed.append(record | {"token": token, "place": place})
+    return placed
+
+
+def _token(checkpoint: Checkpoint, word: str) -> int:
+    ids = _encode(checkpoint, word)
+    if len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise RequestError(f"--words {word!r}: there is no token in it; give a word")
+    split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
+    spaced = f" {word}"
+    other = f', or "{spaced}", which is one' if len(_encode(checkpoint, spaced)) == 1 else ""
+    raise RequestError(f'"{word}" is {len(ids)} tokens here: {split}; choose one of them{other}')
+
+
+def _encode(checkpoint: Checkpoint, text: str) -> list[int]:
+    return checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
+
+
 def _file(find: Find) -> str:
     return inspect.getfile(inspect.unwrap(find))
+
+
+def _short(number: float) -> float | int | None:
+    if isinstance(number, int):
+        return number
+    return float(f"{number:.6g}") if abs(number) < float("inf") else None

@@ -2,6 +2,12 @@
 
 nostalgebraist, "interpreting GPT: the logit lens", 2020. Entropies and divergences are in bits;
 before anything is known a distribution has log2 V of them.
+
+Beside it, how much of a stream lies where logits are read from: the span of the output embedding.
+With more tokens than features and no feature unread, the span is all there is (less the direction
+of the mean under a LayerNorm), and every share of it is 1. What can differ then is where in the
+span a vector lies: in the few directions that most logits read, or along the tokens' own
+directions, which is the token energy of Wendler et al. ("Do Llamas Work in English?", 2402.10588).
 """
 
 from __future__ import annotations
@@ -14,15 +20,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arch import LanguageModel
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses import markup
-from eval.lenses.documents import Document, at_tokens, averaged, model_name, records
-from eval.lenses.energy import TokenSpace
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.trace import Batch, gather, trace
-from eval.lenses.words import word_tokens
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Request,
+    at_tokens,
+    averaged,
+    by_axis,
+    lens,
+    prompt_pieces,
+    records,
+    word_tokens,
+)
+from eval.lenses.trace import Batch, gather, readers, trace
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once
@@ -35,35 +50,84 @@ Read = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Readings:
-    """Distributions by layer, as figures of them; S layers.
+class TokenSpace:
+    """The directions that logits read.
 
     Attributes:
-        entropy: in bits, `(S, B, T)`.
-        divergence: D(output || layer) in bits, `(S, B, T)`.
-        surprise: of the text's own next token, in bits, `(S, B, T)`; no number at the last.
-        top: the likeliest tokens, `(S, B, T, k)`.
-        top_probability: theirs.
-        probability: of chosen tokens, `(S, B, T, K)`.
+        basis: of the stream's features, orthonormal, `(D, D)`; the columns most read come first.
+        strength: how much each is read: singular values of the readers, `(D,)`.
+        rank: how many are read at all: singular values above max(V, D) eps times the largest, eps
+            that of the weights' precision.
+        cosines: `U^T U / V` for readers U of length 1, `(D, D)`.
     """
 
-    entropy: Tensor
-    divergence: Tensor
-    surprise: Tensor
-    top: Tensor
-    top_probability: Tensor
-    probability: Tensor
+    basis: Tensor
+    strength: Tensor
+    rank: int
+    cosines: Tensor
+
+    @classmethod
+    def of(cls, model: LanguageModel, centred: bool = False) -> TokenSpace:
+        """Of a model's head, with its final norm's weights folded in.
+
+        Args:
+            model: whose head.
+            centred: whether the readers' mean over the vocabulary is taken away.
+
+        Raises:
+            RequestError: a final norm that is not known.
+        """
+        rows = readers(model)
+        precision = torch.finfo(rows.dtype).eps
+        rows = rows.double()
+        if centred:
+            rows = rows - rows.mean(dim=0)
+        squares, basis = torch.linalg.eigh(rows.T @ rows)
+        strength = squares.clamp(min=0).sqrt().flip(0)
+        rank = int((strength > max(rows.shape) * precision * strength[0]).sum())
+        units = torch.nn.functional.normalize(rows, dim=-1)
+        return cls(basis.flip(1), strength, rank, units.T @ units / len(rows))
+
+    def share(self, x: Tensor, directions: int | None = None) -> Tensor:
+        """Squared-norm share of x `(..., D)` inside the span, or its most read directions.
+
+        1 for a vector inside; directions / D is the share of one that points anywhere.
+        """
+        basis = self.basis[:, : self.rank if directions is None else directions].to(x.dtype)
+        return (x @ basis).square().sum(-1) / _squares(x)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """Root mean squared cosine of x `(..., D)` to the readers, over their own among them.
+
+        E(x) = sqrt(mean_v cos(x, u_v)^2 / mean_vw cos(u_v, u_w)^2): 1 for a vector that is as near
+        to the readers as they are to each other.
+        """
+        own = self.cosines.square().sum()
+        seen = (x @ self.cosines.to(x.dtype) * x).sum(-1) / _squares(x)
+        return (seen.clamp(min=0) / own.to(x.dtype)).sqrt()
+
+    def holding(self, share: float) -> int:
+        """The fewest directions that hold a share of all squared reading."""
+        held = self.strength.square().cumsum(0) / self.strength.square().sum()
+        return int((held < share).sum()) + 1
 
 
 @torch.no_grad()
-def read_layers(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) -> Readings:
+def read_layers(
+    streams: Tensor, tokens: Tensor, chosen: list[int], read: Read
+) -> dict[str, Tensor]:
     """Reads the streams of all layers, `(S, B, T, D)`, a few prompts at a time.
 
     Args:
         streams: the last of them is the one that the others are compared with.
         tokens: the text, `(B, T)`.
-        chosen: tokens whose probability is followed.
+        chosen: K tokens whose probability is followed.
         read: gives a layer's logits.
+
+    Returns:
+        `entropy`, `divergence`, D(output || layer), and `surprise`, of the text's own next token
+        and no number at the last, in bits, `(S, B, T)`; `top`, the likeliest tokens, and `top
+        probability`, `(S, B, T, k)`; `probability` of the chosen ones, `(S, B, T, K)`.
     """
     V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
     rows = max(1, WIDEST // (tokens.shape[1] * V))
@@ -71,16 +135,14 @@ def read_layers(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) 
         _read_some(streams[:, i : i + rows], tokens[i : i + rows], chosen, read)
         for i in range(0, len(tokens), rows)
     ]
-    return Readings(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
+    return {name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]}
 
 
-def _read_some(
-    streams: Tensor, tokens: Tensor, chosen: list[int], read: Read
-) -> tuple[Tensor, ...]:
+def _read_some(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
     last = read(len(streams) - 1, streams[-1]).float().log_softmax(-1)
     likely = last.exp()
     floor = (likely * last).sum(-1)
-    found = []
+    layers = []
     for layer, stream in enumerate(streams):
         known = layer == len(streams) - 1
         logs = last if known else read(layer, stream).float().log_softmax(-1)
@@ -88,17 +150,17 @@ def _read_some(
         surprise = torch.full_like(floor, torch.nan)
         surprise[:, :-1] = -logs[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
         best = shares.topk(min(TOP, shares.shape[-1]))
-        found.append(
-            (
-                -(shares * logs).sum(-1) / math.log(2),
-                (floor - (likely * logs).sum(-1)).clamp(min=0) / math.log(2),
-                surprise / math.log(2),
-                best.indices,
-                best.values,
-                shares[..., chosen],
-            )
+        layers.append(
+            {
+                "entropy": -(shares * logs).sum(-1) / math.log(2),
+                "divergence": (floor - (likely * logs).sum(-1)).clamp(min=0) / math.log(2),
+                "surprise": surprise / math.log(2),
+                "top": best.indices,
+                "top probability": best.values,
+                "probability": shares[..., chosen],
+            }
         )
-    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return {name: torch.stack([each[name] for each in layers]) for name in layers[0]}
 
 
 def plain(checkpoint: Checkpoint) -> Read:
@@ -129,71 +191,62 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             "Probability of the followed tokens by layer, at the position that the slider picks.",
             plots.chosen(shares, curves, "model", "prompt", "position"),
         ),
-        _averaged(documents, lens, "entropy", "entropy, bits", "How unsure is each layer?",
-                  f"Entropy of what a layer would say; {documents[0]['notes']['uniform']} bits are "
-                  "every token alike. Mean over positions and prompts."),
-        _averaged(documents, lens, "divergence", "KL, bits", "How far from the answer?",
-                  "Kullback-Leibler divergence of what a layer would say from what the model says "
-                  "in the end."),
-    ]  # fmt: skip
-    if any("token energy" in d["arrays"] for d in documents):
-        figures.append(
-            _averaged(documents, lens, "token energy", "token energy", "In the span of tokens?",
-                      "Token energy: how far a vector lies along output embeddings, relative to "
-                      "what their own spread allows."),
-        )  # fmt: skip
+    ]
+    uniform = documents[0]["notes"]["uniform"]
+    for array, y, title, about in (
+        (
+            "entropy",
+            "entropy, bits",
+            "How unsure is each layer?",
+            f"Entropy of what a layer would say; {uniform} bits are every token alike. Mean over "
+            "positions and prompts.",
+        ),
+        (
+            "divergence",
+            "KL, bits",
+            "How far from the answer?",
+            "Kullback-Leibler divergence of what a layer would say from what the model says in the "
+            "end.",
+        ),
+        (
+            "token energy",
+            "token energy",
+            "In the span of tokens?",
+            "Token energy: how far a vector lies along output embeddings, relative to what their "
+            "own spread allows.",
+        ),
+    ):
+        if means := averaged(records(documents, array), "model", "layer"):
+            name = f"{lens}-{array.replace(' ', '-')}"
+            chart = plots.lines(means, "layer", y, "model")
+            figures.append(plots.Figure(name, title, about, chart))
     return figures
 
 
-def _averaged(
-    documents: Sequence[Document], lens: str, array: str, y: str, title: str, about: str
-) -> plots.Figure:
-    found = averaged(records(documents, array), "model", "layer")
-    name = f"{lens}-{array.replace(' ', '-')}"
-    return plots.Figure(name, title, about, plots.lines(found, "layer", y, "model"))
-
-
 def _words(documents: Sequence[Document]) -> Any:
-    import altair as alt
-
     found: list[plots.Record] = []
     for document in documents:
         likely = [r for r in records([document], "top probability") if r["rank"] == 0]
-        top = document["notes"]["top"]
-        labels = [f"{p['kind']} {p['index']}" for p in document["prompts"]]
+        prompts = prompt_pieces(document)
+        top = dict(zip(prompts, document["notes"]["top"], strict=True))
         for record in at_tokens([document], likely):
-            layer, position = record["layer"], record["position"]
-            row = top[labels.index(record["prompt"])]
-            texts = row[layer][position] if len(row) > layer else []
-            length = len(document["prompts"][labels.index(record["prompt"])]["pieces"])
-            if position >= length - PICTURED:
-                said = ", ".join(map(markup.visible, texts))
-                found.append(record | {"says": markup.visible(texts[0])[:9], "likeliest": said})
-        assert found, model_name(document)
-    base = alt.Chart(plots.data(found)).encode(
-        x=alt.X(
-            "place:O",
-            sort=alt.EncodingSortField("position"),
-            axis=alt.Axis(labelAngle=-60, title=None, labelLimit=90),
-        ),
-        y=alt.Y("layer:O", sort="descending"),
-        tooltip=[
-            "layer:O",
-            "token:N",
-            "likeliest:N",
-            alt.Tooltip("value:Q", title="probability", format=".3f"),
-        ],
-    )
-    cells = base.mark_rect().encode(
-        color=alt.Color(
-            "value:Q", title="probability", scale=alt.Scale(scheme="blues", domain=[0, 1])
-        )
-    )
-    texts = base.mark_text(fontSize=10).encode(
-        text="says:N",
-        color=alt.condition("datum.value > 0.5", alt.value("white"), alt.value("#1b2430")),
-    )
-    chart = alt.layer(cells, texts).properties(width=CELL * PICTURED, height=alt.Step(26))
+            if record["position"] >= len(prompts[record["prompt"]]) - PICTURED:
+                texts = top[record["prompt"]][record["layer"]][record["position"]]
+                texts = [markup.visible(text) for text in texts]
+                found.append(record | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
+    picture = plots.heat(
+        found, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
+        sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
+    )  # fmt: skip
+    dark = {"test": "datum.value > 0.5", "value": "white"}
+    words = {
+        "text": {"field": "says"},
+        "color": {"condition": dark, "value": plots.LIGHT["ink"]},
+    }
+    cells = {name: picture.pop(name) for name in ("mark", "encoding")}
+    along = {name: cells["encoding"].pop(name) for name in ("x", "y", "tooltip")}
+    texts = {"mark": {"type": "text", "fontSize": 10}, "encoding": words}
+    chart = picture | {"encoding": along, "layer": [cells, texts]}
     return plots.chosen(chart, found, "model", "prompt")
 
 
@@ -225,79 +278,62 @@ def look(
     Raises:
         RequestError: a word of several tokens.
     """
-    words = word_tokens(checkpoint, request.words) or _answers(checkpoint, batch, streams)
-    found = read_layers(streams, batch.tokens, [*words.values()], read)
+    words = word_tokens(checkpoint, request.words)
+    followed = words or _answers(checkpoint, batch, streams)
+    seen = read_layers(streams, batch.tokens, [*followed.values()], read)
     layers = range(len(streams))
     where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
-    finding = Finding()
-    for name, values in (
-        ("entropy", found.entropy),
-        ("divergence", found.divergence),
-        ("surprise", found.surprise),
-    ):
-        finding.arrays[name] = Named(batch.masked(values), where)
-    curves = batch.masked(found.probability.movedim(-1, 0))
-    finding.arrays["probability"] = Named(curves, {"word": [*words], **where})
-    best = batch.masked(found.top_probability.movedim(-1, 0)).movedim(0, -1)
-    finding.arrays["top probability"] = Named(best, {**where, "rank": range(best.shape[-1])})
-    finding.figures.extend(_figures(found, batch, words if request.words else {}))
-    finding.notes.update(
-        tokens=[checkpoint.pieces(list(prompt.tokens)) for prompt in request.prompts],
-        top=_pieces(checkpoint, found.top),
-        uniform=math.log2(checkpoint.config.vocab_size),
-        tables=_tables(checkpoint, batch, found),
-    )
-    return finding
+    arrays = {
+        name: Named(batch.masked(seen[name]), where)
+        for name in ("entropy", "divergence", "surprise")
+    }
+    curves = batch.masked(seen["probability"].movedim(-1, 0))
+    arrays["probability"] = Named(curves, {"word": [*followed], **where})
+    best = batch.masked(seen["top probability"].movedim(-1, 0)).movedim(0, -1)
+    arrays["top probability"] = Named(best, {**where, "rank": range(best.shape[-1])})
+    entropy, same = batch.mean(seen["entropy"]), seen["top"][..., 0] == seen["top"][-1, ..., 0]
+    means = {
+        "entropy": entropy,
+        "divergence": batch.mean(seen["divergence"]),
+        "top token is the output's": batch.mean(same.to(entropy.dtype)),
+        "entropy fall": -entropy.diff(),
+    }
+    inside = batch.real.clone()  # a next token is in the prompt for all positions but the last
+    inside[torch.arange(len(inside), device=inside.device), batch.last] = False
+    if inside.any():
+        means["surprise"] = seen["surprise"][:, inside].mean(1)
+    figures = [
+        record
+        for name, values in means.items()
+        for record in by_axis(name, values, {"layer": layers[len(layers) - len(values) :]})
+    ]
+    if words:
+        at_end = batch.at_last(seen["probability"]).mean(1)
+        figures += by_axis("probability", at_end, {"layer": layers, "word": [*words]})
+    notes = {
+        "tokens": [checkpoint.pieces(list(prompt.tokens)) for prompt in request.prompts],
+        "top": _pieces(checkpoint, seen["top"]),
+        "uniform": math.log2(checkpoint.config.vocab_size),
+        "tables": _tables(checkpoint, batch, seen),
+    }
+    return Finding(arrays, figures, notes)
 
 
 def _answers(checkpoint: Checkpoint, batch: Batch, streams: Tensor) -> dict[str, int]:
     """The model's likeliest tokens after each prompt, the first few."""
-    row = torch.arange(len(batch.last), device=batch.last.device)
-    best = checkpoint.model.logits(streams[-1][row, batch.last]).topk(TOP).indices
+    best = checkpoint.model.logits(batch.at_last(streams[-1])).topk(TOP).indices
     tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
     return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
 
 
-def _figures(found: Readings, batch: Batch, words: dict[str, int]) -> list[dict[str, Any]]:
-    entropy, divergence = batch.mean(found.entropy), batch.mean(found.divergence)
-    same = batch.mean((found.top[..., 0] == found.top[-1, ..., 0]).to(entropy.dtype))
-    inside = batch.real.clone()  # a next token is in the prompt for all positions but the last
-    inside[torch.arange(len(inside), device=inside.device), batch.last] = False
-    known = found.surprise[:, inside]
-    at_end = found.probability[:, torch.arange(len(batch.last)), batch.last].mean(1)
-    figures: list[dict[str, Any]] = []
-    for layer in range(len(entropy)):
-        here = {
-            "entropy": entropy[layer],
-            "divergence": divergence[layer],
-            "top token is the output's": same[layer],
-        }
-        if layer:
-            here["entropy fall"] = entropy[layer - 1] - entropy[layer]
-        if known.numel():
-            here["surprise"] = known[layer].mean()
-        figures += [
-            {"figure": name, "layer": layer, "value": float(value)} for name, value in here.items()
-        ]
-        figures += [
-            {"figure": "probability", "layer": layer, "word": word, "value": float(value)}
-            for word, value in zip(words, at_end[layer], strict=False)
-        ]
-    return figures
-
-
 def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: Batch, streams: Tensor) -> None:
-    spaces = [TokenSpace.of(checkpoint.model, centred) for centred in (False, True)]
+    whole, centred = (TokenSpace.of(checkpoint.model, centred) for centred in (False, True))
     layers, D = range(len(streams)), streams.shape[-1]
     where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
-    for space, name in zip(spaces, ("token energy", "token energy, centred"), strict=True):
+    for space, name in ((whole, "token energy"), (centred, "token energy, centred")):
         energy = space.energy(streams)
         finding.arrays[name] = Named(batch.masked(energy), where)
-        finding.figures.extend(
-            {"figure": name, "layer": layer, "value": float(value)}
-            for layer, value in enumerate(batch.mean(energy))
-        )
-    whole, centred = spaces
+        finding.figures.extend(by_axis(name, batch.mean(energy), {"layer": layers}))
     quarter = max(1, D // 4)
     sizes = sorted({max(1, D // 8), quarter, D // 2, centred.rank})
     shares = torch.stack([batch.mean(centred.share(streams, size)) for size in sizes])
@@ -306,11 +342,8 @@ def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: Batch, streams:
         ("share in the span", whole.rank, batch.mean(whole.share(streams))),
         ("share in the most read", quarter, shares[sizes.index(quarter)]),
     ):
-        finding.figures.extend(
-            {"figure": name, "layer": layer, "value": float(value)}
-            | {"directions": size, "anywhere": size / D}
-            for layer, value in enumerate(values)
-        )
+        place = {"directions": size, "anywhere": size / D}
+        finding.figures.extend(r | place for r in by_axis(name, values, {"layer": layers}))
     finding.notes["span"] = {
         "rank": whole.rank,
         "features": D,
@@ -320,32 +353,28 @@ def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: Batch, streams:
 
 def _pieces(checkpoint: Checkpoint, top: Tensor) -> list[Any]:
     """As tokens read, by prompt, layer, position, rank."""
-    by_prompt = top.transpose(0, 1)
     known = {token: checkpoint.pieces([token])[0] for token in top.unique().tolist()}
-    flat = [known[token] for token in by_prompt.flatten().tolist()]
-    for size in reversed(by_prompt.shape[1:]):
-        flat = [flat[i : i + size] for i in range(0, len(flat), size)]
-    return flat
+
+    def read(tokens: Any) -> Any:
+        return [read(t) for t in tokens] if isinstance(tokens, list) else known[tokens]
+
+    return read(top.transpose(0, 1).tolist())
 
 
-def _tables(checkpoint: Checkpoint, batch: Batch, found: Readings) -> list[dict[str, Any]]:
+def _tables(checkpoint: Checkpoint, batch: Batch, seen: dict[str, Tensor]) -> list[dict[str, Any]]:
     """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
-    end = int(batch.last[0]) + 1
-    seen = range(max(0, end - SHOWN), end)
-    tokens = checkpoint.pieces(batch.tokens[0, seen.start : end].tolist())
+    last = int(batch.last[0])
+    first = max(0, last + 1 - SHOWN)
+    tokens = checkpoint.pieces(batch.tokens[0, first : last + 1].tolist())
     by_layer, at_end = [], []
-    for layer in reversed(range(len(found.entropy))):
-        best = checkpoint.pieces(found.top[layer, 0, seen.start : end, 0].tolist())
+    for layer in reversed(range(len(seen["top"]))):
+        at = (layer, 0, last)
+        best = checkpoint.pieces(seen["top"][layer, 0, first : last + 1, 0].tolist())
         by_layer.append([str(layer), *map(repr, best)])
-        pieces = checkpoint.pieces(found.top[layer, 0, end - 1].tolist())
-        shares = found.top_probability[layer, 0, end - 1].tolist()
-        at_end.append(
-            [
-                str(layer),
-                f"{float(found.entropy[layer, 0, end - 1]):.2f}",
-                *(f"{piece!r} {share:.2f}" for piece, share in zip(pieces, shares, strict=True)),
-            ]
-        )
+        pieces = checkpoint.pieces(seen["top"][at].tolist())
+        shares = zip(pieces, seen["top probability"][at].tolist(), strict=True)
+        cells = [f"{piece!r} {share:.2f}" for piece, share in shares]
+        at_end.append([str(layer), f"{float(seen['entropy'][at]):.2f}", *cells])
     return [
         {
             "title": f"likeliest next token after each of the last tokens of {batch.labels[0]}",
@@ -354,7 +383,11 @@ def _tables(checkpoint: Checkpoint, batch: Batch, found: Readings) -> list[dict[
         },
         {
             "title": f"after the end of {batch.labels[0]}: entropy in bits, tokens, probabilities",
-            "columns": ["layer", "bits", *(str(rank + 1) for rank in range(found.top.shape[-1]))],
+            "columns": ["layer", "bits", *map(str, range(1, seen["top"].shape[-1] + 1))],
             "rows": at_end,
         },
     ]
+
+
+def _squares(x: Tensor) -> Tensor:
+    return x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)

@@ -1,60 +1,296 @@
 """Where every layer looks: patterns and masked matrices, how far, how rich, and what training did.
 
-python -m eval lens DIR --lens mixing --corpus stories.txt --out results
+    python -m eval lens DIR --lens mixing --corpus stories.txt --out results
+
+A matrix over positions has the positions written as rows and those read as columns; nothing stands
+above the diagonal. What training did is told from the run's start, `step-000000`; a model without
+one is held against a fresh draw from its own initialisation, which has the same statistics but not
+the same numbers.
+
+Where and what act on different dimensions, so each is asked whether it commutes with the other: a
+map over positions does the same to every feature, so turning all features first or last makes no
+difference; a map over features does the same at every position, so reordering positions first or
+last makes none (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from arch import LanguageModel, ModelConfig, TokenMixer, load_model
+from arch.mixers import (
+    CausalAttention,
+    Diagonals,
+    Expanded,
+    Headed,
+    Kernel,
+    Parallel,
+    Softmax,
+    Triangle,
+)
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.change import SHOWN, change_records, changes
-from eval.lenses.documents import Document, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.maps import Map, maps_of
-from eval.lenses.named import Named
-from eval.lenses.profile import (
-    CORNER,
-    by_lag,
-    effective_rank,
-    first_share,
-    mean_distance,
-    own_share,
-    participation,
-    spectrum,
-)
-from eval.lenses.separate import separated
-from eval.lenses.trace import gather
+from eval.lenses.lens import Document, Finding, Named, Request, lens, records
+from eval.lenses.ov import value_maps
+from eval.lenses.trace import blocks_of, gather, mixer_name, mixers_of
+from eval.ranks import effective_rank, participation
 
+PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
+"""What the triangles of a stack are called."""
+START = "step-000000"
+SAVED, DRAWN = "saved", "drawn"
+CORNER = 64  # positions of which singular values are taken
 PICTURED = 48  # positions of a picture
-LAGS = ("absolute", "signed")
-STAGES = ("now", "start", "change")
+TINY = 1e-30
+
+Act = Callable[[Tensor], Tensor]
 
 
-def figures_of(found: Map) -> dict[str, float]:
-    """Of one matrix, means over prompts; ranks are of the first prompt's."""
-    weights = found.weights.float()
-    first = weights if weights.dim() == 2 else weights[0]
-    singular = spectrum(first)
-    return {
-        "looks on itself": float(own_share(weights).mean()),
-        "looks on the first": float(first_share(weights).mean()),
-        "looks back": float(mean_distance(weights).mean()),
-        "map effective rank": float(effective_rank(singular)),
-        "map participation": float(participation(singular)),
+@dataclass(frozen=True)
+class Map:
+    """A matrix over positions.
+
+    Attributes:
+        layer: the block's number, from 1.
+        mixer: the token mixer's class, in small letters.
+        part: which of its matrices; empty where there is one.
+        weights: `(T, T)`, or `(B, T, T)` where they depend on what is read.
+    """
+
+    layer: int
+    mixer: str
+    part: str
+    weights: Tensor
+
+    @property
+    def label(self) -> str:
+        """Names it within its model."""
+        return f"{self.layer} {self.mixer} {self.part}".rstrip()
+
+    @property
+    def place(self) -> dict[str, str | int]:
+        """Names it in a figure."""
+        return {"layer": self.layer, "mixer": self.mixer, "part": self.part}
+
+    @property
+    def first(self) -> Tensor:
+        """That of the first prompt, `(T, T)`."""
+        return (self.weights if self.weights.dim() == 2 else self.weights[0]).float()
+
+    def figures(self) -> dict[str, float]:
+        """Means over prompts; ranks are of the first prompt's."""
+        weights, singular = self.weights.float(), spectrum(self.first)
+        return {
+            "looks on itself": float(own_share(weights).mean()),
+            "looks on the first": float(first_share(weights).mean()),
+            "looks back": float(mean_distance(weights).mean()),
+            "map effective rank": float(effective_rank(singular)),
+            "map participation": float(participation(singular)),
+        }
+
+
+@torch.no_grad()
+def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
+    """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
+    q, k, _ = (part.transpose(1, 2) for part in mixer.project(x, 0))
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return _softmax(mixer.scale * q @ k.transpose(2, 3))
+
+
+@torch.no_grad()
+def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
+    """The masked matrices of a mixer for the first `length` positions, `(T, T)` by part.
+
+    An expanded mixer has them in two rows, into its hidden positions and out of them; a softmax
+    mixer's are as they act, normalised. Attention has none.
+    """
+    if isinstance(mixer, Expanded):
+        return _stack(mixer.expand, length, "in") | _stack(mixer.contract, length, "out")
+    if isinstance(mixer, Softmax):
+        return {"": _softmax(mixer.mix.rows(0, length)[0])}
+    parts: dict[str, Tensor] = {}
+    for module in mixer.children():
+        if isinstance(module, Triangle | Diagonals):
+            parts |= _stack(module, length, PARTS.get(type(mixer), ""))
+    return parts
+
+
+@torch.no_grad()
+def maps_of(model: LanguageModel, tokens: Tensor) -> list[Map]:
+    """The matrices of every layer for `(B, T)` tokens: patterns, and triangles for T positions."""
+    x, maps = model.with_positions(model.embed(tokens)), []
+    mixers = list(mixers_of(model))
+    for layer, block in enumerate(blocks_of(model), start=1):
+        read = block.norm_token(x)
+        for mixer in (one for depth, one in mixers if depth == layer):
+            if isinstance(mixer, CausalAttention):
+                heads = attention_pattern(mixer, read).unbind(1)
+                parts = {f"head {h}": pattern for h, pattern in enumerate(heads)}
+            else:
+                parts = triangles(mixer, tokens.shape[1])
+            maps += [Map(layer, mixer_name(mixer), *part) for part in parts.items()]
+        x = block.combine(x, block.token_mixer(read))
+    return maps
+
+
+def by_lag(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean weight at each distance, absolute and signed: `(..., T, T)` to `(..., T)` twice."""
+    T = weights.shape[-1]
+    entries = T - torch.arange(T, device=weights.device)
+
+    def mean(values: Tensor) -> Tensor:
+        # One number more in every row of T shears the matrix: lag k comes to stand in column k - 1.
+        sheared = F.pad(values.flip(-1), (0, 1)).flatten(-2).unflatten(-1, (T + 1, T))
+        return sheared.sum(dim=-2).roll(1, dims=-1) / entries
+
+    lower = weights.tril()
+    return mean(lower.abs()), mean(lower)
+
+
+def spectrum(weights: Tensor) -> Tensor:
+    """Singular values for the first `CORNER` positions, `(..., T, T)` to `(..., R)`, on the CPU."""
+    return torch.linalg.svdvals(weights[..., :CORNER, :CORNER].float().cpu())
+
+
+def own_share(weights: Tensor) -> Tensor:
+    """Share of a row's absolute weight that is on its own position, `(..., T, T)` to `(...)`."""
+    sizes = weights.abs()
+    diagonal = sizes.diagonal(dim1=-2, dim2=-1)
+    return (diagonal / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
+
+
+def first_share(weights: Tensor) -> Tensor:
+    """Share that is on the very first position, rows after it, `(..., T, T)` to `(...)`."""
+    sizes = weights[..., 1:, :].abs()
+    return (sizes[..., 0] / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
+
+
+def mean_distance(weights: Tensor) -> Tensor:
+    """Mean distance looked back, weighted by absolute weights, `(..., T, T)` to `(...)`."""
+    positions = torch.arange(weights.shape[-1], device=weights.device)
+    back = (positions[:, None] - positions).clamp(min=0)
+    sizes = weights.abs()
+    return ((sizes * back).sum(dim=-1) / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One matrix now and at its start, `(T, T)`, which is `saved` or `drawn`."""
+
+    now: Map
+    before: Tensor
+    start: str
+
+    @property
+    def stages(self) -> Tensor:
+        """Now, at the start, and what lies between, `(3, T, T)`."""
+        now = self.now.weights
+        return torch.stack([now, self.before, now - self.before])
+
+    def lags(self) -> Tensor:
+        """Mean absolute weight by lag: now, before, and signed change; `(3, T)`."""
+        absolute, signed = by_lag(self.stages)
+        return torch.cat([absolute[:2], signed[2:]])
+
+    @cached_property
+    def spectra(self) -> Tensor:
+        """Largest singular values now, before and of the difference, `(3, CORNER)`, or zeros."""
+        values = spectrum(self.stages)
+        return F.pad(values, (0, max(0, CORNER - values.shape[1])))
+
+    def figures(self) -> dict[str, float]:
+        """Growth of the size; from a saved start also how far, and in which direction."""
+        now, before, moved = self.stages
+        size = before.norm().clamp(min=TINY)
+        figures = {"weights grown": float(now.norm() / size)}
+        if self.start == SAVED:
+            angle = (now * before).sum() / size / now.norm().clamp(min=TINY)
+            figures |= {
+                "weights changed": float(moved.norm() / size),
+                "weights cosine with start": float(angle),
+                "change effective rank": float(effective_rank(self.spectra[2])),
+                "change participation": float(participation(self.spectra[2])),
+            }
+        return figures
+
+
+def changes(checkpoint: Checkpoint, seed: int) -> list[Change]:
+    """Every masked matrix beside its start, over the whole context.
+
+    None for attention and for wrapped models, of which no start is known.
+    """
+    config, model = checkpoint.config, checkpoint.model
+    masked = any(triangles(mixer, 1) for _, mixer in mixers_of(model))
+    if not masked or type(config) is not ModelConfig:
+        return []
+    device = model.embedding.weight.device
+    saved, start = checkpoint.path.parent / START, None
+    if saved.is_dir() and (loaded := load_model(saved, device)).config == config:
+        kind, start = SAVED, loaded.model
+    if start is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            kind, start = DRAWN, LanguageModel(config).to(device)
+    found = []
+    for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True):
+        before = triangles(first, config.context)
+        for part, weights in triangles(mixer, config.context).items():
+            found.append(Change(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
+    return found
+
+
+@torch.no_grad()
+def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str, Any]]:
+    """Which part of each layer minds which act: records with `layer`, `part`, `act`, `value`.
+
+    The acts are a random rotation of all features, and the reversal of positions. The value is
+    |part(act(x)) - act(part(x))| / |part(x)|, 0 when the two do not meet; what the part says of
+    nothing, its bias, is left out. Attention's pattern is held as it is for A, the weights alone,
+    and OV, the values alone.
+    """
+    x, found = model.with_positions(model.embed(tokens)), []
+    D, generator = x.shape[-1], torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(D, D, generator=generator))[0].to(x)
+    acts: dict[str, Act] = {
+        "features turned": lambda x: x @ turn,
+        "positions reversed": lambda x: x.flip(-2),
     }
+    mixers = list(mixers_of(model))
+    for layer, block in enumerate(blocks_of(model), start=1):
+        read = block.norm_token(x)
+        parts: dict[str, Act] = {
+            "token mixer": block.token_mixer,
+            "channel mixer": block.channel_mixer,
+        }
+        for mixer in (one for depth, one in mixers if depth == layer):
+            if isinstance(mixer, CausalAttention):
+                pattern = attention_pattern(mixer, read)
+                ov = torch.einsum("hdw,hwe->hde", *value_maps(mixer, read))
+                parts["A"] = lambda y, pattern=pattern: pattern @ y[:, None]
+                parts["OV"] = lambda y, ov=ov: y[:, None] @ ov
+        for name, part in parts.items():
+            nothing = part(torch.zeros_like(read))
+            plain = part(read) - nothing
+            size = plain.norm().clamp(min=TINY)
+            for act, acting in acts.items():
+                value = float((part(acting(read)) - nothing - acting(plain)).norm() / size)
+                found.append({"layer": layer, "part": name, "act": act, "value": value})
+        x = block.combine(x, block.token_mixer(read))
+    return found
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Maps, and how far they reach."""
     maps = [r for r in records(documents, "maps") if r["reads"] <= r["position"]]
-    lags = records(documents, "by lag")
-    reach = [r for r in lags if r["sign"] == "absolute"]
+    reach = [r for r in records(documents, "by lag") if r["sign"] == "absolute"]
     pictures = plots.heat(
         maps,
         "reads",
@@ -95,57 +331,54 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: a prompt of one token, or a mixer whose maps are not known.
     """
-    batch = gather(checkpoint, request.prompts)
-    shortest = int(batch.real.sum(dim=1).min())
+    model, batch = checkpoint.model, gather(checkpoint, request.prompts)
+    shortest = int(batch.last.min()) + 1
     if shortest < 2:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
     tokens = batch.tokens[:, :shortest]
-    maps = maps_of(checkpoint.model, tokens)
-    arrays, figures = _pictures(maps, checkpoint, batch.tokens[:1, : int(batch.last[0]) + 1])
-    for record in separated(checkpoint.model, tokens[:1, :CORNER], request.seed):
-        figures.append({"figure": "minds", **record})
-    moved = changes(checkpoint, request.seed)
-    figures += change_records(moved)
+    arrays: dict[str, Named] = {}
+    maps, moved = maps_of(model, tokens), changes(checkpoint, request.seed)
+    if maps:
+        positions = range(min(int(batch.last[0]) + 1, PICTURED))
+        pictures = [one.first for one in maps_of(model, batch.tokens[:1, : len(positions)])]
+        lags = [
+            torch.stack(by_lag(one.weights.float())).view(2, -1, shortest).mean(1) for one in maps
+        ]
+        labels = [one.label for one in maps]
+        axes = {"map": labels, "position": positions, "reads": positions}
+        arrays["maps"] = Named(torch.stack(pictures), axes)
+        axes = {"map": labels, "sign": ("absolute", "signed"), "lag": range(shortest)}
+        arrays["by lag"] = Named(torch.stack(lags), axes)
     if moved:
-        labels = [change.label for change in moved]
-        lags = torch.stack([change.lags() for change in moved])
-        spectra = torch.stack([change.spectra for change in moved])
+        axes = {"map": [one.now.label for one in moved], "stage": ("now", "start", "change")}
+        lags = [one.lags() for one in moved]
+        spectra = torch.stack([one.spectra for one in moved])
         context = range(checkpoint.config.context)
-        arrays["change by lag"] = Named(lags, {"map": labels, "stage": STAGES, "lag": context})
-        axes = {"map": labels, "stage": STAGES, "rank": range(SHOWN)}
-        arrays["change spectrum"] = Named(spectra, axes)
-    return Finding(arrays, figures, {"start": moved[0].start if moved else None})
-
-
-def _pictures(
-    maps: list[Map], checkpoint: Checkpoint, first: torch.Tensor
-) -> tuple[dict[str, Named], list[dict[str, Any]]]:
-    """The first prompt's pictures; profiles and figures over all prompts."""
-    if not maps:
-        return {}, []
-    labels = [one.label for one in maps]
-    shown = first[:, :PICTURED]
-    own = maps_of(checkpoint.model, shown)
-    pictures = torch.stack([_single(one.weights) for one in own])
-    lags = []
-    for one in maps:
-        weights = one.weights.float()
-        both = torch.stack(by_lag(weights))
-        lags.append(both if both.dim() == 2 else both.mean(dim=1))
-    positions = range(shown.shape[1])
-    arrays = {
-        "maps": Named(pictures, {"map": labels, "position": positions, "reads": positions}),
-        "by lag": Named(
-            torch.stack(lags), {"map": labels, "sign": LAGS, "lag": range(lags[0].shape[1])}
-        ),
-    }
+        arrays["change by lag"] = Named(torch.stack(lags), {**axes, "lag": context})
+        arrays["change spectrum"] = Named(spectra, {**axes, "rank": range(CORNER)})
     figures = [
         {"figure": figure, **one.place, "value": value}
         for one in maps
-        for figure, value in figures_of(one).items()
+        for figure, value in one.figures().items()
     ]
-    return arrays, figures
+    for record in separated(model, tokens[:1, :CORNER], request.seed):
+        figures.append({"figure": "minds", **record})
+    figures += [
+        {"figure": figure, **one.now.place, "start": one.start, "value": value}
+        for one in moved
+        for figure, value in one.figures().items()
+    ]
+    return Finding(arrays, figures, {"start": moved[0].start if moved else None})
 
 
-def _single(weights: torch.Tensor) -> torch.Tensor:
-    return (weights if weights.dim() == 2 else weights[0]).float()
+def _softmax(scores: Tensor) -> Tensor:
+    """Causal softmax of `(..., T, T)` scores."""
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+
+
+def _stack(triangle: Triangle | Diagonals, length: int, name: str) -> dict[str, Tensor]:
+    rows = triangle.rows(0, length)[0].tril()
+    if rows.dim() == 2:
+        return {name if name in ("in", "out") else "": rows}
+    return {f"{name} {i}": matrix for i, matrix in enumerate(rows)}

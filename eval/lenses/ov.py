@@ -20,14 +20,9 @@ from arch.mixers import CausalAttention, Headed
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.documents import Document, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.maps import mixers_of
-from eval.lenses.named import Named
-from eval.lenses.profile import effective_rank, participation
-from eval.lenses.readout import readers
-from eval.lenses.trace import blocks_of
-from eval.ranks import token_ranks
+from eval.lenses.lens import Document, Finding, Named, Request, lens, records
+from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
+from eval.ranks import effective_rank, participation, token_ranks
 
 VOCABULARY = 4096  # tokens that circuits are seen by; more are drawn from
 SAMPLE = 256  # tokens whose own logit is looked up
@@ -77,8 +72,8 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor]:
         values = (mixer.in_proj(each) - mixer.in_proj(none)).unflatten(-1, (heads, -1))
     else:
         raise RequestError(
-            f"the {_name(mixer)} mixer has no OV circuit; only attention and headed mixers have: "
-            "choose such a model, or lenses other than ov"
+            f"the {mixer_name(mixer)} mixer has no OV circuit; only attention and headed mixers "
+            "have: choose such a model, or lenses other than ov"
         )
     width = values.shape[-1]
     wide = torch.eye(heads * width, dtype=like.dtype, device=like.device)[:, None]
@@ -92,13 +87,11 @@ def circuits(model: LanguageModel) -> list[Circuits]:
     Raises:
         RequestError: no layer has, with the mixer's name.
     """
-    like = model.embedding.weight
-    pairs = list(mixers_of(model))
-    able = [(n, mixer) for n, mixer in pairs if isinstance(mixer, CausalAttention | Headed)]
-    if not able:
-        value_maps(pairs[0][1], like)
+    like, mixers = model.embedding.weight.detach(), list(mixers_of(model))
+    able = [(n, mixer) for n, mixer in mixers if isinstance(mixer, CausalAttention | Headed)]
     return [
-        Circuits(layer, _name(mixer), *value_maps(mixer, like.detach())) for layer, mixer in able
+        Circuits(layer, mixer_name(mixer), *value_maps(mixer, like))
+        for layer, mixer in able or mixers[:1]
     ]
 
 
@@ -113,67 +106,50 @@ def copying(values: Tensor, outputs: Tensor, between: Tensor | None = None) -> T
         between: M `(D, D)`, from what is written to what is read; the identity when not given.
     """
     written = outputs if between is None else outputs @ between
-    found = torch.linalg.eigvals((written @ values).cpu())
-    return found.real.sum(dim=-1) / found.abs().sum(dim=-1).clamp(min=TINY)
+    eigenvalues = torch.linalg.eigvals((written @ values).cpu())
+    return eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1).clamp(min=TINY)
 
 
 def singular_values(values: Tensor, outputs: Tensor) -> Tensor:
     """Of W_V W_O, `(H, width)`, by way of its narrow factors."""
-    _, left = torch.linalg.qr(values)
-    _, right = torch.linalg.qr(outputs.transpose(1, 2))
-    return torch.linalg.svdvals(left @ right.transpose(1, 2))
-
-
-class Tokens(NamedTuple):
-    """Tokens on the way into a layer and out of the model, both less their means.
-
-    Attributes:
-        read: the embedding through the layer's norm, `(V, D)`.
-        written: direction that raises each token's logit, `(V, D)`.
-    """
-
-    read: Tensor
-    written: Tensor
+    _, inner = torch.linalg.qr(values)
+    _, outer = torch.linalg.qr(outputs.transpose(1, 2))
+    return torch.linalg.svdvals(inner @ outer.transpose(1, 2))
 
 
 @torch.no_grad()
-def token_space(model: LanguageModel, layer: int, rows: Tensor) -> Tokens:
-    """Of the tokens `(N,)`; deeper layers read them as if nothing had been added before."""
+def token_space(model: LanguageModel, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens `(N,)` on the way into a layer and out of the model, less their means, `(N, D)` each.
+
+    Read: the embedding through the layer's norm; deeper layers read it as if nothing had been added
+    before. Written: the direction that raises each token's logit.
+    """
     read = blocks_of(model)[layer - 1].norm_token(model.embed(rows)).float()
     written = readers(model)[rows].float()
-    return Tokens(read - read.mean(dim=0), written - written.mean(dim=0))
+    return read - read.mean(dim=0), written - written.mean(dim=0)
 
 
-def own_logits(found: Circuits, tokens: Tokens, rows: Tensor) -> Tensor:
-    """Rank of a token's own logit for reading it, as a share of V, `(H, N)`; 0 is the largest."""
+def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> Tensor:
+    """Rank of a token's own logit for reading it, as a share of V, `(H, N)`; 0 is the largest.
+
+    Args:
+        heads: of one layer.
+        read: all tokens on the way in, `(V, D)`.
+        written: on the way out, `(V, D)`.
+        rows: the N that are asked.
+    """
     ranks = []
-    for values, outputs in zip(found.values.float(), found.outputs.float(), strict=True):
-        logits = tokens.read[rows] @ values @ (outputs @ tokens.written.T)
+    for values, outputs in zip(heads.values.float(), heads.outputs.float(), strict=True):
+        logits = read[rows] @ values @ (outputs @ written.T)
         ranks.append(token_ranks(logits, rows) / max(1, logits.shape[1] - 1))
     return torch.stack(ranks)
 
 
-def _name(mixer: TokenMixer) -> str:
-    return type(mixer).__name__.lower().removeprefix("wrapped")
-
-
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Whether heads copy."""
-    import altair as alt
-
     found = [r for r in records(documents, "ov") if r["measure"] in ("copying", "effective rank")]
-    chart = (
-        alt.Chart(plots.data(found))
-        .mark_bar()
-        .encode(
-            x=alt.X("head:N", sort=plots.options(found, "head"), axis=alt.Axis(labelAngle=-60)),
-            y=alt.Y("value:Q", title=None),
-            row=alt.Row("measure:N", title=None, sort=plots.options(found, "measure")),
-            tooltip=["head:N", "measure:N", alt.Tooltip("value:Q", format=".3f")],
-        )
-        .resolve_scale(y="independent")
-        .properties(width=620, height=140)
-    )
+    drawn = plots.bars(found, "head", None, row="measure", size=(620, 140), angle=-60)
+    chart = drawn | {"resolve": {"scale": {"y": "independent"}}}
     return [
         plots.Figure(
             "ov-heads",
@@ -207,32 +183,29 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     drawn = torch.randperm(len(kept), generator=generator)[:SAMPLE].to(device)
     figures: list[dict[str, Any]] = []
     labels, table = [], []
-    for found in layers:
-        values, outputs = found.values.float(), found.outputs.float()
-        tokens = token_space(model, found.layer, kept)
-        between = tokens.written.T @ tokens.read
+    for heads in layers:
+        values, outputs = heads.values.float(), heads.outputs.float()
+        read, written = token_space(model, heads.layer, kept)
         singular = singular_values(values, outputs)
-        ranks = own_logits(found, tokens, drawn)
+        ranks = own_logits(heads, read, written, drawn)
         columns = {
             "copying": copying(values, outputs),
-            "copying of tokens": copying(values, outputs, between),
+            "copying of tokens": copying(values, outputs, written.T @ read),
             "effective rank": effective_rank(singular),
             "participation": participation(singular),
             "own rank": ranks.mean(dim=1),
             "own first": (ranks == 0).float().mean(dim=1),
         }
-        stacked = torch.stack([column.cpu().float() for column in columns.values()], dim=1)
-        for head, row in enumerate(stacked.tolist()):
-            part = f"head {head}"
-            labels.append(f"{found.layer} {part}")
-            table.append(row)
-            figures += [
-                {"figure": f"OV {name}", "layer": found.layer, "part": part, "value": value}
-                for name, value in zip(columns, row, strict=True)
-            ]
+        table.append(torch.stack([column.cpu().float() for column in columns.values()], dim=1))
+        parts = [f"head {head}" for head in range(len(ranks))]
+        labels += [f"{heads.layer} {part}" for part in parts]
+        for part, row in zip(parts, table[-1], strict=True):
+            for name, value in zip(columns, row.tolist(), strict=True):
+                place = {"layer": heads.layer, "part": part}
+                figures.append({"figure": f"OV {name}", **place, "value": value})
     measures = ("copying", "tokens", "effective rank", "participation", "own rank", "own first")
     return Finding(
-        arrays={"ov": Named(torch.tensor(table), {"head": labels, "measure": measures})},
+        arrays={"ov": Named(torch.cat(table), {"head": labels, "measure": measures})},
         figures=figures,
         notes={"width": layers[0].values.shape[-1], "mixer": layers[0].mixer},
     )

@@ -6,7 +6,7 @@ python -m eval lens DIR --lens path --words " dog" " cat" --out results
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,61 +15,38 @@ from torch import Tensor
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.lenses import markup
-from eval.lenses.documents import Document, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.readout import readers
-from eval.lenses.trace import gather, trace
-from eval.lenses.words import word_tokens
+from eval.lenses.lens import Document, Finding, Named, Request, by_axis, lens, records, word_tokens
+from eval.lenses.trace import gather, readers, trace
 
 MEASURES = ("x", "y", "share", "cosine first", "cosine second", "length")
 
 
-class Plane(NamedTuple):
-    """A plane through the origin.
+def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The plane of two directions `(D,)`, which are not multiples of each other.
 
-    Attributes:
-        basis: two orthonormal directions, `(2, D)`; the first is the first token's own.
-        tokens: where the two tokens' directions lie on it, `(2, 2)`.
+    Returns:
+        Two orthonormal directions, `(2, D)`, the first one the first's own; where the two given
+        directions lie on it, `(2, 2)`.
     """
-
-    basis: Tensor
-    tokens: Tensor
-
-
-class Path(NamedTuple):
-    """A way through the layers.
-
-    Attributes:
-        points: coordinates on the plane, `(L, 2)`.
-        share: of the vector's squared length that lies in the plane, `(L,)`.
-        cosine: with each of the two directions, `(L, 2)`.
-        length: of the whole vector, `(L,)`.
-    """
-
-    points: Tensor
-    share: Tensor
-    cosine: Tensor
-    length: Tensor
-
-
-def plane(first: Tensor, second: Tensor) -> Plane:
-    """The plane of two directions `(D,)`, which are not multiples of each other."""
     pair = torch.stack([first, second]).double()
     along = pair[0] / pair[0].norm()
     across = pair[1] - (pair[1] @ along) * along
     basis = torch.stack([along, across / across.norm().clamp(min=1e-30)])
-    return Plane(basis, pair @ basis.T)
+    return basis, pair @ basis.T
 
 
-def path(vectors: Tensor, flat: Plane) -> Path:
-    """Vectors of one position by layer, `(L, D)`, as the plane shows them."""
+def path(vectors: Tensor, basis: Tensor, tokens: Tensor) -> Tensor:
+    """Vectors of one position by layer, `(L, D)`, as a plane shows them: `MEASURES`, `(L, 6)`.
+
+    Coordinates, the share of the squared length that lies in the plane, the cosine with each of the
+    two directions, and the length of the whole vector.
+    """
     x = vectors.double()
-    points, length = x @ flat.basis.T, x.norm(dim=1)
-    toward = flat.tokens / flat.tokens.norm(dim=1, keepdim=True)
+    points, length = x @ basis.T, x.norm(dim=1)
+    units = tokens / tokens.norm(dim=1, keepdim=True)
     clear = length.clamp(min=1e-30)
     share = points.square().sum(dim=1) / clear.square()
-    return Path(points, share, points @ toward.T / clear[:, None], length)
+    return torch.column_stack([points, share, points @ units.T / clear[:, None], length])
 
 
 def toward(streams: Tensor, directions: Tensor) -> Tensor:
@@ -79,37 +56,42 @@ def toward(streams: Tensor, directions: Tensor) -> Tensor:
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """The last position's way on the plane of two tokens."""
-    import altair as alt
-
     found: list[plots.Record] = []
     for document in documents:
-        steps: dict[tuple[str, int], plots.Record] = {}
-        for r in records([document], "path"):
-            step = {"model": r["model"], "prompt": r["prompt"], "layer": r["layer"]}
-            steps.setdefault((r["prompt"], r["layer"]), step)[r["measure"]] = r["value"]
-        found += [step | {"mark": str(step["layer"])} for step in steps.values()]
-        ends: dict[tuple[str, str], plots.Record] = {}
-        prompts = plots.options(records([document], "corners"), "prompt")
-        for r in records([document], "corners"):
-            pair = document["notes"]["pairs"][prompts.index(r["prompt"])]
-            name = markup.visible(pair[0 if r["token"] == "first" else 1])
-            end = {"model": r["model"], "prompt": r["prompt"], "end": name}
-            ends.setdefault((r["prompt"], r["token"]), end)[r["measure"]] = r["value"]
-        found += ends.values()
-    base = alt.Chart(plots.data(found)).encode(
-        x=alt.X("x:Q", title="along the first token"), y=alt.Y("y:Q", title="across it")
-    )
-    way = base.transform_filter("isValid(datum.layer)").encode(
-        order="layer:Q",
-        tooltip=["layer:O", alt.Tooltip("share:Q", title="share in the plane", format=".3f")],
-    )
-    corners = base.transform_filter("isValid(datum.end)").encode(tooltip=["end:N", "x:Q", "y:Q"])
-    chart = alt.layer(
-        way.mark_line(point=alt.OverlayMarkDef(size=50)),
-        way.mark_text(dy=-10).encode(text="mark:N"),
-        corners.mark_point(shape="diamond", size=120, filled=True, color="#b86e00"),
-        corners.mark_text(dy=16, fontWeight="bold").encode(text="end:N"),
-    ).properties(width=420, height=420)
+        steps = _points(document, "path", "layer")
+        found += [step | {"mark": str(step["layer"])} for step in steps]
+        ends = _points(document, "corners", "token")
+        prompts = plots.options(ends, "prompt")
+        for end in ends:
+            pair = document["notes"]["pairs"][prompts.index(end["prompt"])]
+            name = pair[0 if end.pop("token") == "first" else 1]
+            found.append(end | {"end": markup.visible(name)})
+    share = {"field": "share", "type": "quantitative", "format": ".3f"}
+    way = {
+        "order": {"field": "layer", "type": "quantitative"},
+        "tooltip": [{"field": "layer"}, share | {"title": "share in the plane"}],
+    }
+    corner = {"tooltip": [{"field": name} for name in ("end", "x", "y")]}
+    on_way, at_ends = ([{"filter": f"isValid(datum.{of})"}] for of in ("layer", "end"))
+    diamond = {"type": "point", "shape": "diamond", "size": 120, "filled": True,
+               "color": plots.SERIES[1]}  # fmt: skip
+    named = {"type": "text", "dy": 16, "fontWeight": "bold"}
+    layers = [
+        (on_way, {"type": "line", "point": {"size": 50}}, way),
+        (on_way, {"type": "text", "dy": -10}, way | {"text": {"field": "mark"}}),
+        (at_ends, diamond, corner),
+        (at_ends, named, corner | {"text": {"field": "end"}}),
+    ]
+    chart = {
+        "data": plots.data(found),
+        "width": 420,
+        "height": 420,
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": "along the first token"},
+            "y": {"field": "y", "type": "quantitative", "title": "across it"},
+        },
+        "layer": [{"transform": t, "mark": m, "encoding": e} for t, m, e in layers],
+    }
     return [
         plots.Figure(
             "path-plane",
@@ -119,6 +101,15 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             plots.chosen(chart, found, "model", "prompt"),
         )
     ]
+
+
+def _points(document: Document, array: str, label: str) -> list[plots.Record]:
+    """A record for each prompt and label, which has all measures."""
+    points: dict[tuple[str, Any], plots.Record] = {}
+    for r in records([document], array):
+        place = {name: r[name] for name in ("model", "prompt", label)}
+        points.setdefault((r["prompt"], r[label]), place)[r["measure"]] = r["value"]
+    return list(points.values())
 
 
 @lens(
@@ -140,20 +131,17 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     for prompt, last in enumerate(batch.last.tolist()):
         best = logits[prompt, last].topk(3).indices.tolist()
         pair = [*chosen, *(token for token in best if token not in chosen)][:2]
-        flat = plane(rows[pair[0]], rows[pair[1]])
-        way = path(streams[:, prompt, last], flat)
-        points.append(torch.column_stack([way.points, way.share, way.cosine, way.length]))
-        corners.append(flat.tokens)
+        basis, ends = plane(rows[pair[0]], rows[pair[1]])
+        points.append(path(streams[:, prompt, last], basis, ends))
+        corners.append(ends)
         pairs.append(checkpoint.pieces(pair))
     answers = logits[batch.real].argmax(dim=-1)
     kept = streams[:, batch.real]
     layers = range(len(streams))
-    figures: list[dict[str, Any]] = []
-    for name, tokens in (("its answer", answers), ("another's", answers.roll(len(answers) // 2))):
-        for layer, value in enumerate(toward(kept, rows[tokens]).mean(dim=1).tolist()):
-            figures.append(
-                {"figure": "cosine with answer", "layer": layer, "answer": name, "value": value}
-            )
+    others = answers.roll(len(answers) // 2)
+    means = torch.stack([toward(kept, rows[t]).mean(dim=1) for t in (answers, others)])
+    axes = {"answer": ("its answer", "another's"), "layer": layers}
+    figures = by_axis("cosine with answer", means, axes)
     where = {"prompt": batch.labels}
     return Finding(
         arrays={

@@ -9,51 +9,69 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.checkpoints import Checkpoint
+from eval.errors import RequestError
 from eval.files import write_text
-from eval.lenses.documents import FOLDER
-from eval.lenses.lens import Finding, Lens, Request
-from eval.results import SCHEMA, Row, row_key
+from eval.lenses.lens import FOLDER, Finding, Lens, Request
+from eval.rows import SCHEMA, Results, Row, row_key
 
 
 @dataclass(frozen=True)
 class Look:
-    """A task: one lens, one checkpoint, one request."""
+    """A task: one lens, one checkpoint, one request.
+
+    Attributes:
+        strict: whether a lens that cannot look is an error, or is left out with a line.
+    """
 
     lens: Lens
     checkpoint: Checkpoint
     request: Request
+    strict: bool = True
+    cost = 1.0
+    keys = ()  # its rows are made of its document, which is there or is made
 
     @property
     def key(self) -> str:
         """Names what is asked: equal questions have equal keys."""
-        provenance = self.checkpoint.provenance
-        model = [provenance[field] for field in ("name", "step", "weights_sha256")]
+        model = list(self.checkpoint.identity)
         return row_key("lens", self.lens.name, model, asdict(self.request))
 
     def path(self, directory: Path) -> Path:
         """Where its document is, in a results directory."""
         return directory / FOLDER / f"{self.lens.name}-{self.key}.json"
 
-    def run(self, directory: Path) -> tuple[dict[str, Any], list[Row]]:
-        """Looks, or reads what was found before: the document, kept in a directory, and its rows.
+    def run(self, results: Results) -> list[Row]:
+        """Looks, or reads the document of an earlier look: its rows.
 
         Raises:
             RequestError: the lens cannot look at this model, or at what is asked.
         """
-        path = self.path(directory)
-        if path.is_file():
-            document = json.loads(path.read_text(encoding="utf-8"))
-        else:
+        if not self.path(results.directory).is_file():
             started = time.perf_counter()
-            finding = self.lens.find(self.checkpoint, self.request)
+            try:
+                finding = self.lens.find(self.checkpoint, self.request)
+            except RequestError as refusal:
+                if self.strict:
+                    raise
+                print(f"{self.lens.name} left out: {refusal}", file=sys.stderr)
+                return []
             document = self._document(finding, time.perf_counter() - started)
-            write_text(path, json.dumps(document, allow_nan=False))
+            write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
+        return self.read(results)[1]
+
+    def read(self, results: Results) -> tuple[dict[str, Any], list[Row]]:
+        """The document, and its rows; both are empty where there is none."""
+        path = self.path(results.directory)
+        if not path.is_file():
+            return {}, []
+        document = json.loads(path.read_text(encoding="utf-8"))
         return document, self._rows(document)
 
     def _document(self, finding: Finding, seconds: float) -> dict[str, Any]:

@@ -1,46 +1,177 @@
-"""The residual stream: how alike its layers are, what each sublayer adds, and how long it stays."""
+"""The residual stream: how alike its layers are, what each sublayer adds, and how long it stays.
+
+The stream is a sum of writes, and the final norm with its scale held fixed is linear
+(`trace.fixed_norm`), so that a logit is a sum of one number for each write and of constants
+(Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; nostalgebraist's direct
+logit attribution).
+
+Two answers to whether a later stream still has a write: the share of the vector that the stream's
+projection on its direction shows (others may have written there too), and how much of it goes when
+the write is left out and everything after is run again. A share of 1 is untouched, 0 erased, above
+1 written again by later layers, below 0 reversed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from arch import LanguageModel
+from arch.mixers import CausalAttention, Headed, Parallel, SideBySide
 from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses.contribution import contributions, split_parts
-from eval.lenses.documents import Document, at_tokens, averaged, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.survival import survival
-from eval.lenses.trace import SUBLAYERS, Batch, Trace, gather, trace
-from eval.lenses.words import word_tokens
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Request,
+    at_tokens,
+    averaged,
+    by_axis,
+    lens,
+    records,
+    word_tokens,
+)
+from eval.lenses.trace import (
+    SUBLAYERS,
+    Batch,
+    Trace,
+    blocks_of,
+    constants,
+    fixed_norm,
+    gather,
+    trace,
+)
 
-UPDATES = ("token mixer", "channel mixer", "block")
 
+@torch.no_grad()
+def contributions(
+    model: LanguageModel,
+    traced: Trace,
+    targets: Tensor,
+    parts: tuple[list[str], Tensor] | None = None,
+    centred: bool = False,
+) -> tuple[list[str], Tensor]:
+    """Every part's direct contribution to chosen logits.
 
-@dataclass(frozen=True)
-class Updates:
-    """Size and direction of what blocks and their sublayers add, each `(n, 3, B, T)`.
+    Args:
+        model: the model that was traced.
+        traced: its way.
+        targets: `(B, T, K)` token ids: K logits of every position.
+        parts: labels and vectors `(P, B, T, D)` that sum to the last stream; the trace's sublayers
+            when not given.
+        centred: whether each logit counts from the mean logit of the vocabulary: the constant that
+            all logits share changes no probability.
 
-    Attributes:
-        norm: length of the update.
-        share: that, relative to the stream it is added to.
-        along: cosine to the stream it is added to.
-        final: cosine to the last stream.
+    Returns:
+        Labels, and `(P + constants, B, T, K)` whose sum over the first axis is the logits.
+
+    Raises:
+        RequestError: a final norm that is not known.
     """
+    labels, vectors = (traced.labels, traced.parts) if parts is None else parts
+    scaled = fixed_norm(model.norm, traced.streams[-1], vectors)
+    rows = model.head.weight[targets]
+    fixed = constants(model)
+    biases = [bias[targets] for bias in fixed.values()]
+    if centred:
+        rows = rows - model.head.weight.mean(dim=0)
+        biases = [b - bias.mean() for b, bias in zip(biases, fixed.values(), strict=True)]
+    written = torch.einsum("pbtd,btkd->pbtk", scaled, rows)
+    return [*labels, *fixed], torch.cat([written, *(bias[None] for bias in biases)])
 
-    norm: Tensor
-    share: Tensor
-    along: Tensor
-    final: Tensor
+
+@torch.no_grad()
+def split_parts(model: LanguageModel, traced: Trace) -> tuple[list[str], Tensor]:
+    """The trace's parts with every token mixer in its heads or branches, for `contributions`."""
+    parts = dict(traced.start)
+    for layer, block in enumerate(blocks_of(model), start=1):
+        mixed, changed = traced.writes[layer - 1]
+        branches = split_mixer(block.token_mixer, block.norm_token(traced.streams[layer - 1]))
+        for name, part in (branches or {SUBLAYERS[0]: mixed}).items():
+            parts[f"{layer} {name}"] = part
+        parts[f"{layer} {SUBLAYERS[1]}"] = changed
+    return list(parts), torch.stack([*parts.values()])
+
+
+def split_mixer(mixer: Any, x: Tensor) -> dict[str, Tensor]:
+    """A token mixer's output in parts that sum to it, by name; empty where it has none.
+
+    Args:
+        mixer: attention and headed mixers have heads, parallel ones branches, mixers that stand
+            side by side are parts themselves. A bias of the output projection is a part too.
+        x: what it reads, `(B, T, D)`.
+    """
+    if isinstance(mixer, SideBySide):
+        return {
+            f"mixer {i} {name}".rstrip(): part
+            for i, one in enumerate(mixer.mixers)
+            for name, part in (split_mixer(one, x) or {"": one(x)}).items()
+        }
+    if isinstance(mixer, CausalAttention):
+        q, k, v = (part.transpose(1, 2) for part in mixer.project(x, 0))
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=mixer.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return _heads(y.transpose(1, 2), mixer.merge)
+    if isinstance(mixer, Headed):
+        y = mixer.mix(mixer.in_proj(x))
+        return _heads(y.unflatten(-1, (len(mixer.mix.weight), -1)), mixer.o_proj)
+    if isinstance(mixer, Parallel):
+        weight, bias = mixer.mix.rows(0, x.shape[1])
+        y = weight.tril()[:, None] @ x
+        y = y if bias is None else y + bias[:, None, :, None]
+        y = F.gelu(y) if mixer.activation == "gelu" else y
+        return {f"branch {i}": part for i, part in enumerate(y)}
+    return {}
+
+
+@torch.no_grad()
+def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Tensor]:
+    """Follows the embedding and every sublayer's write; all are left out in one walk together.
+
+    A write is left out at all positions at once. Writes are in order: the embedding's is in every
+    stream, those of block l in the streams from l on.
+
+    Returns:
+        Measures of every write, by the layer of a later stream, `(W, n + 1, B, T)`, no number
+        before it is written: `share still there`, along the write, which the stream has; `share
+        lost without it`, which the stream loses; `change without it`, the length of the stream's
+        whole change, in lengths of the write. And squared lengths of the writes, `(W, B, T)`, which
+        means are weighted by: the shares of a write of next to nothing are anything.
+    """
+    writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
+    squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
+    without, shares = traced.streams[0][None] - writes[:1], []
+    for layer, stream in enumerate(traced.streams):
+        if layer:
+            x, (mixed, _) = traced.streams[layer - 1], traced.writes[layer - 1]
+            block = blocks_of(model)[layer - 1]
+            older = block(without.flatten(0, 1)).view_as(without)
+            new = torch.stack([block.combine(x, torch.zeros_like(mixed)), x + mixed])
+            without = torch.cat([older, new])
+        written, square = writes[: len(without)], squares[: len(without)]
+        change = stream - without
+        share = torch.stack(
+            [
+                (stream * written).sum(-1) / square,
+                (change * written).sum(-1) / square,
+                change.norm(dim=-1) / square.sqrt(),
+            ]
+        )
+        missing = (0, 0, 0, 0, 0, len(writes) - len(without))
+        shares.append(F.pad(share, missing, value=torch.nan))
+    names = ("share still there", "share lost without it", "change without it")
+    return dict(zip(names, torch.stack(shares, dim=2), strict=True)), squares
 
 
 def similarity(streams: Tensor, batch: Batch) -> Tensor:
     """Cosine of every two streams at the same position, meaned: `(S, B, T, D) -> (S, S)`."""
-    units = torch.nn.functional.normalize(streams, dim=-1)[:, batch.real]
+    units = F.normalize(streams, dim=-1)[:, batch.real]
     return torch.einsum("snd,und->su", units, units) / units.shape[1]
 
 
@@ -56,19 +187,23 @@ def sublayer_streams(traced: Trace) -> tuple[list[str], Tensor]:
     return labels, torch.cat([traced.streams[:1], pairs])
 
 
-def updates(traced: Trace) -> Updates:
-    """Of each block: its token mixer, its channel mixer, and both together."""
+def updates(traced: Trace) -> dict[str, Tensor]:
+    """Size and direction of what blocks add, each `(n, 3, B, T)`.
+
+    Of each block: its token mixer, its channel mixer, and both together. Length; that, relative to
+    the stream it is added to; cosine to that stream; cosine to the last stream.
+    """
     before, (mixed, changed) = traced.streams[:-1], traced.writes.unbind(1)
     added = torch.stack([mixed, changed, mixed + changed], dim=1)
     stood = torch.stack([before, before + mixed, before], dim=1)
-    cosine = torch.nn.functional.cosine_similarity
     norm = added.norm(dim=-1)
-    return Updates(
-        norm=norm,
-        share=norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny),
-        along=cosine(added, stood, dim=-1),
-        final=cosine(added, traced.streams[-1].expand_as(added), dim=-1),
-    )
+    last = traced.streams[-1].expand_as(added)
+    return {
+        "update norm": norm,
+        "update share": norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny),
+        "update along the stream": F.cosine_similarity(added, stood, dim=-1),
+        "update along the last stream": F.cosine_similarity(added, last, dim=-1),
+    }
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -148,106 +283,80 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     finding = Finding()
     _look_at_streams(finding, traced, batch)
     _look_at_logits(finding, checkpoint, traced, batch, words)
-    _look_at_survival(finding, checkpoint, traced, batch)
+    _look_at_survival(finding, checkpoint.model, traced, batch)
     finding.notes["tokens"] = [checkpoint.pieces(list(p.tokens)) for p in request.prompts]
     return finding
 
 
 def _look_at_streams(finding: Finding, traced: Trace, batch: Batch) -> None:
-    figures, layers = finding.figures, range(len(traced.streams))
-    alike = similarity(traced.streams, batch)
+    arrays, layers = finding.arrays, range(len(traced.streams))
+    alike, norms = similarity(traced.streams, batch), traced.streams.norm(dim=-1)
     labels, streams = sublayer_streams(traced)
-    norms, added = traced.streams.norm(dim=-1), updates(traced)
-    finding.arrays["similarity"] = Named(alike, {"layer": layers, "other layer": layers})
-    finding.arrays["similarity of sublayers"] = Named(
-        similarity(streams, batch), {"stream": labels, "other stream": labels}
-    )
+    arrays["similarity"] = Named(alike, {"layer": layers, "other layer": layers})
+    both = {"stream": labels, "other stream": labels}
+    arrays["similarity of sublayers"] = Named(similarity(streams, batch), both)
     where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
-    finding.arrays["norm"] = Named(batch.masked(norms), where)
-    figures += [
-        {"figure": "norm", "layer": layer, "value": float(value)}
-        for layer, value in enumerate(batch.mean(norms))
-    ]
-    figures += [
-        {"figure": name, "layer": layer, "value": float(alike[layer, other])}
-        for layer in layers[1:]
-        for name, other in (("cosine to the layer before", layer - 1), ("cosine to layer 0", 0))
-    ]
-    for name, values in (
-        ("update norm", added.norm),
-        ("update share", added.share),
-        ("update along the stream", added.along),
-        ("update along the last stream", added.final),
-    ):
-        means = Named(batch.mean(values), {"layer": layers[1:], "part": UPDATES})
-        finding.arrays[name] = means
-        figures += [{"figure": name, **record} for record in means.records()]
+    arrays["norm"] = Named(batch.masked(norms), where)
+    figures = by_axis("norm", batch.mean(norms), {"layer": layers})
+    before = {"cosine to the layer before": alike.diagonal(1), "cosine to layer 0": alike[1:, 0]}
+    for name, cosines in before.items():
+        figures += by_axis(name, cosines, {"layer": layers[1:]})
+    for name, values in updates(traced).items():
+        axes = {"layer": layers[1:], "part": (*SUBLAYERS, "block")}
+        arrays[name] = Named(batch.mean(values), axes)
+        figures += arrays[name].records(figure=name)
+    finding.figures.extend(figures)
 
 
 def _look_at_logits(
     finding: Finding, checkpoint: Checkpoint, traced: Trace, batch: Batch, words: dict[str, int]
 ) -> None:
-    figures, model = finding.figures, checkpoint.model
+    model = checkpoint.model
     answers = model.logits(traced.streams[-1]).argmax(-1)
     chosen = answers.new_tensor([*words.values()]).expand(*answers.shape, -1)
     targets = torch.cat([answers[..., None], chosen], dim=-1)
-    labels, found = contributions(model, traced, targets, centred=True)
-    per_part = found.movedim(-1, 0).transpose(1, 2)  # (K, B, P, T)
+    labels, written = contributions(model, traced, targets, centred=True)
+    per_part = written.movedim(-1, 0).transpose(1, 2)  # (K, B, P, T)
     per_part = per_part.masked_fill(~batch.real[:, None], torch.nan)
     where = {"prompt": batch.labels, "part": labels, "position": batch.positions}
     finding.arrays["contribution to the answer"] = Named(per_part[0], where)
     if words:
         finding.arrays["contribution to words"] = Named(per_part[1:], {"word": [*words], **where})
-    figures += [
-        {"figure": "contribution to the answer", **_place(part), "value": float(value)}
-        for part, value in zip(labels, batch.mean(found[..., 0]), strict=True)
-    ]
+    for label, value in zip(labels, batch.mean(written[..., 0]), strict=True):
+        layer, _, part = label.partition(" ")
+        place = {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
+        record = {"figure": "contribution to the answer", **place, "value": float(value)}
+        finding.figures.append(record)
     split = split_parts(model, traced)
     if split[0] != traced.labels:
-        labels, found = contributions(model, traced, targets[..., :1], split, centred=True)
-        finding.arrays["contribution of heads"] = Named(batch.mean(found[..., 0]), {"part": labels})
+        labels, heads = contributions(model, traced, targets[..., :1], split, centred=True)
+        finding.arrays["contribution of heads"] = Named(batch.mean(heads[..., 0]), {"part": labels})
     finding.notes["answers"] = [
         checkpoint.pieces(row[real].tolist()) for row, real in zip(answers, batch.real, strict=True)
     ]
 
 
-def _place(label: str) -> dict[str, str | int]:
-    """A part's label as fields of a row."""
-    layer, _, part = label.partition(" ")
-    return {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
-
-
-def _look_at_survival(
-    finding: Finding, checkpoint: Checkpoint, traced: Trace, batch: Batch
-) -> None:
-    stays = survival(checkpoint.model, traced)
-    layers = range(len(traced.streams))
-    where = {"write": stays.labels, "layer": layers}
-    measures = {
-        "share still there": stays.projection,
-        "share lost without it": stays.removed,
-        "change without it": stays.effect,
-    }
-    size = batch.mean(stays.size)[:, None]
+def _look_at_survival(finding: Finding, model: LanguageModel, traced: Trace, batch: Batch) -> None:
+    measures, size = survival(model, traced)
+    weight, layers = batch.mean(size)[:, None], range(len(traced.streams))
+    labels = ["embedding", *traced.labels[len(traced.start) :]]
     for name, values in measures.items():
-        mean = batch.mean(values.nan_to_num() * stays.size[:, None]) / size
-        finding.arrays[name] = Named(mean, where)
-        means = finding.arrays[name].values
-        for write, born in enumerate(stays.born):
-            means[write, :born] = torch.nan
-    for name in ("share still there", "share lost without it"):
-        means = finding.arrays[name].values
-        for part, name_of in enumerate(SUBLAYERS):
-            for distance in range(len(layers) - 1):
-                later = [
-                    means[1 + 2 * (born - 1) + part, born + distance]
-                    for born in layers[1 : len(layers) - distance]
-                ]
-                finding.figures.append(
-                    {
-                        "figure": name,
-                        "part": name_of,
-                        "distance": distance,
-                        "value": float(torch.stack(later).mean()),
-                    }
-                )
+        mean = batch.mean(values * size[:, None]) / weight
+        finding.arrays[name] = Named(mean, {"write": labels, "layer": layers})
+        if name == "change without it":
+            continue
+        for part, sublayer in enumerate(SUBLAYERS):
+            for distance in layers[:-1]:  # the writes of block l are in the streams from l on
+                later = mean[1 + part :: 2, 1:].diagonal(distance)
+                record = {"figure": name, "part": sublayer, "distance": distance}
+                finding.figures.append(record | {"value": float(later.mean())})
+
+
+def _heads(y: Tensor, merge: Any) -> dict[str, Tensor]:
+    """Each head's part of a linear projection of all, `(B, T, H, width)` to H of `(B, T, D)`."""
+    H = y.shape[2]
+    alone = torch.eye(H, dtype=y.dtype, device=y.device)
+    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2).contiguous()
+    bias = merge(torch.zeros_like(apart[0, :1, :1]))
+    parts = {f"head {h}": part for h, part in enumerate(merge(apart) - bias)}
+    return parts | ({"projection bias": bias.expand_as(parts["head 0"])} if bias.any() else {})

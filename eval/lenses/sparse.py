@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,20 +15,16 @@ from torch import Tensor
 from eval import plots
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
-from eval.lenses.documents import Document, figure_records
 from eval.lenses.features import (
     active_in_text,
     draw,
     overlap_finding,
     retelling_tokens,
     shared_words,
-    token_sets,
 )
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.named import Named
-from eval.lenses.steering import spaced_layers
+from eval.lenses.lens import Document, Finding, Named, Request, by_axis, figure_records, lens
 from eval.lenses.stories import stories, whole_windows
-from eval.lenses.trace import streams_of
+from eval.lenses.trace import spaced_layers, streams_of
 
 HELD_OUT = 0.1  # of the windows, for the figures
 LAYERS = 3  # at most so many, evenly spaced
@@ -79,29 +74,13 @@ class SparseAutoencoder:
 
     def encode(self, streams: Tensor) -> Tensor:
         """`(S, N, D)` to features `(S, N, F)`, all but the strongest zero."""
-        return _strongest(self._normed(streams) @ self.encoder + self.bias, self.active)
+        values = (streams - self.centre) / self.scale @ self.encoder + self.bias
+        top = values.topk(min(self.active, values.shape[-1]), dim=-1)
+        return torch.zeros_like(values).scatter(-1, top.indices, top.values.relu())
 
     def decode(self, features: Tensor) -> Tensor:
         """`(S, N, F)` to streams `(S, N, D)`."""
         return features @ self.decoder * self.scale + self.centre
-
-    def _normed(self, streams: Tensor) -> Tensor:
-        return (streams - self.centre) / self.scale
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well each of S autoencoders does on text that it was not fitted on, each `(S,)`.
-
-    Attributes:
-        explained: share of the variance.
-        active: features at a position, in the mean.
-        dead: share of the features that are never active.
-    """
-
-    explained: Tensor
-    active: Tensor
-    dead: Tensor
 
 
 def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
@@ -134,36 +113,21 @@ def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
     return SparseAutoencoder(centre, scale, encoder, bias, decoder, fit.active)
 
 
-def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> Quality:
-    """How autoencoders do on streams `(S, N, D)`."""
+def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str, Tensor]:
+    """How each of S autoencoders does on streams `(S, N, D)`, best not those of the fit, `(S,)`.
+
+    The share of the variance that is explained, features active at a position in the mean, and the
+    share of the features that are never active.
+    """
     features = autoencoder.encode(streams)
     missed = (autoencoder.decode(features) - streams).square().sum((1, 2))
     whole = (streams - streams.mean(1, keepdim=True)).square().sum((1, 2)).clamp_min(1e-12)
     on = features > 0
-    return Quality(
-        explained=1 - missed / whole,
-        active=on.sum(-1).float().mean(1),
-        dead=1 - on.any(1).float().mean(1),
-    )
-
-
-def _strongest(values: Tensor, most: int) -> Tensor:
-    """The largest `most` of the last axis where they are above zero, zeros elsewhere."""
-    top = values.topk(min(most, values.shape[-1]), dim=-1)
-    return torch.zeros_like(values).scatter(-1, top.indices, top.values.relu())
-
-
-def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of rows of `(S, F, D)`, a few of many: `(S, N, k)` of them to `(S, N, D)`."""
-    S, F, _ = matrix.shape
-    rows = rows + torch.arange(0, S * F, F, device=rows.device)[:, None, None]
-    summed = torch.nn.functional.embedding_bag(
-        rows.flatten(0, 1),
-        matrix.flatten(0, 1),
-        per_sample_weights=weights.flatten(0, 1),
-        mode="sum",
-    )
-    return summed.unflatten(0, (S, -1))
+    return {
+        "explained": 1 - missed / whole,
+        "active": on.sum(-1).float().mean(1),
+        "dead": 1 - on.any(1).float().mean(1),
+    }
 
 
 def draw_quality(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -212,26 +176,36 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     kept = max(1, round(count * HELD_OUT))
     autoencoder = fit_sparse(streams[:, kept:].flatten(1, 2), Fit(seed=request.seed))
     quality = judge(autoencoder, streams[:, :kept].flatten(1, 2))
-    first, second = retelling_tokens(checkpoint)
-    told = streams_of(model, torch.cat([first, second]))[layers]
-    features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, told.shape[1:3])
-    size = checkpoint.config.vocab_size
-    sets: dict[str | int, tuple[Tensor, Tensor]] = {
-        "tokens": (token_sets(first, size), token_sets(second, size))
+    tokens = retelling_tokens(checkpoint)
+    told = streams_of(model, tokens)[layers]
+    features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, tokens.shape)
+    active = {
+        layer: active_in_text(values, autoencoder.active)
+        for layer, values in zip(layers, features, strict=True)
     }
-    for layer, values in zip(layers, features, strict=True):
-        one, other = active_in_text(values, autoencoder.active).chunk(2)
-        sets[layer] = (one, other)
-    found = overlap_finding(sets, "sparse features")
-    figures: list[dict[str, Any]] = []
-    names = ("explained", "active", "dead")
-    measured = torch.stack([getattr(quality, name) for name in names], dim=1)
-    for layer, row in zip(layers, measured.tolist(), strict=True):
-        for name, value in zip(names, row, strict=True):
-            figures.append({"figure": f"sparse {name}", "layer": layer, "value": value})
-    arrays = {"quality": Named(measured, {"layer": layers, "measured": list(names)})}
+    overlaps = overlap_finding(tokens, active, checkpoint.config.vocab_size, "sparse features")
+    figures = [
+        record
+        for name, values in quality.items()
+        for record in by_axis(f"sparse {name}", values, {"layer": layers})
+    ]
+    measured = torch.stack([*quality.values()], dim=1)
+    arrays = {"quality": Named(measured, {"layer": layers, "measured": list(quality)})}
     notes = {
         "features": autoencoder.decoder.shape[1],
         "tokens": int(streams[0, kept:, :, 0].numel()),
     }
-    return Finding(found.arrays | arrays, figures + found.figures, notes)
+    return Finding(overlaps.arrays | arrays, figures + overlaps.figures, notes)
+
+
+def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of rows of `(S, F, D)`, a few of many: `(S, N, k)` of them to `(S, N, D)`."""
+    S, F, _ = matrix.shape
+    rows = rows + torch.arange(0, S * F, F, device=rows.device)[:, None, None]
+    summed = torch.nn.functional.embedding_bag(
+        rows.flatten(0, 1),
+        matrix.flatten(0, 1),
+        per_sample_weights=weights.flatten(0, 1),
+        mode="sum",
+    )
+    return summed.unflatten(0, (S, -1))

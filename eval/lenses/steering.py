@@ -22,20 +22,82 @@ from torch import Tensor, nn
 from arch import LanguageModel, generate
 from eval import plots
 from eval.checkpoints import Checkpoint
-from eval.lenses import markup
-from eval.lenses.contrast import Story, attribute_words, contexts, require_words, story
-from eval.lenses.directions import PLACES, Directions, StoryBatch, batch_stories, learn
-from eval.lenses.documents import Document, model_name, records
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.means import mean_record
-from eval.lenses.named import Named
-from eval.lenses.trace import blocks_of, streams_of
+from eval.errors import RequestError
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Record,
+    Request,
+    lens,
+    mean_record,
+    note_table,
+    records,
+)
+from eval.lenses.stories import (
+    Story,
+    attribute_words,
+    contexts,
+    following,
+    require_words,
+    story,
+)
+from eval.lenses.trace import Batch, blocks_of, side_by_side, spaced_layers, streams_of
 from tokenizer import END_OF_TEXT
 
+PLACES = ("word", "last")
+"""Where a word's direction is read: where the word stands, and at the cue that asks for it."""
+CONTEXTS = 8  # stories of each word
 LAYERS = 3  # at most so many, evenly spaced
 TOKENS = 2500  # of the request for each held-out story
 NEW = 40  # tokens of a sample
 EFFECTS = ("steered", "random")
+
+Directions = dict[tuple[str, str], Tensor]
+"""Mean streams by attribute and place, each `(words, layers, D)`, layer 0 the first.
+
+The difference of two words' means is the direction from one to the other.
+"""
+
+
+def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> Batch:
+    """Stories as one batch on the model's device.
+
+    Raises:
+        RequestError: one that is longer than the model's context.
+    """
+    context = checkpoint.config.context
+    length = max(len(one.tokens) for one in stories)
+    if length > context:
+        raise RequestError(
+            f"the built-in stories have up to {length} tokens, more than the model's context of "
+            f"{context}; use a model with a longer context"
+        )
+    return side_by_side(checkpoint, [one.tokens for one in stories], [one.text for one in stories])
+
+
+@torch.no_grad()
+def learn(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Directions:
+    """Means over the same contexts for every word of an attribute, so that only the word differs.
+
+    Raises:
+        RequestError: stories longer than the model's context.
+    """
+    tokenizer, means = checkpoint.tokenizer, {}
+    frames = contexts(tokenizer, count, held_out=False, seed=seed)
+    for attribute, words in attribute_words(tokenizer).items():
+        stories = [
+            story(tokenizer, frame, attribute, chosen | {attribute: word})
+            for word in words
+            for frame, chosen in frames
+        ]
+        batch = batch_stories(checkpoint, stories)
+        streams = streams_of(checkpoint.model, batch.tokens)
+        rows, places = range(len(stories)), [one.places[attribute] for one in stories]
+        for place, position in (("word", places), ("last", batch.last)):
+            read = streams[:, rows, position].unflatten(1, (len(words), len(frames)))
+            means[attribute, place] = read.mean(2).transpose(0, 1)
+    return means
 
 
 class SteeredBlock(nn.Module):
@@ -75,10 +137,10 @@ def steered(model: LanguageModel, layer: int, vector: Tensor, start: int = 0) ->
     """
     blocks = blocks_of(model)
     blocks[layer - 1] = SteeredBlock(blocks[layer - 1], vector, start)
-    found = copy.copy(model)
-    found._modules = dict(model._modules)
-    found.blocks = nn.ModuleList(blocks)
-    return found
+    changed = copy.copy(model)
+    changed._modules = dict(model._modules)
+    changed.blocks = nn.ModuleList(blocks)
+    return changed
 
 
 @dataclass(frozen=True)
@@ -107,17 +169,10 @@ class Swap:
             before: logits `(B, V)`.
             after: logits `(B, V)`.
         """
-        rows = torch.arange(len(self.stories), device=before.device)
-        own = torch.tensor([s.words[s.cue] for s in self.stories], device=before.device)
-        new = torch.tensor([following(words[s.cue], s.words[s.cue]) for s in self.stories])
-        new, moved = new.to(before.device), after - before
-        return moved[rows, new] - moved[rows, own]
-
-
-def following(words: dict[str, int], token: int) -> int:
-    """The next word of an attribute, after the last the first."""
-    tokens = list(words.values())
-    return tokens[(tokens.index(token) + 1) % len(tokens)]
+        rows, moved = range(len(self.stories)), after - before
+        old = [s.words[s.cue] for s in self.stories]
+        new = [following(words[s.cue], s.words[s.cue]) for s in self.stories]
+        return moved[rows, new] - moved[rows, old]
 
 
 def swaps(checkpoint: Checkpoint, count: int, seed: int = 0) -> Iterator[Swap]:
@@ -125,59 +180,48 @@ def swaps(checkpoint: Checkpoint, count: int, seed: int = 0) -> Iterator[Swap]:
     tokenizer = checkpoint.tokenizer
     words = attribute_words(tokenizer)
     for attribute, known in words.items():
-        found = Swap(attribute, [], [], [])
-        names = {token: word for word, token in known.items()}
+        swap, names = Swap(attribute, [], [], []), {token: word for word, token in known.items()}
         for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
             other = names[following(known, known[chosen[attribute]])]
             for cue in words:
-                found.stories.append(story(tokenizer, frame, cue, chosen))
-                found.swapped.append(story(tokenizer, frame, cue, chosen | {attribute: other}))
-                found.number.append(number)
-        yield found
+                swap.stories.append(story(tokenizer, frame, cue, chosen))
+                swap.swapped.append(story(tokenizer, frame, cue, chosen | {attribute: other}))
+                swap.number.append(number)
+        yield swap
 
 
-def swap_vectors(
-    directions: Directions, swap: Swap, words: dict[str, int], place: str, layer: int
-) -> Tensor:
-    """What each story's stream gets, `(B, 1, D)`: the new word's direction less the old's."""
-    means = directions.means[swap.attribute, place][:, layer]
+def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Tensor:
+    """What turns words into those that follow them, `(B, 1, D)`: the new direction less the old.
+
+    Args:
+        means: of the attribute's words, `(words, D)`.
+        words: with their tokens.
+        old: B tokens of them.
+    """
     tokens = list(words.values())
-    old = [tokens.index(s.words[swap.attribute]) for s in swap.stories]
-    new = [(i + 1) % len(tokens) for i in old]
-    return (means[new] - means[old])[:, None]
+    places = [tokens.index(token) for token in old]
+    return (means[[(i + 1) % len(tokens) for i in places]] - means[places])[:, None]
 
 
 @torch.no_grad()
 def logits_after(
-    model: LanguageModel,
-    batch: StoryBatch,
-    streams: Tensor,
-    layer: int,
-    vectors: Tensor,
-    start: Tensor,
+    model: LanguageModel, batch: Batch, stream: Tensor, layer: int, vectors: Tensor, start: Tensor
 ) -> Tensor:
-    """Logits after each story `(B, V)`, a vector added to its stream at `layer` from `start` on.
+    """Logits after each story `(B, V)`, a vector added to its stream at a layer from `start` on.
 
     Args:
         model: any language model.
         batch: the stories.
-        streams: `(B, T, D)` at that layer.
-        layer: of the streams.
+        stream: `(B, T, D)` at that layer.
+        layer: which.
         vectors: `(B, 1, D)`.
         start: `(B,)`.
     """
-    positions = torch.arange(streams.shape[1], device=streams.device)
-    x = streams + vectors * (positions >= start[:, None])[..., None]
+    positions = torch.arange(stream.shape[1], device=stream.device)
+    x = stream + vectors * (positions >= start[:, None])[..., None]
     for block in blocks_of(model)[layer:]:
         x = block(x)
-    rows = torch.arange(len(x), device=x.device)
-    return model.logits(x[rows, batch.last][:, None])[:, 0]
-
-
-def spaced_layers(depth: int, most: int = LAYERS) -> list[int]:
-    """At most so many layers of 1 ... depth, evenly spaced, the last among them."""
-    count = min(depth, most)
-    return [round(depth * (i + 1) / count) for i in range(count)]
+    return model.logits(batch.at_last(x)[:, None])[:, 0]
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -197,13 +241,13 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def sample_table(documents: Sequence[Document]) -> list[Markup]:
     """Text written by steered models."""
-    rows = [
-        (model_name(document), sample["swapped"], sample["text"])
-        for document in documents
-        for sample in document["notes"].get("samples", [])
-    ]
-    told = markup.table(("checkpoint", "swapped", "goes on with"), rows)
-    return [markup.folded("text written with features swapped", told)] if rows else []
+    return note_table(
+        documents,
+        "samples",
+        "text written with features swapped",
+        ("swapped", "goes on with"),
+        lambda sample: (sample["swapped"], sample["text"]),
+    )
 
 
 @lens(
@@ -221,25 +265,27 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: no two of them are single tokens, or the stories do not fit the context.
     """
-    require_words(checkpoint.tokenizer)
-    model, words = checkpoint.model, attribute_words(checkpoint.tokenizer)
+    model, words = checkpoint.model, require_words(checkpoint.tokenizer)
     directions = learn(checkpoint, request.seed)
-    layers = spaced_layers(len(model.blocks))
+    layers = spaced_layers(len(model.blocks), LAYERS)
     count = max(4, request.tokens // TOKENS)
     generator = torch.Generator().manual_seed(request.seed)
     values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
-    figures: list[dict[str, Any]] = []
+    figures: list[Record] = []
     for a, swap in enumerate(swaps(checkpoint, count, request.seed)):
         batch = batch_stories(checkpoint, swap.stories)
         streams = streams_of(model, batch.tokens)
         before = batch.at_last(model.logits(streams[-1]))
-        told = batch_stories(checkpoint, swap.swapped)
-        text = swap.change(words, before, told.at_last(model(told.tokens)))
+        other = batch_stories(checkpoint, swap.swapped)
+        text = swap.change(words, before, other.at_last(model(other.tokens)))
         figures += _figures(swap, text, {"by": "text"})
-        for p, place in enumerate(PLACES):
-            start = batch.last if place == "last" else batch.places[swap.attribute]
+        old = [one.words[swap.attribute] for one in swap.stories]
+        at_word = [one.places[swap.attribute] for one in swap.stories]
+        starts = (torch.tensor(at_word, device=batch.last.device), batch.last)
+        for p, (place, start) in enumerate(zip(PLACES, starts, strict=True)):
+            means = directions[swap.attribute, place]
             for column, layer in enumerate(layers):
-                real = swap_vectors(directions, swap, words[swap.attribute], place, layer)
+                real = swap_vectors(means[:, layer], words[swap.attribute], old)
                 noise = torch.randn(real.shape, generator=generator).to(real)
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
                 for e, (by, vectors) in enumerate(zip(EFFECTS, (real, noise), strict=True)):
@@ -250,50 +296,45 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
                     values[a, p, column, e] = torch.tensor([row["value"] for row in rows])
     axes = {
         "attribute": list(words),
-        "place": list(PLACES),
+        "place": PLACES,
         "layer": layers,
-        "by": list(EFFECTS),
-        "measured": ["swapped", "others"],
+        "by": EFFECTS,
+        "measured": ("swapped", "others"),
     }
     best = layers[int(values[:, 0, :, 0, 0].mean(0).argmax())]
     notes = {"samples": samples(checkpoint, directions, best), "sample_layer": best}
     return Finding({"swap": Named(values, axes)}, figures, notes)
 
 
-def _figures(swap: Swap, moved: Tensor, place: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(swap: Swap, moved: Tensor, place: Record) -> list[Record]:
     """Change of log-odds in the swapped attribute, and its size in the others."""
-    own = [s.cue == swap.attribute for s in swap.stories]
-    place = {"attribute": swap.attribute, **place}
     rows = []
-    for measured, wanted in (("swapped", True), ("others", False)):
-        picked = [i for i, mine in enumerate(own) if mine == wanted]
-        each = moved[picked].tolist()
-        each = each if wanted else [abs(value) for value in each]
-        numbers = [swap.number[i] for i in picked]
+    for measured, changes in (("swapped", moved), ("others", moved.abs())):
+        wanted = [(s.cue == swap.attribute) == (measured == "swapped") for s in swap.stories]
+        each = changes[wanted].tolist()
+        numbers = [number for number, yes in zip(swap.number, wanted, strict=True) if yes]
         record = mean_record(each, numbers) if each else {"value": float("nan"), "n": 0}
-        rows.append({"figure": "swap effect", "measured": measured, **place} | record)
+        about = {"figure": "swap effect", "measured": measured, "attribute": swap.attribute}
+        rows.append(about | place | record)
     return rows
 
 
-def samples(
-    checkpoint: Checkpoint, directions: Directions, layer: int, coefficient: float = 1.0
-) -> list[dict[str, str]]:
+def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[dict[str, str]]:
     """One held-out story told on as it is, and with each attribute swapped at every position."""
-    words = attribute_words(checkpoint.tokenizer)
-    ((frame, chosen),) = contexts(checkpoint.tokenizer, 1, True)
-    told = story(checkpoint.tokenizer, frame, "name", chosen)
-    labels, vectors = ["nothing"], [torch.zeros_like(next(iter(directions.means.values()))[0, 0])]
+    tokenizer, words = checkpoint.tokenizer, attribute_words(checkpoint.tokenizer)
+    ((frame, chosen),) = contexts(tokenizer, 1, True)
+    start = story(tokenizer, frame, "name", chosen)
+    labels, vectors = ["nothing"], [torch.zeros_like(next(iter(directions.values()))[:1, :1])]
     for attribute, known in words.items():
-        names, means = list(known), directions.means[attribute, "word"][:, layer]
-        old = names.index(chosen[attribute])
-        new = (old + 1) % len(names)
-        labels.append(f"{attribute}: {names[old]} to {names[new]}")
-        vectors.append(means[new] - means[old])
-    model = steered(checkpoint.model, layer, coefficient * torch.stack(vectors)[:, None])
-    prompt = torch.tensor([told.tokens] * len(labels), device=vectors[0].device)
-    end = checkpoint.tokenizer.token_to_id(END_OF_TEXT)
-    texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(told.tokens) :]
+        old = known[chosen[attribute]]
+        names = {token: word for word, token in known.items()}
+        labels.append(f"{attribute}: {names[old]} to {names[following(known, old)]}")
+        vectors.append(swap_vectors(directions[attribute, "word"][:, layer], known, [old]))
+    model = steered(checkpoint.model, layer, torch.cat(vectors))
+    prompt = torch.tensor([start.tokens] * len(labels), device=vectors[0].device)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(start.tokens) :]
     return [
-        {"swapped": label, "prompt": told.text, "text": checkpoint.tokenizer.decode(row)}
+        {"swapped": label, "prompt": start.text, "text": tokenizer.decode(row)}
         for label, row in zip(labels, texts.tolist(), strict=True)
     ]

@@ -1,11 +1,25 @@
-"""Stories for lenses that fit: windows of them, and a model's streams of those."""
+"""Texts made for lenses: windows of stories to fit on, pairs that differ in a word, retellings.
+
+Stories that differ in one thing are frames with a name, an animal and a mood in them, each of them
+one token of the model's tokenizer, and a cue after which one of the three is what comes next:
+
+    Once upon a time, there was a little dog named Max. The dog was very sad. | One day, -> Max
+
+Stories told twice (`retellings.txt`) have the same events in other words and with other names: what
+translations are to a multilingual model, these are to one that knows simple stories only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from pathlib import Path
+from random import Random
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
@@ -18,6 +32,20 @@ from eval.text import Use, held_out_text
 WINDOW = 128  # tokens, or the context
 PART = 1 << 24  # numbers of streams that are computed at once
 KEPT = 1 << 27  # numbers of streams that are held; of more text they are computed anew
+WORDS = {
+    "name": "Lily Tom Max Ben Mia Sam Lucy Tim Anna Jack Sue Bob Amy Spot Sara Billy",
+    "animal": "dog cat bird bear rabbit frog fish duck mouse lion fox pig bunny cow horse monkey",
+    "mood": "happy sad scared angry excited tired proud hungry lonely brave worried curious",
+}
+CUES = {"name": " One day,", "animal": " The", "mood": " {name} felt very"}
+FRAMES = (
+    "Once upon a time, there was a little {animal} named {name}. The {animal} was very {mood}.",
+    "There was a {animal} in the park. The {animal} felt {mood}. Its name was {name}.",
+    "Once there was a {mood} {animal}. It liked to play all day. Its name was {name}.",
+    "One day, a {animal} went for a walk. It was {mood}. Everyone called the {animal} {name}.",
+)
+"""The first of them is held out: directions are learnt from the others."""
+MOST = 6  # words of an attribute
 
 
 class Stories:
@@ -105,3 +133,102 @@ def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: st
             f"--tokens {request.tokens}: {what} {least * length} at least; ask for more"
         )
     return count
+
+
+@dataclass(frozen=True)
+class Story:
+    """A story told up to a cue.
+
+    Attributes:
+        tokens: of the text.
+        words: the (first) token of each attribute.
+        places: where each attribute's word stands first.
+        cue: the attribute that comes next.
+        text: of the story and the cue.
+    """
+
+    tokens: tuple[int, ...]
+    words: dict[str, int]
+    places: dict[str, int]
+    cue: str
+    text: str
+
+
+def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
+    """The words of each attribute that are one token after a space, with that token.
+
+    An attribute with fewer than two such words is left out: none can be swapped.
+    """
+    found = {}
+    for attribute, words in WORDS.items():
+        encoded = {word: _ids(tokenizer, f" {word}") for word in words.split()}
+        single = {word: ids[0] for word, ids in encoded.items() if len(ids) == 1}
+        if len(single) > 1:
+            found[attribute] = dict(list(single.items())[:MOST])
+    return found
+
+
+def following(words: dict[str, int], token: int) -> int:
+    """The next word of an attribute, after the last the first."""
+    tokens = list(words.values())
+    return tokens[(tokens.index(token) + 1) % len(tokens)]
+
+
+def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
+    """`attribute_words`, where anything can be swapped.
+
+    Raises:
+        RequestError: no two names, animals or moods are single tokens; some are shown.
+    """
+    if words := attribute_words(tokenizer):
+        return words
+    shown = []
+    for words in WORDS.values():
+        word = words.split()[0]
+        pieces = [tokenizer.decode([i]) for i in _ids(tokenizer, f" {word}")]
+        shown.append(f"{word} = {' + '.join(map(repr, pieces))}")
+    raise RequestError(
+        "no two names, animals or moods are single tokens of this tokenizer, so none can be "
+        f"swapped: {', '.join(shown)}; use a model with a larger vocabulary"
+    )
+
+
+def story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
+    """A frame with its words, up to the cue of one attribute."""
+    text = (frame + CUES[cue]).format(**chosen)
+    words, places = {}, {}
+    for attribute, word in chosen.items():
+        before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
+        places[attribute] = len(_ids(tokenizer, before))
+        words[attribute] = _ids(tokenizer, f" {word}")[0]
+    return Story(tuple(_ids(tokenizer, text)), words, places, cue, text)
+
+
+def contexts(
+    tokenizer: Tokenizer, count: int, held_out: bool, seed: int = 0
+) -> list[tuple[str, dict[str, str]]]:
+    """Frames with a word for each attribute, all different: what stories are told from.
+
+    Args:
+        tokenizer: the model's.
+        count: how many, at most.
+        held_out: from the held-out frame; from the others if not.
+        seed: of the choice.
+    """
+    given = {attribute: words.split()[:1] for attribute, words in WORDS.items()}
+    given |= {attribute: list(words) for attribute, words in attribute_words(tokenizer).items()}
+    choices = [dict(zip(given, words, strict=True)) for words in product(*given.values())]
+    frames = FRAMES[:1] if held_out else FRAMES[1:]
+    every: list[tuple[str, dict[str, str]]] = list(product(frames, choices))
+    Random(seed).shuffle(every)
+    return every[:count]
+
+
+def retellings() -> list[tuple[str, str]]:
+    """Each plot by two tellers."""
+    text = (Path(__file__).parent / "retellings.txt").read_text(encoding="utf-8")
+    return [(one, other) for one, other in map(str.splitlines, text.split("\n\n"))]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,20 +1,27 @@
-"""A prompt's way through a model: the stream at every layer and what every sublayer wrote to it."""
+"""A prompt's way through a model: its streams, what every sublayer writes, what logits read.
+
+A norm divides by a number that depends on the whole vector. With that number held at what it is,
+LayerNorm (a subtraction of the mean, a division, weights, biases) and RMSNorm are linear, and a sum
+of vectors is read as the sum of their readings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from arch import LanguageModel
+from arch import LanguageModel, TokenMixer
+from arch.mixers import SideBySide
 from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")
+VARIANTS = 16  # of a prompt, that share a prefix
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,10 @@ class Batch:
     def positions(self) -> range:
         """Labels of the axis of positions."""
         return range(self.tokens.shape[1])
+
+    def at_last(self, values: Tensor) -> Tensor:
+        """`(..., B, T, D)` at the last position of each prompt, `(..., B, D)`."""
+        return values[..., torch.arange(len(self.last), device=self.last.device), self.last, :]
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over real positions of values `(..., B, T)`."""
@@ -88,20 +99,23 @@ def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> Batch:
         RequestError: a prompt that is longer than the model's context.
     """
     context = checkpoint.config.context
-    length = max(prompt.real for prompt in prompts)
-    tokens = torch.zeros(len(prompts), length, dtype=torch.long)
-    real = torch.zeros(len(prompts), length, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
+    for prompt in prompts:
         if prompt.real > context:
             raise RequestError(
                 f"prompt {prompt.kind} {prompt.index} has {prompt.real} tokens; the context of "
                 f"{checkpoint.path} is {context}: give a shorter --text or --length"
             )
-        tokens[row, : prompt.real] = torch.tensor(prompt.tokens[: prompt.real])
-        real[row, : prompt.real] = True
-    device = checkpoint.model.embedding.weight.device
     labels = [f"{prompt.kind} {prompt.index}" for prompt in prompts]
-    return Batch(tokens.to(device), real.to(device), labels)
+    return side_by_side(checkpoint, [prompt.tokens[: prompt.real] for prompt in prompts], labels)
+
+
+def side_by_side(checkpoint: Checkpoint, rows: Sequence[Sequence[int]], labels: list[str]) -> Batch:
+    """Token ids of several texts as one batch on the model's device."""
+    device = checkpoint.model.embedding.weight.device
+    length = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
+    sizes = torch.tensor([len(row) for row in rows], device=device)
+    return Batch(tokens, torch.arange(length, device=device) < sizes[:, None], labels)
 
 
 @torch.no_grad()
@@ -129,12 +143,127 @@ def trace(model: LanguageModel, tokens: Tensor) -> Trace:
 @torch.no_grad()
 def streams_of(model: LanguageModel, tokens: Tensor) -> Tensor:
     """The streams of `(B, T)` tokens alone, as `Trace.streams` has them."""
-    found = [model.with_positions(model.embed(tokens))]
+    streams = [model.with_positions(model.embed(tokens))]
     for block in blocks_of(model):
-        found.append(block(found[-1]))
-    return torch.stack(found)
+        streams.append(block(streams[-1]))
+    return torch.stack(streams)
 
 
 def blocks_of(model: LanguageModel) -> list[Any]:
     """The blocks, in order."""
     return list(model.blocks)
+
+
+def mixers_of(model: LanguageModel) -> Iterator[tuple[int, TokenMixer]]:
+    """Every token mixer with its layer, those side by side one after the other."""
+    for layer, block in enumerate(blocks_of(model), start=1):
+        mixer = block.token_mixer
+        several = isinstance(mixer, SideBySide)
+        yield from ((layer, one) for one in (mixer.mixers if several else [mixer]))  # pyright: ignore
+
+
+def mixer_name(mixer: TokenMixer) -> str:
+    """The class of a token mixer, in small letters."""
+    return type(mixer).__name__.lower().removeprefix("wrapped")
+
+
+def spaced_layers(depth: int, most: int) -> list[int]:
+    """At most so many layers of 1 ... depth, evenly spaced, the last among them."""
+    count = min(depth, most)
+    return [round(depth * (i + 1) / count) for i in range(count)]
+
+
+def run_variants(
+    model: LanguageModel, stream: Tensor, variants: Tensor, first: Tensor, layer: int
+) -> Tensor:
+    """Logits after the last position, of many variants of one prompt.
+
+    A causal model computes the same as for the prompt itself at every position before the first one
+    that a variant changes, so those are computed once for some variants together, as a prefix.
+
+    Args:
+        model: any language model.
+        stream: the prompt's, `(T, D)` after block `layer`, 0 for what the first one reads.
+        variants: `(R, T, D)`, like the prompt before the positions `first`.
+        first: `(R,)`, in order.
+        layer: the blocks that have run.
+
+    Returns:
+        `(R, V)`.
+    """
+    ends, blocks = [], blocks_of(model)[layer:]
+    for some, starts in zip(variants.split(VARIANTS), first.split(VARIANTS), strict=True):
+        start = int(starts[0])
+        before, x = stream[None, :start], some[:, start:]
+        for block in blocks:
+            read = block.norm_token(x)
+            if start:
+                before, state = block.prefix(before)
+                mixed = block.token_mixer.step(read, state)
+            else:
+                mixed = block.token_mixer(read)
+            kept = slice(-1 if block is blocks[-1] else 0, None)
+            x = block.combine(x[:, kept], mixed[:, kept])
+        ends.append(x[:, -1:])
+    return model.logits(torch.cat(ends))[:, 0]
+
+
+def fixed_norm(norm: Any, x: Tensor, writes: Tensor) -> Tensor:
+    """What a norm makes of parts of x, its scale as x sets it and its bias left out.
+
+    Args:
+        norm: LayerNorm, RMSNorm of torch or transformers, or identity.
+        x: `(..., D)`.
+        writes: `(..., D)` that broadcast against x; parts that sum to x give parts that sum to
+            `norm(x) - bias`.
+
+    Raises:
+        RequestError: a norm of another kind.
+    """
+    if isinstance(norm, nn.Identity):
+        return writes
+    if isinstance(norm, nn.LayerNorm):
+        scale = torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + norm.eps)
+        writes = writes - writes.mean(-1, keepdim=True)
+    else:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + _eps(norm, x))
+    writes = writes * scale
+    return writes if norm.weight is None else writes * norm.weight
+
+
+def constants(model: LanguageModel) -> dict[str, Tensor]:
+    """What every logit has whatever the stream is, `(V,)` by name: biases of norm and head."""
+    biases = {"norm bias": getattr(model.norm, "bias", None), "head bias": model.head.bias}
+    if biases["norm bias"] is not None:
+        biases["norm bias"] = model.head.weight @ biases["norm bias"]
+    return {name: bias for name, bias in biases.items() if bias is not None}
+
+
+def readers(model: LanguageModel) -> Tensor:
+    """The direction of the stream that each token's logit reads, `(V, D)`.
+
+    The rows of the output embedding, times the final norm's weights; under a LayerNorm, which
+    takes the mean away, their own mean taken away.
+
+    Raises:
+        RequestError: a final norm that is not known.
+    """
+    rows, norm = model.head.weight.detach(), cast(Any, model.norm)
+    if isinstance(norm, nn.Identity):
+        return rows
+    centred = isinstance(norm, nn.LayerNorm)
+    if not centred:
+        _eps(norm, rows)
+    if norm.weight is not None:
+        rows = rows * norm.weight
+    return rows - rows.mean(-1, keepdim=True) if centred else rows
+
+
+def _eps(norm: nn.Module, x: Tensor) -> float:
+    if "RMSNorm" not in type(norm).__name__:
+        raise RequestError(
+            f"the final norm is a {type(norm).__name__}; only LayerNorm, RMSNorm and none can be "
+            "read part by part"
+        )
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return torch.finfo(x.dtype).eps if eps is None else eps

@@ -10,6 +10,7 @@ reported is of other stories again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,9 +95,7 @@ class Fit:
     tuned: Tensor
 
 
-def fit(
-    model: LanguageModel, windows: tuple[Stories, Stories, Stories], descent: Descent, seed: int = 0
-) -> Fit:
+def fit(model: LanguageModel, windows: Sequence[Stories], descent: Descent, seed: int = 0) -> Fit:
     """Fits on the first windows, chooses on the second, and reports on the third."""
     train, choice, report = windows
     identity, found = Tuned.plain(model), least_squares(model, train)
@@ -226,18 +225,10 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
 
     finding = look(checkpoint, request, batch, streams, read)
     for method, losses in (("plain", fitted.plain), ("tuned", fitted.tuned)):
-        error = losses.std(0) / len(losses) ** 0.5
-        finding.figures.extend(
-            {
-                "figure": "divergence on other stories",
-                "method": method,
-                "layer": layer,
-                "value": float(value),
-                "low": float(value - 1.96 * about),
-                "high": float(value + 1.96 * about),
-                "n": len(losses),
-            }
-            for layer, (value, about) in enumerate(zip(losses.mean(0), error, strict=True))
-        )
+        mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
+        for layer, (value, about) in enumerate(zip(mean, 1.96 * error, strict=True)):
+            place = {"method": method, "layer": layer, "value": float(value)}
+            limits = {"low": float(value - about), "high": float(value + about), "n": len(losses)}
+            finding.figures.append({"figure": "divergence on other stories", **place, **limits})
     finding.notes["learnt"] = fitted.learnt.tolist()
     return finding

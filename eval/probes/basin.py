@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
+from eval.inversion.batch import Batch
+from eval.inversion.gradient.adam import adam
+from eval.inversion.problem import pose
+from eval.inversion.slices import Slice
 
 Solve = Callable[[Tensor], Tensor]
 """Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
-
-RATE = 0.2  # of Adam, in standard deviations of the embedding
 
 
 @dataclass(frozen=True)
@@ -46,30 +48,20 @@ def basin(
     return [Basin(r, solve(truth + r * direction) == tokens) for r in radii]
 
 
-def descend(circuit: Circuit, target: Tensor, hidden: int, steps: int) -> Solve:
-    """Adam on all embeddings towards the outputs after the first `hidden` positions.
-
-    Squared distance in units of each position's target; the rate falls along a half cosine; tokens
-    by the nearest embedding.
+def descend(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
+    """The solver `adam` towards the outputs after the first `hidden` positions, from a start.
 
     Args:
         circuit: any site.
-        target: its outputs for the truth, `(P, T - hidden, F)`.
+        tokens: the truth, `(P, T)`.
         hidden: k.
-        steps: number of steps.
+        steps: the most that it takes; a prompt that is solved earlier stops.
     """
-    unit = target.square().sum(dim=-1).clamp(min=1e-30)
+    problem = pose(circuit, tokens, Slice(hidden))
 
     def solve(start: Tensor) -> Tensor:
-        x = start.clone().requires_grad_()
-        optimiser = torch.optim.Adam([x], lr=RATE * circuit.scale)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, steps))
-        for _ in range(steps):
-            with torch.enable_grad():
-                apart = (circuit(x)[:, hidden:] - target).square().sum(dim=-1)
-                (x.grad,) = torch.autograd.grad((apart / unit).sum(), x)
-            optimiser.step()
-            schedule.step()
-        return torch.cdist(x.detach(), circuit.vocabulary[None]).argmin(dim=-1)
+        unused = [torch.Generator()] * len(tokens)  # nothing is drawn from a given start
+        answers = adam(Batch((problem,)), unused, start=start, steps=steps)
+        return torch.stack([answer.tokens for answer in answers])
 
     return solve

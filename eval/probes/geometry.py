@@ -6,8 +6,7 @@ on others through a norm, which may remove its mean (LayerNorm) or its length (b
 first block). Such directions are not assumed but tested on the Jacobian.
 """
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.jacobian import linearise
+from eval.ranks import effective_rank, participation
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 BATCH = 2048  # positions sent through the circuit together
@@ -65,7 +65,7 @@ def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
         raise RequestError(
             f"--hidden {hidden}: a prompt of {len(tokens)} tokens can hide 1 to {len(tokens) - 1}"
         )
-    exact = replace(circuit, model=copy.deepcopy(circuit.model).double())
+    exact = circuit.exact
     embeddings = exact.model.embed(tokens)
     outputs = exact(embeddings[None])[0, hidden:]
     if not outputs.isfinite().all():
@@ -80,7 +80,6 @@ def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
     largest, squares = float(values[0]), values.square()
     if not largest:
         return Geometry(J.shape[1], removed.shape[1], 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
-    share = values[values > 0] / values.sum()
     return Geometry(
         inputs=J.shape[1],
         removed=removed.shape[1],
@@ -89,8 +88,8 @@ def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
         condition=largest / smallest if smallest else None,
         frobenius=float(squares.sum().sqrt()),
         stable_rank=float(squares.sum()) / largest**2,
-        effective_rank=float(torch.exp(-(share * share.log()).sum())),
-        participation=float(squares.sum() ** 2 / squares.square().sum()),
+        effective_rank=float(effective_rank(values)),
+        participation=float(participation(values)),
     )
 
 

@@ -6,6 +6,7 @@ starts as the Gaussian probe of `moments`, which reads each shown output by itse
 nothing yet, its head is the probe. Hidden positions hold a learnt vector.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -92,6 +93,16 @@ class Inverter(nn.Module):
             for name, parameter in self.blocks.named_parameters():
                 if "out_proj" in name or "linear2" in name:
                     parameter.zero_()  # a block that adds nothing
+
+    @classmethod
+    def read(cls, state: Mapping[str, Tensor], decoding: Decoding) -> "Inverter":
+        """One that was fitted before, of its `state_dict`."""
+        C, V, T = len(state["center"]), len(state["bias"]), len(state["position"])
+        shown = state["is_shown"][:, 0].nonzero()[:, 0].tolist()
+        nothing = Classifier(torch.zeros(C), torch.zeros(C, V), torch.zeros(V))
+        inverter = cls(nothing, torch.eye(C), torch.zeros(V), shown, T, decoding)
+        inverter.load_state_dict(state)
+        return inverter.eval().requires_grad_(False)
 
     def forward(self, shown: Tensor) -> Tensor:
         """As the class says."""

@@ -2,15 +2,16 @@
 
 For every layer and offset o a classifier from the output at position t to the token at t + o, in
 three kinds: ridge and Gaussian in closed form (`moments`), and softmax regression by AdamW that
-starts from the Gaussian one. Each batch of stories goes through the model once, for all of them.
-Closed-form scores are turned into probabilities by one factor, fitted on windows held back, on top
-of the tokens' own frequencies: a probe that finds nothing is left with those.
+starts from the Gaussian one. The stories go through the model once for each layer; then one offset
+is fitted after the other, so that one vocabulary's weights are in memory at a time. Closed-form
+scores are turned into probabilities by one factor, fitted on windows held back, on top of the
+tokens' own frequencies: a probe that finds nothing is left with those.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +28,6 @@ HELD_BACK = 0.05  # of the training windows, for the factor of closed-form score
 FACTOR_EXAMPLES = 512
 FACTOR_STEPS = 10
 DECAY = 0.01  # of the weights, in AdamW
-
-
-class Place(NamedTuple):
-    """Which output is read, and which token it is asked for."""
-
-    layer: int
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -90,38 +84,50 @@ class Score:
 FIGURES = ("top1", "top5", "nats")
 
 
-def fit_linear(
-    circuit: Circuit, windows: Tensor, offsets: list[int], training: Training
-) -> dict[tuple[Place, str], Classifier]:
-    """Fits the probes of all of a circuit's layers and all offsets together.
-
-    Args:
-        circuit: of one or several layers.
-        windows: stories to fit on, `(N, T)`; every offset shorter than T.
-        offsets: o of the token at t + o that the output at t is asked for.
-        training: of the softmax probes.
-
-    Returns:
-        Logits' classifiers by place and kind.
+@torch.no_grad()
+def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
+    """What a site gives of stories, `(N, T)` tokens to `(N, T, F)`.
 
     Raises:
-        RequestError: outputs that are not finite.
+        RequestError: numbers that are not finite.
+    """
+    batches = windows.split(max(1, BATCH // windows.shape[1]))
+    outputs = torch.cat([circuit.of_tokens(batch) for batch in batches])
+    if not outputs.isfinite().all():
+        raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
+    return outputs
+
+
+def fit_linear(
+    outputs: Tensor, windows: Tensor, offset: int, embedding: Tensor, training: Training
+) -> dict[str, Classifier]:
+    """Fits the probes of a site and an offset.
+
+    Args:
+        outputs: of the site, `(N, T, F)`.
+        windows: the stories that they are of, `(N, T)`; the offset is shorter than T.
+        offset: o of the token at t + o that the output at t is asked for.
+        embedding: of the vocabulary, `(V, D)`.
+        training: of the softmax probe.
+
+    Returns:
+        Logits' classifiers by kind.
     """
     held = max(1, round(HELD_BACK * len(windows)))
-    fitted = {}
-    moments = _moments(circuit, windows[held:], offsets)
-    for place, examples in _examples(circuit, windows[:held], offsets):
-        x, y = (part[:FACTOR_EXAMPLES] for part in examples)
-        known = moments[place]
-        for kind, solve in (("ridge", ridge), ("gaussian", gaussian)):
-            fitted[place, kind] = calibrated(
-                solve(known, circuit.vocabulary), known.log_share().float(), x, y
-            )
+    moments = Moments(len(embedding), outputs.shape[-1], outputs.device)
+    for x, y in _batches(outputs[held:], windows[held:], offset):
+        moments.add(x, y)
+    x, y = (part[:FACTOR_EXAMPLES] for part in _examples(outputs[:held], windows[:held], offset))
+    probes = {
+        kind: calibrated(solve(moments, embedding), moments.log_share().float(), x, y)
+        for kind, solve in (("ridge", ridge), ("gaussian", gaussian))
+    }
     if training.steps:
-        start = {place: fitted[place, "gaussian"] for place in moments}
-        trained = _train(circuit, windows[held:], offsets, moments, start, training)
-        fitted |= {(place, "softmax"): probe for place, probe in trained.items()}
-    return fitted
+        start, covariance = probes["gaussian"], moments.covariance
+        probes["softmax"] = _train(
+            outputs[held:], windows[held:], offset, covariance, start, training
+        )
+    return probes
 
 
 def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) -> Classifier:
@@ -153,17 +159,13 @@ def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) ->
 
 @torch.no_grad()
 def score_linear(
-    circuit: Circuit, windows: Tensor, probes: dict[tuple[Place, str], Classifier]
-) -> dict[tuple[Place, str], Score]:
-    """How well probes read other stories, `(N, T)`, all in one pass of the model."""
-    scores = {name: Score(len(circuit.vocabulary)) for name in probes}
-    offsets = list(dict.fromkeys(place.offset for place, _ in probes))
-    step = max(1, BATCH // windows.shape[1])
-    for batch in windows.split(step):
-        for place, (x, y) in _examples(circuit, batch, offsets):
-            for kind in KINDS:
-                if (place, kind) in probes:
-                    scores[place, kind].add(probes[place, kind](x), y)
+    outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
+) -> dict[str, Score]:
+    """How well probes of a site and an offset read other stories, as in `fit_linear`."""
+    scores = {kind: Score(len(probe.bias)) for kind, probe in probes.items()}
+    for x, y in _batches(outputs, windows, offset):
+        for kind, probe in probes.items():
+            scores[kind].add(probe(x), y)
     return scores
 
 
@@ -177,64 +179,43 @@ def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> Score:
     return score
 
 
-def _examples(
-    circuit: Circuit, windows: Tensor, offsets: list[int]
-) -> Iterator[tuple[Place, tuple[Tensor, Tensor]]]:
-    """Outputs and the tokens asked for, `(N, D)` and `(N,)`, of every place; one pass."""
-    outputs = circuit.of_tokens(windows).split(circuit.width // len(circuit.sites), dim=-1)
+def _examples(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Outputs and the tokens asked for, `(N, F)` and `(N,)`."""
     T = windows.shape[1]
-    for layer, output in zip(circuit.sites, outputs, strict=True):
-        if not output.isfinite().all():
-            raise RequestError(f"layer {layer} gives numbers that are not finite")
-        for o in offsets:
-            x = output[:, max(0, -o) : T - max(0, o)]
-            y = windows[:, max(0, o) : T + min(0, o)]
-            yield Place(layer, o), (x.flatten(0, 1), y.flatten())
+    x = outputs[:, max(0, -offset) : T - max(0, offset)]
+    y = windows[:, max(0, offset) : T + min(0, offset)]
+    return x.flatten(0, 1), y.flatten()
 
 
-@torch.no_grad()
-def _moments(circuit: Circuit, windows: Tensor, offsets: list[int]) -> dict[Place, Moments]:
-    V, device = len(circuit.vocabulary), circuit.vocabulary.device
-    D = circuit.width // len(circuit.sites)
-    sums = {Place(layer, o): Moments(V, D, device) for layer in circuit.sites for o in offsets}
-    for batch in windows.split(max(1, BATCH // windows.shape[1])):
-        for place, (x, y) in _examples(circuit, batch, offsets):
-            sums[place].add(x, y)
-    return sums
+def _batches(outputs: Tensor, windows: Tensor, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
+    step = max(1, BATCH // windows.shape[1])
+    for some, of in zip(outputs.split(step), windows.split(step), strict=True):
+        yield _examples(some, of, offset)
 
 
 def _train(
-    circuit: Circuit,
+    outputs: Tensor,
     windows: Tensor,
-    offsets: list[int],
-    moments: dict[Place, Moments],
-    start: dict[Place, Classifier],
+    offset: int,
+    covariance: Tensor,
+    start: Classifier,
     training: Training,
-) -> dict[Place, Classifier]:
+) -> Classifier:
     """Softmax regression in whitened features, where one rate suits all directions."""
-    whiten, variables = {}, {}
-    for place, known in moments.items():
-        covariance = known.covariance
-        eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-        covariance = covariance + 1e-6 * covariance.diagonal().mean() * eye
-        root = torch.linalg.cholesky(covariance)
-        whiten[place] = torch.linalg.inv(root).T.float()
-        weight = (root.T @ start[place].weight.double()).float()
-        variables[place] = [weight.requires_grad_(), start[place].bias.clone().requires_grad_()]
-    flat = [variable for pair in variables.values() for variable in pair]
-    optimiser = torch.optim.AdamW(flat, lr=training.rate, weight_decay=DECAY)
+    eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    root = torch.linalg.cholesky(covariance + 1e-6 * covariance.diagonal().mean() * eye)
+    whiten = torch.linalg.inv(root).T.float()
+    weight = (root.T @ start.weight.double()).float().requires_grad_()
+    bias = start.bias.clone().requires_grad_()
+    optimiser = torch.optim.AdamW([weight, bias], lr=training.rate, weight_decay=DECAY)
     generator = torch.Generator().manual_seed(training.seed)
     for i in range(training.steps):
         chosen = torch.randint(len(windows), (training.windows,), generator=generator)
-        for place, (x, y) in _examples(circuit, windows[chosen.to(windows.device)], offsets):
-            weight, bias = variables[place]
-            with torch.enable_grad():
-                z = (x - start[place].center) @ whiten[place]
-                F.cross_entropy(z @ weight + bias, y).backward()
+        chosen = chosen.to(windows.device)
+        x, y = _examples(outputs[chosen], windows[chosen], offset)
+        with torch.enable_grad():
+            F.cross_entropy((x - start.center) @ whiten @ weight + bias, y).backward()
         optimiser.param_groups[0]["lr"] = training.rate * (1 - i / training.steps)
         optimiser.step()
         optimiser.zero_grad()
-    return {
-        place: Classifier(start[place].center, whiten[place] @ weight.detach(), bias.detach())
-        for place, (weight, bias) in variables.items()
-    }
+    return Classifier(start.center, whiten @ weight.detach(), bias.detach())

@@ -1,7 +1,7 @@
 """Local geometry and basins of checkpoints, as tasks that give rows."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -11,7 +11,7 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry
-from eval.results import Results, Row, row_key
+from eval.rows import Results, Row, row_key
 from eval.text import Prompt
 
 
@@ -40,11 +40,12 @@ class Local:
         outputs = (T - self.hidden) * self.checkpoint.config.d_model
         return len(self.prompts) * T * self.layer * (outputs + self.steps * len(self.radii))
 
+    @property
     def keys(self) -> list[str]:
         """The rows' keys: a prompt's geometry, then its basins."""
         return [key for prompt in self.prompts for key in self._keys(prompt)]
 
-    def run(self) -> list[Row]:
+    def run(self, results: Results) -> list[Row]:
         """For every prompt one row of kind geometry, and one of kind basin for each radius."""
         model = self.checkpoint.model
         tokens = torch.tensor(
@@ -59,9 +60,7 @@ class Local:
             about = self._about(self._keys(prompt)[0], "geometry", prompt)
             rows.append({**about, **figures, "seconds": seconds})
         started = time.perf_counter()
-        solve = descend(
-            circuit, circuit.of_tokens(tokens)[:, self.hidden :], self.hidden, self.steps
-        )
+        solve = descend(circuit, tokens, self.hidden, self.steps)
         ends = basin(solve, circuit, tokens, list(self.radii), self.seed)
         each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
         for i, end in enumerate(ends):
@@ -96,9 +95,7 @@ class Local:
         }
 
     def _keys(self, prompt: Prompt) -> list[str]:
-        provenance = self.checkpoint.provenance
-        about = [provenance[f] for f in ("name", "step", "weights_sha256")]
-        about += [self.layer, self.hidden, prompt.tokens]
+        about = [*self.checkpoint.identity, self.layer, self.hidden, prompt.tokens]
         basins = [row_key(*about, "basin", r, self.steps, self.seed) for r in self.radii]
         return [row_key(*about, "geometry"), *basins]
 
@@ -106,24 +103,19 @@ class Local:
 def plan_local(
     checkpoint: Checkpoint,
     layers: tuple[int, ...],
-    hidden: list[int],
-    prompts: list[Prompt],
-    radii: list[float],
+    hidden: Sequence[int],
+    prompts: Sequence[Prompt],
+    radii: Sequence[float],
     steps: int,
     seed: int,
-    done: set[str],
 ) -> list[Local]:
-    """The work that a checkpoint makes, less what is done already.
+    """The work that a checkpoint makes.
 
     Raises:
         RequestError: a prompt too long, or as many hidden tokens as it has.
     """
     length = len(prompts[0].tokens)
-    if length > checkpoint.config.context:
-        raise RequestError(
-            f"--length {length}: the context of {checkpoint.path} is "
-            f"{checkpoint.config.context}; give a shorter one"
-        )
+    checkpoint.check_length(length)
     for k in hidden:
         if not 1 <= k < length:
             raise RequestError(
@@ -134,17 +126,8 @@ def plan_local(
             raise RequestError(
                 "--layers 0: an embedding shows nothing of other positions; give 1 or more"
             )
-    tasks = [
+    return [
         Local(checkpoint, layer, k, tuple(prompts), tuple(radii), steps, seed)
         for layer in layers
         for k in hidden
     ]
-    return [task for task in tasks if not set(task.keys()) <= done]
-
-
-def run_local(tasks: Iterable[Local], results: Results) -> Iterator[list[Row]]:
-    """Runs tasks one after the other, each one's rows saved before the next begins."""
-    for task in tasks:
-        rows = task.run()
-        results.append(rows)
-        yield rows

@@ -1,25 +1,30 @@
 """What the probes ask of checkpoints: tasks that give rows."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from eval import artefacts
 from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.slices import Slice
-from eval.probes.inverter import Decoding, fit_inverter, score_inverter
+from eval.probes.inverter import Decoding, Inverter, fit_inverter, score_inverter
 from eval.probes.linear import (
     KINDS,
     Score,
     Training,
     fit_linear,
+    outputs_of,
     score_linear,
     score_unigram,
 )
-from eval.results import Results, Row, row_key
+from eval.probes.moments import Classifier
+from eval.rows import Results, Row, row_key
 from eval.text import held_out_text
 
 
@@ -39,84 +44,101 @@ class Stories:
     train: int
     valid: int
 
-    def load(self, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What a fit depends on."""
+        return {"corpus": self.corpus, "length": self.length, "train": self.train}
+
+    def load(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Windows to fit on and windows to judge on, `(N, length)`, on the model's device.
 
         Raises:
             RequestError: too long for the model, or not enough text.
         """
-        if self.length > checkpoint.config.context:
-            raise RequestError(
-                f"--length {self.length}: the context of {checkpoint.path} is "
-                f"{checkpoint.config.context}; give a shorter one"
+        checkpoint.check_length(self.length)
+
+        def make() -> tuple[Tensor, Tensor]:
+            device = checkpoint.model.embedding.weight.device
+            text = held_out_text(checkpoint, self.corpus)
+            return (
+                text.windows("fitting", self.train, self.length).to(device),
+                text.windows("evaluation", self.valid, self.length).to(device),
             )
-        device = checkpoint.model.embedding.weight.device
-        text = held_out_text(checkpoint, self.corpus)
-        return (
-            text.windows("fitting", self.train, self.length).to(device),
-            text.windows("evaluation", self.valid, self.length).to(device),
-        )
+
+        return checkpoint.keep(self, make)
 
 
 @dataclass(frozen=True)
 class Probes:
-    """A task: linear probes of all layers and offsets of a checkpoint, fitted together."""
+    """A task: linear probes of all offsets of a layer."""
 
     checkpoint: Checkpoint
     stories: Stories
-    layers: tuple[int, ...]
+    layer: int
     offsets: tuple[int, ...]
     training: Training
 
     @property
     def cost(self) -> float:
         """How long it is likely to take, in no unit."""
-        steps = 30 + self.training.steps
-        return len(self.layers) * len(self.offsets) * steps * self.checkpoint.config.d_model
+        return len(self.offsets) * (30 + self.training.steps) * self.checkpoint.config.d_model
 
-    def keys(self) -> dict[str, tuple[int, int, str]]:
-        """The rows' keys, with layer, offset and kind."""
+    @property
+    def keys(self) -> list[str]:
+        """The rows' keys."""
         kinds = KINDS if self.training.steps else KINDS[:2]
-        return {
-            self._key(layer, offset, kind): (layer, offset, kind)
-            for layer in self.layers
-            for offset in self.offsets
-            for kind in kinds
-        }
+        return [self._key(offset, kind) for offset in self.offsets for kind in kinds]
 
-    def run(self) -> list[Row]:
-        """One row per layer, offset and kind of probe."""
-        started = time.perf_counter()
+    def run(self, results: Results) -> list[Row]:
+        """One row per offset and kind of probe; what is fitted is kept, or read where it was."""
         train, valid = self.stories.load(self.checkpoint)
-        circuit = Circuit(self.checkpoint.model, self.layers)
-        probes = fit_linear(circuit, train, list(self.offsets), self.training)
-        scores = score_linear(circuit, valid, probes)
+        circuit = Circuit(self.checkpoint.model, self.layer)
+        read, fitted = outputs_of(circuit, valid), None
         T, V = self.stories.length, self.checkpoint.config.vocab_size
-        nothing = {
-            o: score_unigram(train, valid[:, max(0, o) : T + min(0, o)], V) for o in self.offsets
-        }
-        seconds = (time.perf_counter() - started) / len(scores)
-        return [
-            {
-                "key": self._key(place.layer, place.offset, kind),
-                "kind": "probe",
-                "checkpoint": self.checkpoint.provenance,
-                "site": {"layer": place.layer, "part": "block"},
-                "offset": place.offset,
-                "method": kind,
-                "settings": self._settings(kind),
-                **_figures(score, nothing[place.offset]),
-                "seconds": round(seconds, 4),
-            }
-            for (place, kind), score in scores.items()
-        ]
+        rows = []
+        for offset in self.offsets:
+            started = time.perf_counter()
+            about = {"probe": "linear", **self._fit(offset)}
+            key = row_key(*self.checkpoint.identity, about)
+            if artefact := artefacts.load(results.directory, key):
+                probes = _classifiers(artefact.tensors, valid.device)
+            else:
+                fitted = outputs_of(circuit, train) if fitted is None else fitted
+                probes = fit_linear(fitted, train, offset, circuit.vocabulary, self.training)
+                tensors = {f"{k}.{n}": t for k, p in probes.items() for n, t in p._asdict().items()}
+                about |= {"checkpoint": self.checkpoint.provenance}
+                artefacts.save(results.directory, key, tensors, about)
+            scores = score_linear(read, valid, offset, probes)
+            nothing = score_unigram(train, valid[:, max(0, offset) : T + min(0, offset)], V)
+            seconds = round((time.perf_counter() - started) / len(scores), 4)
+            rows += [
+                {
+                    "key": self._key(offset, kind),
+                    "kind": "probe",
+                    "checkpoint": self.checkpoint.provenance,
+                    "site": {"layer": self.layer, "part": "block"},
+                    "offset": offset,
+                    "method": kind,
+                    "settings": self._settings(kind),
+                    **_figures(score, nothing),
+                    "seconds": seconds,
+                }
+                for kind, score in scores.items()
+            ]
+        return rows
 
-    def _settings(self, kind: str) -> dict:
+    def _fit(self, offset: int) -> dict[str, Any]:
+        """What the fit depends on, beside the model."""
+        trained = asdict(self.training) if self.training.steps else {}
+        return {"layer": self.layer, "offset": offset, **self.stories.fit, **trained}
+
+    def _settings(self, kind: str) -> dict[str, Any]:
         trained = asdict(self.training) if kind == "softmax" else {}
         return {**asdict(self.stories), **trained}
 
-    def _key(self, layer: int, offset: int, kind: str) -> str:
-        return _key(self.checkpoint, "probe", layer, offset, kind, self._settings(kind))
+    def _key(self, offset: int, kind: str) -> str:
+        about = self.checkpoint.identity
+        return row_key(*about, "probe", self.layer, offset, kind, self._settings(kind))
 
 
 @dataclass(frozen=True)
@@ -135,17 +157,26 @@ class Inversion:
         per_step = 12 * self.decoding.windows / 16 * self.stories.length / 64
         return per_step * (30 + self.decoding.steps) * self.checkpoint.config.d_model
 
+    @property
     def keys(self) -> list[str]:
         """The row's key."""
-        settings = {**asdict(self.stories), **asdict(self.decoding)}
-        return [_key(self.checkpoint, "inverter", self.layer, str(self.slice), settings)]
+        about = self.checkpoint.identity
+        return [row_key(*about, "inverter", self.layer, str(self.slice), self._settings)]
 
-    def run(self) -> list[Row]:
+    def run(self, results: Results) -> list[Row]:
         """One row, with the shown (self) and the hidden (non-self) tokens apart."""
         started = time.perf_counter()
         train, valid = self.stories.load(self.checkpoint)
         circuit = Circuit(self.checkpoint.model, self.layer)
-        inverter = fit_inverter(circuit, self.slice, train, self.decoding)
+        about = {"probe": "inverter", "layer": self.layer, "slice": str(self.slice)}
+        about |= {**self.stories.fit, **asdict(self.decoding)}
+        key = row_key(*self.checkpoint.identity, about)
+        if artefact := artefacts.load(results.directory, key):
+            inverter = Inverter.read(artefact.tensors, self.decoding).to(valid.device)
+        else:
+            inverter = fit_inverter(circuit, self.slice, train, self.decoding)
+            about |= {"checkpoint": self.checkpoint.provenance}
+            artefacts.save(results.directory, key, inverter.state_dict(), about)
         scores = score_inverter(circuit, self.slice, valid, inverter)
         hidden = [t for t in range(self.stories.length) if t not in set(inverter.shown)]
         V = self.checkpoint.config.vocab_size
@@ -155,7 +186,7 @@ class Inversion:
         ]
         return [
             {
-                "key": self.keys()[0],
+                "key": self.keys[0],
                 "kind": "probe",
                 "checkpoint": self.checkpoint.provenance,
                 "site": {"layer": self.layer, "part": "block"},
@@ -163,28 +194,28 @@ class Inversion:
                 "length": self.stories.length,
                 "hidden": len(hidden),
                 "method": "inverter",
-                "settings": {**asdict(self.stories), **asdict(self.decoding)},
+                "settings": self._settings,
                 "self": figures[0],
                 "nonself": figures[1],
                 "seconds": round(time.perf_counter() - started, 4),
             }
         ]
 
-
-Task = Probes | Inversion
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {**asdict(self.stories), **asdict(self.decoding)}
 
 
 def plan(
     checkpoint: Checkpoint,
     stories: Stories,
-    layers: list[int] | None,
-    offsets: list[int],
+    layers: Sequence[int] | None,
+    offsets: Sequence[int],
     training: Training,
-    slices: list[Slice],
+    slices: Sequence[Slice],
     decoding: Decoding,
-    done: set[str],
-) -> list[Task]:
-    """The work that a checkpoint makes, less what is done already.
+) -> list[Probes | Inversion]:
+    """The work that a checkpoint makes.
 
     Args:
         checkpoint: what is asked about.
@@ -194,7 +225,6 @@ def plan(
         training: of the softmax probes.
         slices: what trained inverters are shown; none for no inverters.
         decoding: of the inverters.
-        done: keys of rows that are there.
 
     Raises:
         RequestError: a layer, offset or slice that does not exist, or not enough text.
@@ -210,50 +240,34 @@ def plan(
         shown.positions(stories.length)
         shown.channels(checkpoint.config.d_model)
     stories.load(checkpoint)
-    tasks: list[Task] = []
-    probes = Probes(checkpoint, stories, chosen, tuple(offsets), training)
-    left = {layer for key, (layer, *_) in probes.keys().items() if key not in done}
-    if left:
-        missing = tuple(layer for layer in chosen if layer in left)
-        tasks.append(Probes(checkpoint, stories, missing, tuple(offsets), training))
-    inversions = [
+    probes = [Probes(checkpoint, stories, layer, tuple(offsets), training) for layer in chosen]
+    return probes + [
         Inversion(checkpoint, stories, layer, shown, decoding)
         for layer in chosen
         for shown in slices
     ]
-    return tasks + [task for task in inversions if task.keys()[0] not in done]
 
 
-def run_all(tasks: Iterable[Task], results: Results) -> Iterator[list[Row]]:
-    """Runs tasks one after the other, each one's rows saved before the next begins."""
-    for task in tasks:
-        rows = task.run()
-        results.append(rows)
-        yield rows
-
-
-def choose_layers(checkpoint: Checkpoint, layers: list[int] | None) -> tuple[int, ...]:
+def choose_layers(checkpoint: Checkpoint, layers: Sequence[int] | None) -> tuple[int, ...]:
     """The layers asked for, or all blocks'.
 
     Raises:
         RequestError: one that does not exist.
     """
-    depth = checkpoint.config.n_layers
     for layer in layers or []:
-        if not 0 <= layer <= depth:
-            raise RequestError(
-                f"--layers {layer}: {checkpoint.path} has layers 0 (the embedding) to {depth}"
-            )
-    return tuple(dict.fromkeys(layers)) if layers else tuple(range(1, depth + 1))
+        checkpoint.check_layer(layer)
+    return tuple(dict.fromkeys(layers or range(1, checkpoint.config.n_layers + 1)))
 
 
-def _figures(score: Score, nothing: Score) -> dict:
-    known = nothing.record()
-    figures = score.record()
-    gain = None if figures["nats"] is None else known["nats"] - figures["nats"]
-    return {**figures, "unigram": known, "gain": gain}
+def _classifiers(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Classifier]:
+    kinds = dict.fromkeys(name.partition(".")[0] for name in tensors)
+    return {
+        kind: Classifier(*(tensors[f"{kind}.{name}"].to(device) for name in Classifier._fields))
+        for kind in sorted(kinds, key=KINDS.index)
+    }
 
 
-def _key(checkpoint: Checkpoint, *about: object) -> str:
-    provenance = checkpoint.provenance
-    return row_key(*(provenance[f] for f in ("name", "step", "weights_sha256")), *about)
+def _figures(score: Score, nothing: Score) -> dict[str, Any]:
+    unigram, figures = nothing.record(), score.record()
+    gain = None if figures["nats"] is None else unigram["nats"] - figures["nats"]
+    return {**figures, "unigram": unigram, "gain": gain}

@@ -10,20 +10,11 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from eval.comparison.evidence import own_rows
 from eval.errors import RequestError
 from eval.identity import labels
-from eval.inversion.fields import (
-    family,
-    folder,
-    layers,
-    model,
-    part,
-    positions,
-    recoveries,
-    variation,
-)
-from eval.results import Row
+from eval.recovery import folder, layers, part, positions, variation
+from eval.rows import Row
+from eval.summary import model_of, recoveries
 
 T = TypeVar("T")
 
@@ -85,7 +76,7 @@ def scores(rows: list[Row]) -> list[Score]:
     Raises:
         RequestError: there are no rows, or none with a score.
     """
-    rows = recoveries(own_rows(rows))
+    rows = recoveries(rows)
     if not rows:
         raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
     names = labels(rows)
@@ -98,14 +89,14 @@ def scores(rows: list[Row]) -> list[Score]:
                 continue
             placed.append(
                 Score(
-                    model=names[model(row)],
+                    model=names[model_of(row)],
                     phase=_phase(row, last[_training(row)]),
                     step=row["checkpoint"]["step"],
                     layer=max(layers(row)),
                     part=part(row),
                     task=Task(kind == "nonself", row["hidden"], positions(row)),
                     prompts=row["prompts"],
-                    column="exact" if family(row) == "search" else row["method"],
+                    column="exact" if row["family"] == "search" else row["method"],
                     count=found["count"],
                     hits=round(found["top1"] * found["count"]),
                     hits5=round(found["top5"] * found["count"]),
@@ -176,12 +167,12 @@ def _best(cell: list[Score]) -> list[Score]:
         return sum(s.hits for s in others[column]) / sum(s.count for s in others[column])
 
     best = [replace(s, column=BEST) for s in others[max(others, key=share)]] if others else []
-    kept = [s for s in cell if s.column in (SEED, "exact") or family(s.row) == "control"]
+    kept = [s for s in cell if s.column in (SEED, "exact") or s.row["family"] == "control"]
     return best + kept
 
 
 def _is_other_gradient(s: Score) -> bool:
-    return s.column != SEED and family(s.row) == "gradient"
+    return s.column != SEED and s.row["family"] == "gradient"
 
 
 def _training(row: Row) -> tuple[str, str]:

@@ -1,14 +1,17 @@
 """What the panels show: recovery by layer and by training step, and margins above the floor."""
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from eval.inversion.fields import channel_count
+from eval.drawing import inline
+from eval.plots import lines
+from eval.recovery import channel_count
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, Task, deepest, group
-from eval.report.svg import Bar, Line, Point, bars, curves
 from eval.report.tables import Record, layer_records, questions, record
 from eval.report.wording import (
     column_order,
@@ -20,8 +23,11 @@ from eval.report.wording import (
     task_label,
 )
 
-COLOURS = {"descent": 0, "adam": 1, "best": 1, "exact": 2}
-"""Numbers of colours in the style sheet; there are six, c0 to c5."""
+COLOURS = {"descent": 5, "adam": 1, "best": 1, "exact": 0}
+"""Numbers of colours and marks, of six."""
+SIZE = (200, 150)
+X_SCALE = {"zero": False, "nice": False, "padding": 14}
+AXIS = {"grid": False, "domain": False, "ticks": False, "labelPadding": 8, "labelOverlap": "greedy"}
 
 
 @dataclass(frozen=True)
@@ -36,21 +42,12 @@ class Panel:
 def colour(column: str, columns: Iterable[str]) -> int:
     """A method's number in the palette; known methods always have the same."""
     others = [c for c in columns if c not in COLOURS]
-    return COLOURS[column] if column in COLOURS else 3 + others.index(column) % 3
+    return COLOURS[column] if column in COLOURS else 2 + others.index(column) % 3
 
 
 def recovery_by_layer(placed: list[Score]) -> list[Panel]:
     """Top-1 against layer: one panel per model and question, one line per method and phase."""
-    records = layer_records(placed)
-    columns = column_order({r["column"] for r in records})
-    panels = []
-    for model, title, cells in _panels(records):
-        lines = []
-        for (phase, column), own in group(cells, lambda r: (r["phase"], r["column"])).items():
-            points = [_point(r["layer"], r, f"layer {r['layer']}, {phase} training") for r in own]
-            lines.append(_line(column, columns, phase == BEFORE, points))
-        panels.append(Panel(model, title, curves(lines, "layer", f"{model}: {title}")))
-    return panels
+    return _curves([r | {"x": r["layer"]} for r in layer_records(placed)], "layer")
 
 
 def recovery_by_step(placed: list[Score]) -> list[Panel]:
@@ -63,16 +60,8 @@ def recovery_by_step(placed: list[Score]) -> list[Panel]:
             for task in questions(asked):
                 here = deepest([s for s in asked if s.task == task])
                 cells = group(here, lambda s: (s.column, s.step)).values()
-                records += [record(cell) for cell in cells]
-    columns = column_order({r["column"] for r in records})
-    panels = []
-    for model, title, cells in _panels(records):
-        lines = []
-        for column, own in group(cells, lambda r: r["column"]).items():
-            points = [_point(r["step"], r, f"step {r['step']:,}") for r in own]
-            lines.append(_line(column, columns, False, points))
-        panels.append(Panel(model, title, curves(lines, "training step", f"{model}: {title}")))
-    return panels
+                records += [record(cell) | {"x": cell[0].step, "phase": AFTER} for cell in cells]
+    return _curves(records, "training step")
 
 
 def recovery_by_noise(placed: list[Score]) -> list[Panel]:
@@ -100,14 +89,38 @@ def margins(placed: list[Score]) -> list[Panel]:
     records = [r for r in layer_records(placed) if r["column"] == "exact" and r["margin_floor"]]
     if not records:
         return []
+    tops = [max(r["margin"], r["margin_floor"]) for r in records]
     low = math.floor(math.log10(min(r["margin_floor"] for r in records)))
-    high = math.ceil(math.log10(max(max(r["margin"], r["margin_floor"]) for r in records)))
-    powers = (low, max(high, low + 1))
+    high = max(math.ceil(math.log10(max(tops))), low + 1)
+    powers = [10.0**power for power in range(low, high + 1, max(1, round((high - low) / 5)))]
+    upright = {
+        "scale": {"type": "log", "domain": [10.0**low, 10.0**high]},
+        "axis": {"values": powers, "format": ".0e"},
+    }
     panels = []
     for model, title, cells in _panels(records):
-        drawn = [_margin(r) for r in cells]
-        svg = bars(drawn, powers, COLOURS["exact"], f"{model}: {title}")
-        panels.append(Panel(model, title, svg))
+        layers = sorted({r["layer"] for r in cells})
+        both = len({r["phase"] for r in cells}) > 1
+        points = [
+            {
+                "layer": layers.index(r["layer"])
+                + (0 if not both else -0.17 if r["phase"] == BEFORE else 0.17),
+                "value": max(r["margin"], r["margin_floor"]),
+                "low": r["margin_floor"],
+                "high": max(r["margin"], r["margin_floor"]),
+                "by": "margin",
+                "training": r["phase"],
+                "text": f"{r['bits']:.0f}",
+                "tip": f"layer {r['layer']}, {r['phase']} training: nearest wrong answer "
+                f"{number(r['margin'])}, floor {number(r['margin_floor'])}, "
+                f"{r['bits']:.1f} bits apart, {_counted(r)}",
+            }
+            for r in _in_order(cells, "layer")
+        ]
+        chart = lines(points, "layer", None, "by", "training", named=True, band=False, size=SIZE,
+            states=(BEFORE, AFTER),
+                      x_scale=X_SCALE, axis=evenly(layers), upright=upright)  # fmt: skip
+        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
     return panels
 
 
@@ -127,20 +140,58 @@ def _recovery_against(
             continue
         for cell in group(deepest(varied), lambda s: (s.phase, s.column, value(s))).values():
             records.append(record(cell) | {"x": value(cell[0])})
+    return _curves(records, axis, even=True)
+
+
+def _curves(records: list[Record], axis: str, even: bool = False) -> list[Panel]:
+    """Panels of top-1 over `x`, which `axis` is; `even`: evenly spaced whatever the values."""
     columns = column_order({r["column"] for r in records})
     panels = []
     for model, title, cells in _panels(records):
         xs = sorted({r["x"] for r in cells})
-        ticks = {float(i): number(x) for i, x in enumerate(xs)}
-        lines = []
-        for (phase, column), own in group(cells, lambda r: (r["phase"], r["column"])).items():
-            points = [
-                _point(xs.index(r["x"]), r, f"{axis} {number(r['x'])}, {phase} training")
-                for r in own
-            ]
-            lines.append(_line(column, columns, phase == BEFORE, points))
-        panels.append(Panel(model, title, curves(lines, axis, f"{model}: {title}", ticks)))
+        kept = column_order({r["column"] for r in cells})
+        points = [
+            {
+                axis: xs.index(r["x"]) if even else r["x"],
+                "value": 100 * r["top1"],
+                "low": 100 * r["low"],
+                "high": 100 * r["high"],
+                "by": method(r["column"]).short,
+                "training": r["phase"],
+                "tip": _tip(r, axis),
+            }
+            for r in _in_order(cells, "x")
+        ]
+        chart = lines(
+            points, axis, None, "by", "training", share=True, named=True, band=False, size=SIZE,
+            states=(BEFORE, AFTER),
+            x_scale=X_SCALE, axis=evenly(xs) if even else AXIS | {"values": xs},
+            series={method(c).short: colour(c, columns) for c in kept},
+        )  # fmt: skip
+        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
     return panels
+
+
+def _in_order(cells: list[Record], x: str) -> list[Record]:
+    return sorted(cells, key=lambda r: (r["phase"] != BEFORE, r[x]))
+
+
+def evenly(values: list[float]) -> dict[str, Any]:
+    """An axis over the numbers of values, which it names."""
+    names = f"{json.dumps([number(value) for value in values])}[datum.value]"
+    return AXIS | {"values": [*range(len(values))], "labelExpr": names}
+
+
+def _tip(record: Record, axis: str) -> str:
+    where = f"{axis.removeprefix('training ')} {number(record['x'])}"
+    if axis != "training step":
+        where += f", {record['phase']} training"
+    # in the column of the best method, which that was
+    name = method(record["method"] if record["column"] == BEST else record["column"]).name
+    return (
+        f"{name}, {where}: {percent(record['top1'])} % (95 % interval {percent(record['low'])} to "
+        f"{percent(record['high'])}), {_counted(record)}"
+    )
 
 
 def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
@@ -161,36 +212,6 @@ def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
     return found
 
 
-def _line(column: str, columns: list[str], hollow: bool, points: list[Point]) -> Line:
-    return Line(method(column).short, colour(column, columns), hollow, sorted(points))
-
-
-def _point(x: float, record: Record, where: str) -> Point:
-    title = (
-        f"{_named(record)}, {where}: {percent(record['top1'])} % "
-        f"(95 % interval {percent(record['low'])} to {percent(record['high'])}), "
-        f"{_counted(record)}"
-    )
-    return Point(x, record["top1"], record["low"], record["high"], title)
-
-
-def _named(record: Record) -> str:
-    """The method; in the column of the best one, which that was."""
-    return method(record["method"] if record["column"] == BEST else record["column"]).name
-
-
 def _counted(record: Record) -> str:
     models = f" x {record['models']} training seeds" if record["models"] > 1 else ""
     return f"{record['count']} prompts{models}"
-
-
-def _margin(record: Record) -> Bar:
-    title = (
-        f"layer {record['layer']}, {record['phase']} training: "
-        f"nearest wrong answer {number(record['margin'])}, floor {number(record['margin_floor'])}, "
-        f"{record['bits']:.1f} bits apart, {_counted(record)}"
-    )
-    floor = record["margin_floor"]
-    high = max(record["margin"], floor)
-    hollow = record["phase"] == BEFORE
-    return Bar(record["layer"], floor, high, f"{record['bits']:.0f}", hollow, title)

@@ -9,12 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from eval.comparison.evidence import own_rows
-from eval.lenses.documents import Document
-from eval.lenses.lens import Lens, lenses
-from eval.plots import Figure
-from eval.results import Row
+from eval.drawing import Figure
+from eval.lenses.lens import Document, Lens, lenses
 from eval.retrieval import draw_retrieval
+from eval.rows import Row
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
         rows: in the order of asking; those of retrieval become a section too.
     """
     documents = _in_order(documents, rows)
-    matched = [row for row in own_rows(rows, lone=False) if row.get("kind") == "retrieval"]
+    matched = [row for row in rows if row["kind"] == "retrieval"]
     names = _names([*documents, *matched])
     by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
     for document in documents:
@@ -76,11 +74,9 @@ def _section(name: str, about: str, documents: list[Document], lens: Lens | None
 
 
 def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Document]:
-    """As they were asked, which their rows tell; without those that only claims asked."""
-    own = {row["look"]: i for i, row in enumerate(own_rows(rows, lone=False)) if "look" in row}
-    of_claims = {row["look"] for row in rows if "look" in row} - set(own)
-    kept = [document for document in documents if document.get("key") not in of_claims]
-    return sorted(kept, key=lambda document: own.get(document.get("key"), -1))
+    """As they were asked, which their rows tell."""
+    order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
+    return sorted(documents, key=lambda document: order.get(document.get("key"), -1))
 
 
 def _names(found: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any
 
-from eval.inversion.fields import margin_bits, prompt, weights
+from eval.recovery import margin_bits, prompt, weights
 from eval.report.evidence import Score
 from eval.statistics import share
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from eval.inversion.verdicts import Joined, question, shares
+from eval.recovery import Joined, question, shares
 from eval.report.evidence import AFTER, BEFORE, Score, Task, group
 from eval.report.tables import Record
 from eval.statistics import Interval

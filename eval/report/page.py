@@ -6,15 +6,14 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from eval.comparison.evidence import own_rows
+from eval.drawing import colours, library, theme
 from eval.files import write_text
-from eval.inversion.fields import family, recoveries, weights
-from eval.inversion.verdicts import VERDICTS, join, question
 from eval.lenses.markup import STYLE
-from eval.plots import library, theme
-from eval.report import figures, findings, outcomes, provenance, strips, tables, wording
+from eval.recovery import VERDICTS, join, question, weights
+from eval.report import figures, findings, kinds, outcomes, provenance, strips, tables, wording
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
-from eval.results import Row
+from eval.rows import Row
+from eval.summary import recoveries
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
@@ -33,18 +32,18 @@ def render_page(
     """The page for rows of evidence, as HTML.
 
     Args:
-        rows: of any kinds; those of inversion are shown here, those of claims are not.
+        rows: of any kinds.
         title: the page's; a sentence of its own when not given.
-        documents: what lenses found (`eval.lenses.questions.read_documents`).
+        documents: what lenses found (`eval.lenses.lens.read_documents`).
 
     Raises:
-        RequestError: there are no rows with a score, and no documents.
+        RequestError: there is nothing to show.
     """
     inside = _inside(documents, rows)
-    rows = own_rows(rows)
-    if inside and not recoveries(rows):
+    measured = [(section, _by_model(section.panels)) for section in kinds.sections(rows)]
+    if (inside or measured) and not recoveries(rows):
         return _environment().get_template("lenses.html").render(
-            title=title or LENSES_TITLE, inside=inside, **_drawing(inside)
+            title=title or LENSES_TITLE, inside=inside, measured=measured, **_drawing(inside)
         )  # fmt: skip
     every = scores(rows)
     main = plain(every)
@@ -57,7 +56,7 @@ def render_page(
     by_layer = tables.pivot(tables.layer_records(placed))
     varied = tables.varied(every) if len(main) < len(every) else []
     columns = wording.column_order({s.column for s in placed})
-    looking = [s for s in placed if family(s.row) != "control"] or placed
+    looking = [s for s in placed if s.row["family"] != "control"] or placed
     sample = strips.sample(_rows(looking), joined)
     return _environment().get_template("page.html").render(
         wording=wording,
@@ -67,7 +66,7 @@ def render_page(
         example=findings.example(sample.prompts),
         phases=[p for p in (BEFORE, AFTER) if any(r["phase"] == p for r in records)],
         columns=columns,
-        colours={c: figures.colour(c, columns) for c in columns},
+        colour_of={c: figures.colour(c, columns) for c in columns},
         several_prompt_sets=len({s.prompts for s in placed}) > 1,
         steps=_steps(placed),
         summary=tables.nested(lines),
@@ -93,6 +92,7 @@ def render_page(
         methods=provenance.methods(every),
         totals=provenance.totals(every),
         inside=inside,
+        measured=measured,
         **_drawing(inside),
     )  # fmt: skip
 
@@ -107,8 +107,8 @@ def write_page(path: str | Path, html: str) -> None:
 
 
 def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
-    """Sections of figures; altair takes a second to import, and is not always needed."""
-    if not documents and not any(row.get("kind") == "retrieval" for row in rows):
+    """Sections of figures; lenses import torch, which takes a second and is not always needed."""
+    if not documents and not any(row["kind"] == "retrieval" for row in rows):
         return []
     from eval.report.inside import sections
 
@@ -117,9 +117,8 @@ def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
 
 def _drawing(inside: list[Any]) -> dict[str, Any]:
     if not inside:
-        return {}
-    themes = {"light": theme(False), "dark": theme(True)}
-    return {"themes": themes, "library": library(), "inside_style": STYLE}
+        return {"colours": colours()}
+    return {"colours": colours(), "theme": theme(), "library": library(), "inside_style": STYLE}
 
 
 def _environment() -> Environment:

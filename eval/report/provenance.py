@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from eval.inversion.fields import hidden_positions
+from eval.recovery import hidden_positions
 from eval.report.evidence import Score, group
 from eval.report.wording import column_order, prompt_set, site_label, visible
-from eval.results import Row
+from eval.rows import Row
 
 
 def collisions(placed: list[Score]) -> list[dict[str, Any]]:

@@ -3,11 +3,20 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from eval.inversion.fields import family, hidden_positions, layers, part
-from eval.inversion.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, question
+from eval.recovery import (
+    AMBIGUOUS,
+    GRADIENT,
+    NOT_FOUND,
+    SEARCH,
+    Joined,
+    hidden_positions,
+    layers,
+    part,
+    question,
+)
 from eval.report.evidence import AFTER, BEFORE, group
 from eval.report.wording import column_order, method, prompt_order, visible
-from eval.results import Row
+from eval.rows import Row
 
 WIDTH = 128  # characters a line of tokens may take; longer prompts go on below
 GAP = 2  # characters of padding around a token
@@ -118,7 +127,7 @@ def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
     """The strips of rows with the same prompt, model, site and slice."""
     row = placed[0][2]
     hidden = hidden_positions(row)
-    families = {row["method"]: family(row) for _, _, row in placed}
+    families = {row["method"]: row["family"] for _, _, row in placed}
     methods = sorted(column_order(set(families)), key=lambda name: families[name] == "search")
     groups = group(placed, lambda p: (p[1], p[2]["method"]))
     names = {m: method(m).short for m in methods}

@@ -7,7 +7,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from eval.inversion.fields import family
 from eval.report.evidence import (
     AFTER,
     BEFORE,
@@ -28,7 +27,7 @@ from eval.report.wording import (
     site_label,
     task_label,
 )
-from eval.results import Row
+from eval.rows import Row
 
 Record = dict[str, Any]
 
@@ -92,7 +91,7 @@ def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[
             here = [s for s in sites[tuple(line[k] for k in keys)] if s.phase in (BEFORE, AFTER)]
             for (phase, name), own in group(here, lambda s: (s.phase, s.method)).items():
                 cells.setdefault(name, {})[phase, i] = record(own)
-                families[name] = family(own[0].row)
+                families[name] = own[0].row["family"]
         own_lines = [
             {"method": name, "family": families[name], "asked": asked, "cells": cells[name]}
             for name in column_order(set(cells))

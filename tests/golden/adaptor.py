@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.__main__ import main
-from eval.claims.evidence import load
+from eval.claims.evidence import evidence
 from eval.claims.judge import judge
 from eval.claims.registry import claims
+from eval.rows import KINDS, read_rows
 from tokenizer.__main__ import main as pack
 
 HERE = Path(__file__).parent
@@ -89,7 +90,10 @@ def ask(step: dict[str, Any], case: str, folder: Path) -> Table:
     if step["ask"] in ("summary", "compare"):
         places, file = [str(folder / name) for name in step["of"]], folder / f"{case}.csv"
         _run(main, step["ask"], *step.get("models", ()), *places, *_words({**flags, "csv": file}))
-        return dict(_lines(case, file, step["ask"]))
+        lines: Table = {}
+        for place, numbers in _lines(case, file, step["ask"]):
+            lines.setdefault(place, {}).update(numbers)
+        return lines
     out = folder / case
     if step["ask"] == "pack":
         _run(pack, "pack", flags["stories"], "--tokenizer", flags["tokenizer"], "--out", out)
@@ -98,11 +102,15 @@ def ask(step: dict[str, Any], case: str, folder: Path) -> Table:
         flags["corpus"] = folder / step["of"]
     _run(main, step["ask"], *step["models"], *_words({**flags, "out": out}))
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert row.keys() >= KINDS[row["kind"]].__required_keys__, row
     if step["ask"] == "curves":
-        rows = [row for row in rows if row.get("kind") == "curve"]
+        rows = [row for row in rows if row["kind"] == "curve"]
     table = dict(_pictures(case, out / "lenses"))
     for row in rows:
-        place, quantities = _inversion(case, row) if "found" in row else _other(case, row)
+        place, quantities = (
+            _inversion(case, row) if row["kind"] == "recovery" else _other(case, row)
+        )
         table.setdefault(place, {}).update(quantities)
     return table
 
@@ -133,7 +141,7 @@ def _inversion(case: str, row: Row) -> tuple[Place, Row]:
 
 
 def _other(case: str, row: Row) -> tuple[Place, Row]:
-    aside, lens = ASIDE | set(PLACES.get(row.get("kind", ""), ())), row.get("kind") == "lens"
+    aside, lens = ASIDE | set(PLACES.get(row["kind"], ())), row["kind"] == "lens"
     if lens:
         about = [row["figure"]]
         about += [
@@ -158,7 +166,7 @@ def _place(case: str, row: Row) -> Place:
         _inside(f"{about['name']} {about['step']}"),
         " ".join(filter(None, [layer, site["part"], *site["without"]])),
         row.get("slice", ""),
-        str(row.get("lens") or row.get("method", row.get("kind"))),
+        str(row.get("lens") or row.get("method", row["kind"])),
         _inside(", ".join(filter(None, [prompt, *aside]))),
         str(row.get("seed", "")),
     )
@@ -223,7 +231,7 @@ def _number(text: str) -> float | str:
 
 
 def _judgements(case: str, records: str) -> Iterator[tuple[Place, Row]]:
-    known, _ = load(records, claims())
+    known, _ = evidence(read_rows([records]), claims())
     for claim in claims().values():
         found = judge(claim, known)
         outcomes = {

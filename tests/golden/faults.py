@@ -216,7 +216,7 @@ PROBLEMS = [
     ),
     _search(
         "the shuffled target is the prompt's own",
-        "run:Runner._pose",
+        "run:Job._pose",
         _own_target,
         "shuffled",
         "sweep",
@@ -371,7 +371,7 @@ LENSES = [
     _lens(
         "geometry",
         "geometry: every metric is the inner product",
-        "nearest:closeness",
+        "geometry:closeness",
         takes(lambda queries, keys, metric: (queries, keys, "dot")),
     ),
     _lens(
@@ -414,7 +414,7 @@ LENSES = [
     _lens(
         "intervention",
         "intervention: source and target are swapped",
-        "intervention:replaced",
+        "intervention:causal_trace",
         takes(lambda model, source, target, *rest: (model, target, source, *rest)),
     ),
     _lens(
@@ -487,14 +487,14 @@ READERS = [
     ),
     Fault(
         "summary: intervals are half as wide",
-        "eval.inversion.summary:share",
+        "eval.summary:share",
         gives(lambda i: i._replace(low=(i.low + i.estimate) / 2, high=(i.high + i.estimate) / 2)),
         "tables",
         ("rows", "summary"),
     ),
     Fault(
         "compare: the first seed stands for all",
-        "eval.comparison.figures:pool",
+        "eval.summary:seeds_mean",
         takes(lambda values: (values[:1],)),
         "tables",
         ("rows", "loss", "compare"),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from arch import LanguageModel, ModelConfig, save_model
-from eval.lenses.contrast import CUES, FRAMES, WORDS
+from eval.lenses.stories import CUES, FRAMES, WORDS
 from tokenizer import END_OF_TEXT, open_corpus, train_tokenizer
 
 FOLDER = Path(__file__).parent

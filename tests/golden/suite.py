@@ -223,7 +223,7 @@ SUITE: dict[str, dict[str, Step]] = {
     "claims": {
         "judged": {
             "ask": "judge",
-            "records": FOLDER.parent.parent / "docs" / "results" / "claims.jsonl",
+            "records": FOLDER.parent.parent / "docs" / "results" / "claims.parquet",
         },
     },
 }

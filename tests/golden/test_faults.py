@@ -1,11 +1,14 @@
 """Every seeded fault turns the golden rows red, in the cases that it names."""
 
 import importlib
+import pkgutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import eval as evals
 from tests.golden import table
 from tests.golden.adaptor import Table, ask
 from tests.golden.faults import FAULTS, Fault
@@ -38,8 +41,16 @@ def asked(fault: Fault, folder: Path) -> tuple[Table, Table]:
     return stored, measured
 
 
+@cache
+def import_all() -> None:
+    """Imports all of eval: a module first imported with a fault in would keep it."""
+    for module in pkgutil.walk_packages(evals.__path__, "eval."):
+        importlib.import_module(module.name)
+
+
 def seed(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the fault in."""
+    import_all()
     target, _, key = fault.target.rstrip("]").partition("[")
     module, _, path = target.partition(":")
     holder: Any = importlib.import_module(module)

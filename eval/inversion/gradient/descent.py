@@ -14,7 +14,7 @@ from eval.inversion.slices import Slice
 from eval.inversion.solvers import Chance, Tools, solver
 from eval.inversion.spaces import by_pseudo_inverse, embeddings, width
 from eval.inversion.spaces import objective as by_name
-from eval.results import finite_or_none
+from eval.rows import finite_or_none
 
 SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 

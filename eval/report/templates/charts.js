@@ -1,7 +1,6 @@
-// Draws each figure when it comes into view, and anew when the scheme of colours changes.
+// Draws each figure when it comes into view.
 (() => {
-  const themes = JSON.parse(document.getElementById("chart-themes").textContent);
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const config = JSON.parse(document.getElementById("chart-theme").textContent);
   const unpacked = (text) => {
     const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -11,7 +10,7 @@
     const spec = await unpacked(figure.querySelector("script").textContent);
     const place = figure.querySelector(".drawing");
     const result = await vegaEmbed(place, spec, {
-      config: themes[scheme.matches ? "dark" : "light"],
+      config,
       renderer: "svg",
       actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
       downloadFileName: figure.id,
@@ -53,7 +52,5 @@
   }, { rootMargin: "400px" });
   const figures = [...document.querySelectorAll("figure.chart")];
   figures.forEach((figure) => seen.observe(figure));
-  scheme.addEventListener("change", () =>
-    figures.filter((figure) => figure.dataset.drawn).forEach(draw));
   addEventListener("beforeprint", () => figures.filter((f) => !f.dataset.drawn).forEach(draw));
 })();

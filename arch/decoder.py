@@ -1,0 +1,394 @@
+"""Any causal model of transformers behind our contract, by hooks on its own layers.
+
+Nothing is known of a layer but that it takes a stream and returns one: a block here is a whole
+layer. What else the model's body hands to its layers (masks, positions, biases of attention) is
+taken from the body itself, run with its layers stepped over. `prefix` remembers keys and values
+where the layers keep them in a transformers cache, the layer's inputs where they keep anything
+else.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from arch.config import ModelConfig
+from arch.errors import ModelError
+from arch.mixers.base import TokenMixer
+from arch.model import Block, LanguageModel
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "context_length")
+UNLIMITED = 2048  # positions, of models whose configuration sets no limit
+CHECKED = 8  # tokens on which an opened model is checked
+EXACT = 1e-3  # of the stream's size: what two ways of computing it may differ by
+
+Forward = Callable[..., Any]
+
+
+class Given(NamedTuple):
+    """What the body hands to one layer beside the stream."""
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Body:
+    """A transformers causal model whose layers can be stepped over.
+
+    Args:
+        model: in evaluation mode.
+
+    Raises:
+        ModelError: it is no decoder with one list of layers, or does not take embeddings.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.kind = model.config.model_type
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ModelError(f"{self.kind} is an encoder and a decoder; give a decoder-only model")
+        options = inspect.signature(model.forward).parameters
+        if "inputs_embeds" not in options:
+            raise ModelError(f"{self.kind} does not take embeddings; give a model that does")
+        self.cached = "past_key_values" in options
+        count = model.config.get_text_config().num_hidden_layers
+        stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+        if not stacks:
+            raise ModelError(f"{self.kind} has no list of its {count} layers; it cannot be opened")
+        self.layers: Sequence[nn.Module] = list(stacks[0])
+        self._shape: tuple[Any, ...] | None = None
+        self._given: list[Given] = []
+        self._rest: list[tuple[Any, ...] | None] = [None] * count
+        self.norm = self._look()
+
+    def enter(self, embeddings: Tensor, start: int) -> Tensor:
+        """What the first layer reads of `(B, T, D)` embeddings at positions start ... start + T."""
+        return self._step_over(embeddings, start, until=0)[0]
+
+    def layer(self, number: int, x: Tensor, start: int = 0, memory: Any = None) -> Tensor:
+        """A layer's output of `(B, T, D)` at positions start ... start + T.
+
+        Args:
+            number: of the layer, from 0.
+            x: its input.
+            start: positions before it.
+            memory: stands for the cache that the body hands to its layers.
+        """
+        shape = (*x.shape, x.dtype, x.device, start, self.cached)
+        if shape != self._shape:
+            with torch.no_grad():
+                _, self._given = self._step_over(x.new_zeros(()).expand(x.shape), start)
+            self._shape = shape
+        given = self._given[number]
+        arguments = [memory if isinstance(v, Memory) else v for v in given.arguments]
+        options = {k: memory if isinstance(v, Memory) else v for k, v in given.options.items()}
+        return _stream(self.layers[number](x, *arguments, **options))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The last layer's output `(B, T, D)` to next-token logits `(B, T, V)`."""
+        with self._stepped_over(lambda number, x, _: hidden):
+            return self._run(torch.zeros_like(hidden), 0)
+
+    def _run(self, embeddings: Tensor, start: int) -> Tensor:
+        options: dict[str, Any] = {"use_cache": self.cached}
+        if self.cached:
+            options["past_key_values"] = Memory.make(start)
+        return self.model(inputs_embeds=embeddings, **options).logits
+
+    def _step_over(
+        self, embeddings: Tensor, start: int, until: int | None = None
+    ) -> tuple[Tensor, list[Given]]:
+        """The first layer's input, and what each layer up to `until` is given beside the stream."""
+        last = len(self.layers) - 1 if until is None else until
+        seen: list[Tensor] = []
+        given: list[Given] = []
+
+        def note(number: int, x: Tensor, rest: Given) -> Tensor:
+            seen.append(x)
+            given.append(rest)
+            if number == last:
+                raise _Enough
+            return x
+
+        with self._stepped_over(note), suppress(_Enough):
+            self._run(embeddings, start)
+        return seen[0], given
+
+    @contextmanager
+    def _stepped_over(self, answer: Callable[[int, Tensor, Given], Tensor]) -> Iterator[None]:
+        """The body's layers return what `answer` says instead of computing."""
+
+        def stand_in(number: int) -> Forward:
+            def forward(*arguments: Any, **options: Any) -> Any:
+                x, arguments = (
+                    (arguments[0], arguments[1:])
+                    if arguments
+                    else (options.pop("hidden_states"), ())
+                )
+                output = answer(number, x, Given(arguments, options))
+                rest = self._rest[number]
+                return output if rest is None else (output, *rest)
+
+            return forward
+
+        for number, layer in enumerate(self.layers):
+            layer.forward = stand_in(number)
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del layer.forward
+
+    def _look(self) -> nn.Module:
+        """Runs the model once: what layers return beside the stream, and the norm after them."""
+        outputs: dict[int, Any] = {}
+        after: list[nn.Module] = []
+        last = len(self.layers) - 1
+
+        def keep(number: int) -> Callable[..., None]:
+            return lambda module, arguments, output: outputs.update({number: output})
+
+        def follow(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            if last in outputs and arguments and arguments[0] is _stream(outputs[last]):
+                after.append(module)
+
+        parts = [m for m in self.model.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(keep(i)) for i, m in enumerate(self.layers)]
+        hooks += [m.register_forward_pre_hook(follow) for m in parts]
+        try:
+            ids = torch.zeros(1, 2, dtype=torch.long, device=self.model.device)
+            self.model(inputs_embeds=self.model.get_input_embeddings()(ids), use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if len(outputs) <= last:
+            raise ModelError(f"{self.kind} does not run all of its layers; it cannot be opened")
+        for number, output in outputs.items():
+            self._rest[number] = tuple(output[1:]) if isinstance(output, tuple) else None
+        return after[0] if after else nn.Identity()
+
+
+class Memory:
+    """Stands for a transformers cache, of which one layer writes and reads one place."""
+
+    start: int
+    keys: Tensor | None
+    values: Tensor | None
+
+    @staticmethod
+    def make(start: int, keys: Tensor | None = None, values: Tensor | None = None) -> Any:
+        """A cache that holds `start` positions, `(P, heads, start, width)`."""
+        memory = _memory_class()()
+        memory.start, memory.keys, memory.values = start, keys, values
+        return memory
+
+
+@lru_cache
+def _memory_class() -> type[Any]:
+    """The class that models take for a cache of theirs; made late, as it needs transformers."""
+    from transformers import Cache
+
+    class Recalled(Memory, Cache):
+        """Repeats what each prefix left for the candidates that go on from it."""
+
+        def __init__(self) -> None:
+            Cache.__init__(self, layers=[])
+
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+            if self.keys is not None and self.values is not None:
+                times = len(key_states) // len(self.keys)
+                key_states = torch.cat([_repeated(self.keys, times), key_states], dim=2)
+                value_states = torch.cat([_repeated(self.values, times), value_states], dim=2)
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return self.start
+
+        def get_query_offset(self, layer_idx: int = 0) -> int:
+            return self.start
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+            return self.start + query_length, 0
+
+        @property
+        def is_compileable(self) -> bool:
+            return False
+
+    return Recalled
+
+
+class WholeLayer(TokenMixer):
+    """A layer of a transformers model, its residuals and norms included.
+
+    Args:
+        body: the model that it belongs to.
+        number: of the layer.
+    """
+
+    def __init__(self, body: Body, number: int) -> None:
+        super().__init__()
+        self.layer, self.number, self.body = body.layers[number], number, body
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        memory = Memory.make(0) if self.body.cached else None
+        return self.body.layer(self.number, x, memory=memory)
+
+    def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Keys and values are remembered, or the inputs where the layer has none."""
+        if not self.body.cached:
+            return super().prefix(x, state)
+        memory = Memory.make(*state) if state else Memory.make(0)
+        y = self.body.layer(self.number, x, memory.start, memory)
+        return y, (memory.start + x.shape[1], memory.keys, memory.values)
+
+    def step(self, x: Tensor, state: Any) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
+        if self.body.cached:
+            return self.body.layer(self.number, x, state[0], Memory.make(*state))
+        before = _repeated(state.values, len(x) // len(state.values))
+        return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
+
+
+class WholeBlock(Block):
+    """A block of one part: the layer itself."""
+
+    def __init__(self, layer: WholeLayer) -> None:
+        super().__init__(nn.Identity(), layer, nn.Identity(), nn.Identity())
+
+    def combine(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output, which holds its input already."""
+        return mixed
+
+
+@dataclass(frozen=True)
+class PretrainedConfig(ModelConfig):
+    """Describes a wrapped model; cannot build one. Its one mixer is the family's name."""
+
+    def __post_init__(self) -> None:
+        """Nothing to check: transformers did."""
+
+
+class Decoder(LanguageModel):
+    """A transformers causal model as a `LanguageModel`, around the same weights.
+
+    Args:
+        model: loaded; it is put into evaluation mode and checked on the spot.
+
+    Raises:
+        ModelError: no decoder, not causal, or its streams and logits are not those of its parts.
+    """
+
+    def __init__(self, model: Any) -> None:
+        nn.Module.__init__(self)  # the parts are there already: build none
+        self.body = Body(model.eval())
+        self.whole = model
+        self.embedding = _rows(model.get_input_embeddings())
+        self.blocks = nn.ModuleList(
+            WholeBlock(WholeLayer(self.body, i)) for i in range(len(self.body.layers))
+        )
+        self.norm, self.head = self.body.norm, model.get_output_embeddings()
+        if self.head is None:
+            raise ModelError(
+                f"{self.body.kind} has no head to logits; give a causal language model"
+            )
+        self.config = PretrainedConfig(
+            vocab_size=self.embedding.num_embeddings,
+            context=_context(model.config.get_text_config()),
+            d_model=self.embedding.embedding_dim,
+            n_layers=len(self.blocks),
+            mixers=(self.body.kind,),
+            channel_mixer=self.body.kind,
+            norm="layernorm" if isinstance(self.norm, nn.LayerNorm) else "rmsnorm",
+            tied=self.head.weight is self.embedding.weight,
+        )
+        _check(self)
+
+    def with_positions(self, embeddings: Tensor, start: int = 0) -> Tensor:
+        """What the first layer reads: with positions, a norm or a scale, as the model has them."""
+        return self.body.enter(embeddings, start)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The last layer's output to next-token logits, `(B, T, D) -> (B, T, V)`."""
+        return self.body.logits(hidden)[..., : self.config.vocab_size]
+
+
+def _context(config: Any) -> int:
+    """The most positions at which all lengths have the same angles."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
+        return int(rope["original_max_position_embeddings"])
+    limits = (getattr(config, name, None) for name in LENGTHS)
+    return next((n for n in limits if n), UNLIMITED)
+
+
+class _Enough(Exception):
+    """The body has been run as far as it is needed."""
+
+
+def _rows(embedding: Any) -> nn.Embedding:
+    """The embedding as rows of a matrix, with the scale in them that a model gives to them."""
+    ids = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
+    some = ids[:2]
+    if torch.equal(embedding(some), embedding.weight[some]):
+        return embedding
+    with torch.no_grad():
+        return nn.Embedding.from_pretrained(embedding(ids), freeze=True)
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """Each row so many times; a single row without a copy."""
+    return x.expand(times, *x.shape[1:]) if len(x) == 1 else x.repeat_interleave(times, dim=0)
+
+
+def _stream(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output
+
+
+@torch.no_grad()
+def _check(model: Decoder) -> None:
+    """Holds the parts against the whole on a few tokens.
+
+    Raises:
+        ModelError: what the parts give is not what the model gives, or a later token changes it.
+    """
+    body, T = model.body, min(CHECKED, model.config.context)
+    V, device = model.embedding.num_embeddings, model.embedding.weight.device
+    tokens = (torch.arange(2 * T, device=device).view(2, T) * 7 + 1) % V
+    embeddings = model.embed(tokens)
+    whole = body.model(inputs_embeds=embeddings, use_cache=False).logits
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % V
+    after = body.model(inputs_embeds=model.embed(changed), use_cache=False).logits
+    if not _near(after[:, :-1], whole[:, :-1]):
+        raise ModelError(f"{body.kind} is not causal: a later token changes earlier outputs")
+    for cached in (True, False) if body.cached else (False,):
+        body.cached = cached
+        # An error, too, says that the layers keep something else than keys and values.
+        with suppress(AttributeError, IndexError, TypeError, ValueError, RuntimeError):
+            if _near(model(tokens), whole) and _resumes(model, embeddings):
+                return
+    raise ModelError(f"{body.kind}: its layers, one by one, are not the model; it cannot be opened")
+
+
+def _resumes(model: Decoder, embeddings: Tensor) -> bool:
+    """Whether `prefix` and `step` give what whole sequences give."""
+    depth, half = len(model.blocks), embeddings.shape[1] // 2
+    whole = model.hidden(embeddings, depth)
+    first, state = model.prefix(embeddings[:, :half])
+    second, _ = model.prefix(embeddings[:, half:], state)
+    candidates = embeddings[:, half:].repeat_interleave(3, dim=0)
+    stepped = model.step(candidates, state)[::3]
+    return _near(torch.cat([first, second], dim=1), whole) and _near(stepped, whole[:, half:])
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= EXACT * b.abs().max().clamp(min=1.0)) and bool(
+        a.isfinite().all()
+    )

@@ -1,0 +1,137 @@
+"""The command `bits`: how much outputs say of one token at a given precision."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from eval.api import Models, Result, Rows, command
+from eval.cli import Device, Flag, Natural, Positive, Source, above_zero, listed, natural
+from eval.errors import RequestError
+from eval.information.figures import QUANTISERS
+
+
+@command(noise="precision")
+def bits(
+    models: Models,
+    out: Rows = None,
+    corpus: Source = "toy",
+    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
+    count: Positive = 40,
+    skip: Natural = 0,
+    before: Natural = 12,
+    distances: Annotated[int | Sequence[int], Flag(natural, "D", several=True)] = (
+        0,
+        1,
+        2,
+        4,
+        8,
+        15,
+    ),
+    candidates: Positive | None = None,
+    tokens: Positive = 65_536,
+    seed: Natural = 0,
+    device: Device = "auto",
+    noise: Annotated[float | Sequence[float], Flag(above_zero, "S", several=True)] = (
+        1 / 64,
+        1 / 16,
+        1 / 4,
+        1.0,
+        4.0,
+    ),
+    draws: Positive = 16,
+    quantisers: Annotated[str | Sequence[str], Flag(choices=QUANTISERS, several=True)] = QUANTISERS,
+    prior: Literal["uniform", "unigram", "model"] = "uniform",
+) -> Result:
+    """How many bits outputs carry about one token at a given precision, by distance: exactly.
+
+    All tokens but one are given. That one takes every value, and the posterior over its values is
+    exact: under Gaussian noise, and where outputs are known by their quantised codes alone. Rows
+    hold all priors, the margins of the token and its effect on later outputs as well.
+
+    Args:
+        models: model directories
+        out: results directory; what is there is not redone
+        corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
+            in those for fitting, quantisers are calibrated on those for background
+        layers: 0 is the embedding; default: the last block
+        count: passages, whose tokens asked about all differ
+        skip: passages left out before the first that is taken
+        before: tokens before the one asked about
+        distances: positions after it that are reported; 0 is its own
+        candidates: the commonest tokens, so many; default: the whole vocabulary
+        tokens: of the text in which candidates are counted
+        seed: of the noise
+        device: where to compute; auto (default) takes a GPU that is in reach
+        noise: standard deviations, in units of the output's RMS and of the token's effect on it
+        draws: of the noise
+        quantisers: rounding to nearest, with a scale for each channel
+        prior: that the tables show
+    """
+    from eval.checkpoints import open_models
+    from eval.information.measure import Question
+    from eval.information.task import Design, plan_bits
+    from eval.tasks import open_results, run_tasks
+
+    if prior == "model" and not before:
+        raise RequestError(
+            "--prior model: no model predicts a first token; give --before 1 or more"
+        )
+    question = Question(
+        tuple(sorted(set(listed(distances)))),
+        tuple(sorted(set(listed(noise)))),
+        tuple(dict.fromkeys(listed(quantisers))),
+        draws,
+        seed,
+    )
+    design = Design(corpus, count, before, skip, candidates, tokens)
+    wanted = None if layers is None else listed(layers)
+    tasks = [
+        task
+        for checkpoint in open_models(models, device)
+        for task in plan_bits(checkpoint, wanted, design, question)
+    ]
+    with open_results(out) as results:
+        run_tasks(tasks, results, "bits")
+        rows = results.rows()
+    return Result(rows, bits_tables(rows, prior), results.note if out else "")
+
+
+def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
+    """Rows of kind bits as tables: information by precision and distance, effects and margins."""
+    from eval.summary import summarise
+    from eval.tables import across, terminal
+
+    records = summarise(rows, "bits")
+    whole = [r for r in records if "channels" not in r and r.get("prior", prior) == prior]
+    apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
+    places = ["model", "step", "layer", *apart]
+    tables = [
+        across(
+            [r for r in whole if r.get("shown") == shown and "precision" in r],
+            [*places, "precision"],
+            "distance",
+            [("bits", "bits", False)],
+            f"Bits about the token, {prior} prior, by distance: {words}",
+        )
+        for shown, words in (
+            ("alone", "that output alone"),
+            ("cumulative", "all outputs up to there"),
+        )
+    ]
+    effects = [r for r in whole if r["effect"] is not None]
+    tables.append(
+        across(
+            effects, places, "distance", [("effect", "effect", False)], "Effect of the token / RMS"
+        )
+    )
+    margins = [r for r in whole if r["margin_bits"] is not None and r["shown"] == "alone"]
+    tables.append(
+        across(
+            margins,
+            places,
+            "distance",
+            [("margin_bits", "bits", False)],
+            "Margin of the token, bits",
+        )
+    )
+    prompts = whole[0]["prompts"]
+    return "\n\n".join([terminal(*tables), f"n = {prompts} passages"])

@@ -1,0 +1,396 @@
+"""Checkpoints side by side over everything measured, a line each.
+
+Checkpoints of one model and step (`eval.gather`) are one entry, whose figures are its run's and the
+summary's (`eval.summary.cells`). A comparison is entries by columns, in sections by kind of row.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from eval.errors import RequestError
+from eval.gather import Saved, finite, labelled
+from eval.quantities import Estimate
+from eval.recovery import SHUFFLED
+from eval.rows import finite_or_none
+from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
+from eval.tables import MODEL, NONE, Table, duration_text, interval_text, text
+
+SECTIONS = ("training", "loss", "recovery", "curve", "probe", "geometry", "basin")
+"""In the order of reading; others follow."""
+KEPT = ("layer", "slice", "method", "offset", "radius")
+"""Places that are dropped from columns' names last."""
+NO_BREAK = "\u00a0"
+
+
+class Quantity(NamedTuple):
+    """A figure of a section, at places by name; `share` and `main` are as in `eval.quantities`."""
+
+    section: str
+    name: str
+    places: tuple[tuple[str, Hashable], ...] = ()
+    share: bool = False
+    main: bool = True
+
+
+TRAIN_LOSS = Quantity("loss", "training nats/token")
+VALID_BITS = Quantity("loss", "validation bits/byte")
+TOKENS = Quantity("training", "tokens")
+FLOPS = Quantity("training", "FLOPs")
+SECONDS = Quantity("training", "seconds")
+
+
+@dataclass
+class Entry:
+    """One line of the table: a model at a step, as one checkpoint or one of each seed."""
+
+    label: str
+    step: int
+    checkpoints: list[Saved]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What it is about."""
+        about = self.checkpoints[0].about
+        return {
+            "model": self.label,
+            "step": self.step,
+            "mixers": ", ".join(about.get("mixers") or ()),
+            **{name: about.get(name) for name in MODEL if name != "mixers"},
+            "seeds": len(self.checkpoints),
+        }
+
+    @cached_property
+    def figures(self) -> dict[Quantity, Estimate]:
+        """Everything measured."""
+        rows = [row for checkpoint in self.checkpoints for row in checkpoint.rows]
+        figures = _of_runs(self.checkpoints)
+        for cell in cells(rows, pool_lengths=True):
+            figures |= _of_cell(cell)
+        return figures
+
+
+class Column(NamedTuple):
+    """One quantity, a name that its section has once, and the lengths of its prompts in words."""
+
+    quantity: Quantity
+    name: str
+    lengths: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The name with what it pools and its unit."""
+        return ", ".join(filter(None, (self.name, self.lengths, "%" * self.quantity.share)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole table.
+
+    Attributes:
+        entries: the lines.
+        columns: of all sections, in the order of reading.
+        shared: by section, what all its columns have in common.
+        left_out: how many columns nobody chose and that are not shown unasked.
+    """
+
+    entries: list[Entry]
+    columns: list[Column]
+    shared: dict[str, str]
+    left_out: int
+
+    @property
+    def sections(self) -> dict[str, list[Column]]:
+        """The columns by section."""
+        found: dict[str, list[Column]] = {}
+        for column in self.columns:
+            found.setdefault(column.quantity.section, []).append(column)
+        return found
+
+    def tables(self) -> list[Table]:
+        """A table a section; lines about which it says nothing are left out.
+
+        The section of training says what the models are, too.
+        """
+        tables = []
+        for section, columns in self.sections.items():
+            about = ["model", "step"]
+            if section == "training":
+                several = any(len(entry.checkpoints) > 1 for entry in self.entries)
+                about += [*MODEL, *["seeds"] * several]
+            lines = [
+                [text(entry.identity[name]) for name in about]
+                + [_cell(column.quantity, entry.figures.get(column.quantity)) for column in columns]
+                for entry in self.entries
+                if any(column.quantity in entry.figures for column in columns)
+            ]
+            shared = self.shared.get(section)
+            title = section.capitalize() + (f" (all: {shared})" if shared else "")
+            headings = [*about, *(column.heading for column in columns)]
+            tables.append(Table(headings, lines, keep=2, title=title))
+        return tables
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record a checkpoint and quantity, numbers and places in full."""
+        records = []
+        for entry in self.entries:
+            for column in self.columns:
+                if estimate := entry.figures.get(column.quantity):
+                    about = {"section": column.quantity.section, "quantity": column.quantity.name}
+                    values = estimate._asdict() | {"value": finite_or_none(estimate.value)}
+                    values |= {"lengths": _lengths([estimate])}
+                    records.append(entry.identity | about | values | dict(column.quantity.places))
+        return records
+
+
+def side_by_side(
+    entries: list[Entry], chosen: Sequence[str] | None = None, sort: str | None = None
+) -> Comparison:
+    """Lays the entries side by side.
+
+    Args:
+        entries: the lines.
+        chosen: columns, by their names or patterns of them such as `*adam*`; `all` for all; what
+            is most often looked at when not given.
+        sort: a column's name, `-` before it for the largest first; by model and step otherwise.
+
+    Raises:
+        RequestError: a name or pattern that fits no column, or several where it must fit one.
+    """
+    columns, shared = _columns(entries)
+    if chosen is None:
+        shown = [column for column in columns if column.quantity.main]
+    else:
+        fits = {pattern: [c for c in columns if _fits(c, pattern)] for pattern in chosen}
+        for pattern, own in fits.items():
+            if not own:
+                raise RequestError(
+                    f"--columns {pattern}: fits none of {len(columns)} columns; {_known(columns)}"
+                )
+        shown = [column for column in columns if any(column in own for own in fits.values())]
+    if sort is not None:
+        entries = _sorted(entries, columns, sort)
+    return Comparison(entries, shown, shared, len(columns) - len(shown))
+
+
+def find_column(columns: Iterable[Column], wanted: str, flag: str) -> Column:
+    """The one column of that name, or the one that it fits.
+
+    Raises:
+        RequestError: none, or several.
+    """
+    columns = list(columns)
+    exact = [c for c in columns if wanted == c.name.replace(NO_BREAK, " ")]
+    fits = exact or [c for c in columns if _fits(c, wanted)]
+    if len(fits) == 1:
+        return fits[0]
+    if not fits:
+        raise RequestError(f"{flag} {wanted}: there is no such column; {_known(columns)}")
+    raise RequestError(f"{flag} {wanted}: fits {len(fits)} columns; {_known(fits)}")
+
+
+def enter(checkpoints: Iterable[Saved], every_seed: bool = False) -> list[Entry]:
+    """The lines, model by model in the order of their names, then by step.
+
+    Args:
+        checkpoints: of any models.
+        every_seed: keep training seeds apart.
+    """
+    entries = []
+    for label, own in labelled(checkpoints, every_seed).items():
+        steps: dict[int, list[Saved]] = {}
+        for checkpoint in own:
+            steps.setdefault(checkpoint.step, []).append(checkpoint)
+        entries += [Entry(label, step, alike) for step, alike in steps.items()]
+    return sorted(entries, key=lambda entry: (_natural(entry.label), entry.step))
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts numbers in names by their size."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part)
+            for part in re.split(r"(\d+)", name)]  # fmt: skip
+
+
+def _of_runs(checkpoints: Sequence[Saved]) -> dict[Quantity, Estimate]:
+    """What training says: sizes and costs, and losses with an interval over the seeds."""
+    costs: dict[Quantity, list[float | None]] = {
+        Quantity("training", "parameters"): [c.about.get("parameters") for c in checkpoints],
+        TOKENS: [c.tokens_seen for c in checkpoints],
+        FLOPS: [c.flops(c.tokens_seen) for c in checkpoints],
+        SECONDS: [c.run.seconds.get(c.step) if c.run else None for c in checkpoints],
+        Quantity("training", "tokens/s"): [_speed(c) for c in checkpoints],
+    }
+    losses: dict[Quantity, list[float | None]] = {
+        TRAIN_LOSS: [c.run.at(c.step, "loss") if c.run else None for c in checkpoints],
+        Quantity("loss", "validation nats/token"): [
+            c.meta.get("val_loss", c.about.get("val_loss")) for c in checkpoints
+        ],
+        VALID_BITS: [c.meta.get("val_bits_per_byte") for c in checkpoints],
+    }
+    figures = {}
+    for quantity, values in (costs | losses).items():
+        if known := [value for value in values if value is not None and finite(value)]:
+            alone = Estimate(fmean(known), n=len(known))
+            figures[quantity] = seeds_mean(known) if quantity in losses else alone
+    return figures
+
+
+def _speed(checkpoint: Saved) -> float | None:
+    rows = checkpoint.run.metrics if checkpoint.run else []
+    speeds = [r["tokens_per_second"] for r in rows if finite(r.get("tokens_per_second"))]
+    return median(speeds) if speeds else None
+
+
+def _of_cell(cell: Cell) -> dict[Quantity, Estimate]:
+    """What a cell of the summary says, its layer by name where it is the model's last one."""
+    places = cell.where
+    main = places.get("layer", LAST) == LAST
+    known = {quantity.name: quantity for quantity in cell.quantities}
+    if cell.kind == "recovery":
+        places["prompts"] = places["prompt_kind"]
+        places["control"] = SHUFFLED if places["control"] == SHUFFLED else ""
+        names = ("layer", "part", "slice", "prompts", "without", "noise", "control", "padded",
+                 "method", "settings")  # fmt: skip
+        places = {name: places[name] for name in names}
+        departs = any(places[name] for name in ("without", "noise", "control", "padded"))
+        main = main and places["part"] == "block" and not departs
+        asked = {"nonself"} if cell.place["hidden"] else {"self", "nonself"}
+        known = {name: replace(known[name], main=name in asked) for name in COMPARED}
+    where = tuple(places.items())
+    return {
+        Quantity(cell.kind, q.words, where, q.share, main and q.main): cell.figures[name]
+        for name, q in known.items()
+        if name in cell.figures
+    }
+
+
+def _cell(quantity: Quantity, estimate: Estimate | None) -> str:
+    if estimate is None:
+        return NONE
+    if quantity == SECONDS:
+        return duration_text(estimate.value)
+    return interval_text(*estimate[:3], quantity.share)
+
+
+def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
+    quantities = list(dict.fromkeys(q for entry in entries for q in entry.figures))
+    sections: dict[str, list[Quantity]] = {}
+    for quantity in quantities:
+        sections.setdefault(quantity.section, []).append(quantity)
+    order = [*(s for s in SECTIONS if s in sections), *(s for s in sections if s not in SECTIONS)]
+    columns, shared = [], {}
+    for section in order:
+        own = sections[section]
+        dropped = _unneeded(own)
+        values = {
+            name: {value for q in own for n, value in q.places if n == name}
+            for name in sorted(dropped)
+        }
+        only = {name: next(iter(known)) for name, known in values.items() if len(known) == 1}
+        common = [f"{name} {value}" for name, value in only.items() if value]
+        lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in own}
+        if len(set(lengths.values())) == 1:
+            common += filter(None, [lengths[own[0]]])
+            lengths = {}
+        shared[section] = ", ".join(common)
+        settings = _settings(own, dropped)
+        if section not in ("training", "loss"):
+            names = list(dict.fromkeys(quantity.name for quantity in own))
+            own.sort(key=lambda q: (names.index(q.name), _natural(str(_kept(q, dropped)))))
+        for quantity in own:
+            words = [
+                settings[quantity] if name == "settings" else _word(name, value)
+                for name, value in quantity.places
+                if name not in dropped
+            ]
+            name = " ".join([quantity.name, *filter(None, words)])
+            columns.append(Column(quantity, name, lengths.get(quantity, "")))
+    return columns, shared
+
+
+def _lengths(figures: Iterable[Estimate]) -> str:
+    """The lengths of all prompts of some figures, in words: `8 to 19 tokens`."""
+    ends = [end for figure in figures for end in figure.lengths or ()]
+    if not ends:
+        return ""
+    low, high = min(ends), max(ends)
+    return f"{low} tokens" if low == high else f"{low} to {high} tokens"
+
+
+def _unneeded(quantities: list[Quantity]) -> set[str]:
+    """Places without which the quantities of a section can still be told apart."""
+    names = list(dict.fromkeys(name for q in quantities for name, _ in q.places))
+    names.sort(key=lambda name: KEPT.index(name) if name in KEPT else -1)
+    dropped: set[str] = set()
+    for name in names:
+        without = dropped | {name}
+        kept = {(q.name, tuple(p for p in q.places if p[0] not in without)) for q in quantities}
+        constant = len({value for q in quantities for n, value in q.places if n == name}) == 1
+        if len(kept) == len(quantities) and (name not in KEPT or constant):
+            dropped = without
+    return dropped
+
+
+def _kept(quantity: Quantity, dropped: set[str]) -> list[tuple[str, Hashable]]:
+    return [p for p in quantity.places if p[0] not in dropped and p[0] != "settings"]
+
+
+def _settings(quantities: list[Quantity], dropped: set[str]) -> dict[Quantity, str]:
+    """What tells apart those quantities that differ in the settings of their method only."""
+    alike: dict[str, list[Quantity]] = {}
+    for quantity in quantities:
+        alike.setdefault(f"{quantity.name} {_kept(quantity, dropped)}", []).append(quantity)
+    found = {}
+    for own in alike.values():
+        words = {q: str(dict(q.places).get("settings", "")).split() for q in own}
+        common = set.intersection(*map(set, words.values()))
+        found |= {q: " ".join(word for word in words[q] if word not in common) for q in own}
+    return found
+
+
+def _word(name: str, value: Hashable) -> str:
+    """A place within a column's name."""
+    if value in ("", False, 0.0) and name != "offset":
+        return ""
+    if name == "slice":
+        return str(value).replace(" ", NO_BREAK)
+    if name in ("method", "without", "control", "prompts", "part", "corpus"):
+        return str(value)
+    if name == "layer":
+        return "" if value == "last" else f"layer {value}"
+    if name == "offset" and isinstance(value, int):
+        return f"t{value:+d}" if value else "t"
+    return f"{name} {value}"
+
+
+def _fits(column: Column, pattern: str) -> bool:
+    """Whether a column is meant: by its section, a pattern, or a part of its name."""
+    text = f"{column.quantity.section} {column.heading}".replace(NO_BREAK, " ").lower()
+    wanted = pattern.lower()
+    if wanted in ("all", column.quantity.section):
+        return True
+    return fnmatchcase(text, wanted) or wanted in text
+
+
+def _known(columns: list[Column]) -> str:
+    names = [column.name.replace(NO_BREAK, " ") for column in columns]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"there are: {'; '.join(names[:8])}{more}"
+
+
+def _sorted(entries: list[Entry], columns: list[Column], sort: str) -> list[Entry]:
+    if sort.lstrip("-") in ("model", "step"):
+        falls, name = sort.startswith("-"), sort.lstrip("-")
+        return sorted(entries, key=lambda entry: entry.identity[name], reverse=falls)
+    quantity = find_column(columns, sort.removeprefix("-"), "--sort").quantity
+    sign = -1 if sort.startswith("-") else 1
+
+    def place(entry: Entry) -> tuple[bool, float]:
+        figure = entry.figures.get(quantity)
+        return (figure is None, sign * figure.value if figure else 0.0)
+
+    return sorted(entries, key=place)

@@ -1,0 +1,230 @@
+"""How much shown outputs say of one token: every candidate is run in its place.
+
+All tokens but one are given. The token asked about takes each value of a candidate set; the model's
+outputs at its own position (distance 0) and at later ones (distance 1, 2, ...) are computed for all
+of them, so that the posterior is exact and nothing is searched for (`eval.information.posterior`).
+
+Noise is given in two units: the root mean square (RMS) of the position's output, and the
+position's *effect*, the RMS over channels of the standard deviation over candidates. The margin is
+the distance of the nearest wrong candidate over the rounding floor, as a base-2 logarithm.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.information.figures import QUANTISERS, UNITS, Figures, Kinds
+from eval.information.posterior import (
+    Bits,
+    bits_of_codes,
+    bits_under_noise,
+    channel_counts,
+    entropy,
+    evidence,
+    leading_agreement,
+    quantise,
+)
+from eval.inversion.problem import Measured
+from eval.inversion.slices import Slice
+
+SAMPLED = 10  # the sampled effect is of one candidate in so many
+TOKENS = 1 << 12  # tokens of candidates that are run at once
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One token in its place.
+
+    Attributes:
+        index: the passage's number among those drawn.
+        tokens: `(T,)` token ids: the tokens before, the one asked about, those after it.
+        place: the position of the token asked about.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    place: int
+
+    @property
+    def truth(self) -> int:
+        """The token asked about."""
+        return self.tokens[self.place]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a passage.
+
+    Attributes:
+        distances: positions after the token asked about that are reported; 0 is its own.
+        noise: standard deviations, in both units.
+        quantisers: some of `QUANTISERS`.
+        draws: of the noise.
+        seed: of the draws, and of the candidates of the sampled effect.
+    """
+
+    distances: tuple[int, ...] = (0, 1, 2, 4, 8, 15)
+    noise: tuple[float, ...] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
+    quantisers: tuple[str, ...] = QUANTISERS
+    draws: int = 16
+    seed: int = 0
+
+
+class Candidates(NamedTuple):
+    """The values that the token may take.
+
+    Attributes:
+        tokens: `(V,)` ids, each once.
+        unigram: `(V,)` probabilities, by counts in a text of their own.
+    """
+
+    tokens: Tensor
+    unigram: Tensor
+
+
+def candidate_outputs(
+    circuit: Circuit, passage: Passage, candidates: Tensor, together: int = TOKENS
+) -> Tensor:
+    """Outputs from the token's position on, for every candidate in its place.
+
+    Args:
+        circuit: the site, S = T - place positions of it.
+        passage: the text around the token.
+        candidates: `(V,)` token ids.
+        together: tokens run at once.
+
+    Returns:
+        `(V, S, width)`, in fp32 at least.
+    """
+    device = circuit.vocabulary.device
+    tokens = torch.tensor(passage.tokens, device=device)
+    before, after = tokens[None, : passage.place], tokens[passage.place + 1 :]
+    state = circuit.prefix(before) if passage.place else None
+    outputs = []
+    for some in candidates.to(device).split(max(1, together // (len(after) + 1))):
+        rows = torch.cat([some[:, None], after.expand(len(some), -1)], dim=1)
+        outputs.append(circuit.step(circuit.embed(rows), state))
+    return torch.cat(outputs)
+
+
+@torch.no_grad()
+def measure_bits(
+    circuit: Circuit,
+    passage: Passage,
+    candidates: Candidates,
+    largest: Tensor,
+    measured: Measured,
+    row: int,
+    question: Question,
+) -> dict[str, Any]:
+    """All figures of one passage at one site.
+
+    Args:
+        circuit: the site.
+        passage: whose token is asked about; the token is a candidate.
+        candidates: what it may be.
+        largest: `(C,)` magnitudes of a calibration text, for the quantisers.
+        measured: how exact outputs are, for several passages (`inversion.problem.measure`).
+        row: the passage's number there.
+        question: what is asked.
+
+    Returns:
+        `rms`, `effect`, `effect_sampled`, and for `margin_bits` and each prior's `bits` the values
+        at each reported distance, alone and cumulative; see `eval.information.figures.lines`.
+
+    Raises:
+        RequestError: the token is no candidate, or the passage is too short for the distances.
+    """
+    tokens = candidates.tokens
+    (numbers,) = torch.nonzero(tokens == passage.truth, as_tuple=True)
+    if not len(numbers):
+        raise RequestError(f"token {passage.truth} is none of the {len(tokens)} candidates")
+    if max(question.distances) >= len(passage.tokens) - passage.place:
+        raise RequestError(
+            f"distance {max(question.distances)}: the passage has "
+            f"{len(passage.tokens) - passage.place - 1} tokens after the one asked about"
+        )
+    outputs = candidate_outputs(circuit, passage, tokens)
+    number, reported = int(numbers[0]), list(question.distances)
+    truth = outputs[number]
+    rms = truth.square().mean(dim=-1).sqrt()
+    effect = spread(outputs)
+    chance = torch.Generator().manual_seed(question.seed * 1_000_003 + passage.index)
+    sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
+    noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
+    difference = truth - outputs
+    floor = measured.floor(Slice(passage.place, None))[row].to(outputs)
+    names, priors = _priors(circuit, passage, candidates)
+    known = evidence(difference, noise)
+    figures: dict[str, Figures] = {name: {} for name in names}
+    for unit, of in zip(UNITS, (rms, effect), strict=True):
+        for level in question.noise:
+            size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
+            bits = bits_under_noise(known, size, priors, reported)
+            for name, listed in zip(names, _listed(bits), strict=True):
+                figures[name][f"noise {level:g} {unit}"] = listed
+    by_channels: dict[str, Figures] = {}
+    for quantiser in question.quantisers:
+        codes = quantise(outputs, quantiser, largest)
+        agreeing = leading_agreement(codes, codes[number])
+        bits = bits_of_codes(agreeing, priors, circuit.width, reported)
+        for name, listed in zip(names, _listed(bits), strict=True):
+            figures[name][quantiser] = listed
+        by_channels[quantiser] = {
+            str(count): _listed(bits_of_codes(agreeing, priors[:1], count, reported))[0]
+            for count in channel_counts(circuit.width)
+        }
+    return {
+        "rms": _rounded(rms[reported]),
+        "effect": _rounded((effect / rms)[reported]),
+        "effect_sampled": _rounded((spread(outputs[sample]) / rms)[reported]),
+        "prior_bits": dict(zip(names, _rounded(entropy(priors.log())), strict=True)),
+        "margin_bits": _listed(_margin(difference, number, floor, reported))[0],
+        "bits": figures,
+        "channels": by_channels,
+    }
+
+
+def spread(outputs: Tensor) -> Tensor:
+    """The effect: `(V, S, C)` to `(S,)`, RMS over channels of the deviation over candidates."""
+    return outputs.var(dim=0, unbiased=False).mean(dim=-1).sqrt()
+
+
+def _priors(circuit: Circuit, passage: Passage, candidates: Candidates) -> tuple[list[str], Tensor]:
+    """What is known of the candidates before anything is shown: names, `(K, V)` probabilities."""
+    model, tokens = circuit.model, candidates.tokens
+    device = circuit.vocabulary.device
+    uniform = torch.full((len(tokens),), 1 / len(tokens), device=device)
+    priors = {"uniform": uniform, "unigram": candidates.unigram.to(device)}
+    if passage.place:  # before the first token a model predicts nothing
+        before = torch.tensor([passage.tokens[: passage.place]], device=device)
+        logits = model(before)[0, -1].float()
+        priors["model"] = logits[tokens.to(device)].softmax(dim=-1)
+    return list(priors), torch.stack(list(priors.values()))
+
+
+def _margin(difference: Tensor, number: int, floor: Tensor, reported: list[int]) -> Bits:
+    distances = difference.norm(dim=-1) / floor  # (V, S)
+    distances[number] = torch.inf
+    later = torch.cat([distances[:, :1], distances[:, 1:].cummax(dim=1).values], dim=1)
+    alone, cumulative = (x.amin(dim=0)[reported].log2() for x in (distances, later))
+    return Bits(alone, cumulative)
+
+
+def _listed(bits: Bits) -> list[Kinds]:
+    """`(K, R)` figures, or `(R,)` ones, as a row holds each of the K."""
+    pairs = zip(
+        bits.alone.reshape(-1, bits.alone.shape[-1]),
+        bits.cumulative.reshape(-1, bits.alone.shape[-1]),
+        strict=True,
+    )
+    return [{"alone": _rounded(a), "cumulative": _rounded(c)} for a, c in pairs]
+
+
+def _rounded(values: Tensor) -> list[float | None]:
+    return [round(value, 4) if math.isfinite(value) else None for value in values.tolist()]

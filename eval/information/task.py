@@ -1,0 +1,181 @@
+"""Which passages, candidates and calibration texts are measured, and the rows that result."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval.checkpoints import Checkpoint
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.information.measure import Candidates, Passage, Question, measure_bits
+from eval.inversion.problem import Measured, measure
+from eval.rows import Results, Row, row_key
+from eval.text import HeldOutText, held_out_text, inside_stories
+
+CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is drawn.
+
+    Attributes:
+        corpus: the source of all text.
+        count: passages, from inside stories for evaluation, whose tokens asked about all differ.
+        before: tokens before the one asked about.
+        skip: passages left out before the first that is taken.
+        candidates: the commonest tokens, so many; None for the whole vocabulary.
+        counted: tokens of text for fitting in which they are counted.
+    """
+
+    corpus: str
+    count: int = 40
+    before: int = 12
+    skip: int = 0
+    candidates: int | None = None
+    counted: int = 65_536
+
+
+def draw_candidates(text: HeldOutText, limit: int | None, counted: int) -> Candidates:
+    """The values that a token may take: all, or the commonest in text for fitting.
+
+    Raises:
+        RequestError: the corpus has too little text.
+    """
+    V = text.tokenizer.get_vocab_size()
+    counts = torch.bincount(text.windows("fitting", 1, counted).flatten(), minlength=V).float() + 1
+    tokens = counts.argsort(descending=True, stable=True)[:limit].sort().values
+    return Candidates(tokens, counts[tokens] / counts[tokens].sum())
+
+
+def draw_passages(
+    text: HeldOutText, design: Design, after: int, candidates: Candidates
+) -> list[Passage]:
+    """Passages whose tokens asked about are candidates and all differ, in the corpus's order.
+
+    Raises:
+        RequestError: the corpus has too few.
+    """
+    allowed, seen, passages = set(candidates.tokens.tolist()), set[int](), []
+    length = design.before + 1 + after
+    for prompt in inside_stories(text, length):
+        token = prompt.tokens[design.before]
+        if token in allowed and token not in seen:
+            seen.add(token)
+            passages.append(Passage(prompt.index, prompt.tokens, design.before))
+        if len(passages) == design.skip + design.count:
+            return passages[design.skip :]
+    raise RequestError(
+        f"--count {design.count} --skip {design.skip}: the corpus {design.corpus} has "
+        f"{len(passages)} passages of {length} tokens for evaluation whose tokens asked about all "
+        "differ; ask for fewer"
+    )
+
+
+@dataclass(frozen=True)
+class BitsTask:
+    """All passages at one layer of one model; `eval.tasks.Task`.
+
+    Raises:
+        RequestError: a layer that does not exist, passages longer than the model's context.
+    """
+
+    checkpoint: Checkpoint
+    layer: int
+    design: Design
+    question: Question
+
+    @cached_property
+    def passages(self) -> list[Passage]:
+        """The same for all layers and models that share a tokenizer."""
+        after = max(self.question.distances)
+        return draw_passages(self._text, self.design, after, self._candidates)
+
+    @property
+    def keys(self) -> list[str]:
+        """One for each passage."""
+        return self._keys
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        asked = [self.question, self.design.corpus, self.design.candidates, self.design.counted]
+        about = self.checkpoint.identity
+        passages = self.passages
+        return [row_key(*about, "bits", self.layer, p.tokens, p.place, *asked) for p in passages]
+
+    @property
+    def cost(self) -> float:
+        """Passages times blocks."""
+        return self.design.count * (self.layer + 1)
+
+    def run(self, results: Results) -> Iterable[Row]:
+        """A row for each passage that has none."""
+        circuit = Circuit(self.checkpoint.model, self.layer)
+        largest, measured = self._largest(circuit), self._measured(circuit)
+        for number, (key, passage) in enumerate(zip(self.keys, self.passages, strict=True)):
+            if key not in results.keys:
+                figures = measure_bits(
+                    circuit, passage, self._candidates, largest, measured, number, self.question
+                )
+                yield self._row(key, passage) | figures
+
+    def _row(self, key: str, passage: Passage) -> dict[str, Any]:
+        question = self.question
+        return {
+            "key": key,
+            "kind": "bits",
+            "checkpoint": self.checkpoint.provenance,
+            "site": {"layer": self.layer, "part": "block"},
+            "corpus": self.design.corpus,
+            "prompts": "inside",
+            "prompt": passage.index,
+            "tokens": list(passage.tokens),
+            "place": passage.place,
+            "truth": [passage.truth],
+            "candidates": len(self._candidates.tokens),
+            "draws": question.draws,
+            "seed": question.seed,
+            "distances": list(question.distances),
+        }
+
+    @property
+    def _text(self) -> HeldOutText:
+        return held_out_text(self.checkpoint, self.design.corpus)
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return draw_candidates(self._text, self.design.candidates, self.design.counted)
+
+    def _measured(self, circuit: Circuit) -> Measured:
+        rows = [passage.tokens for passage in self.passages]
+        return measure(circuit, torch.tensor(rows, device=circuit.vocabulary.device))
+
+    def _largest(self, circuit: Circuit) -> Tensor:
+        count, length = CALIBRATION
+        length = min(length, circuit.model.config.context)
+        windows = self._text.windows("background", count, length).to(circuit.vocabulary.device)
+        return circuit.of_tokens(windows).abs().amax(dim=(0, 1))
+
+
+def plan_bits(
+    checkpoint: Checkpoint, layers: list[int] | None, design: Design, question: Question
+) -> list[BitsTask]:
+    """The work that a checkpoint makes: a task for each layer, the last block if none is given.
+
+    Raises:
+        RequestError: a layer that does not exist, or passages longer than the model's context.
+    """
+    length = design.before + 1 + max(question.distances)
+    if length > checkpoint.config.context:
+        raise RequestError(
+            f"--before {design.before} --distances {max(question.distances)}: passages of {length} "
+            f"tokens, the context of {checkpoint.path} is {checkpoint.config.context}; give less"
+        )
+    layers = layers or [checkpoint.config.n_layers]
+    for layer in layers:
+        checkpoint.check_layer(layer)
+    return [BitsTask(checkpoint, layer, design, question) for layer in sorted(set(layers))]

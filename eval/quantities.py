@@ -1,0 +1,343 @@
+"""What rows of each kind measure, and where: declared once, for all that sums up and shows them.
+
+A `Quantity` says how its value is read from a row and how rows of one place become one figure; the
+`place` of a kind says which fields tell one place from another.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eval.identity import identified
+from eval.recovery import accepted, is_false_accept, margin_bits, recovery_place
+from eval.rows import Row
+
+if TYPE_CHECKING:
+    import pandas
+
+Place = dict[str, Hashable]
+
+
+class Estimate(NamedTuple):
+    """A value, its 95 % interval where there is one, and how many measurements it is of.
+
+    `lengths` are the tokens of the shortest and of the longest prompt, of figures that pool them.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    lengths: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number that rows hold.
+
+    Attributes:
+        name: in records, files and frames.
+        pool: how the rows of one place become one figure. `share`: hits over counts, clustered on
+            prompts and training seeds; `mean`: clustered alike; `whole`: the share of pairs of
+            prompt and model, by Wilson; `text`: bits per byte, from the parts of a text; `seeds`:
+            the mean over models, by Student; `median`, `least`, `sum`: over rows, without an
+            interval.
+        of: what a row says, None where it does not apply: hits and counts for `share`, a `Estimate`
+            for `seeds`, a text's parts for `text`, a number for the others.
+        title: in tables; the name, where that is plain.
+        share: whether it is shown in per cent.
+        main: whether `compare` shows it unasked.
+    """
+
+    name: str
+    pool: str
+    of: Callable[[Row], Any]
+    title: str = ""
+    share: bool = False
+    main: bool = True
+
+    @property
+    def words(self) -> str:
+        """What it is called in tables."""
+        return self.title or self.name.replace("_", " ")
+
+
+class Kind(NamedTuple):
+    """What rows of a kind measure: the fields of their place, and their quantities.
+
+    `parts` makes of a row that was measured at several places a row for each.
+    """
+
+    place: Callable[[Row], Place]
+    quantities: tuple[Quantity, ...] = ()
+    parts: Callable[[Row], Iterable[Row]] = lambda row: (row,)
+
+
+def quantities(row: Row) -> tuple[Quantity, ...]:
+    """What a row measures; the one figure that it names, for a kind that does not declare any."""
+    known = MEASURED.get(row["kind"], _OTHER).quantities
+    return known or ((_seeds(row["figure"], fields="value low high n"),) if "figure" in row else ())
+
+
+def place(row: Row) -> Place:
+    """Where and how a row was measured: equal for rows that differ in model, prompt or seed."""
+    return MEASURED.get(row["kind"], _OTHER).place(row)
+
+
+def parts(rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows of one place each."""
+    for row in rows:
+        yield from MEASURED.get(row["kind"], _OTHER).parts(row)
+
+
+def frame(rows: Iterable[Row]) -> "pandas.DataFrame":
+    """Rows as a tidy table: a line for each checkpoint, place, prompt, seed and quantity.
+
+    Columns: model, model_id, step, trained, kind, the fields of the places, prompt, seed, quantity,
+    value, and n, the count that a share is of.
+    """
+    import pandas
+
+    return pandas.DataFrame(line for row in parts(identified(rows)) for line in _lines(row))
+
+
+def _lines(row: Row) -> Iterator[dict[str, Any]]:
+    about = row.get("checkpoint", {})
+    where = {"model": about.get("name")} | {
+        n: about.get(n) for n in ("model_id", "step", "trained")
+    }
+    where |= {"kind": row["kind"], **place(row)}
+    where |= {name: row.get(name) for name in ("prompt", "seed")}
+    for quantity in quantities(row):
+        value, n = quantity.of(row), 1
+        if value is None:
+            continue
+        if quantity.pool == "share":
+            value, n = value[0] / value[1], value[1]
+        elif quantity.pool == "seeds":
+            value, n = value.value, value.n
+        elif quantity.pool == "text":
+            value, n = row[quantity.name], row["stories"]
+        yield {**where, "quantity": quantity.name, "value": float(value), "n": n}
+
+
+def one(value: float | None) -> tuple[float, int] | None:
+    """A share of each row, as one trial of many."""
+    return None if value is None else (float(value), 1)
+
+
+def _fields(*names: str) -> Callable[[Row], Place]:
+    """A place of plain fields, of the row or its site; those that a row lacks are no part of it."""
+
+    def of(row: Row) -> Place:
+        values = {name: row.get(name, row.get("site", {}).get(name)) for name in names}
+        return {
+            name: "+".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in values.items()
+            if value is not None
+        }
+
+    return of
+
+
+def _lens(row: Row) -> Place:
+    """Every short field says where a lens's figure was taken, but for those of every row."""
+    names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in _NO_PLACE]
+    return _fields("layer", "part", *(n for n in names if n not in ("layer", "part")))(row)
+
+
+_NO_PLACE = {
+    "schema", "key", "kind", "checkpoint", "site", "settings", "family", "figure", "value", "low",
+    "high", "n", "text", "truth", "prompt", "seed", "seconds", "device", "look",
+}  # fmt: skip
+
+
+def _tokens(kind: str, words: str) -> tuple[Quantity, ...]:
+    """Of the tokens whose own position is shown, or hidden."""
+
+    def tally(row: Row) -> dict[str, Any] | None:
+        return row[kind] if row[kind] and row[kind]["count"] else None
+
+    def hits(row: Row) -> tuple[float, int] | None:
+        return (round((t := row[kind])["top1"] * t["count"]), t["count"]) if tally(row) else None
+
+    def top5(row: Row) -> tuple[float, int] | None:
+        return ((t := row[kind])["top5"] * t["count"], t["count"]) if tally(row) else None
+
+    def field(name: str) -> Callable[[Row], float | None]:
+        return lambda row: row[kind][name] if tally(row) else None
+
+    return (
+        Quantity(kind, "share", hits, words, True),
+        Quantity(f"{kind}_tokens", "sum", field("count"), f"{words} tokens"),
+        Quantity(f"{kind}_top5", "share", top5, f"{words} top-5", True),
+        Quantity(f"{kind}_rank", "median", field("median_rank"), f"{words} rank"),
+    )
+
+
+def _of_jacobian(name: str) -> Callable[[Row], float]:
+    """A condition that is not bounded is None in a row, as JSON has no infinity."""
+    return lambda row: math.inf if row[name] is None else row[name]
+
+
+def _directions(row: Row) -> int | None:
+    """Hidden features that the norms do not remove, where a row tells them."""
+    return row["inputs"] - row["removed"] if "inputs" in row else None
+
+
+_MAIN = ("sigma_min", "effective_rank")
+
+
+def _judged(passed: bool, exact: bool) -> Quantity:
+    """Rows by the published protocol's own test, and whether the whole prompt was found."""
+    name = f"{'criterion' if passed else 'failed'}_{'exact' if exact else 'wrong'}"
+    words = f"criterion {'passed' if passed else 'failed'}, {'right' if exact else 'wrong'}"
+    return Quantity(name, "sum", lambda row: None if row["criterion"] is None
+                    else (row["criterion"], row["exact"]) == (passed, exact), words)  # fmt: skip
+
+
+def _seeds(
+    name: str,
+    title: str = "",
+    share: bool = False,
+    main: bool = True,
+    fields: str = "",
+    when: str = "",
+) -> Quantity:
+    """A figure that each model has once, with its own interval if the row brings one.
+
+    `fields` name the value, its limits and its n in a row, where they are not `name low high n`; a
+    dot goes into a field. `when` is the value of `axis` for which the figure applies.
+    """
+    path, low, high, n = (fields or f"{name} low high n").split()
+
+    def of(row: Row) -> Estimate | None:
+        found: Any = row
+        for step in path.split("."):
+            found = found.get(step) if isinstance(found, dict) else None
+        if found is None or (when and row["axis"] != when):
+            return None
+        return Estimate(float(found), row.get(low), row.get(high), row.get(n) or 1)
+
+    return Quantity(name, "seeds", of, title, share, main)
+
+
+def _bits(row: Row) -> Iterator[Row]:
+    """A row for each figure: of one distance, prior and precision, alone or with those before."""
+    from eval.information.figures import lines
+
+    names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
+    about = {n: row[n] for n in (*names, "prompts", "prompt", "truth")}
+    for line in lines(row):
+        yield {**about, **line}
+
+
+def _named(name: str, row: Row) -> float | None:
+    return row["value"] if row["quantity"] == name else None
+
+
+def _read_out(path: str, words: str) -> Iterator[Quantity]:
+    """Top-1 and information of what a probe reads, and of the unigram, which looks at nothing."""
+    yield _seeds(f"{path}top1", f"{words}top-1", True)
+    yield _seeds(f"{path}information", f"{words}information", main=False)
+    yield _seeds(f"{path}unigram.top1", f"{words}unigram top-1", True, False)
+    yield _seeds(f"{path}unigram.information", f"{words}unigram information", main=False)
+
+
+_OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
+MEASURED = {
+    "recovery": Kind(
+        recovery_place,
+        (
+            *_tokens("self", "self"),
+            *_tokens("nonself", "non-self"),
+            Quantity("exact", "whole", lambda row: row["exact"], "whole prompt", True),
+            *(Quantity(name, "share", lambda row, name=name: one(row[name]), words, True)
+              for name, words in _OF_PROMPTS.items()),
+            *(_judged(passed, exact) for passed in (True, False) for exact in (True, False)),
+            Quantity(
+                "residual_floors",
+                "median",
+                lambda row: row["residual"] / row["floor"] if row["floor"] else None,
+                "residual/floor",
+            ),
+            Quantity("margin_bits", "least", margin_bits),
+            Quantity("at_floor", "sum", accepted),
+            Quantity("enumerated", "sum", lambda row: row["certificate"] == "enumerated"),
+            Quantity("false_accepts", "sum", is_false_accept),
+            Quantity("tokens_accepted", "sum", lambda row: accepted(row) * row["length"]),
+            Quantity("evaluations", "median", lambda row: row["evaluations"]),
+            Quantity("seconds", "median", lambda row: row["seconds"]),
+            Quantity("steps_to_solve", "median", lambda row: row["steps_to_solve"]),
+            Quantity("solved", "sum", lambda row: row["steps_to_solve"] is not None),
+            Quantity("diverged", "sum", lambda row: row["diverged"]),
+        ),
+    ),
+    "probe": Kind(
+        _fields("layer", "part", "slice", "offset", "method"),
+        (
+            *_read_out("", ""),
+            *_read_out("self.", "self "),
+            *_read_out("nonself.", "non-self "),
+            _seeds("gain", main=False),
+        ),
+    ),
+    "geometry": Kind(
+        _fields("layer", "part", "hidden"),
+        (
+            *(Quantity(name, "median", _of_jacobian(name), main=name in _MAIN)
+              for name in ("sigma_max", "sigma_min", "condition", "effective_rank", "stable_rank")),
+            Quantity("of", "median", _directions, main=False),
+        ),
+    ),
+    "basin": Kind(
+        _fields("layer", "part", "hidden", "radius", "method"),
+        (
+            Quantity("nonself", "share", lambda row: one(row["nonself"]), "non-self", True),
+            Quantity("exact", "share", lambda row: one(row["exact"]), "whole prompt", True, False),
+        ),
+    ),
+    "retrieval": Kind(
+        _fields("layer", "pool", "method", "sentence", "candidates", "corpus"),
+        (_seeds("top1", "top-1", True, fields="top1 low high queries"),),
+    ),
+    "curve": Kind(
+        _fields("layer", "part", "length", "method"),
+        (
+            _seeds("SNR50, dB", fields="snr50 snr50_low snr50_high n", when="noise"),
+            _seeds("channels for half", fields="value low high n", when="channels"),
+        ),
+    ),
+    "loss": Kind(
+        _fields("corpus", "stories"),
+        (
+            Quantity("bits_per_byte", "text", lambda row: row["parts"], "bits/byte"),
+            _seeds("nats_per_token", "nats/token"),
+            _seeds("perplexity", main=False),
+            _seeds("tokens", main=False),
+            _seeds("tokens_per_second", "tokens/s", main=False),
+        ),
+    ),
+    "bits": Kind(
+        _fields(
+            *("layer", "corpus", "place", "candidates"),
+            *("prior", "precision", "channels", "shown", "distance"),
+        ),
+        tuple(
+            Quantity(name, "mean", partial(_named, name), title, main=name in ("bits", "effect"))
+            for name, title in (
+                ("bits", "bits"),
+                ("margin_bits", "margin, bits"),
+                ("effect", "effect/RMS"),
+                ("effect_sampled", "effect/RMS, sampled"),
+                ("rms", "RMS"),
+            )
+        ),
+        _bits,
+    ),
+    "lens": Kind(_lens),
+    "claim": Kind(_fields()),
+}  # fmt: skip
+_OTHER = MEASURED["lens"]

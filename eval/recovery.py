@@ -1,0 +1,238 @@
+"""What recoveries say: each for itself, and those of all solvers together.
+
+One solver that fails says little: a token that gradient descent does not find may be there for
+search to find, or may not be there at all. So the rows of one question (a checkpoint, a site, a
+slice, a prompt) are joined over their solvers and seeds, and every token ends with one verdict.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from eval.errors import RequestError
+from eval.rows import Row
+from eval.statistics import Interval, share
+
+if TYPE_CHECKING:
+    from eval.inversion.slices import Slice
+
+SHUFFLED = "shuffled"
+"""The control whose target belongs to another prompt, so that its truth explains nothing."""
+
+OF_SOLVER = ("method", "family", "settings")
+"""The fields of a recovery's place that say how it was asked."""
+GRADIENT = "recovered by gradient"
+SEARCH = "recovered only by search"
+AMBIGUOUS = "ambiguous"
+NOT_FOUND = "not found"
+VERDICTS = (GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND)
+
+
+def weights(row: Row) -> str:
+    """One model at one training step."""
+    return row["checkpoint"]["weights_sha256"]
+
+
+def prompt(row: Row) -> tuple[Hashable, ...]:
+    """What was to be recovered: equal for all models that share a tokenizer."""
+    return (row.get("prompts"), tuple(row.get("truth", ())))
+
+
+def folder(row: Row) -> str:
+    """The directory that holds a row's model directory."""
+    return os.path.dirname(os.path.normpath(row["checkpoint"]["path"]))
+
+
+def layers(row: Row) -> tuple[int, ...]:
+    """The layers shown together; most often one."""
+    layer = row["site"]["layer"]
+    return tuple(layer) if isinstance(layer, list) else (layer,)
+
+
+def part(row: Row) -> str:
+    """The part of the layer, with the layers below it that are shown too: `block`, `block 1+3`."""
+    name = row["site"].get("part", "block")
+    return name if len(layers(row)) == 1 else f"{name} {'+'.join(map(str, layers(row)))}"
+
+
+def variation(row: Row) -> dict[str, Any]:
+    """In what a recovery departs from the plain question: channels, ablations, noise, control.
+
+    Empty when in nothing. `channels` is the range of those that are shown.
+    """
+    fields = {
+        "channels": _channels(_slice(row["slice"])),
+        "without": ", ".join(row["site"].get("without") or ()),
+        "noise": row["noise"],
+        "control": row["control"],
+        "padded": row["padded"],
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def positions(row: Row) -> str:
+    """The row's slice, all channels taken as shown."""
+    shown = _slice(row["slice"])
+    return (
+        row["slice"]
+        if shown is None or not _channels(shown)
+        else str(replace(shown, low=0, high=None))
+    )
+
+
+def channel_count(row: Row) -> int | None:
+    """How many channels are shown, where they are the first ones; None for others."""
+    shown = _slice(row["slice"])
+    return None if shown is None or shown.low else shown.channels(row["checkpoint"]["d_model"])
+
+
+def hidden_positions(row: Row) -> set[int]:
+    """The positions of the prompt that the row's slice does not show."""
+    length, count = row["length"], row["hidden"]
+    shown = _slice(row["slice"])
+    try:
+        hidden = set(range(length)) - set(shown.positions(length)) if shown else set()
+    except RequestError:  # it shows nothing of a prompt so short
+        hidden = set()
+    # where the padding moved the slice, it hides leading positions only
+    return hidden if len(hidden) == count else set(range(count))
+
+
+def accepted(row: Row) -> bool:
+    """Whether the answer explains the evidence, of a model whose answers can be proved at all."""
+    return bool(row["at_floor"]) and not row["uncertified"]
+
+
+def is_false_accept(row: Row) -> bool:
+    """Whether a row proves a wrong answer: at the floor, wrong, and no collision to tell of it.
+
+    Positions after the last one shown leave no trace in what is shown, so they are not counted; nor
+    is a target that belongs to another prompt, of which the truth is no explanation.
+    """
+    if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
+        return False
+    shown = set(range(row["length"])) - hidden_positions(row)
+    last = row["length"] - 1 if row["padded"] else max(shown, default=-1)
+    named = {collision["position"] for collision in row["collisions"]}
+    return any(row["found"][t] != row["truth"][t] and t not in named for t in range(last + 1))
+
+
+def margin_bits(row: Row) -> float | None:
+    """The row's `margin_bits`; None where a token was not found, as nothing is known around it."""
+    return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
+
+
+def recovery_place(row: Row) -> dict[str, Hashable]:
+    """Where and how a prompt was recovered: equal for rows that differ in prompt or seed."""
+    departs = variation(row)
+    return {
+        "layer": max(layers(row)),
+        "part": part(row),
+        "slice": row["slice"],
+        "hidden": row["hidden"],
+        "observed": row["observed"],
+        "prompt_kind": row["prompts"],
+        "without": departs.get("without", ""),
+        "noise": departs.get("noise", 0.0),
+        "control": departs.get("control", ""),
+        "padded": departs.get("padded", False),
+        "method": row["method"],
+        "family": row["family"],
+        "settings": " ".join(f"{name}={value}" for name, value in row["settings"].items()),
+    }
+
+
+def clusters(rows: Sequence[Row]) -> tuple[list[Hashable], list[Hashable]]:
+    """The prompts and the models of rows, which intervals are clustered on."""
+    return [prompt(row) for row in rows], [weights(row) for row in rows]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One question's rows, and the verdict of each token.
+
+    Attributes:
+        rows: at least one; of gradient methods and of searches.
+        verdicts: one of `VERDICTS` per position.
+        hidden: the positions not shown.
+    """
+
+    rows: list[Row]
+    verdicts: list[str]
+    hidden: set[int]
+
+    @property
+    def decisive(self) -> bool:
+        """Whether both gradients and search were tried, so that each verdict was possible."""
+        return {"gradient", "search"} <= {row["family"] for row in self.rows}
+
+    def count(self, hidden: bool) -> Counter[str]:
+        """Verdicts of the hidden positions, or of the shown ones."""
+        return Counter(v for t, v in enumerate(self.verdicts) if (t in self.hidden) == hidden)
+
+
+def join(rows: Iterable[Row]) -> list[Joined]:
+    """Joins rows over methods and seeds, in the order of first appearance.
+
+    Rows of neither gradient methods nor searches (probes, say) give no verdict and are left out,
+    and so are those of a control that has nothing to find.
+    """
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        if row["family"] in ("gradient", "search") and row["control"] != SHUFFLED:
+            groups.setdefault(question(row), []).append(row)
+    return [
+        Joined(group, [_verdict(group, t) for t in range(len(group[0]["truth"]))],
+               hidden_positions(group[0]))
+        for group in groups.values()
+    ]  # fmt: skip
+
+
+def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
+    """The share of each verdict among hidden or among shown tokens; None if there are none.
+
+    With 95 % intervals clustered on prompts and training seeds.
+    """
+    counts = [j.count(hidden) for j in joined]
+    totals = [count.total() for count in counts]
+    if not sum(totals):
+        return None
+    by = clusters([j.rows[0] for j in joined])
+    return {v: share([count[v] for count in counts], totals, *by) for v in VERDICTS}
+
+
+def question(row: Row) -> tuple[Hashable, ...]:
+    """Equal for rows that differ in their method, its settings and its seed only."""
+    where = {name: value for name, value in recovery_place(row).items() if name not in OF_SOLVER}
+    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt(row), row["prompt"])
+
+
+def _verdict(rows: list[Row], t: int) -> str:
+    """Ambiguous before all else: where two inputs fit, finding the true one is luck."""
+    if any(row["verdict"][t] == AMBIGUOUS for row in rows):
+        return AMBIGUOUS
+    finders = {row["family"] for row in rows if row["found"][t] == row["truth"][t]}
+    if "gradient" in finders:
+        return GRADIENT
+    return SEARCH if "search" in finders else NOT_FOUND
+
+
+@lru_cache(maxsize=256)
+def _slice(text: str) -> "Slice | None":
+    """The slice of a row; None for one of another form."""
+    from eval.inversion.slices import Slice
+
+    try:
+        return Slice.parse(text)
+    except RequestError:
+        return None
+
+
+def _channels(shown: "Slice | None") -> str:
+    """The range of the channels shown; "" for all of them."""
+    if shown is None or (shown.low, shown.high) == (0, None):
+        return ""
+    return f"{shown.low or ''}:{'' if shown.high is None else shown.high}"

@@ -1,0 +1,200 @@
+"""Work that gives rows, and the one runner of it: resumed by key, shared out, with the time left.
+
+A task's rows are on the disk before the next task begins. Processes that torchrun starts deal the
+tasks out like cards, so that costs even out; each appends to a file of its own, and the first
+merges the files when all are done. What an interrupted run left in them is merged when the next
+one starts.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from eval.errors import RequestError
+from eval.rows import Results, Row
+
+if TYPE_CHECKING:
+    from eval.checkpoints import Checkpoint
+
+Item = TypeVar("Item")
+PATIENCE = timedelta(days=7)  # shares of the work differ by hours
+EVERY = 15.0  # seconds between lines on a pipe
+
+
+class Task(Protocol):
+    """A piece of work that gives rows."""
+
+    @property
+    def checkpoint(self) -> "Checkpoint | None":
+        """The model that it is about; what is kept of it goes when a task is of another."""
+        ...
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Its rows' keys; where all are there it is not run. None: it is run each time."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in a unit that all tasks of a run share."""
+        ...
+
+    def run(self, results: Results) -> Iterable[Row]:
+        """Its rows, at least those that are not in the results yet."""
+        ...
+
+
+@contextmanager
+def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
+    """Opens a results directory for tasks; torchrun's processes are joined for the time.
+
+    Args:
+        out: the directory; None for one that is gone when the block ends.
+        resume: whether there may be rows in it.
+
+    Raises:
+        RequestError: it cannot be written, it holds rows and may not, or several processes have no
+            directory to share.
+    """
+    if out is None and world() > 1:
+        raise RequestError("--out: several processes need one results directory; give it")
+    with (
+        TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as place,
+        _joined(),
+    ):
+        _merge(place)
+        results = Results(place, rank() if world() > 1 else None)
+        if results.keys and not resume:
+            raise RequestError(
+                f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
+            )
+        yield results
+
+
+def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:
+    """Runs this process's share of the tasks whose rows are not there yet; all rows are merged.
+
+    Args:
+        tasks: those of one model stand together.
+        results: as `open_results` gives them.
+        what: is being done, for the progress.
+        limit: no more tasks than it takes for so many rows.
+    """
+    remaining, rows = [], 0
+    for task in tasks:
+        if task.keys and results.keys.issuperset(task.keys):
+            continue
+        if limit is None or rows < limit:
+            remaining.append(task)
+        rows += len(task.keys)
+    if not remaining:
+        print(f"{results.directory}: every row is there already", file=sys.stderr)
+    share = remaining[rank() :: world()]
+    for _ in track(_run(share, results), [task.cost for task in share], what):
+        pass
+    _wait()
+    _merge(results.directory)
+
+
+def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
+    for task, following in pairwise([*tasks, None]):
+        assert task
+        results.append(task.run(results))
+        if task.checkpoint and (not following or following.checkpoint is not task.checkpoint):
+            task.checkpoint.release()
+        yield
+
+
+def track(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
+    """Passes items through, and says on stderr how many are done and how much time is left.
+
+    It is a live line on a terminal, a line now and then on a pipe.
+
+    Args:
+        items: finished pieces of work, as they come.
+        costs: how much work each piece is, for the estimate; their number is the total.
+        what: is being done.
+    """
+    if sys.stderr.isatty():
+        yield from _live(items, costs, what)
+        return
+    total, done, started, said = sum(costs), 0.0, time.monotonic(), time.monotonic()
+    for count, item in enumerate(items, start=1):
+        done += costs[count - 1]
+        now = time.monotonic()
+        if now - said >= EVERY or count == len(costs):
+            seconds = (now - started) * (total - done) / done
+            print(f"{what} {count}/{len(costs)}, {seconds:.0f} s left", file=sys.stderr, flush=True)
+            said = now
+        yield item
+
+
+def _live(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    shown = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    with shown as bar:
+        task = bar.add_task(what, total=len(costs))
+        for item in items:
+            bar.advance(task)
+            yield item
+
+
+def rank() -> int:
+    """This process's number, 0 when it is the only one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int | None:
+    """This process's number on its machine; None where torchrun did not start it."""
+    number = os.environ.get("LOCAL_RANK")
+    return None if number is None else int(number)
+
+
+def world() -> int:
+    """How many processes there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def _joined() -> Iterator[None]:
+    """The processes can wait for each other."""
+    if world() == 1:
+        yield
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _merge(place: object) -> None:
+    """The first process merges all files; the others wait until it has."""
+    if rank() == 0:
+        Results(str(place)).merge()
+    _wait()
+
+
+def _wait() -> None:
+    """Until every process has come here."""
+    if world() > 1:
+        import torch.distributed as dist
+
+        dist.monitored_barrier(timeout=PATIENCE)

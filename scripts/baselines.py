@@ -1,0 +1,307 @@
+"""Who trains in a benchmark: ours, transformers' Llama, and the masked mixers of the reference.
+
+The reference (Badger, 2409.01482) is restated: the same sums, start and flaws. A mixer is a
+`Conv1d` over the positions, of which the features are the length. What it must not see is zeroed in
+place in every forward pass, so gradients above the diagonal live on: they count in the clipped
+norm, and in AdamW's moments, and move weights that the next forward pass zeroes again. There is no
+final norm, the length is fixed, and every tensor starts as PyTorch makes it.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from arch import ModelConfig
+from scripts.pages import BenchmarkError
+from scripts.turns import Turns
+from tokenizer import PackedData
+
+IGNORE = -100
+ENDLESS = 10**6  # steps; a race ends before
+
+
+def llama(
+    vocab_size: int, length: int, width: int, layers: int, d_ff: int, heads: int = 4
+) -> nn.Module:
+    """An untrained `LlamaForCausalLM` with transformers' defaults in all that has no size."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "intermediate_size": d_ff,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+    }
+    # None of its special tokens is one of ours; the cache is no use in training.
+    special: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **special, use_cache=False))
+
+
+def trainer(
+    model: nn.Module, rows: Any, folder: Path, batch: int, steps: int, **settings: Any
+) -> Any:
+    """transformers' `Trainer`, with its defaults but for what writes files and bars.
+
+    Raises:
+        BenchmarkError: it is not installed, or accelerate, which it needs, is not.
+    """
+    for package in ("transformers", "accelerate"):
+        if not find_spec(package):
+            raise BenchmarkError(f"transformers' Trainer needs {package}; pip install {package}")
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch,
+        max_steps=steps,
+        optim="adamw_torch_fused",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        **settings,
+    )
+    made = Trainer(model=model, args=arguments, train_dataset=rows)  # pyright: ignore
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+class MaskedConv(nn.Conv1d):
+    """tril(W) X + b, the weight masked in place first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T', D)`."""
+        self.weight.data = torch.tril(self.weight.data.squeeze(-1)).unsqueeze(-1).contiguous()
+        return super().forward(input)
+
+
+class Parallel(nn.Module):
+    """Masked convolutions side by side, summed."""
+
+    def __init__(self, length: int, branches: int = 2) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(MaskedConv(length, length, 1) for _ in range(branches))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        total = torch.zeros_like(x)
+        for branch in self.branches:
+            total = total + branch(x)
+        return total
+
+
+class Headed(nn.Module):
+    """A projection and a masked convolution a head, joined by another projection."""
+
+    def __init__(self, width: int, length: int, heads: int = 4) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(
+            nn.Linear(width, width // heads, bias=False) for _ in range(heads)
+        )
+        self.convs = nn.ModuleList(MaskedConv(length, length, 1) for _ in range(heads))
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        heads = [c(p(x)) for p, c in zip(self.projections, self.convs, strict=True)]
+        return self.out(torch.cat(heads, dim=-1))
+
+
+class Block(nn.Module):
+    """Two LayerNorms, two residuals, and a feed-forward part of width 4 D."""
+
+    def __init__(self, width: int, mixer: nn.Module) -> None:
+        super().__init__()
+        self.seq_layernorm, self.patch_layernorm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.conv = mixer
+        self.patch_ff = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
+        x = x + self.conv(self.seq_layernorm(x))
+        return x + self.patch_ff(self.patch_layernorm(x))
+
+
+class ReferenceMixer(nn.Module):
+    """The reference's language model; called as transformers calls its own.
+
+    Args:
+        kind: flat, expanded (by 1: in its code a larger factor is dead weight), parallel (2
+            branches, summed as they are) or headed (4 heads).
+        vocab_size: number of tokens V.
+        length: T, which every input must have.
+        width: D.
+        layers: number of blocks.
+    """
+
+    def __init__(self, kind: str, vocab_size: int, length: int, width: int, layers: int) -> None:
+        super().__init__()
+        build = {
+            "flat": lambda: MaskedConv(length, length, 1),
+            "expanded": lambda: nn.Sequential(
+                MaskedConv(length, length, 1), nn.GELU(), MaskedConv(length, length, 1)
+            ),
+            "parallel": lambda: Parallel(length),
+            "headed": lambda: Headed(width, length),
+        }[kind]
+        self.wte = nn.Embedding(vocab_size, width)
+        self.mixerblocks = nn.ModuleList(Block(width, build()) for _ in range(layers))
+        self.lm_head = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        **_: Any,
+    ) -> dict[str, Tensor]:
+        """Logits `(B, T, V)`, and the loss in nats per token where there are labels `(B, T)`.
+
+        Args:
+            input_ids: `(B, T)`.
+            labels: the same tokens, -100 where they do not count.
+            shift_labels: the next tokens, instead.
+        """
+        x = self.wte(input_ids)
+        for block in self.mixerblocks:
+            x = block(x)
+        logits = self.lm_head(x)
+        if shift_labels is None and labels is not None:
+            shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+        if shift_labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(
+            logits.float().flatten(0, 1), shift_labels.flatten(), ignore_index=IGNORE
+        )
+        return {"loss": loss, "logits": logits}
+
+
+class Work(NamedTuple):
+    """What a contender trains: `batch` windows of packed data a step, with an empty folder."""
+
+    model: ModelConfig
+    batch: int
+    device: str
+    precision: str
+    compiled: bool
+    data: Path
+    folder: Path
+
+
+def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
+    """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW.
+
+    Without kernels a masked convolution is `tril(W) @ x + b`, as plain PyTorch says it.
+    """
+    import yaml
+    from lightning.pytorch import Callback
+
+    from train import run
+    from train.cli import find_recipe
+    from train.settings import (
+        BatchSettings,
+        OptimizerSettings,
+        Recipe,
+        RunSettings,
+        ScheduleSettings,
+        TrainerSettings,
+    )
+
+    if not kernels:
+        from arch.mixers import masked
+
+        masked.masked_convolution = plain_convolution
+
+    sections = yaml.safe_load(find_recipe(recipe).read_text(encoding="utf-8"))
+    parts = {
+        name: sections.pop(name, {})
+        for name in ("model", "batch", "optimizer", "schedule", "trainer")
+    }
+    precisions: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    quiet = {
+        "data": str(work.data),
+        "run": str(work.folder / "run"),
+        "precision": precisions[work.precision],
+        **({"compile": True} if work.compiled else {}),
+        "wandb": "disabled",
+        "save_steps": [],
+        "save_every": None,
+        "checkpoint_every": ENDLESS,
+        "validate_every": ENDLESS,
+        "validate_tokens": work.model.context,
+    }
+    accelerator = "gpu" if work.device == "cuda" else "cpu"
+    place = {"accelerator": accelerator, "devices": 1, "strategy": "auto"}
+    made = run.Run(
+        Recipe(
+            RunSettings(**{**sections, **quiet}),
+            work.model,
+            BatchSettings(size=work.batch),
+            OptimizerSettings(name="adamw", lr=1e-3),
+            ScheduleSettings(**parts["schedule"]),
+            TrainerSettings(**{**parts["trainer"], **place, "max_steps": ENDLESS}),
+        )
+    )
+
+    class Steps(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            turns.step()
+
+    made.trainer.callbacks.append(Steps())  # pyright: ignore[reportAttributeAccessIssue]
+    made.fit()
+
+
+def theirs(turns: Turns, work: Work, kind: str) -> None:
+    """transformers' Llama, or a mixer of the reference by its kind, under its `Trainer`."""
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            turns.step()
+
+    torch.manual_seed(0)
+    config = work.model
+    sizes = (config.vocab_size, config.context, config.d_model, config.n_layers)
+    model = llama(*sizes, config.hidden_width) if kind == "llama" else ReferenceMixer(kind, *sizes)
+    settings: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "torch_compile": work.compiled,
+        "use_cpu": work.device == "cpu",
+        **({} if work.precision == "fp32" else {work.precision: True}),
+    }
+    rows = Windows(PackedData(work.data), config.context)
+    made = trainer(model, rows, work.folder, work.batch, ENDLESS, **settings)
+    made.add_callback(Steps())
+    made.train()
+
+
+def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`arch.masked_conv.masked_convolution` of one triangle, without it."""
+    y = torch.tril(weight) @ x
+    return y if bias is None else y + bias[:, None]
+
+
+class Windows(Dataset):
+    """Windows of packed tokens held in memory, over and over, as transformers takes them."""
+
+    def __init__(self, data: PackedData, length: int) -> None:
+        tokens = torch.from_numpy(data.tokens("train").astype("int64").reshape(-1))
+        self._windows = tokens[: len(tokens) // length * length].view(-1, length)
+
+    def __len__(self) -> int:
+        """Enough that no epoch ends during a race."""
+        return ENDLESS
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        """`input_ids` and `labels`, both `(T,)`; the model shifts the labels."""
+        window = self._windows[number % len(self._windows)]
+        return {"input_ids": window, "labels": window}

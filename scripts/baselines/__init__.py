@@ -1,1 +1,0 @@
-"""What other people train with, to be measured beside ours."""

@@ -1,0 +1,273 @@
+"""What other people's recipes learn, on our packed data: one JSON file a run.
+
+    python -m scripts.bench_learning trainer-llama --data DIR --lr 2e-3 --steps 293 --out a.json
+    python -m scripts.bench_learning reference-flat --data ROWS --validate DIR --lr 2e-3 \\
+        --steps 293 --out b.json
+
+  trainer-llama       transformers' Trainer with its defaults, on its LlamaForCausalLM: AdamW (0.9,
+                      0.999, 1e-8, no decay), linear fall to 0 without a warm-up, norm clipped to 1
+  reference-flat      the recipe of maskedmixers (Badger, 2409.01482), on its own mixers and on its
+  reference-expanded  Llama (d_ff = 4 d_model): the same but for a warm-up of 500 steps, or of a
+  reference-llama     tenth of the steps where that is less
+
+All see the windows, in the order, that `python -m train` makes of the same --data, --batch,
+--context and --seed: of `packed` data, or of `rows` (left-padded ones are the reference's own; the
+pads are read by the model and are out of the loss). The validation loss is that of `python -m
+train`, in nats per token and bits per byte, over the same windows of each --validate directory.
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from arch.files import write_file
+from scripts.baselines import ReferenceMixer, llama, trainer
+from scripts.pages import BenchmarkError, positive
+from tokenizer import CorpusError, PackedData
+from train.data import IGNORE, Windows
+from train.settings import RunError
+
+KINDS = ("trainer-llama", "reference-flat", "reference-expanded", "reference-llama")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Trains, validates, writes; the exit code."""
+    options = _options(words)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        result = learn(options)
+        write_file(options.out, json.dumps(result, indent=1).encode())
+    except (BenchmarkError, CorpusError, RunError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        torch.set_num_threads(threads)
+    return 0
+
+
+def learn(options: argparse.Namespace) -> dict[str, Any]:
+    """One run: its settings, the losses on the way, and what it came to.
+
+    Raises:
+        BenchmarkError, RunError, CorpusError: the data cannot be used, or Trainer is missing.
+    """
+    from transformers import TrainerCallback
+
+    data = PackedData(options.data)
+    held_out = {path: PackedData(path) for path in options.validate or [options.data]}
+    steps = Steps(data, options)
+    torch.manual_seed(options.seed)
+    model = build(options.kind, data.meta["vocab_size"], options)
+    metrics: list[dict[str, Any]] = []
+    validations: list[dict[str, Any]] = []
+
+    def validate(step: int) -> None:
+        for path, packed in held_out.items():
+            nats, tokens = validation_loss(model, packed, options)
+            bits = nats / packed.bytes_per_token("valid") / math.log(2)
+            figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
+            seen = steps.targets(step)
+            validations.append({"step": step, "tokens_seen": seen, "data": path, **figures})
+            print(f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f}  {path}", flush=True)
+
+    class Record(TrainerCallback):
+        broken_at: int | None = None
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            if 0 in options.validate_at:
+                validate(0)
+
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any
+        ) -> None:
+            step, loss = state.global_step, logs.get("loss")
+            if loss is None:
+                return
+            if not math.isfinite(loss):
+                self.broken_at, control.should_training_stop = step, True
+                print(f"step {step}  the loss is no number", flush=True)
+                return
+            if step % options.log_every == 0 or step == options.steps:
+                row = {"step": step, "tokens_seen": steps.targets(step), "loss": loss}
+                metrics.append({**row, "lr": logs["learning_rate"]})
+                print(f"step {step}/{options.steps}  loss {loss:.3f}", flush=True)
+            if step in options.validate_at or step == options.steps:
+                validate(step)
+
+    record, start = Record(), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bench-learning-") as folder:
+        made = trainer(
+            model,
+            steps,
+            Path(folder),
+            options.batch,
+            options.steps,
+            learning_rate=options.lr,
+            warmup_steps=options.warmup,
+            max_grad_norm=options.clip,
+            seed=options.seed,
+            use_cpu=options.device == "cpu",
+            train_sampling_strategy="sequential",
+            logging_strategy="steps",
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            **({} if options.precision == "fp32" else {options.precision: True}),
+        )
+        made.add_callback(record)
+        made.train()
+    final = next((v for v in validations if v["step"] == options.steps), {})
+    names = ("val_loss", "val_bits_per_byte", "val_tokens")
+    return {
+        **{k: v for k, v in vars(options).items() if k not in ("out", "validate", "validate_at")},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layout": data.meta["layout"],
+        "data_sha256": data.hash,
+        "tokens_seen": steps.targets(record.broken_at or options.steps),
+        "broken_at": record.broken_at,
+        **{name: final.get(name) for name in names},
+        "validations": validations,
+        "metrics": metrics,
+        "seconds": time.perf_counter() - start,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
+    }
+
+
+def build(kind: str, vocab_size: int, options: argparse.Namespace) -> nn.Module:
+    """The untrained model of a kind."""
+    sizes = (vocab_size, options.context, options.d_model, options.layers)
+    whose, _, what = kind.partition("-")
+    if what == "llama":
+        d_ff = options.d_model * 11 // 4 if whose == "trainer" else 4 * options.d_model
+        return llama(*sizes, options.d_ff or d_ff, options.heads)
+    return ReferenceMixer(what, *sizes)
+
+
+@torch.no_grad()
+def validation_loss(
+    model: nn.Module, data: PackedData, options: argparse.Namespace
+) -> tuple[float, int]:
+    """Mean loss in nats per token, and over how many: what `python -m train` reports."""
+    windows, device = Windows(data, "valid", options.context), next(model.parameters()).device
+    limit = options.validate_tokens and -(-options.validate_tokens // options.context)
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    model.eval()
+    for inputs, targets in windows.in_order(options.batch, limit):
+        logits = _logits(model, inputs.to(device), options.context)
+        nats = F.cross_entropy(
+            logits.float().flatten(0, 1),
+            targets.to(device).flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+        )
+        total += nats.double().cpu()
+        count += int((targets != IGNORE).sum())
+    model.train()
+    return total.item() / count, count
+
+
+def _logits(model: nn.Module, inputs: Tensor, length: int) -> Tensor:
+    """Of tokens `(B, T)`; a model of fixed length sees what follows T, and is causal."""
+    T = inputs.shape[1]
+    if isinstance(model, ReferenceMixer):
+        inputs = F.pad(inputs, (0, length - T))
+    return model(input_ids=inputs)["logits"][:, :T]
+
+
+class Steps(Dataset):
+    """The windows of all steps, in their order, as transformers takes them.
+
+    Raises:
+        RunError: there are fewer than one batch.
+    """
+
+    def __init__(self, data: PackedData, options: argparse.Namespace) -> None:
+        self._windows = Windows(data, "train", options.context, options.seed)
+        self._context, self._batch = options.context, options.batch
+        self._count, self._seen = options.steps * options.batch, [0]
+        if self._windows.count < options.batch:
+            raise RunError(
+                f"--data {data.path}: {self._windows.count} windows of {options.context} tokens are"
+                f" fewer than one --batch of {options.batch}"
+            )
+
+    def __len__(self) -> int:
+        """Windows."""
+        return self._count
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        """Tokens and their next ones, both `(context,)`; in rows the last one has no next token."""
+        tokens, targets = (one[0] for one in self._windows.batch(number, 1))
+        missing = (0, self._context - len(tokens))
+        following = F.pad(targets, missing, value=IGNORE)
+        return {
+            "input_ids": F.pad(tokens, missing),
+            "labels": following,
+            "shift_labels": following,
+        }
+
+    def targets(self, step: int) -> int:
+        """How many targets the first steps have."""
+        while len(self._seen) <= step:
+            first = (len(self._seen) - 1) * self._batch
+            self._seen.append(self._seen[-1] + self._windows.targets(first, self._batch))
+        return self._seen[step]
+
+
+def _options(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--data", required=True, help="packed data to train on")
+    parser.add_argument("--validate", nargs="+", metavar="DIR", help="packed data; default: --data")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--lr", type=float, default=5e-5, help="highest rate; Trainer's default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=positive, required=True)
+    parser.add_argument("--batch", type=positive, default=16)
+    parser.add_argument("--context", type=positive, default=128)
+    parser.add_argument("--d-model", type=positive, default=128)
+    parser.add_argument("--layers", type=positive, default=4)
+    parser.add_argument("--heads", type=positive, default=4, help="of a Llama")
+    parser.add_argument(
+        "--d-ff", type=positive, help="of a Llama; default: 11/4 d_model, reference 4"
+    )
+    parser.add_argument("--warmup", type=int, help="steps; see above")
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--validate-at", type=int, nargs="+", default=[], metavar="STEP")
+    parser.add_argument("--validate-tokens", type=positive, help="of the split; default: all")
+    parser.add_argument("--log-every", type=positive, default=10)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--threads", type=positive, default=1)
+    options = parser.parse_args(words)
+    if options.warmup is None:
+        tenth = min(500, options.steps // 10)
+        options.warmup = 0 if options.kind == "trainer-llama" else tenth
+    if options.warmup < 0:
+        parser.error(f"--warmup is {options.warmup}; at least 0")
+    if options.kind.endswith("llama") and options.d_model % options.heads:
+        parser.error(f"--heads is {options.heads}; it must divide --d-model {options.d_model}")
+    if not options.lr > 0:
+        parser.error(f"--lr is {options.lr}; it must be above 0")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

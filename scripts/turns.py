@@ -1,0 +1,196 @@
+"""Contenders that work in turns, each in a process of its own.
+
+All start together and warm up; then one at a time does a few steps while the others wait, round
+after round, so that whatever else the machine does meets them alike. The first steps of a turn do
+not count: they find the caches as another left them.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+UNCOUNTED = 2  # steps at the start of every turn
+PATIENCE = 240.0  # seconds that a contender may take to answer, compilation included
+
+
+class Turn(NamedTuple):
+    """What a turn took: steps that counted, seconds by the clock and of all processor threads,
+    bytes at the peak so far of the GPU (by PyTorch) or of the process.
+    """
+
+    steps: int
+    seconds: float
+    work: float
+    memory: int
+
+
+class Over(BaseException):
+    """Ends training from inside a callback, when no more turns are wanted."""
+
+
+class Turns:
+    """A contender's side: counts its steps, and waits where a turn ends.
+
+    Args:
+        line: to the race.
+        device: cpu or cuda.
+    """
+
+    def __init__(self, line: Connection, device: str) -> None:
+        self._line, self._cuda = line, device == "cuda"
+        self._wait()
+
+    def step(self) -> None:
+        """To be called after every optimiser step.
+
+        Raises:
+            Over: the race is.
+        """
+        self._done += 1
+        if self._done == UNCOUNTED:
+            self._started = self._now()
+        if self._done < UNCOUNTED + self._wanted:
+            return
+        seconds, work = (b - a for a, b in zip(self._started, self._now(), strict=True))
+        if self._cuda:
+            memory = torch.cuda.max_memory_allocated()
+            torch.cuda.empty_cache()  # the others need it
+        else:
+            memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._line.send(Turn(self._wanted, seconds, work, memory))
+        self._wait()
+
+    def _wait(self) -> None:
+        self._done, self._wanted = 0, self._line.recv()
+        if not self._wanted:
+            raise Over
+
+    def _now(self) -> tuple[float, float]:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter(), time.process_time()
+
+
+class Entrant:
+    """The race's side of a contender: `work(turns, *arguments)` in a new process.
+
+    Args:
+        device: cpu or cuda.
+        threads: of the CPU.
+        log: a file for all that it prints.
+        work: trains until `turns` says that the race is over.
+        arguments: of `work`.
+
+    Attributes:
+        readings: one a round.
+        failed: why it is out of the race, in a line.
+    """
+
+    def __init__(
+        self, device: str, threads: int, log: Path, work: Callable[..., None], *arguments: Any
+    ) -> None:
+        self.readings: list[Turn] = []
+        self.failed: str | None = None
+        self.log = log
+        context = multiprocessing.get_context("spawn")
+        self.line, there = context.Pipe()
+        self.process = context.Process(
+            target=_main, args=(there, device, threads, log, work, arguments)
+        )
+        self.process.start()
+        there.close()
+
+    def ask(self, steps: int) -> None:
+        """Starts a turn."""
+        if self.failed is None:
+            try:
+                self.line.send(steps)
+            except OSError:
+                self._fail()
+
+    def answer(self) -> Turn | None:
+        """The turn that was asked for, or None once it has failed."""
+        if self.failed is not None:
+            return None
+        try:
+            answer = self.line.recv() if self.line.poll(PATIENCE) else "no answer"
+        except (EOFError, OSError):
+            self._fail()
+            return None
+        if isinstance(answer, Turn):
+            return answer
+        self.failed = str(answer)
+        return None
+
+    def _fail(self) -> None:
+        lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
+        self.failed = next((line for line in reversed(lines) if line.strip()), "it ended")
+
+
+def end(entrants: list[Entrant]) -> None:
+    """Lets all go, and makes those that do not."""
+    for entrant in entrants:
+        with contextlib.suppress(OSError):
+            entrant.line.send(0)
+    for entrant in entrants:
+        entrant.process.join(10)
+        if entrant.process.is_alive():
+            entrant.process.kill()
+            entrant.process.join()
+
+
+def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
+    """Fills in the entrants' readings.
+
+    Args:
+        entrants: already started.
+        turn: seconds that one should last.
+        until: no round is begun after this moment of the monotonic clock.
+        rounds: the fewest, whatever the clock says, and the most.
+    """
+    for entrant in entrants:
+        entrant.ask(2)
+    for entrant in entrants:
+        entrant.answer()
+    steps = []
+    for entrant in entrants:  # alone now: how long does a step take?
+        entrant.ask(2)
+        first = entrant.answer()
+        steps.append(max(1, round(turn * first.steps / max(first.seconds, 1e-9))) if first else 1)
+    for number in range(rounds[1]):
+        if number >= rounds[0] and time.monotonic() > until:
+            break
+        for entrant, wanted in zip(entrants, steps, strict=True):
+            entrant.ask(wanted)
+            if reading := entrant.answer():
+                entrant.readings.append(reading)
+
+
+def _main(
+    line: Connection, device: str, threads: int, log: Path, work: Any, arguments: tuple[Any, ...]
+) -> None:
+    with log.open("w", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        torch.set_num_threads(threads)
+        # Several may compile at once, each with workers of its own.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+        try:
+            work(Turns(line, device), *arguments)
+        except Over:
+            return
+        except BaseException as error:
+            traceback.print_exc()
+            lines = str(error).strip().splitlines() or [""]
+            line.send(f"{type(error).__name__}: {lines[0]}"[:200])

@@ -1,0 +1,39 @@
+"""The Triton kernels on a CPU, in Triton's interpreter: `python -m tests.arch.kernel_interpreter`.
+
+A process of its own, because Triton decides at import whether it interprets. Sizes are small: a
+step of a kernel's loop takes milliseconds here. The interpreter cannot multiply bfloat16.
+"""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from arch import masked_conv, masked_conv_triton
+from tests.arch.kernel_cases import MEMBERS, compare
+
+TILE = masked_conv_triton.Tile(rows=32, columns=16, depth=16, warps=4, stages=3, programs=5)
+
+# Whole tiles and ragged ends, of positions and of features.
+CASES = [
+    *((name, 40, torch.float32, 24) for name in MEMBERS),
+    *((name, 70, torch.float32, 48) for name in MEMBERS),
+    *((name, 33, torch.float16, 24) for name in MEMBERS),
+    ("flat", 64, torch.float32, 32),
+    ("flat", 1, torch.float32, 5),
+]
+
+
+def main() -> None:
+    """Compare every case with float64 and print a line for each."""
+    torch.manual_seed(0)
+    masked_conv.implementation = lambda device, dtype: ("triton", "a test")
+    masked_conv_triton.tile = lambda *_: TILE
+    for name, length, dtype, features in CASES:
+        compare(name, length, dtype, features=features)
+        print("agrees:", name, length, dtype, features, flush=True)
+
+
+if __name__ == "__main__":
+    main()

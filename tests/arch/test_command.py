@@ -1,0 +1,131 @@
+"""`python -m arch`: describing, importing and exporting models."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from arch import count_parameters, load_model, save_model
+from arch.__main__ import main
+from scripts.baselines import ReferenceMixer
+from tests.arch.cases import random_tokens, small_model, tokenizer_json
+
+LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
+
+
+@pytest.fixture
+def llama(tmp_path):
+    model = small_model("attention(heads=2)", **LLAMA)
+    save_model(tmp_path / "llama", model, tokenizer_json(), {"step": 3})
+    return model, tmp_path / "llama"
+
+
+def failed(capsys, *words):
+    """The one line that a command complained with."""
+    assert main([*map(str, words)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    return line
+
+
+def test_describe_adds_up(llama, capsys):
+    model, path = llama
+    assert main(["describe", str(path), "--context", "7"]) == 0
+    said = capsys.readouterr().out
+    assert f"{count_parameters(model):,}" in said
+    assert "2 x token_mixer" in said
+    assert "attention(heads=2)" in said
+    assert "at a context of 7; 0 parameters never act" in said
+    assert main(["describe", str(path / "config.json")]) == 0
+
+
+def test_describe_of_a_directory_whose_files_do_not_belong_together(llama, capsys):
+    _, path = llama
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "d_model": 24}))
+    assert "the weights do not fit the configuration: " in failed(capsys, "describe", path)
+    (path / "model.safetensors").unlink()
+    message = f"{path} is not a model directory: it has no model.safetensors"
+    assert message in failed(capsys, "describe", path)
+    assert "no such file; give a model directory" in failed(capsys, "describe", path / "none")
+
+
+def test_describe_of_weights_that_are_cut_short(llama, capsys):
+    _, path = llama
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert f"{weights} cannot be read: " in failed(capsys, "describe", path)
+
+
+def test_export_and_import_are_inverse(llama, tmp_path, capsys):
+    model, path = llama
+    assert main(["export", str(path), str(tmp_path / "hf")]) == 0
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "llama"
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "back")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'hf'}\nwrote {tmp_path / 'back'}\n"
+    tokens = random_tokens(model)
+    assert torch.equal(load_model(tmp_path / "back").model(tokens), model(tokens))
+
+
+def test_import_of_a_checkpoint_of_maskedmixers(tmp_path, capsys):
+    theirs = ReferenceMixer("flat", 11, 12, 8, 2)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    source, out = tmp_path / "model.safetensors", tmp_path / "out"
+    assert "--tokenizer is missing" in failed(capsys, "import", source, out)
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(9))
+    command = ("import", source, out, "--tokenizer", tmp_path / "tokenizer.json")
+    assert "has 9 entries, the model has 11" in failed(capsys, *command)
+    assert not out.exists()
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    assert main([*map(str, command)]) == 0
+    loaded = load_model(out)
+    assert loaded.config.mixers == ("flat",)
+    assert loaded.meta["source"] == "maskedmixers"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Puts a hub in the place of the real one: `hub({"a/b": path})`."""
+
+    class HfHubHTTPError(Exception):
+        pass
+
+    class HFValidationError(Exception):
+        pass
+
+    def pretend(models):
+        def snapshot_download(name, allow_patterns):
+            if name not in models:
+                raise HfHubHTTPError(f"404: no {name}\nmore")
+            return str(models[name])
+
+        package, errors = ModuleType("huggingface_hub"), ModuleType("huggingface_hub.errors")
+        vars(package).update(snapshot_download=snapshot_download)
+        vars(errors).update(HfHubHTTPError=HfHubHTTPError, HFValidationError=HFValidationError)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", package)
+        monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
+
+    return pretend
+
+
+def test_import_from_the_hub(llama, hub, tmp_path, capsys):
+    model, path = llama
+    main(["export", str(path), str(tmp_path / "hf")])
+    hub({"me/ours": path, "me/llama": tmp_path / "hf"})
+    tokens = random_tokens(model)
+    for name in ("ours", "llama"):
+        assert main(["import", f"hub:me/{name}", str(tmp_path / name)]) == 0
+        loaded = load_model(tmp_path / name)
+        assert loaded.meta["name"] == name
+        assert torch.equal(loaded.model(tokens), model(tokens))
+    line = failed(capsys, "import", "hub:me/none", tmp_path / "none")
+    assert line == "error: hub:me/none cannot be had: 404: no me/none\n"
+
+
+def test_import_of_what_is_not_there(tmp_path, capsys):
+    line = failed(capsys, "import", tmp_path / "none", tmp_path / "out")
+    assert line.endswith("no such file or directory; models of the hub are hub:NAME\n")

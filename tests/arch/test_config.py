@@ -1,0 +1,207 @@
+"""The configuration and the patterns in it: what they say no to, and how."""
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from arch import LanguageModel, ModelConfig, ModelError, load_model, save_model
+from arch.mixers import Attention, Flat, Parallel
+from arch.model import matrices
+from tests.arch.cases import tokenizer_json
+
+
+def test_json_gives_the_same_configuration_back():
+    config = ModelConfig(
+        mixers=("attention(heads=2)+flat", "kernel(size=3)"), norm="rmsnorm", tied=True, d_ff=7
+    )
+    assert ModelConfig.from_json(config.to_json()) == config
+    assert set(json.loads(config.to_json())) == {f.name for f in dataclasses.fields(ModelConfig)}
+
+
+def test_a_pattern_is_cycled_over_the_depth():
+    config = ModelConfig(16, 8, 8, 5, mixers=("attention(heads=2)", "flat", "parallel"))
+    kinds = [type(block.token_mixer) for block in LanguageModel(config).blocks]
+    assert kinds == [Attention, Flat, Parallel, Attention, Flat]
+
+
+def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
+    assert ModelConfig(mixers="flat").mixers == ("flat",)  # pyright: ignore[reportArgumentType]
+    config = ModelConfig(16, 8, 8, 1, mixers=("parallel(branches=3, activation=gelu, bias=False)",))
+    mixer = LanguageModel(config).blocks[0].token_mixer
+    assert isinstance(mixer, Parallel)
+    assert (mixer.mix.weight.shape, mixer.activation, mixer.mix.bias) == ((3, 8, 8), "gelu", None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("flatt", "mixer 'flatt': there is no 'flatt', did you mean 'flat'?; allowed: attention, "),
+        ("flat(heads=2)", "mixer 'flat(heads=2)': flat has no argument 'heads'; allowed: bias"),
+        ("identity(x=1)", "mixer 'identity(x=1)': identity has no argument 'x'; allowed: none"),
+        ("attention(heads=two)", "heads is 'two'; allowed: a whole number"),
+        ("attention(heads=2.0)", "heads is 2.0; allowed: a whole number"),
+        ("attention(heads=true)", "heads is True; allowed: a whole number"),
+        ("attention(kv_heads=x)", "kv_heads is 'x'; allowed: a whole number or none"),
+        ("attention(rope_base=x)", "rope_base is 'x'; allowed: a number"),
+        ("flat(bias=1)", "bias is 1; allowed: true or false"),
+        ("parallel(activation=relu)", "activation is 'relu'; allowed: none or gelu"),
+    ],
+)
+def test_a_pattern_that_is_none_says_so(entry, message):
+    with pytest.raises(ModelError) as caught:
+        ModelConfig(mixers=(entry,))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "flat(2)", "flat-flat", "flat(bias=not)", "flat(", "flat(bias=-x)", "+"]
+)
+def test_a_pattern_that_cannot_be_read_says_how_to_write_one(entry):
+    expected = f"mixer {entry!r} cannot be read; write name, name(key=value, ...), or several"
+    with pytest.raises(ModelError) as caught:
+        ModelConfig(mixers=(entry,))
+    assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("attention(heads=3)", "attention: heads=3 must divide d_model=8 into even parts"),
+        ("attention(heads=8)", "attention: heads=8 must divide d_model=8 into even parts"),
+        ("attention(heads=0)", "attention: heads=0 must divide d_model=8 into even parts"),
+        ("attention(heads=4, kv_heads=3)", "attention: kv_heads=3 must divide heads=4"),
+        ("attention(heads=4, kv_heads=0)", "attention: kv_heads=0 must divide heads=4"),
+        ("attention(heads=2, rope_base=0)", "attention: rope_base=0 must be above 0"),
+        ("headed(heads=3)", "headed: heads=3 must divide d_model=8"),
+        ("headed(heads=0)", "headed: heads=0 must divide d_model=8"),
+        ("expanded(factor=0)", "expanded: factor is 0; it must be a whole number of at least 1"),
+        ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
+        ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
+        (
+            "rectangular(factor=0)",
+            "rectangular: factor is 0; it must be a whole number of at least 1",
+        ),
+    ],
+)
+def test_a_mixer_that_does_not_fit_the_model_says_so(entry, message):
+    with pytest.raises(ModelError) as caught:
+        LanguageModel(ModelConfig(16, 8, 8, 1, mixers=(entry,)))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0; it must be a whole number of at least 1"),
+        ({"vocab_multiple": 0}, "vocab_multiple is 0; it must be a whole number of at least 1"),
+        ({"context": 1.5}, "context is 1.5; it must be a whole number of at least 1"),
+        ({"d_model": "8"}, "d_model is '8'; it must be a whole number of at least 1"),
+        ({"n_layers": True}, "n_layers is True; it must be a whole number of at least 1"),
+        ({"d_ff": 0}, "d_ff is 0; it must be a whole number of at least 1"),
+        ({"mixers": ()}, "mixers is (); give a list, for example [flat]"),
+        ({"mixers": 3}, "mixers is 3; give a list, for example [flat]"),
+        ({"mixers": (3,)}, "mixers holds 3; write a name, for example flat or gelu"),
+        ({"channel_mixer": "relu"}, "channel_mixer 'relu': there is no 'relu', did you mean"),
+        ({"channel_mixer": "gelu+swiglu"}, "channel_mixer 'gelu+swiglu' joins 2; a block has one"),
+        ({"channel_mixer": None}, "channel_mixer holds None; write a name"),
+        ({"norm": "batchnorm"}, "norm is 'batchnorm'; allowed: layernorm, rmsnorm"),
+        ({"norm_eps": 0}, "norm_eps is 0; it must be a number above 0"),
+        ({"final_norm": "no"}, "final_norm is 'no'; allowed: True, False"),
+        ({"tied": 1}, "tied is 1; allowed: True, False"),
+        ({"init": "zeros"}, "init is 'zeros'; allowed: default, reference"),
+        ({"embedding_std": 0.0}, "embedding_std is 0.0; it must be a number above 0"),
+        ({"embedding_std": float("nan")}, "embedding_std is nan; it must be a number above 0"),
+    ],
+)
+def test_a_field_out_of_range_says_so(settings, message):
+    with pytest.raises(ModelError) as caught:
+        ModelConfig(**settings)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "here.json is not JSON"),
+        ("[]", "here.json has unknown fields: not an object"),
+        ('{"n_heads": 4, "width": 3}', "here.json has unknown fields: n_heads, width; allowed: "),
+    ],
+)
+def test_json_that_is_no_configuration_says_so(text, message):
+    with pytest.raises(ModelError) as caught:
+        ModelConfig.from_json(text, "here.json")
+    assert message in str(caught.value)
+
+
+OWN = """
+import torch
+from torch import nn
+from arch.mixers import TokenMixer
+
+class Scaled(TokenMixer):
+    def __init__(self, d_model, context):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(d_model, d_model))
+        self.scale = nn.Parameter(torch.empty(d_model))
+
+    def forward(self, x):
+        return x @ self.matrix * self.scale
+
+class Started(Scaled):
+    def reset_parameters(self):
+        nn.init.eye_(self.matrix)
+        nn.init.ones_(self.scale)
+
+other = 3
+"""
+
+
+@pytest.fixture
+def _own_mixers(tmp_path, monkeypatch):
+    (tmp_path / "own_mixers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_mixers", raising=False)
+
+
+@pytest.mark.usefixtures("_own_mixers")
+def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
+    config = ModelConfig(11, 12, 8, 1, mixers=("own_mixers.Started",))
+    model: Any = LanguageModel(config)
+    mixer = model.blocks[0].token_mixer
+    assert torch.equal(mixer.matrix, torch.eye(8))
+    found = {id(p) for p in matrices(model)}
+    assert id(mixer.matrix) in found
+    assert id(mixer.scale) not in found
+    with torch.no_grad():
+        mixer.matrix.fill_(3)
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    loaded: Any = load_model(tmp_path / "m").model
+    assert torch.equal(loaded.blocks[0].token_mixer.matrix, mixer.matrix)
+
+
+@pytest.mark.usefixtures("_own_mixers")
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "own_mixers.Scaled",
+            "blocks.0.token_mixer: nothing says how matrix, scale of Scaled starts; "
+            "give the class a method reset_parameters(self)",
+        ),
+        ("own_mixers.other", "mixer 'own_mixers.other': own_mixers has no TokenMixer called other"),
+        (
+            "nowhere.Mixer",
+            "mixer 'nowhere.Mixer': nowhere cannot be imported (No module named 'nowhere'); "
+            "run where nowhere.py lies, or set PYTHONPATH to its folder",
+        ),
+    ],
+)
+def test_a_mixer_of_ones_own_that_does_not_fit_is_named(entry, message):
+    with pytest.raises(ModelError) as caught:
+        LanguageModel(ModelConfig(11, 12, 8, 1, mixers=(entry,)))
+    assert str(caught.value) == message

@@ -1,0 +1,224 @@
+"""Any causal model of transformers, opened by its layers: transformers is the judge."""
+
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from arch import ModelError, load_pretrained
+from arch.decoder import Decoder
+from arch.pretrained import PretrainedModel, wrap_model
+from tests.arch.cases import byte_tokenizer, random_tokens
+
+transformers = pytest.importorskip("transformers")
+
+V, T, D, L = 258, 20, 32, 3
+LLAMA = {
+    "hidden_size": D,
+    "intermediate_size": 48,
+    "num_hidden_layers": L,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": T,
+    "initializer_range": 0.2,
+}
+GROUPED = LLAMA | {"num_key_value_heads": 2, "head_dim": 8}
+SLIDING = GROUPED | {"sliding_window": 6}
+GPT = {"n_positions": T, "n_embd": D, "n_layer": L, "n_head": 4, "initializer_range": 0.2}
+STATES = {"hidden_size": D, "num_hidden_layers": L, "state_size": 4, "initializer_range": 0.2}
+NEO = {
+    "hidden_size": D,
+    "num_layers": L,
+    "attention_types": [[["global", "local", "global"], 1]],
+    "num_heads": 4,
+    "max_position_embeddings": T,
+    "window_size": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+}
+OPT = {"hidden_size": D, "word_embed_proj_dim": D, "ffn_dim": 48, "num_hidden_layers": L,
+       "num_attention_heads": 4, "max_position_embeddings": T, "init_std": 0.2}  # fmt: skip
+CACHED = {
+    "gpt2": ("GPT2", GPT),
+    "gptj": ("GPTJ", GPT | {"rotary_dim": 4}),
+    "opt": ("OPT", OPT),
+    "opt, norms after": ("OPT", OPT | {"do_layer_norm_before": False}),
+    "gpt_neo": ("GPTNeo", NEO),
+    "gpt_neox": ("GPTNeoX", LLAMA),
+    "bloom": ("Bloom", {"hidden_size": D, "n_layer": L, "n_head": 4, "initializer_range": 0.2}),
+    "llama": ("Llama", LLAMA),
+    "mistral": ("Mistral", SLIDING),
+    "qwen2": ("Qwen2", GROUPED),
+    "qwen3": ("Qwen3", GROUPED),
+    "gemma2": ("Gemma2", SLIDING),
+    "gemma3": ("Gemma3Text", SLIDING),
+    "phi3": ("Phi3", LLAMA | {"rope_scaling": None}),
+    "olmo2": ("Olmo2", LLAMA),
+    "falcon": ("Falcon", {"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": 4}),
+    "cohere": ("Cohere", LLAMA),
+    "mixtral": ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+}
+RECURRENT = {
+    "mamba": ("Mamba", STATES),
+    "mamba2": ("Mamba2", STATES | {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}),
+    "rwkv": ("Rwkv", {"hidden_size": D, "num_hidden_layers": L, "attention_hidden_size": D,
+                      "context_length": T}),
+    "recurrent_gemma": ("RecurrentGemma", GROUPED),
+}  # fmt: skip
+MODELS = CACHED | RECURRENT
+SHIFTED = {"mamba", "mamba2", "rwkv"}  # their first hidden state is the first layer's output
+
+
+def their_model(name, dtype=torch.float32, **changes):
+    family, settings = MODELS[name]
+    tokens = {"vocab_size": V, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**tokens, **settings, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request):
+    theirs = their_model(request.param)
+    return request.param, theirs, Decoder(theirs)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
+
+
+def test_streams_and_logits_are_transformers_own(pair, tokens):
+    name, theirs, ours = pair
+    expected = theirs(tokens, output_hidden_states=True)
+    embeddings = ours.embed(tokens)
+    shift = name in SHIFTED
+    for layer in range(1, L):
+        stream = ours.hidden(embeddings, layer)
+        torch.testing.assert_close(stream, expected.hidden_states[layer - shift])
+    torch.testing.assert_close(ours(tokens), expected.logits, atol=1e-4, rtol=1e-4)
+    last = ours.norm(ours.hidden(embeddings, L))
+    torch.testing.assert_close(last, expected.hidden_states[-1], atol=1e-5, rtol=1e-4)
+
+
+def test_keys_and_values_are_remembered_where_a_model_has_them(pair):
+    name, _, ours = pair
+    assert ours.body.cached == (name in CACHED)
+
+
+def test_prefix_and_step_give_what_whole_sequences_give(pair, tokens):
+    _, _, ours = pair
+    embeddings = ours.embed(tokens)
+    whole = ours.hidden(embeddings, 2)
+    first, state = ours.prefix(embeddings[:, :5], layer=2)
+    again = ours.prefix(embeddings[:, 5:9].flip(1), state)[0]
+    second, longer = ours.prefix(embeddings[:, 5:12], state)  # the state is as it was
+    assert not torch.equal(again, second[:, :4])
+    near = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+    near(torch.cat([first, second], dim=1), whole[:, :12])
+    candidates = torch.stack([embeddings[:, 12:], -embeddings[:, 12:]], dim=1).flatten(0, 1)
+    stepped = ours.step(candidates, longer)  # two candidates on each of two prefixes
+    near(stepped[::2], whole[:, 12:])
+    other = torch.cat([embeddings[:, :12], -embeddings[:, 12:]], dim=1)
+    near(stepped[1::2], ours.hidden(other, 2)[:, 12:])
+
+
+def test_outputs_have_gradients_of_their_embeddings(pair, tokens):
+    _, _, ours = pair
+    embeddings = ours.embed(tokens).requires_grad_()
+    (gradient,) = torch.autograd.grad(ours.hidden(embeddings, L)[:, 7].square().sum(), embeddings)
+    assert gradient[:, :8].abs().sum() > 0
+    assert not gradient[:, 8:].any()
+
+
+def test_embeddings_are_rows_of_the_matrix(pair, tokens):
+    _, theirs, ours = pair
+    assert torch.equal(ours.embed(tokens), theirs.get_input_embeddings()(tokens))
+    assert torch.equal(ours.embed(tokens), ours.embedding.weight[tokens])
+
+
+def test_the_model_works_as_before_when_it_is_opened(tokens):
+    theirs = their_model("llama")
+    before = theirs(tokens).logits
+    Decoder(theirs)(tokens)
+    assert torch.equal(theirs(tokens).logits, before)
+
+
+def test_what_is_known_of_a_family_is_used():
+    assert isinstance(wrap_model(their_model("gpt2")), PretrainedModel)
+    assert isinstance(wrap_model(their_model("opt, norms after")), Decoder)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert isinstance(wrap_model(their_model("llama", rope_parameters=dynamic)), Decoder)
+
+
+def save(model, path, tokenizer=None):
+    model.save_pretrained(path)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer or byte_tokenizer())
+    fast.save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma3", "mamba"])
+def test_a_saved_model_is_loaded(name, tmp_path):
+    theirs = their_model(name)
+    loaded = load_pretrained(save(theirs, tmp_path / "small"))
+    tokens = random_tokens(loaded.model)[:, :T]
+    torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert loaded.config.mixers == (theirs.config.model_type,)
+    assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, L)
+
+
+def t5(path):
+    config = transformers.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=32, num_layers=1)
+    return save(transformers.T5ForConditionalGeneration(config), path)
+
+
+def bert(path):
+    settings = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    return save(
+        transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=V, **settings)), path
+    )
+
+
+def misfit(path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["another", "token"])
+    return save(their_model("bloom"), path, tokenizer)
+
+
+def vision(path):
+    config = transformers.ViTConfig(hidden_size=D, num_hidden_layers=1, num_attention_heads=4)
+    return save(transformers.ViTModel(config), path)
+
+
+def cut_short(path):
+    path.mkdir()
+    (path / "m.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    return str(path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (t5, "is an encoder and a decoder; give a decoder-only model"),
+        (bert, "bert is not causal: a later token changes earlier outputs"),
+        (misfit, "its tokenizer has ids up to 259, its embedding 258 rows; give the tokenizer"),
+        (vision, "cannot be loaded: "),
+        (cut_short, "m.gguf cannot be loaded: "),
+        (lambda path: str(path / "none.gguf"), "none.gguf cannot be loaded: there is no such file"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_opened_is_refused_in_one_line(make, message, tmp_path):
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(make(tmp_path / "m"))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_needs_its_package(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelError, match="needs the package gguf; fix: pip install gguf"):
+        load_pretrained(str(tmp_path / "m.gguf"))

@@ -1,0 +1,161 @@
+"""What a model costs, by formula, against PyTorch's own counters."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from arch import (
+    Cost,
+    LanguageModel,
+    ModelConfig,
+    ModelError,
+    count_parameters,
+    describe,
+    masked_conv,
+)
+from arch.mixers import Triangle
+from tests.arch.cases import MIXERS, random_mixer, random_tokens, small_model
+
+B, L, D = 2, 12, 8
+
+
+def lower(x, *_, **__):
+    """Two for each entry on or below the diagonal, feature and sequence."""
+    batch, length, features = x
+    return batch * features * length * (length + 1)
+
+
+def causal(query, key, value, products):
+    """PyTorch counts the whole square for attention; the lower half, with the diagonal, is work."""
+    length = query[-2]
+    return products // 2 * sdpa_flop_count(query, key, value) * (length + 1) // (2 * length)
+
+
+COUNTED = {
+    **dict.fromkeys(
+        (op.overloadpacket for op in (masked_conv.forward, masked_conv.dx, masked_conv.dw)), lower
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: causal(
+        q, k, v, 2
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda dy, q, k, v, *_, **__: causal(q, k, v, 4)
+    ),
+}
+
+
+def counted(run):
+    with FlopCounterMode(display=False, custom_mapping=COUNTED) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def cost_of(entry, length=L):
+    """Of the first block's token mixer."""
+    config = small_model(entry, n_layers=1).config
+    (part,) = [p for p in describe(config, length).parts if p.name == "blocks.0.token_mixer"]
+    return part.cost
+
+
+@pytest.mark.parametrize("length", [L, 7])
+@pytest.mark.parametrize("entry", MIXERS)
+def test_flops_are_those_that_pytorch_counts_forward_and_backward(entry, length):
+    mixer = random_mixer(entry, D, L, torch.float32)
+    x = torch.randn(B, length, D, requires_grad=True)
+    cost = cost_of(entry, length)
+    assert counted(lambda: mixer(x)) == cost.flops * B * length
+    assert counted(lambda: mixer(x).sum().backward()) == cost.training_flops * B * length
+
+
+# Not softmax, whose first row is 1 whatever its one weight; nor what has no triangle.
+@pytest.mark.parametrize("entry", [e for e in MIXERS if not e.startswith(("s", "a", "i"))])
+def test_masked_parameters_are_those_without_any_gradient(entry):
+    mixer = random_mixer(entry, D, L)
+    mixer(torch.randn(B, L, D, dtype=torch.float64)).square().sum().backward()
+    alive = sum(int(p.grad.count_nonzero()) for p in mixer.parameters())
+    cost = cost_of(entry)
+    assert cost.parameters - cost.masked == alive
+
+
+FORMULAS = {  # parameters and forward FLOPs per token of the family, T = L
+    "flat": (L * L + L, D * (L + 1)),
+    "expanded(factor=3)": (6 * L * L + 4 * L, 6 * D * (L + 1)),
+    "rectangular(factor=3)": (6 * L * L + 4 * L, 2 * D * (L + 1)),
+    "parallel(branches=3)": (3 * (L * L + L), D * (L + 1)),
+    "parallel(branches=3, activation=gelu)": (3 * (L * L + L), 3 * D * (L + 1)),
+    "headed(heads=4)": (4 * (L * L + L) + 2 * D * D, D * (L + 1) + 4 * D * D),
+    "kernel(size=4)": (4 * L * L + L, 4 * D * (L + 1)),
+    "toeplitz": (2 * L, D * (L + 1)),
+    "softmax": (L * L + L, D * (L + 1)),
+    "attention(heads=4)": (4 * D * D, 8 * D * D + 2 * D * (L + 1)),
+    "attention(heads=4, kv_heads=1)": (2.5 * D * D, 5 * D * D + 2 * D * (L + 1)),
+    "identity": (0, 0),
+}
+
+
+@pytest.mark.parametrize("entry", FORMULAS)
+def test_the_formulas_are_those_of_the_documentation(entry):
+    cost = cost_of(entry)
+    assert (cost.parameters, cost.flops) == FORMULAS[entry]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixers": ("flat", "attention(heads=2)+toeplitz")},
+        {"mixers": ("expanded",), "tied": True, "norm": "rmsnorm", "channel_mixer": "swiglu"},
+        {"mixers": ("softmax",), "final_norm": False, "channel_mixer": "gelu(bias=false)"},
+        {"mixers": ("flat",), "vocab_multiple": 64},
+    ],
+)
+def test_a_description_adds_up_to_the_model(settings):
+    model = small_model(**settings)
+    table = describe(model.config, length=9)
+    assert table.cost.parameters == count_parameters(model)
+    triangles = [m.weight for m in model.modules() if isinstance(m, Triangle)]
+    assert table.cost.masked == sum(w.numel() - w.tril().count_nonzero() for w in triangles)
+    tokens = random_tokens(model, batch=3, length=9)
+    assert counted(lambda: model(tokens)) == table.cost.flops * 27
+    assert counted(lambda: model(tokens).sum().backward()) == table.cost.training_flops * 27
+    assert sum((part.cost for part in table.parts), Cost()) == table.cost
+    shapes = {
+        f"{part.name}.{name}": shape for part in table.parts for name, shape in part.shapes.items()
+    }
+    assert shapes == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert table.parts[2].kind == settings["mixers"][0]
+
+
+def test_nothing_is_allocated_or_drawn():
+    config = ModelConfig(d_model=8192, n_layers=48, context=2048)  # 26 billion parameters
+    state = torch.get_rng_state()
+    assert describe(config).cost.parameters > 25e9
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_references_models_have_the_sizes_that_it_reports():
+    sizes = {256: 8.4, 512: 23.1, 1024: 77.7, 2048: 287.5}  # millions, flat, 8 blocks
+    for d_model, millions in sizes.items():
+        config = ModelConfig(d_model=d_model, final_norm=False, init="reference")
+        assert describe(config).cost.parameters / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 13}, "length is 13; allowed: up to the context of 12"),
+        ({"length": 0}, "length is 0; it must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_described_says_so(arguments, message):
+    with pytest.raises(ModelError) as caught:
+        describe(small_model("flat").config, **arguments)
+    assert str(caught.value) == message
+
+
+def test_the_description_is_of_the_model_that_is_built():
+    config = ModelConfig(16, 8, 8, 2, mixers=("flat",))
+    names = [part.name for part in describe(config).parts]
+    modules = dict(LanguageModel(config).named_modules())
+    assert all(name in modules for name in names)
+    assert names[0] == "embedding"
+    assert names[-1] == "head"

@@ -1,0 +1,256 @@
+"""The model directory: whole or not there, checked when read."""
+
+import json
+import os
+import resource
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from arch import ModelError, load_model, save_model
+from arch.files import sweep
+from arch.mixers import Triangle
+from tests.arch.cases import MIXERS, random_tokens, scramble, small_model, tokenizer_json
+
+FILES = {"model.safetensors", "config.json", "tokenizer.json", "meta.json"}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return save_model(tmp_path / "runs" / "a", small_model("flat"), tokenizer_json(), {"step": 3})
+
+
+def says(directory):
+    with pytest.raises(ModelError) as caught:
+        load_model(directory)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit(path: Path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_what_is_loaded_is_what_was_saved_bit_for_bit(tmp_path, mixer, dtype):
+    model = small_model(mixer, tied=mixer == "flat").to(dtype)
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    loaded = load_model(tmp_path / "m").model
+    assert not loaded.training
+    expected = model.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == dtype
+        assert torch.equal(tensor, expected[name]), name
+    tokens = random_tokens(model)
+    assert torch.equal(loaded(tokens), model(tokens))
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_nothing_above_a_diagonal_is_saved_or_loaded(tmp_path, mixer):
+    model = scramble(small_model(mixer))
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
+    saved = load_file(tmp_path / "m" / "model.safetensors")
+    for name, module in model.named_modules():
+        if isinstance(module, Triangle):
+            assert torch.equal(saved[f"{name}.weight"], weights[f"{name}.weight"].tril())
+            saved[f"{name}.weight"] = weights[f"{name}.weight"]  # as another program may write it
+    save_file(saved, tmp_path / "m" / "model.safetensors")
+    for module in load_model(tmp_path / "m").model.modules():
+        if isinstance(module, Triangle):
+            assert module.weight.triu(1).count_nonzero() == 0
+
+
+def test_the_directory_holds_four_files_of_others_formats(directory):
+    assert {path.name for path in directory.iterdir()} == FILES
+    with safe_open(directory / "model.safetensors", "pt") as weights:
+        assert "blocks.0.token_mixer.mix.weight" in list(weights.keys())
+    meta = json.loads((directory / "meta.json").read_text())
+    assert (meta["schema"], meta["name"], meta["step"]) == (1, "a", 3)
+    assert set(meta["versions"]) == {"python", "torch"}
+    (directory.parent / "plain").mkdir()
+    assert directory.stat().st_mode == (directory.parent / "plain").stat().st_mode
+
+
+def test_a_tied_head_is_saved_once(tmp_path):
+    save_model(tmp_path / "m", small_model("flat", tied=True), tokenizer_json(), {})
+    assert "head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
+    model = load_model(tmp_path / "m").model
+    assert model.head.weight is model.embedding.weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_that_no_token_has_are_trained_with_and_not_loaded(tmp_path, tied):
+    model = small_model("flat", vocab_multiple=64, tied=tied)
+    assert model.embedding.num_embeddings == model.head.out_features == 64
+    assert model(random_tokens(model)).shape[-1] == 11
+    save_model(tmp_path / "m", model, tokenizer_json(), {})
+    assert load_file(tmp_path / "m" / "model.safetensors")["embedding.weight"].shape == (64, 8)
+    loaded = load_model(tmp_path / "m")
+    assert (loaded.config.vocab_size, loaded.config.vocab_rows) == (11, 11)
+    assert loaded.config is loaded.model.config
+    assert loaded.model.embedding.weight.shape == loaded.model.head.weight.shape == (11, 8)
+    assert (loaded.model.head.weight is loaded.model.embedding.weight) == tied
+    tokens = random_tokens(model)
+    torch.testing.assert_close(loaded.model(tokens), model(tokens))
+    save_model(tmp_path / "again", loaded.model, tokenizer_json(), {})
+    assert torch.equal(load_model(tmp_path / "again").model(tokens), loaded.model(tokens))
+
+
+def test_loading_draws_no_random_number(directory):
+    before = torch.get_rng_state()
+    load_model(directory)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_saving_again_replaces_the_directory(directory):
+    save_model(directory, small_model("toeplitz"), tokenizer_json(), {"step": 4})
+    loaded = load_model(directory)
+    assert (loaded.config.mixers, loaded.meta["step"]) == (("toeplitz",), 4)
+    assert [path.name for path in directory.parent.iterdir()] == ["a"]
+
+
+def test_what_is_no_model_directory_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    (tmp_path / "file").write_text("too")
+    for name in ("thesis", "file"):
+        with pytest.raises(ModelError, match=f"{name} is there and is not a model directory; give"):
+            save_model(tmp_path / name, small_model("flat"), tokenizer_json(), {})
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis", "file"}
+
+
+def _save_and_be_killed(directory, moment):
+    """In a child process: saves over `directory`; SIGKILL at the given moment of writing."""
+    moments = iter(range(1000))
+
+    def dies(real):
+        def function(*arguments, **options):
+            if next(moments) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return function
+
+    with warnings.catch_warnings():  # from 3.12 on, forking with threads about warns
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        for name in ("fsync", "rename", "replace", "open"):
+            setattr(os, name, dies(getattr(os, name)))
+        save_model(directory, small_model("toeplitz"), tokenizer_json(), {"step": 4})
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_a_killed_save_leaves_the_old_directory_or_the_new_one_whole(directory):
+    moment, found = 0, []
+    while _save_and_be_killed(directory, moment):
+        sweep(directory.parent)  # as the next writer does
+        loaded = load_model(directory)
+        assert {path.name for path in directory.iterdir()} == FILES
+        found.append((loaded.config.mixers, loaded.meta["step"]))
+        moment += 1
+    assert set(found) == {(("flat",), 3), (("toeplitz",), 4)}
+    assert found == sorted(found)  # old until the swap, new from then on
+    assert moment > 12  # each file's write and flush, and more
+    assert [path.name for path in directory.parent.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_full_disk_leaves_everything_as_it_was(directory, over):
+    target = directory if over else directory.parent / "b"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # no file may grow further
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_model(target, small_model("toeplitz"), tokenizer_json(), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in directory.parent.iterdir()] == ["a"]
+    assert load_model(directory).meta["step"] == 3
+
+
+def test_no_such_directory(tmp_path):
+    assert says(tmp_path / "b") == f"{tmp_path / 'b'}: no such model directory"
+
+
+def test_a_directory_of_something_else(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert says(tmp_path) == (
+        f"{tmp_path} is not a model directory: it has no model.safetensors, tokenizer.json, "
+        "meta.json"
+    )
+
+
+def test_a_tokenizer_of_another_size(directory):
+    (directory / "tokenizer.json").write_text(tokenizer_json(12))
+    assert says(directory) == (
+        f"{directory / 'tokenizer.json'} has 12 entries, the model has 11; "
+        "use the tokenizer that the model was trained with"
+    )
+
+
+def test_a_tokenizer_of_another_hash(directory):
+    (directory / "tokenizer.json").write_text(tokenizer_json().replace('"0"', '"zero"'))
+    assert "tokenizer.json has hash " in says(directory)
+    assert "meta.json says " in says(directory)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": {}}', "{}"])
+def test_a_tokenizer_that_is_none(directory, content):
+    (directory / "tokenizer.json").write_text(content)
+    assert says(directory) == f"{directory / 'tokenizer.json'} is not a tokenizer file"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": 13}, "mix.bias is (12,), the configuration says (13,)"),
+        ({"n_layers": 3}, "no blocks.2.channel_mixer.down.bias; no blocks.2.channel_mixer.down.we"),
+        ({"n_layers": 1}, "unknown blocks.1.channel_mixer.down.bias; "),
+        ({"d_ff": 15}, "(and 3 more)"),
+        ({"mixers": ["toeplitz"]}, "mix.weight is (12, 12), the configuration says (12,)"),
+    ],
+)
+def test_weights_of_another_configuration(directory, changes, message):
+    edit(directory / "config.json", **changes)
+    assert says(directory).startswith(f"{directory}: the weights do not fit the configuration: ")
+    assert message in says(directory)
+
+
+def test_truncated_weights(directory):
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert says(directory).startswith(f"{weights} cannot be read: ")
+
+
+@pytest.mark.parametrize("name", ["config.json", "meta.json"])
+def test_files_that_are_no_json(directory, name):
+    (directory / name).write_text("{")
+    assert says(directory).startswith(f"{directory / name} is not JSON: ")
+    (directory / name).write_bytes(b"\xff\xfe")
+    assert says(directory) == f"{directory / name} is not a text file in UTF-8"
+
+
+def test_meta_of_another_kind(directory):
+    edit(directory / "meta.json", schema=2)
+    assert says(directory) == f"{directory / 'meta.json'} has schema 2; allowed: 1"
+    (directory / "meta.json").write_text("[]")
+    assert says(directory) == f"{directory / 'meta.json'} is not a JSON object"
+
+
+def test_a_configuration_of_another_kind(directory):
+    edit(directory / "config.json", mixers=["mamba"])
+    assert "there is no 'mamba'" in says(directory)
+    edit(directory / "config.json", width=3)
+    assert says(directory).startswith(f"{directory / 'config.json'} has unknown fields: width; ")

@@ -1,0 +1,330 @@
+"""The masked convolution against float64, and as an operator torch can work with."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from arch import masked_conv
+from arch.masked_conv import implementation, masked_convolution
+from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, dense, gradients
+
+members = pytest.mark.parametrize("name", MEMBERS)
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@members
+def test_result_and_gradients_are_as_near_to_float64_as_dense_products(name, length):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        compare(name, length, dtype)
+
+
+@pytest.mark.parametrize(("batch", "features"), [(1, 1), (3, 5), (5, 48)])
+def test_any_batch_and_width(batch, features):
+    compare("flat", 65, torch.float32, batch=batch, features=features)
+
+
+@pytest.mark.parametrize("length", [64, 128, 200])
+@members
+def test_operands_large_enough_for_onednn(name, length):
+    batch = -(-masked_conv.ONEDNN // (length * 16)) * 3  # of each head too, but for the first block
+    compare(name, length, torch.float32, batch=batch, features=48)
+    x, w = torch.randn(batch, length, 48), torch.randn(1, length, length)
+    for call in (
+        lambda: masked_conv._forward(x, w, None),
+        lambda: masked_conv._dw(x, x, 1, x.dtype),
+    ):
+        with Made() as made:
+            call()
+        assert any("mkldnn" in name for name in made.calls)
+        assert not any(name.startswith(("aten.mm", "aten.baddbmm")) for name in made.calls)
+
+
+def test_long_sequence():
+    compare("flat", 2048, torch.float32, batch=1, features=8)
+
+
+@pytest.mark.parametrize("length", [5, 130])
+@members
+def test_gradients_of_every_order(name, length):
+    """The first two against finite differences, the third against the dense form's."""
+    if length < 100:
+        inputs = [a.requires_grad_() for a in arguments(name, length, torch.float64, features=3)]
+        assert torch.autograd.gradcheck(masked_convolution, inputs)
+        assert torch.autograd.gradgradcheck(masked_convolution, inputs)
+    inputs = arguments(name, length, torch.float64, features=6)
+    slopes = [[torch.randn_like(a) for a in inputs] for _ in range(2)]
+
+    def third(form) -> list[Tensor]:
+        leaves = [a.detach().clone().requires_grad_() for a in inputs]
+        value = form(*leaves).square().sum()
+        for slope in slopes:
+            first = torch.autograd.grad(value, leaves, create_graph=True)
+            value = torch.stack([(a * b).sum() for a, b in zip(first, slope, strict=True)]).sum()
+        return list(torch.autograd.grad(value, leaves))
+
+    for ours, theirs in zip(third(masked_convolution), third(dense), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_product_with_the_jacobian_is_the_gradient_of_a_backward_pass():
+    x, w = arguments("bare", 140, torch.float64)
+    leaf, slope = x.clone().requires_grad_(), torch.zeros_like(x).requires_grad_()
+    direction = torch.randn_like(x)
+    (pulled,) = torch.autograd.grad(masked_convolution(leaf, w), leaf, slope, create_graph=True)
+    (pushed,) = torch.autograd.grad(pulled, slope, direction)
+    torch.testing.assert_close(pushed, torch.tril(w) @ direction)
+
+
+@members
+@devices
+def test_same_bits_on_every_run(name, device):
+    inputs = arguments(name, 130, torch.bfloat16, device=device)
+    slope = torch.randn(inputs[0].shape, dtype=torch.bfloat16, device=device)
+    first = gradients(masked_convolution, inputs, slope)
+    for _ in range(1 if device == "cpu" else 20):
+        assert all(map(torch.equal, first, gradients(masked_convolution, inputs, slope)))
+
+
+@pytest.mark.parametrize("garbage", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("length", [128, 192])
+@members
+@devices
+def test_what_lies_above_the_diagonal_changes_nothing(name, length, garbage, device):
+    inputs = arguments(name, length, torch.float32, device=device)
+    above = torch.full((length, length), garbage, device=device).triu(1)
+    clean = [inputs[0], torch.tril(inputs[1]), *inputs[2:]]
+    dirty = [inputs[0], torch.tril(inputs[1]) + above, *inputs[2:]]
+    slope = torch.randn(clean[0].shape, device=device)
+    found = gradients(masked_convolution, dirty, slope)
+    for ours, expected in zip(found, gradients(masked_convolution, clean, slope), strict=True):
+        assert torch.equal(ours, expected)
+    assert not found[2].triu(1).any()
+
+
+@pytest.mark.parametrize("length", [1, 64, 100])
+@devices
+def test_corner_of_a_longer_matrix(length, device):
+    stored = torch.randn(128, 128, device=device, requires_grad=True)
+    x = torch.randn(2, length, 8, device=device)
+    y = masked_convolution(x, stored[:length, :length])
+    assert torch.equal(y, masked_convolution(x, stored[:length, :length].contiguous()))
+    y.square().sum().backward()
+    assert stored.grad is not None
+    assert stored.grad[:length, :length].any()
+    assert not stored.grad[length:].any()
+    assert not stored.grad[:, length:].any()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
+@members
+@devices
+def test_any_order_in_memory(name, order, device):
+    inputs = arguments(name, 140, torch.float32, device=device)
+    slope = torch.randn(inputs[0].shape, device=device)
+
+    def ordered(tensor: Tensor) -> Tensor:
+        return tensor.permute(order).contiguous().permute([order.index(i) for i in range(3)])
+
+    expected = gradients(masked_convolution, inputs, slope)
+    moved = [ordered(a) if a.shape == slope.shape else a for a in inputs]
+    found = gradients(masked_convolution, moved, ordered(slope))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@devices
+def test_gradient_without_strides(device):
+    inputs = arguments("flat", 70, torch.float32, device=device)
+    x, w, b = (a.requires_grad_() for a in inputs)
+    ours = torch.autograd.grad(masked_convolution(x, w, b).sum(), (x, w, b))
+    exact = [a.detach().double().requires_grad_() for a in (x, w, b)]
+    expected = torch.autograd.grad(dense(*exact).sum(), exact)
+    torch.testing.assert_close(ours, expected, check_dtype=False)
+
+
+@members
+@devices
+def test_gradients_of_some_arguments_only(name, device):
+    inputs = arguments(name, 40, torch.float32, device=device)
+    slope = torch.ones(inputs[0].shape, device=device)
+    all_of_them = gradients(masked_convolution, inputs, slope)[1:]
+    for wanted in range(len(inputs)):
+        leaves = [a.clone().requires_grad_(i == wanted) for i, a in enumerate(inputs)]
+        masked_convolution(*leaves).sum().backward()
+        for i, leaf in enumerate(leaves):
+            assert (leaf.grad is not None) == (i == wanted)
+            if leaf.grad is not None:
+                torch.testing.assert_close(leaf.grad, all_of_them[wanted])
+
+
+def test_float32_parameters_beside_half_precision_get_float32_gradients():
+    x, w, b = arguments("flat", 64, torch.bfloat16)
+    y, dx, dw, db = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
+    assert [t.dtype for t in (y, dx, dw, db)] == [torch.bfloat16] * 2 + [torch.float32] * 2
+
+
+def test_autocast_multiplies_in_its_own_dtype():
+    x, w, b = arguments("flat", 64, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, dx, dw, _ = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
+        wide = masked_convolution(x.double(), w.double())
+    assert torch.equal(y, masked_convolution(x.bfloat16(), w, b))
+    assert (dx.dtype, dw.dtype, wide.dtype) == (torch.float32, torch.float32, torch.float64)
+
+
+def test_empty_batch():
+    x, w = torch.zeros(0, 5, 4, requires_grad=True), torch.randn(5, 5, requires_grad=True)
+    y, dx, dw = gradients(masked_convolution, [x, w], torch.zeros(0, 5, 4))
+    assert y.shape == dx.shape == (0, 5, 4)
+    assert not dw.any()
+
+
+class Made(TorchDispatchMode):
+    """Keeps the memory of every tensor made inside, but for what was given."""
+
+    def __init__(self, *given: Tensor):
+        super().__init__()
+        self.given = {tensor.data_ptr() for tensor in given}
+        self.storages = {}
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append(str(func))
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in self.given:
+                self.storages[storage.data_ptr()] = storage
+        return made
+
+    def bytes(self) -> list[int]:
+        """The sizes, largest first."""
+        return sorted((storage.nbytes() for storage in self.storages.values()), reverse=True)
+
+
+def test_no_dense_mask_and_nothing_of_batch_by_length_squared(monkeypatch):
+    batch, length, features = 64, 512, 16
+    x, g = (torch.randn(batch, length, features) for _ in range(2))
+    w = torch.randn(1, length, length)
+    for onednn in (True, False):
+        monkeypatch.setattr(masked_conv, "_has_onednn", lambda found=onednn: found)
+        with Made(x, w) as forward:
+            masked_conv._forward(x, w, None)
+        with Made(g, x, w) as backward:
+            masked_conv._dx(g, w)
+        with Made(g, x, w) as weight:
+            masked_conv._dw(g, x, 1, w.dtype)
+        rows = masked_conv.BLOCK * length * w.itemsize
+        assert forward.bytes()[0] == backward.bytes()[0] == x.nbytes
+        assert forward.bytes()[1] <= rows
+        # The gradient of W is the one thing of its size.
+        assert weight.bytes()[:3] == [x.nbytes, x.nbytes, w.nbytes]
+        assert weight.bytes()[3] <= rows
+
+
+@devices
+def test_operators_pass_opcheck(device):
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, requires_grad=True)
+
+    x, w, b = leaf(2, 9, 4), leaf(2, 9, 9), leaf(2, 9)
+    for bias in (b, None):
+        torch.library.opcheck(masked_conv.forward, (x, w, bias))
+    torch.library.opcheck(masked_conv.dx, (x, w))
+    torch.library.opcheck(masked_conv.dw, (leaf(2, 9, 4), x, 2, torch.float32))
+
+
+# Torch's compiler itself uses deprecated parts of torch.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@devices
+def test_compiles_into_one_graph(device):
+    def network(x, w, b):
+        x = functional.layer_norm(x, x.shape[-1:])
+        x = x + masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0])
+        return masked_convolution(functional.gelu(x), w, b)
+
+    shapes = [(2, 77, 8), (2, 77, 77), (2, 77)]
+    inputs = [torch.randn(shape, device=device) / 9 for shape in shapes]
+    slope = torch.randn(2, 77, 8, device=device)
+    compiled = torch.compile(network, fullgraph=True)
+    expected = gradients(network, inputs, slope)
+    torch.testing.assert_close(gradients(compiled, inputs, slope), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: masked_convolution(x, torch.ones(4, 5)),
+            r"weight is \(4, 5\): expected \(5, 5\), or \(H, 5, 5\) with H heads",
+        ),
+        (
+            lambda x: masked_convolution(x, torch.ones(3, 5, 5)),
+            "weight has 3 heads: expected a divisor of D = 4",
+        ),
+        (
+            lambda x: masked_convolution(x, torch.ones(5, 5), torch.ones(1, 5)),
+            r"bias is \(1, 5\): expected \(5,\)",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.randn(2, 5, 4))
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Makes torch describe a CUDA device that is not there: `cuda((7, 5), triton=True)`."""
+
+    def pretend(capability, triton=True):
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        found = SimpleNamespace() if triton else None
+        monkeypatch.setattr(masked_conv, "find_spec", lambda _: found)
+
+    implementation.cache_clear()
+    yield pretend
+    implementation.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "dtype", "name", "why"),
+    [
+        ((9, 0), True, torch.bfloat16, "triton", "sm_90"),
+        ((8, 0), True, torch.float32, "triton", "sm_80"),
+        ((7, 5), True, torch.float16, "dense", "need sm_80, the device is sm_75"),
+        ((9, 0), False, torch.float16, "dense", "Triton is not installed"),
+        ((9, 0), True, torch.float64, "dense", "do not compute in torch.float64"),
+    ],
+)
+def test_it_says_once_which_implementation_runs_and_why(
+    capability, triton, dtype, name, why, cuda, caplog
+):
+    cuda(capability, triton)
+    caplog.set_level(logging.INFO, "arch.masked_conv")
+    for _ in range(3):
+        found, reason = implementation(torch.device("cuda", 0), dtype)
+        assert (found, why in reason) == (name, True)
+    (record,) = caplog.records
+    assert record.levelno == (logging.INFO if name == "triton" else logging.WARNING)
+    assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
+
+
+def test_implementation_on_a_cpu():
+    name, why = implementation(torch.device("cpu"), torch.float32)
+    assert (name, why) == ("blocked", "blocks of 128 positions on a CPU")
+
+
+def test_import_needs_no_triton():
+    program = "import arch.masked_conv, sys; sys.exit('triton' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,82 @@
+"""The Triton kernels on a GPU: `pytest -m gpu tests/arch/test_kernels_gpu.py`."""
+
+import pytest
+import torch
+
+from arch.masked_conv import implementation, masked_convolution
+from tests.arch.kernel_cases import LENGTHS, MEMBERS, arguments, compare, gradients
+
+pytestmark = pytest.mark.gpu
+
+# Three heads of 64 features, which whole tiles cover; without heads the last tile is ragged.
+FEATURES = 192
+
+
+def test_the_kernels_run():
+    assert implementation(torch.device("cuda", 0), torch.bfloat16)[0] == "triton"
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_result_and_gradients_at_every_length(length, dtype):
+    compare("flat", length, dtype, "cuda", features=FEATURES)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(77, torch.float32), (200, torch.float16), (257, torch.bfloat16)]
+)
+def test_result_and_gradients_of_every_member(name, length, dtype):
+    compare(name, length, dtype, "cuda", features=FEATURES)
+
+
+@pytest.mark.parametrize(("batch", "features"), [(1, 1), (3, 5), (5, 48), (2, 24), (300, 128)])
+def test_any_batch_and_width(batch, features):
+    compare("flat", 65, torch.bfloat16, "cuda", batch=batch, features=features)
+
+
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_long_sequences(length):
+    compare("flat", length, torch.bfloat16, "cuda", batch=2, features=256)
+
+
+def test_tf32_is_used_when_torch_is_told_so():
+    x, w = arguments("bare", 512, torch.float32, device="cuda", features=256)
+    exact = masked_convolution(x.double(), w.double())
+    errors = {}
+    for precision in ("ieee", "tf32"):
+        torch.backends.cuda.matmul.fp32_precision = precision
+        try:
+            errors[precision] = (masked_convolution(x, w) - exact).norm() / exact.norm()
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "none"
+    assert errors["ieee"] < 1e-6 < 1e-5 < errors["tf32"] < 1e-3
+
+
+def test_autocast():
+    x, w, b = arguments("flat", 200, torch.float32, device="cuda", features=FEATURES)
+    with torch.autocast("cuda", torch.bfloat16):
+        y, dx, dw, _ = gradients(masked_convolution, [x, w, b], torch.ones_like(x))
+    assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert torch.equal(y, masked_convolution(x.bfloat16(), w, b))
+
+
+def test_peak_memory_holds_nothing_of_batch_by_length_squared():
+    batch, length, features = 64, 1024, 64
+    x = torch.randn(batch, length, features, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(length, length, device="cuda")
+    x.requires_grad_()
+    w.requires_grad_()
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(masked_convolution(x, w).sum(), (x, w))
+        used = torch.cuda.max_memory_allocated() - before
+    # x, y, dy and dx; W in bfloat16, its gradient and the parts of it. The square would be 134 MB.
+    assert used < 5 * x.nbytes + 6 * 4 * length**2
+
+
+def test_second_device_of_two():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device only")
+    compare("flat", 77, torch.bfloat16, "cuda:1", features=FEATURES)

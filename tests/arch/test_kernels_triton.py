@@ -1,0 +1,205 @@
+"""The Triton kernels without a GPU: numbers by the interpreter, machine code by the compiler."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+KERNELS = ("forward", "dx", "dw")
+BATCH, FEATURES = 2, 512
+
+
+def _release(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version(package).split(".")[:2])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter():
+    """The comparison in the interpreter, a process that runs beside this file's other tests."""
+    if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):
+        yield None
+        return
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.arch.kernel_interpreter"],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+class Launch(NamedTuple):
+    """What the host side hands to a kernel."""
+
+    kernel: Any
+    arguments: tuple
+    constants: dict[str, Any]
+
+
+def _calls(length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Calls of the host side, by the name of the product."""
+    from arch import masked_conv_triton as kernels
+
+    x, g = torch.empty(2, BATCH, length, FEATURES, dtype=dtype)
+    w, b = torch.empty(1, length, length, dtype=dtype), torch.empty(1, length)
+    return {
+        "forward": lambda: kernels.forward(x, w, b),
+        "dx": lambda: kernels.dx(g, w),
+        "dw": lambda: kernels.dw(g, x, torch.zeros(1, length, length)),
+    }
+
+
+@pytest.fixture
+def launches(monkeypatch, tmp_path):
+    """Records instead of launching: `launches("dw", 512, torch.bfloat16, "sm_90")`.
+
+    The launch of the kernel that the call is named after comes first.
+    """
+    from arch import masked_conv_triton as kernels
+
+    recorded: list[Launch] = []
+    monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def record(call: str, length: int, dtype: torch.dtype, architecture: str) -> list[Launch]:
+        monkeypatch.setattr(kernels, "architecture", lambda _: architecture)
+        _calls(length, dtype)[call]()
+        return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]
+
+    return record
+
+
+class Code(NamedTuple):
+    """A kernel's machine code, as far as its speed can be read from it."""
+
+    ptx: str
+    spilled: int  # bytes a thread
+
+    def copies(self) -> set[int]:
+        """How many bytes the asynchronous copies to shared memory take at a time."""
+        pattern = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], 0x(\w+)"
+        return {int(size, 16) for size in re.findall(pattern, self.ptx)}
+
+
+def compiled(launch: Launch, architecture: str) -> Code:
+    """Compile as the launch would on that architecture: the same types and known integers."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    pointers = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+    constants, signature, attributes = dict(launch.constants), {}, {}
+    given = ("num_warps", "num_stages")
+    options = {name: constants.pop(name) for name in given if name in constants}
+    for place, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[place] if place < len(launch.arguments) else None
+        fixed = isinstance(value, int) and value == 1 and not parameter.do_not_specialize
+        if value is None or fixed:
+            signature[parameter.name] = "constexpr"
+            constants.setdefault(parameter.name, value)
+            continue
+        pointer = isinstance(value, torch.Tensor)
+        signature[parameter.name] = pointers[value.dtype] if pointer else "i32"
+        divisible = (value.data_ptr() if pointer else value) % 16 == 0
+        if divisible and not parameter.do_not_specialize:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    made = triton.compile(source, target=target, options=options)
+    return Code(made.asm["ptx"], _spilled(made.asm["cubin"]))
+
+
+def _spilled(cubin: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    file = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [str(tool), "--dump-resource-usage", str(file)]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", usage)
+    assert found, usage
+    return int(found[1])
+
+
+HALF = [(call, length) for call in KERNELS for length in (200, 512, 2048)]
+
+
+@pytest.mark.parametrize(("call", "length"), HALF)
+def test_half_precision_on_sm_90_multiplies_asynchronously(call, length, launches):
+    code = compiled(launches(call, length, torch.bfloat16, "sm_90")[0], "sm_90")
+    assert code.ptx.count("wgmma.mma_async") >= 4
+    # A wait for all but one or more products: the next load overlaps with them.
+    assert re.search(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]", code.ptx)
+    _loads_sixteen_bytes_and_spills_nothing(code)
+
+
+@pytest.mark.parametrize("call", KERNELS)
+def test_half_precision_on_sm_80_uses_tensor_cores(call, launches):
+    code = compiled(launches(call, 512, torch.bfloat16, "sm_80")[0], "sm_80")
+    assert code.ptx.count("mma.sync.aligned.m16n8k16") >= 16
+    assert "cp.async.wait_group" in code.ptx
+    _loads_sixteen_bytes_and_spills_nothing(code)
+
+
+def _loads_sixteen_bytes_and_spills_nothing(code: Code) -> None:
+    assert code.copies() == {16}
+    assert not re.search(r"ld\.global[.\w]*\.[bu]16", code.ptx)
+    assert code.spilled == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_120"])
+def test_tiles_are_a_rule_and_fit_every_shape(kernel, architecture):
+    from arch import masked_conv_triton as kernels
+
+    for dtype, length, width in itertools.product(
+        (torch.float16, torch.float32), (1, 16, 100, 512, 8192), (1, 24, 512)
+    ):
+        tile = kernels.tile(kernel, architecture, dtype, length, width)
+        assert min(tile.rows, tile.columns, tile.depth) >= 16
+        assert (kernel == "dw") == (tile.programs > 0)
+        assert tile.rows == tile.columns if tile.programs else tile.rows % tile.depth == 0
+
+
+@pytest.fixture
+def matmul_precision():
+    """Torch's own setting, put back afterwards."""
+    yield torch.backends.cuda.matmul
+    torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("call", ["forward", "dw"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_single_precision_uses_tensor_cores_when_asked(call, precision, launches, matmul_precision):
+    matmul_precision.fp32_precision = precision
+    code = compiled(launches(call, 512, torch.float32, "sm_90")[0], "sm_90")
+    assert ("wgmma.mma_async" in code.ptx) == (precision == "tf32")
+    assert code.spilled == 0
+
+
+@pytest.mark.parametrize("call", KERNELS)
+def test_a_single_position_compiles(call, launches):
+    for launch in launches(call, 1, torch.float16, "sm_90"):
+        assert compiled(launch, "sm_90").spilled == 0
+
+
+def test_interpreted_kernels_are_as_near_to_float64_as_dense_products(interpreter):
+    if interpreter is None:
+        pytest.skip("the interpreter of Triton before 3.7 cannot loop with numpy 2.4")
+    printed, _ = interpreter.communicate()
+    assert interpreter.returncode == 0, printed

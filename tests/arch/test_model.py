@@ -1,0 +1,169 @@
+"""Whole models: causal, resumable, and one with their parts."""
+
+import pytest
+import torch
+from torch import nn
+
+from arch import ModelError, count_parameters
+from tests.arch.cases import MIXERS, random_tokens, scramble, small_model
+
+LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
+MODELS = [
+    *(((mixer,), {}) for mixer in MIXERS),
+    (("attention(heads=2)", "flat"), LLAMA),
+    (("kernel(size=3)+headed(heads=2)", "softmax"), {"final_norm": False, "tied": True}),
+]
+models = pytest.mark.parametrize(("mixers", "settings"), MODELS, ids=str)
+
+
+@models
+def test_a_later_token_changes_no_earlier_logit(mixers, settings):
+    model = small_model(*mixers, init="reference", **settings).double()
+    tokens = random_tokens(model)
+    before = model(tokens)
+    for t in range(tokens.shape[1]):
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % model.config.vocab_size
+        after = model(changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert not torch.equal(after[:, t], before[:, t])
+
+
+@models
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_prefix_and_step_give_what_hidden_gives(mixers, settings, layer):
+    model = small_model(*mixers, init="reference", **settings).double()
+    embeddings = model.embed(random_tokens(model))
+    whole = model.hidden(embeddings, layer)
+    first, state = model.prefix(embeddings[:, :3], layer=layer)
+    second, state = model.prefix(embeddings[:, 3:7], state)
+    assert state.length == 7
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :7])
+    candidates = torch.stack([embeddings[:, 7:], -embeddings[:, 7:]], dim=1).flatten(0, 1)
+    found = model.step(candidates, state)
+    torch.testing.assert_close(found[::2], whole[:, 7:])
+    torch.testing.assert_close(model.step(embeddings, None, layer), whole)
+
+
+def test_hidden_is_the_blocks_one_by_one_and_logits_what_follows():
+    model = small_model("flat", "attention(heads=2)")
+    tokens = random_tokens(model)
+    x = model.embed(tokens)
+    assert torch.equal(x, model.embedding.weight[tokens])
+    assert model.hidden(x, 0) is x
+    for layer, block in enumerate(model.blocks, start=1):
+        x = block(x)
+        assert torch.equal(model.hidden(model.embed(tokens), layer), x)
+    assert torch.equal(model(tokens), model.head(model.norm(x)))
+    assert torch.equal(model.logits(x), model(tokens))
+
+
+def test_a_block_is_its_four_parts():
+    block, x = small_model("flat").blocks[0], torch.randn(2, 12, 8)
+    mixed = block.token_mixer(block.norm_token(x))
+    middle = x + mixed
+    expected = middle + block.channel_mixer(block.norm_channel(middle))
+    assert torch.equal(block(x), expected)
+    assert torch.equal(block.combine(x, mixed), expected)
+
+
+@pytest.mark.parametrize("length", [1, 5, 12])
+def test_any_length_up_to_the_context_runs(length):
+    model = small_model("flat", "attention(heads=2)", "toeplitz", n_layers=3)
+    assert model(random_tokens(model, length=length)).shape == (2, length, 11)
+
+
+def test_a_length_above_the_context_says_so():
+    model = small_model("flat")
+    message = "13 positions are longer than the model's context of 12"
+    long = torch.zeros(1, 13, dtype=torch.long)
+    with pytest.raises(ModelError, match=message):
+        model(long)
+    _, state = model.prefix(model.embed(long[:, :12]))
+    with pytest.raises(ModelError, match=message):
+        model.prefix(model.embed(long[:, :1]), state)
+    with pytest.raises(ModelError, match=message):
+        model.step(model.embed(long[:, :1]), state)
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_a_layer_that_does_not_exist_says_so(layer):
+    model = small_model("flat")
+    embeddings = model.embed(random_tokens(model))
+    for run in (model.hidden, lambda e, layer: model.prefix(e, layer=layer)):
+        with pytest.raises(ModelError) as caught:
+            run(embeddings, layer)
+        assert str(caught.value) == (
+            f"layer {layer} does not exist; allowed: 0 (the embedding) to 2"
+        )
+
+
+def test_norms_and_head_are_settings():
+    model = small_model("flat", norm="rmsnorm", norm_eps=1e-3)
+    assert isinstance(model.blocks[0].norm_token, nn.RMSNorm)
+    assert model.norm.eps == 1e-3
+    plain = small_model("flat", final_norm=False)
+    x = torch.randn(1, 3, 8)
+    assert torch.equal(plain.logits(x), plain.head(x))
+    tied = small_model("flat", tied=True)
+    assert count_parameters(tied) == count_parameters(small_model("flat")) - 11 * 8
+
+
+def test_swiglu_gates():
+    mixer = scramble(small_model("flat", channel_mixer="swiglu(bias=true)").blocks[0].channel_mixer)
+    x = torch.randn(3, 8)
+    gate, up = mixer.gate(x), mixer.up(x)
+    expected = (gate * torch.sigmoid(gate) * up) @ mixer.down.weight.T + mixer.down.bias
+    torch.testing.assert_close(mixer(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_casting_a_model_leaves_the_angles_of_its_positions_exact(dtype):
+    attention = small_model("attention(heads=2)").blocks[0].token_mixer
+    cos = attention.rotary.cos.clone()
+    attention.to(dtype)
+    assert attention.q_proj.weight.dtype == dtype
+    assert torch.equal(attention.rotary.cos, cos)
+
+
+def test_a_model_compiles_to_one_graph_and_learns_the_same():
+    model = small_model("flat", "attention(heads=2)", **LLAMA)
+    tokens = random_tokens(model)
+
+    def gradients(function):
+        model.zero_grad()
+        nn.functional.cross_entropy(function(tokens).flatten(0, 1), tokens.flatten()).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients(model)
+    torch.compiler.reset()
+    found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpointed_activations_take_less_memory_and_give_the_same_gradients(compiled):
+    depth = 2 if compiled else 6
+    model = small_model("flat", "attention(heads=2)", n_layers=depth, **LLAMA)
+    tokens = random_tokens(model)
+
+    def gradients(function):
+        kept, own = [], {p.data_ptr() for p in model.parameters()}
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            loss = nn.functional.cross_entropy(function(tokens).flatten(0, 1), tokens.flatten())
+            bytes_kept = sum(t.nbytes for t in kept if t.data_ptr() not in own)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()], bytes_kept
+
+    expected, whole = gradients(model)
+    model.checkpoint_activations = True
+    torch.compiler.reset()
+    found, less = gradients(
+        torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    )
+    if compiled:
+        torch.testing.assert_close(found, expected)
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert less < whole / 2

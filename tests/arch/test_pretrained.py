@@ -1,0 +1,280 @@
+"""Transformers models behind our contract, on small random ones; transformers is the judge."""
+
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from arch import ModelError, State, generate, load_pretrained, save_model
+from arch.pretrained import PretrainedModel
+from arch.wrapped import ParallelBlock
+from tests.arch.cases import byte_tokenizer, random_tokens, tokenizer_json
+
+transformers = pytest.importorskip("transformers")
+AutoModelForCausalLM = transformers.AutoModelForCausalLM
+
+V, T, D = 258, 24, 32
+LLAMA = {
+    "hidden_size": D,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": T,
+    "initializer_range": 0.2,
+}
+GPT = {"n_positions": T, "n_embd": D, "n_layer": 3, "n_head": 4, "initializer_range": 0.2}
+OPT = {
+    "hidden_size": D,
+    "word_embed_proj_dim": D,
+    "ffn_dim": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": T,
+    "init_std": 0.2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+FAMILIES = {
+    "gpt2": ("GPT2", GPT),
+    "gpt2, scores scaled by layer": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True}),
+    "opt": ("OPT", OPT),
+    "opt without biases": ("OPT", {**OPT, "enable_bias": False}),
+    "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
+    "llama 1": ("Llama", LLAMA),
+    "llama 2, grouped, scaled": (
+        "Llama",
+        {**LLAMA, "num_key_value_heads": 2, "rope_parameters": LINEAR_ROPE},
+    ),
+    "llama 3": (
+        "Llama",
+        {
+            **LLAMA,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    "mistral": (
+        "Mistral",
+        {**LLAMA, "num_key_value_heads": 2, "max_position_embeddings": 64, "sliding_window": T},
+    ),
+}
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+def their_model(family: str, dtype=torch.float64, **changes) -> Any:
+    """A random model of theirs; biases and norms are random too."""
+    name, settings = FAMILIES[family]
+    tokens = {"vocab_size": V, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**tokens, **settings, **changes})
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.requires_grad_(False)
+
+
+def pair(family: str, **changes) -> tuple[Any, Any]:
+    theirs = their_model(family, **changes)
+    return theirs, PretrainedModel(theirs)
+
+
+def assert_near(found, expected, family):
+    near = (
+        1e-5 if family == "gptj" else 1e-12
+    )  # GPT-J's scores are in float32, whatever the rest is
+    torch.testing.assert_close(found, expected, atol=near, rtol=near)
+
+
+@families
+def test_hidden_states_and_logits_are_transformers_own(family):
+    theirs, ours = pair(family)
+    tokens = random_tokens(ours)
+    assert ours.config.context == tokens.shape[1] == T
+    expected = theirs(tokens, output_hidden_states=True)
+    embeddings = ours.embed(tokens)
+    assert torch.equal(embeddings, theirs.get_input_embeddings()(tokens))
+    assert_near(ours.with_positions(embeddings), expected.hidden_states[0], family)
+    for layer in (1, 2):
+        assert_near(ours.hidden(embeddings, layer), expected.hidden_states[layer], family)
+    last = ours.norm(ours.hidden(embeddings, 3))  # theirs is after the final norm
+    assert_near(last, expected.hidden_states[3], family)
+    assert_near(ours(tokens), expected.logits, family)
+
+
+@families
+def test_recomposed_parts_are_the_whole_layer(family):
+    theirs, ours = pair(family)
+    layers = next(m for m in theirs.modules() if isinstance(m, torch.nn.ModuleList))
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(
+            lambda _, inputs, options, output: seen.append(
+                (inputs[0] if inputs else options["hidden_states"], output)
+            ),
+            with_kwargs=True,
+        )
+    theirs(random_tokens(ours))
+    assert len(seen) == len(ours.blocks) == 3
+    for block, (x, whole) in zip(ours.blocks, seen, strict=True):
+        whole = whole[0] if isinstance(whole, tuple) else whole
+        mixed = block.token_mixer(block.norm_token(x))
+        before = x if isinstance(block, ParallelBlock) else x + mixed
+        recomposed = x + mixed + block.channel_mixer(block.norm_channel(before))
+        assert_near(recomposed, whole, family)
+        torch.testing.assert_close(block.combine(x, mixed), recomposed)
+
+
+@families
+def test_prefix_and_step_give_what_hidden_gives(family):
+    ours = PretrainedModel(their_model(family))
+    tokens = random_tokens(ours, batch=3)
+    embeddings = ours.embed(tokens)
+    whole = ours.hidden(embeddings, 2)
+    first, state = ours.prefix(embeddings[:, :5], layer=2)
+    second, state = ours.prefix(embeddings[:, 5:14], state)
+    assert isinstance(state, State)
+    assert state.length == 14
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :14])
+    candidates = torch.stack([embeddings[:, 14:], -embeddings[:, 14:]], dim=1).flatten(0, 1)
+    found = ours.step(candidates, state)  # two candidates on each of three prefixes
+    torch.testing.assert_close(found[::2], whole[:, 14:])
+    negated = torch.cat([embeddings[:, :14], -embeddings[:, 14:]], dim=1)
+    torch.testing.assert_close(found[1::2], ours.hidden(negated, 2)[:, 14:])
+
+
+@families
+def test_a_later_token_changes_no_earlier_output(family):
+    ours = PretrainedModel(their_model(family))
+    tokens = random_tokens(ours)
+    before = ours(tokens)
+    for t in (1, 11, 23):
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % V
+        after = ours(changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert not torch.equal(after[:, t], before[:, t])
+
+
+@families
+def test_greedy_text_is_transformers_own(family):
+    theirs, ours = pair(family, dtype=torch.float32)
+    prompt = random_tokens(ours, batch=2, length=4)
+    expected = theirs.generate(prompt, max_new_tokens=16, do_sample=False, eos_token_id=None)
+    assert torch.equal(generate(ours, prompt, 16, temperature=0), expected)
+
+
+@families
+def test_a_saved_model_loads_with_its_tokenizer(family, tmp_path):
+    theirs = their_model(family, dtype=torch.float32)
+    theirs.save_pretrained(tmp_path / "small")
+    tokenizer = byte_tokenizer()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(
+        tmp_path / "small"
+    )
+    loaded = load_pretrained(str(tmp_path / "small"))
+    tokens = random_tokens(loaded.model)
+    assert not loaded.model.training
+    torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-5)
+    assert loaded.config is loaded.model.config
+    assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, 3)
+    assert loaded.config.mixers == (theirs.config.model_type,)
+    assert (loaded.meta["name"], loaded.meta["precision"]) == ("small", "float32")
+    assert type(tokenizer).from_str(loaded.tokenizer_json).encode("hi\n").ids == [
+        *tokenizer.encode("hi\n").ids
+    ]
+    half = load_pretrained(str(tmp_path / "small"), dtype=torch.bfloat16).model
+    assert half.head.weight.dtype == torch.bfloat16
+    assert half(tokens).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["opt", "gptj", "llama 1"])  # tied, a head's bias, neither
+def test_rows_that_no_token_has_are_left_out(family, tmp_path):
+    theirs = their_model(family, dtype=torch.float32, vocab_size=V + 14)
+    theirs.save_pretrained(tmp_path / "small")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
+        tmp_path / "small"
+    )
+    loaded = load_pretrained(str(tmp_path / "small"))
+    assert loaded.config is loaded.model.config
+    assert loaded.config.vocab_size == loaded.model.embedding.num_embeddings == V
+    tokens = random_tokens(loaded.model)
+    expected = theirs(tokens).logits[..., :V]
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_what_the_family_says_of_itself_is_in_the_configuration():
+    norms = {family: pair(family)[1].config.norm for family in ("gpt2", "opt", "gptj", "mistral")}
+    assert norms == {"gpt2": "layernorm", "opt": "layernorm", "gptj": "layernorm"} | {
+        "mistral": "rmsnorm"
+    }
+    assert pair("llama 3")[1].config.tied
+    assert not pair("llama 1")[1].config.tied
+
+
+def test_a_model_that_is_not_there_says_so_in_one_line(tmp_path):
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(str(tmp_path / "nothing"))
+    assert str(caught.value).startswith(f"{tmp_path / 'nothing'} cannot be loaded: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_no_weights_are_named_in_one_line(tmp_path):
+    their_model("gpt2").save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
+        tmp_path
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"junk" * 100)
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(str(tmp_path))
+    assert str(caught.value).startswith(f"{tmp_path} cannot be loaded: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_transformers_the_fix_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match=r"need transformers; fix: pip install '\.\[pretrained\]'"):
+        load_pretrained("gpt2")
+
+
+def test_eight_bit_needs_bitsandbytes_and_a_gpu(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else found(n)
+    )
+    with pytest.raises(ModelError, match="8 bit needs bitsandbytes; fix: pip install bitsandbytes"):
+        load_pretrained("gpt2", device="cuda", eight_bit=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found("torch"))
+    with pytest.raises(ModelError, match="8 bit needs a CUDA device, found cpu; fix: leave out 8"):
+        load_pretrained("gpt2", eight_bit=True)
+
+
+def test_a_wrapped_model_is_not_saved_as_ours(tmp_path):
+    with pytest.raises(ModelError, match="a wrapped gpt2 model cannot be saved here"):
+        save_model(tmp_path / "m", pair("gpt2")[1], tokenizer_json(V), {})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_eight_bit_is_near(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    theirs = their_model("llama 2, grouped, scaled", dtype=torch.float32)
+    theirs.save_pretrained(tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
+        tmp_path
+    )
+    ours = load_pretrained(str(tmp_path), device="cuda", eight_bit=True).model
+    tokens = random_tokens(ours)
+    found = ours(tokens.cuda()).float().cpu()
+    assert torch.nn.functional.cosine_similarity(found, theirs(tokens).logits, dim=-1).min() > 0.95

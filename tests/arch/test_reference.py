@@ -1,0 +1,174 @@
+"""Checkpoints of the reference code, against a plain restatement of what it computes."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+from arch import ModelError, import_reference, load_model, save_model
+from arch.convert import from_reference
+from tests.arch.cases import tokenizer_json
+
+V, L, D, N = 11, 12, 8, 2
+
+
+class Block(nn.Module):
+    """As the reference writes it: tokens are channels, the mask is made anew at each call."""
+
+    def __init__(self, conv, d_ff):
+        super().__init__()
+        self.conv = conv
+        self.seq_layernorm, self.patch_layernorm = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.patch_ff = nn.Sequential(nn.Linear(D, d_ff), nn.GELU(), nn.Linear(d_ff, D))
+
+    def forward(self, x):
+        y = self.seq_layernorm(x)
+        for layer in self.conv if isinstance(self.conv, nn.Sequential) else [self.conv]:
+            if isinstance(layer, nn.Conv1d):
+                weight = torch.tril(layer.weight.permute(2, 0, 1)).permute(1, 2, 0)
+                y = F.conv1d(y, weight, layer.bias, padding="same")
+            else:
+                y = layer(y)
+        x = x + y
+        return x + self.patch_ff(self.patch_layernorm(x))
+
+
+class Mixer(nn.Module):
+    """The reference's language model: no final norm, the head untied."""
+
+    def __init__(self, convs, d_ff=4 * D):
+        super().__init__()
+        self.wte = nn.Embedding(V, D)
+        self.mixerblocks = nn.ModuleList(Block(conv, d_ff) for conv in convs)
+        self.lm_head = nn.Linear(D, V, bias=False)
+
+    def forward(self, tokens):
+        x = self.wte(tokens)
+        for block in self.mixerblocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+def flat(size=1, bias=True):
+    return nn.Conv1d(L, L, size, bias=bias)
+
+
+def expanded(factor, bias=True):
+    return nn.Sequential(
+        nn.Conv1d(L, factor * L, 1, bias=bias), nn.GELU(), nn.Conv1d(factor * L, L, 1, bias=bias)
+    )
+
+
+CASES = {
+    "flat": (lambda: flat(), "flat"),
+    "flat without bias": (lambda: flat(bias=False), "flat(bias=false)"),
+    "kernel 4": (lambda: flat(4), "kernel(size=4)"),
+    "kernel 3 without bias": (lambda: flat(3, bias=False), "kernel(size=3, bias=false)"),
+    "expanded 1": (lambda: expanded(1), "expanded(factor=1)"),
+    "expanded 1 without bias": (lambda: expanded(1, False), "expanded(factor=1, bias=false)"),
+    "expanded 2": (lambda: expanded(2), "rectangular(factor=2)"),
+    "expanded 3 without bias": (lambda: expanded(3, False), "rectangular(factor=3, bias=false)"),
+}
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(V, (3, L))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("d_ff", [4 * D, 12])
+def test_an_imported_checkpoint_computes_what_the_reference_does(case, d_ff, tokens, tmp_path):
+    conv, entry = CASES[case]
+    theirs = Mixer([conv() for _ in range(N)], d_ff)
+    state = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    ours = from_reference(theirs.state_dict())
+    assert ours.config.mixers == (entry,)
+    assert (ours.config.context, ours.config.final_norm, ours.config.tied) == (L, False, False)
+    torch.testing.assert_close(ours(tokens), theirs(tokens))
+    assert all(torch.equal(theirs.state_dict()[name], state[name]) for name in state)
+    save_model(tmp_path / "m", ours, tokenizer_json(V), {})
+    assert torch.equal(load_model(tmp_path / "m").model(tokens), ours(tokens))
+
+
+def test_the_upper_triangle_that_training_left_is_masked():
+    theirs = Mixer([flat()])
+    assert theirs.mixerblocks[0].conv.weight[..., 0].triu(1).count_nonzero() > 0  # pyright: ignore
+    weight = from_reference(theirs.state_dict()).state_dict()["blocks.0.token_mixer.mix.weight"]
+    assert weight.triu(1).count_nonzero() == 0
+    assert weight.tril().count_nonzero() == L * (L + 1) // 2
+
+
+def test_shorter_texts_run(tokens):
+    theirs = Mixer([expanded(2), flat()])
+    padded = torch.cat([tokens[:, :5], torch.zeros(3, L - 5, dtype=torch.long)], dim=1)
+    found = from_reference(theirs.state_dict())(tokens[:, :5])
+    torch.testing.assert_close(found, theirs(padded)[:, :5])
+
+
+def test_blocks_may_differ_and_a_head_may_be_tied(tokens):
+    theirs = Mixer([flat(), expanded(1)])
+    theirs.lm_head.weight = theirs.wte.weight
+    state = theirs.state_dict()
+    del state["lm_head.weight"]
+    ours = from_reference(state)
+    assert ours.config.mixers == ("flat", "expanded(factor=1)")
+    assert ours.config.tied
+    torch.testing.assert_close(ours(tokens), theirs(tokens))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "last.pt"])
+def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp_path):
+    theirs = Mixer([flat(), flat()])
+    if name.endswith(".safetensors"):
+        save_file(theirs.state_dict(), tmp_path / name)
+    else:
+        torch.save(theirs.state_dict(), tmp_path / name)
+    torch.testing.assert_close(import_reference(tmp_path / name)(tokens), theirs(tokens))
+    if name != "last.pt":
+        torch.testing.assert_close(import_reference(tmp_path)(tokens), theirs(tokens))
+
+
+def says(state):
+    with pytest.raises(ModelError) as caught:
+        from_reference(state, "here")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_names_and_shapes_say_so():
+    state = Mixer([flat(), flat()]).state_dict()
+    assert says({}) == "here has no wte.weight and mixerblocks.0.*: not a reference mixer"
+    wide = {**state, "mixerblocks.1.conv.weight": torch.ones(L, L + 1, 1)}
+    assert says(wide).startswith(
+        "here: mixerblocks.1.conv.* has the shapes {'weight': (12, 13, 1)} and the biases ['bias']"
+    )
+    assert "allowed: weight (L, L, k), or 0.weight (n L, L, 1) and 2.weight" in says(wide)
+    broken = Mixer([expanded(2)]).state_dict()
+    del broken["mixerblocks.0.conv.0.bias"]
+    assert "the biases ['2.bias']" in says(broken)
+    assert "unknown memory.weight" in says({**state, "memory.weight": torch.ones(1)})
+    assert "no blocks.0.norm_token.weight" in says(
+        {name: tensor for name, tensor in state.items() if "0.seq_layernorm" not in name}
+    )
+    assert "mixerblocks.0.conv.* has the shapes {}" in says(
+        {name: tensor for name, tensor in state.items() if "0.conv" not in name}
+    )
+    mixed = Mixer([flat(), nn.Conv1d(6, 6, 1)]).state_dict()
+    assert "mix.weight is (6, 6), the configuration says (12, 12)" in says(mixed)
+
+
+def test_files_that_are_none_say_so(tmp_path):
+    with pytest.raises(ModelError, match=r"has none of model\.safetensors, pytorch_model\.bin"):
+        import_reference(tmp_path)
+    with pytest.raises(ModelError, match=r"x\.pt cannot be read: .*No such file"):
+        import_reference(tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelError, match=r"x\.pt cannot be read: ") as caught:
+        import_reference(tmp_path / "x.pt")
+    assert "\n" not in str(caught.value)
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ModelError, match=r"list\.pt holds no state dict: tensors by their names"):
+        import_reference(tmp_path / "list.pt")

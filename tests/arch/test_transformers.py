@@ -1,0 +1,269 @@
+"""Llama-style models to and from transformers' layout; transformers is the judge."""
+
+import json
+import resource
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from arch import (
+    ModelError,
+    export_transformers,
+    generate,
+    import_transformers,
+    load_model,
+    save_model,
+)
+from tests.arch.cases import byte_tokenizer, random_tokens, scramble, small_model
+
+TOKENIZER = byte_tokenizer()
+V = TOKENIZER.get_vocab_size()
+SHAPES = {
+    "plain": {"num_attention_heads": 4, "num_key_value_heads": 4},
+    "tied": {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "grouped": {"num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-3},
+    "one key head, biases": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "other base": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+}
+
+
+def their_model(**settings) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        max_position_embeddings=40,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.1,
+        **{"vocab_size": V, **settings},
+    )
+    model = LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:  # norms and biases, which start at one and zero
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        assert parameter.std() > 0, name
+    return model
+
+
+def our_model(**settings):
+    sizes = {"vocab_size": V, "context": 40, "d_model": 32, "n_layers": 3, "d_ff": 48}
+    llama = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
+    mixers = settings.pop("mixers", ("attention(heads=4, kv_heads=2)",))
+    return small_model(*mixers, **{**sizes, **llama, **settings})
+
+
+def saved(model, directory):
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(TOKENIZER.to_str(), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def llama_directory(tmp_path):
+    return saved(their_model(**SHAPES["plain"]), tmp_path / "theirs")
+
+
+def edit(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_imported_llama_gives_transformers_logits(tmp_path, shape):
+    theirs = their_model(**SHAPES[shape])
+    loaded = import_transformers(saved(theirs, tmp_path / "theirs"))
+    tokens = random_tokens(loaded.model)
+    expected = theirs(tokens).logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-5, rtol=1e-5)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    again = load_model(tmp_path / "ours")
+    assert torch.equal(again.model(tokens), loaded.model(tokens))
+    assert again.meta["source"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tied": True},
+        {"mixers": ("attention(heads=8, kv_heads=1, bias=true, rope_base=77)",)},
+        {"mixers": ("attention", "attention(heads=4)"), "channel_mixer": "swiglu(bias=true)"},
+    ],
+)
+def test_transformers_gives_an_exported_models_logits(tmp_path, settings):
+    ours = scramble(our_model(**settings))
+    export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert isinstance(theirs, LlamaForCausalLM)
+    tokens = random_tokens(ours)
+    expected = theirs(tokens).logits
+    torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-5)  # logits up to 50
+    back = import_transformers(tmp_path / "out").model
+    assert torch.equal(back(tokens), ours(tokens))
+
+
+@pytest.mark.parametrize("rows", [320, 384, 512])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_padded_llama_is_imported_without_its_padding(tmp_path, rows, tied):
+    theirs = their_model(**SHAPES["plain"], tie_word_embeddings=tied, vocab_size=rows)
+    loaded = import_transformers(saved(theirs, tmp_path / "theirs"))
+    assert loaded.config.vocab_size == loaded.model.embedding.num_embeddings == V
+    tokens = random_tokens(loaded.model)
+    expected = theirs(tokens).logits[..., :V]
+    torch.testing.assert_close(loaded.model(tokens), expected, atol=1e-5, rtol=1e-5)
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer_json, loaded.meta)
+    assert torch.equal(load_model(tmp_path / "ours").model(tokens), loaded.model(tokens))
+
+
+def test_a_model_in_training_is_exported_with_its_padding(tmp_path):
+    ours = scramble(our_model(vocab_multiple=64))
+    export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = random_tokens(ours)
+    expected = theirs(tokens).logits
+    assert expected.shape[-1] == 320
+    torch.testing.assert_close(ours(tokens), expected[..., :V], atol=1e-4, rtol=1e-5)
+
+
+def test_precision_is_kept(tmp_path):
+    export_transformers(tmp_path / "out", our_model().bfloat16(), TOKENIZER.to_str())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.dtype == torch.bfloat16
+    assert import_transformers(tmp_path / "out").model.head.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [AutoTokenizer, PreTrainedTokenizerFast])
+def test_the_exported_tokenizer_loads_and_splits_the_same(tmp_path, kind):
+    export_transformers(tmp_path / "out", our_model(), TOKENIZER.to_str())
+    theirs = kind.from_pretrained(tmp_path / "out")
+    text = "Once upon a time,\n there wäs…<|endoftext|>"
+    assert theirs(text)["input_ids"] == TOKENIZER.encode(text).ids
+    assert theirs.decode(TOKENIZER.encode(text).ids) == text
+    assert (theirs.eos_token, theirs.pad_token) == ("<|endoftext|>", "<|pad|>")
+    assert theirs.model_max_length == 40
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["eos_token_id"], config["pad_token_id"]) == (256, 257)
+
+
+def test_transformers_generates_what_we_generate(tmp_path):
+    ours = scramble(our_model())
+    export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
+    theirs: Any = LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
+    prompt = random_tokens(ours, batch=2, length=5)
+    expected = theirs.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
+    assert torch.equal(generate(ours, prompt, 30, temperature=0), expected)
+
+
+def test_weights_may_be_in_several_files_and_hold_old_tables(llama_directory):
+    expected = import_transformers(llama_directory).model.state_dict()
+    weights = load_file(llama_directory / "model.safetensors")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    names = sorted(weights)
+    files = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: weights[name] for name in part}, llama_directory / file)
+    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+    (llama_directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (llama_directory / "model.safetensors").unlink()
+    found = import_transformers(llama_directory).model.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
+    path = llama_directory / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    path.write_text(json.dumps({**config, "rope_theta": 123.0, "rope_scaling": None}))
+    config = import_transformers(llama_directory).config
+    assert "rope_base=123.0" in config.mixers[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"mixers": ("flat",)}, "mixers=['flat']"),
+        ({"mixers": ("attention", "flat")}, "mixers=['attention', 'flat']"),
+        ({"mixers": ("attention+flat",)}, "mixers=['attention+flat']"),
+        ({"mixers": ("attention", "attention(heads=2)")}, "mixers=['attention', 'attention(he"),
+        ({"channel_mixer": "gelu"}, "channel_mixer=gelu"),
+        ({"norm": "layernorm"}, "norm=layernorm"),
+        ({"final_norm": False}, "final_norm=False"),
+    ],
+)
+def test_a_model_that_is_no_llama_is_not_exported(tmp_path, settings, named):
+    with pytest.raises(ModelError) as caught:
+        export_transformers(tmp_path / "out", our_model(**settings), TOKENIZER.to_str())
+    assert str(caught.value).startswith("transformers has no layout for a model that is not Llama")
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            export_transformers(tmp_path / "out", our_model(), TOKENIZER.to_str())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; allowed for an import: 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed for an import: 'silu'"),
+        ({"head_dim": 16}, "head_dim is 16; allowed for an import: 8"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3'; allowed for an imp"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),
+        ({"vocab_size": V + 1}, f"has {V} entries, the model has {V + 1}; use the tokenizer that"),
+        ({"intermediate_size": 47}, "the weights do not fit the configuration"),
+        ({"num_hidden_layers": 4}, "no blocks.3."),
+        ({"num_attention_heads": 3, "head_dim": None}, "heads=3 must divide d_model=32"),
+    ],
+)
+def test_a_llama_that_cannot_be_ours_says_why(llama_directory, changes, message):
+    edit(llama_directory, **changes)
+    with pytest.raises(ModelError) as caught:
+        import_transformers(llama_directory)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_that_is_none_says_so(tmp_path):
+    with pytest.raises(ModelError, match="no such model directory"):
+        import_transformers(tmp_path / "nowhere")
+    their_model(**SHAPES["plain"]).save_pretrained(tmp_path / "alone")
+    with pytest.raises(ModelError, match=r"alone has no tokenizer\.json; save model and tokenizer"):
+        import_transformers(tmp_path / "alone")
+    GPT2Config().save_pretrained(tmp_path / "alone")
+    (tmp_path / "alone" / "tokenizer.json").write_text(TOKENIZER.to_str(), encoding="utf-8")
+    with pytest.raises(ModelError, match="model_type is 'gpt2'"):
+        import_transformers(tmp_path / "alone")
+    (tmp_path / "alone" / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match=r"config\.json lacks vocab_size, hidden_size, "):
+        import_transformers(tmp_path / "alone")

@@ -1,0 +1,395 @@
+"""The page of claims: its rows, its text filled from records alone, and what refuses to be said."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.__main__ import main
+from eval.claims import BENCH
+from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
+from eval.claims.findings import END, START, Known, fill
+from eval.claims.judge import ONLY_REPORTED, WEIGHTS, judge
+from eval.claims.pages import markdown
+from eval.claims.registry import bibliography, claims
+from eval.errors import RequestError
+from eval.rows import write_rows
+from tests.eval.claims.cases import SOURCE
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "results" / "claims.md"
+CELL = 190  # letters; longer ones are not read
+PROTOCOL = Protocol({"descent": {}}, text=("x",), pad_to=64)
+FAMILIES = {"descent": "gradient", "adam": "gradient", "chance": "control"}
+
+
+def claim_of(number: int = 7, arms: tuple[str, ...] = ("",), lens: str = "") -> Claim:
+    models = Models({"mixers": ("flat",)})
+    reported = None if lens else PROTOCOL
+    own = tuple(Arm(a, models, lens=lens, reported=reported, fair=PROTOCOL) for a in arms)
+    term = Term("norm" if lens else "nonself", arms[0])
+    return Claim(number, "a", "b", SOURCE, "mixers", own, (Criterion(term, "above", 0.95),))
+
+
+def record(method: str, nonself: float, protocol: str = FAIR, **others: Any) -> dict[str, Any]:
+    return {
+        "claim": 7, "arm": "", "protocol": protocol, "method": method,
+        "family": FAMILIES.get(method, "search"), "control": None, "padded": False,
+        "nonself": nonself, "nonself_low": nonself - 0.1, "nonself_high": nonself + 0.05,
+        "prompts": 50, "models": 3, "sizes": ["flat d16 n1 untrained"],
+    } | others  # fmt: skip
+
+
+def norm(layer: int, value: float, **others: Any) -> dict[str, Any]:
+    return {
+        "claim": 8, "arm": "flat", "protocol": FAIR, "lens": "residual", "figure": "norm",
+        "where": {"layer": layer, "part": "x y"}, "value": value, "low": value - 1,
+        "high": value + 1, "sizes": ["flat"], "models": 3, "prompts": 16,
+    } | others  # fmt: skip
+
+
+def point(x: float, share: float, method: str = "adam") -> dict[str, Any]:
+    return {
+        "axis": "step", "x": x, "architecture": "flat", "state": "after", "method": method,
+        "family": "tuned gradient", "slice": "nonself", "share": share, "low": share / 2,
+        "high": share * 2, "tokens": 100, "prompts": 50, "models": 3,
+    }  # fmt: skip
+
+
+RECORDS = [
+    record("descent", 1.0, REPORTED, found="x|y\n*</s>"),
+    record("descent", 0.12),
+    record("descent", 0.97, padded=True),
+    record("adam", 0.31),
+    record("adam", 0.001, control="shuffled"),
+    record("chance", 0.0),
+    norm(1, 3.0),
+    norm(2, 9.0),
+    norm(10, 27.0, low=None, high=None),
+]
+JUDGED = [judge(claim_of(), RECORDS), judge(claim_of(8, ("flat", "llama"), "residual"), RECORDS)]
+
+
+def filled(template: str, tmp_path: Path) -> str:
+    path = tmp_path / "text.md"
+    path.write_text(template)
+    return fill(path, Known(JUDGED, [point(0, 0.2), point(1000, 0.1), point(1000, 0.3, "soda")]))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ('figure(7, "nonself")', "31.0 % (21.0 to 36.0)"),
+        ('figure(7, "nonself", by="descent")', "12.0 % (2.0 to 17.0)"),
+        ('figure(7, "nonself", "descent", padded=true)', "97.0 % (87.0 to 102.0)"),
+        ('figure(7, "nonself", "adam", control="shuffled")', "0.1 % (-9.9 to 5.1)"),
+        ('figure(7, "nonself", "chance")', "0.0 % (-10.0 to 5.0)"),
+        ('figure(7, "nonself", protocol="reported")', "100.0 % (90.0 to 105.0)"),
+        ('figure(8, "norm", arm="flat", layer=2)', "9 (8 to 10)"),
+        ('figure(8, "norm", arm="flat", part="x y", pool="last")', "27"),
+        ('figure(8, "norm", arm="flat", pool="first")', "3 (2 to 4)"),
+        ('curve("step", "flat", 0, "nonself", "gradient")', "20.0 % (10.0 to 40.0)"),
+        (
+            'curve("step", "flat", 1000, "nonself", "soda", state="after")',
+            "30.0 % (15.0 to 60.0)",
+        ),
+        ("verdict(7)", ONLY_REPORTED),
+        ("why(7)", "the same descent without padding, on many prompts, does not show it"),
+        ("found(7)", "“x\\|y↵\\*&lt;/s>”"),
+        ("prompts(7)", "50"),
+        ("models(7)", "3"),
+        ("sizes(7)", "flat d16 n1 untrained"),
+        ("tally()", "1 holds, 1 holds only as reported"),
+        ('tally("lenses")', "none"),
+        ('which("holds only as reported", "mixers")', "[7](#claim-7)"),
+        ('which("does not hold")', "none"),
+        ("claim(7, 8)", "[7](#claim-7), [8](#claim-8)"),
+        ("curves()", "[curves](#curves)"),
+    ],
+)
+def test_placeholders_say_what_records_say(words: str, text: str, tmp_path: Path) -> None:
+    links = "{{ claim(7, 8) }} {{ curves() }}"
+    expected = f"{text} [7](#claim-7), [8](#claim-8) [curves](#curves)\n"
+    assert filled(f"{{{{ {words} }}}} {links}", tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ('{{ figure(7, "nonself }}', "unexpected char"),
+        ('{{ figure(9, "nonself") }}', "there is no claim 9"),
+        ("{{ figure(7) }}", "missing 1 required positional argument: 'name'"),
+        ('{{ share(7, "nonself") }}', "'share' is undefined"),
+        ('{{ figure(8, "norm") }}', "arm='': claim 8 has 'flat', 'llama'"),
+        ('{{ figure(7, "nonself", pool="all") }}', "pool='all': claim 7 has 'mean', 'least'"),
+        ('{{ figure(8, "norm", arm="llama") }}', "no record of that; of that arm, fair, there are"),
+        (
+            '{{ figure(8, "norm", arm="flat", layer=3) }}',
+            'there are: "norm" layer=1 part=x y, "norm" layer=2',
+        ),
+        (
+            '{{ figure(7, "nonself", by="search") }}',
+            "there are: nonself descent, nonself descent padded, nonself adam",
+        ),
+        ('{{ figure(7, "nonself", "descent", control="identity") }}', "no record of that"),
+        (
+            '{{ curve("step", "flat", 1000, "nonself", "gradient") }}',
+            "2 points are of that, not 1; there are:",
+        ),
+        (
+            '{{ curve("width", "flat", 64, "nonself", "gradient") }}',
+            "0 points are of that, not 1; there are: axis",
+        ),
+        ('{{ tally("fish") }}', "'fish' is no group; there are mixers"),
+        ('{{ which("fish") }}', "'fish' is no verdict; there are holds"),
+        ("{{ why(8) }}", "why of claim 8 is not known: no record says it"),
+        ('{% assert figure(7, "nonself") %}', "needs a figure, one of < <= == >= >, and another"),
+        ("{% assert verdict(7) == 1 %}", "'holds only as reported' cannot be compared with 1"),
+        ('{% assert figure(8, "norm", arm="flat", layer=10).low > 1 %}', "it has no interval"),
+        (
+            '{% assert figure(7, "nonself") > 0.32 %}',
+            "the records say otherwise: 31.0 % (21.0 to 36.0) > 0.32 is not so",
+        ),
+        ('{% assert verdict(7) == "holds" %}', "holds only as reported == holds is not so"),
+    ],
+)
+def test_a_placeholder_that_means_nothing_is_named(
+    words: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        filled(f"# A\n\nText\n{words} ({{{{ claim(7, 8) }}}} {{{{ curves() }}}})\n", tmp_path)
+    assert str(caught.value).startswith(f"text.md, line 4: {words} (")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_is_filled_and_assertions_leave_no_trace(tmp_path: Path) -> None:
+    template = """\
+# What was found
+
+{% assert figure(7, "nonself") > 0.3 %}
+{% assert verdict(8) == "holds" %}
+
+{% assert figure(7, "nonself", "descent").high < figure(7, "nonself").low %}
+Descent finds {{ figure(7, "nonself", by="descent") }}, Adam {{ figure(7, "nonself",
+by="adam") }} ({{ claim(7) }}).
+{% assert figure(8, "norm", arm="flat", pool="last") >= 27 %}
+Training ({{ curves() }}): {{ curve("step", "flat", 0, "nonself", "adam") }}.
+"""
+    assert (
+        filled(template, tmp_path)
+        == """\
+# What was found
+
+Descent finds 12.0 % (2.0 to 17.0), Adam 31.0 % (21.0 to 36.0) ([7](#claim-7)).
+Training ([curves](#curves)): 20.0 % (10.0 to 40.0).
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'a\n\nIt finds {{ figure(7, "nonself") }}.',
+            'line 3: It finds {{ figure(7, "nonself") }}.: figures without a link to',
+        ),
+        ('{{ curve("step", "flat", 0, "nonself", "adam") }}', "commands; add curves()"),
+        ("{{ claim(7) }}\n\n{{ prompts(7) }}", "figures without a link to their commands; add cl"),
+        ("a\n\nIt finds 12.5 % of them.", "line 3: It finds 12.5 % of them.: 12.5 % is typed by"),
+        ('It is {{ figure(7, "nonself") }', "line 1: It is {{ figure(7"),
+        ("It is 7 }}", "}} is typed by hand"),
+    ],
+)
+def test_text_that_cannot_be_checked_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        filled(text, tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it() -> None:
+    odd = replace(JUDGED[0], claim=replace(JUDGED[0].claim, claim="a | b <script>"))
+    page = markdown([JUDGED[1], odd], ["left out: something"], "TEXT\n", "CURVES\n")
+    rows = [line for line in page.splitlines() if line.startswith("| <a id=")]
+    assert [re.findall(r'id="claim-(\d+)"', row) for row in rows] == [["7"], ["8"]]
+    assert rows[0].count(" | ") == 5
+    assert "a \\| b &lt;script>" in rows[0]
+    assert "✓ hidden tokens 100.0 % (90.0 to 105.0), ≥ 95 %; “x\\|y↵\\*&lt;/s>”" in rows[0]
+    assert "✗ hidden tokens 31.0 % (21.0 to 36.0), not ≥ 95 % (flat d16 n1 untrained; 50" in rows[0]
+    assert "**holds only as reported**: the same descent without padding" in rows[0]
+    assert "`python -m eval claims run 7 --corpus STORIES`" in rows[0]
+    assert "> left out: something" in page
+    assert page.index("TEXT") < page.index("CURVES") < page.index("| #")
+    assert "padding, on many prompts, does not show it: [7](#claim-7)" in page
+    assert "- fair: hidden tokens by descent 12.0 % (2.0 to 17.0); descent (padded) 97.0 %" in page
+    assert "; adam (shuffled) 0.1 % (-9.9 to 5.1); chance 0.0 %" in page
+    assert "- fair: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page
+
+
+def test_a_page_cites_its_sources_and_says_which_criteria_were_changed() -> None:
+    page = markdown([judge(claim, []) for claim in claims().values()], [])
+    for source in bibliography().values():
+        assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in page
+    assert re.findall(r"\)\. Claims? ([\d, -]+)\.", page) == ["1-84", "86-93", "85", "94-101"]
+    rows = re.findall(r'id="claim-(\d+)".*\(criterion changed after the data were seen\) \|', page)
+    assert rows == ["44", "45", "60", "79", "87", "97"]
+    assert "- [97](#claim-97): the mean over distances was replaced" in page
+
+
+def synthetic() -> list[dict[str, Any]]:
+    """Records of everything that the registry asks of models of our own."""
+    own = []
+    for claim in claims().values():
+        for arm in claim.arms:
+            tags = {"claim": claim.number, "arm": arm.name}
+            for protocol in (REPORTED, FAIR):
+                asked = arm.protocol(protocol)
+                if asked and arm.models.own:
+                    own += _records(claim, arm, tags | {"protocol": protocol}, asked)
+    return own
+
+
+def _records(claim: Claim, arm: Arm, tags: dict[str, Any], asked: Protocol) -> list[dict[str, Any]]:
+    terms = [t for c in claim.judge for t in (c.left, c.right) if isinstance(t, Term)]
+    if arm.lens:
+        return [
+            norm(1, 0.5) | tags | {"figure": t.figure, "where": t.where | {"layer": layer}}
+            for t in terms
+            if t.arm == arm.name
+            for layer in (1, 2)
+        ]
+    figures = ("self", "nonself", "self_top5", "set_recall", "anywhere", "criterion", "exact",
+               "constant", "others")  # fmt: skip
+    shares = {f"{f}{end}": 0.5 for f in figures for end in ("", "_low", "_high")}
+    found = (
+        {"found": "a text that is long enough to be cut"} if tags["protocol"] == REPORTED else {}
+    )
+    fair = tags["protocol"] == FAIR
+    kinds = [(method, None, not fair) for method in asked.methods]
+    kinds += [("descent", None, True)] if fair and asked.pad_to else []
+    kinds += [
+        ("adam" if control == "shuffled" else "descent", control, False)
+        for control in asked.controls
+    ]
+    return [
+        record(method, 0.5, control=control, padded=pads) | shares | found | tags
+        for method, control, pads in kinds
+    ]
+
+
+def test_a_page_of_all_claims_can_be_read() -> None:
+    records = synthetic()
+    judged = [judge(claim, records) for claim in claims().values()]
+    page = markdown(judged, [])
+    rows = [line for line in page.splitlines() if line.startswith("| <a id=")]
+    assert len(rows) == 101
+    for row in rows:
+        for cell in row.split(" | "):
+            assert len(cell) <= CELL, cell
+    for one, row in zip(judged, rows, strict=True):
+        if one.verdict == WEIGHTS:
+            assert "GB to download" in row
+            assert "GB of memory" in row
+            assert "--download`" in row
+    links = set(re.findall(r"\(#([\w-]+)\)", page))
+    assert links <= set(re.findall(r'id="([\w-]+)"', page))
+
+
+def run(*words: object) -> int:
+    return main(["claims", "table", *map(str, words)])
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """Records that this bench made, of claim 74."""
+    arm = claims()[74].arms[0]
+    tags = {"claim": 74, "bench": BENCH, "entry": arm.fingerprint, "kind": "claim record"}
+    several = [record("descent", 0.5, REPORTED, found="Mario"), record("adam", 0.5)]
+    path = tmp_path / "records.jsonl"
+    write_rows(path, [each | tags | {"key": str(i)} for i, each in enumerate(several)])
+    return path
+
+
+def test_a_page_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
+    text, readme, page = tmp_path / "text.md", tmp_path / "README.md", tmp_path / "docs" / "page.md"
+    words = 'All: {{ figure(74, "nonself") }} ({{ claim(74) }}).'
+    text.write_text(f"## In short\n\n{START}\n{words}\n{END}\n")
+    readme.write_text(f"# Name\n\n{START}\nold\n{END}\n\nrest\n")
+    assert run(records, "--findings", text, "--markdown", page, "--readme", readme) == 0
+    said = "All: 50.0 % (40.0 to 55.0) ([74]({}#claim-74))."
+    assert said.format("") in page.read_text()
+    assert readme.read_text() == (
+        f"# Name\n\n{START}\n{said.format('docs/page.md')}\n{END}\n\nrest\n"
+    )
+    assert run(records, "--findings", "none", "--markdown", page) == 0
+    assert "In short" not in page.read_text()
+
+
+def test_a_page_shows_the_curves(records: Path, tmp_path: Path) -> None:
+    curves, text, page = tmp_path / "curves.jsonl", tmp_path / "text.md", tmp_path / "d" / "page.md"
+    drawn = [point(0, 0.2), point(1000, 0.1)]
+    write_rows(curves, [p | {"key": str(p["x"]), "kind": "curve record"} for p in drawn])
+    text.write_text('{{ curve("step", "flat", 1000, "nonself", "adam") }} ({{ curves() }})\n')
+    words = ("--findings", text, "--markdown", page, "--figures", tmp_path / "d" / "drawn")
+    assert run(records, curves, *words) == 0
+    assert (tmp_path / "d" / "drawn" / "curves-step.svg").is_file()
+    made = page.read_text()
+    assert "10.0 % (5.0 to 20.0) ([curves](#curves))" in made
+    assert '<a id="curves"></a>' in made
+    assert "](drawn/curves-step.svg)" in made
+    assert "20 (10–40)" in made
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--figures", "x"], "--figures x: are of the curves, and no curve is in the results"),
+        (
+            ["--findings", "{}/bare.md"],
+            "bare.md, line 1: {{ curves() }}: there are no records of curves",
+        ),
+        (["--findings", "{}/false.md"], "false.md, line 1: {{ 74 nonself }}"),
+        (["--findings", "{}/absent.md"], "absent.md"),
+        (["--group", "mixers"], "--group mixers: a page is of all claims; leave it out"),
+        (["--findings", "none", "--readme", "{}/no.md"], "no.md: its finding is the page's"),
+        (["--findings", "{}/true.md", "--readme", "{}/no.md"], "no.md: needs one <!-- finding -->"),
+        (["--findings", "{}/short.md", "--readme", "{}/no.md"], "needs one <!-- finding -->"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_a_line(
+    words: list[str],
+    message: str,
+    records: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "false.md").write_text("{{ 74 nonself }} {{ claim(74) }}")
+    (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
+    (tmp_path / "bare.md").write_text("{{ curves() }}")
+    (tmp_path / "short.md").write_text("yes\n")
+    (tmp_path / "no.md").write_text("# Name\n")
+    page = tmp_path / "page.md"
+    own = [word.format(tmp_path) for word in words]
+    assert run(records, "--markdown", page, *own) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not page.exists()
+    assert (tmp_path / "no.md").read_text() == "# Name\n"
+
+
+def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
+    """And its figures and the README's finding: all made anew, from the records beside the page."""
+    made = tmp_path / "docs" / "results" / "claims.md"
+    readme = Path(shutil.copy(ROOT / "README.md", tmp_path))
+    words = ("--figures", made.with_suffix(""), "--markdown", made, "--readme", readme)
+    assert run(PAGE.with_suffix(".parquet"), *words) == 0
+    figures = {path.name for path in PAGE.with_suffix("").iterdir()}
+    assert {path.name for path in made.with_suffix("").iterdir()} == figures
+    for link in re.findall(r"\]\((?!http)([^#)\s]+)", made.read_text()):
+        assert (PAGE.parent / link).is_file()
+    assert made.read_text() == PAGE.read_text()
+    assert readme.read_text() == (ROOT / "README.md").read_text()

@@ -1,0 +1,345 @@
+"""Claims run as a user runs them, made small: twice alike, resumed, and with weights of others."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import transformers
+from tokenizers import Tokenizer
+
+from eval.__main__ import main
+from eval.claims.entries import Claim
+from eval.claims.registry import choose, claims
+from eval.inversion.run import Job
+from eval.rows import ROWS, Row, read_rows
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+from tests.eval.claims.cases import prepared, small, use
+
+FAST = ("--corpus", "toy:400")
+UNTRAINED = (67, 68, 71, 74, 41, 42, 43, 45, 47)
+
+
+def run(*words: object) -> int:
+    return main(["claims", "run", *map(str, words), *FAST])
+
+
+def asked_in(out: Path) -> set[tuple[int, str]]:
+    """The claims that were asked, and under which protocols."""
+    rows = [row for row in read_rows([out]) if row["kind"] == "claim"]
+    return {(row["claim"], row["protocol"]) for row in rows}
+
+
+def table(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["claims", "table", str(out)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("three", [UNTRAINED[:3], UNTRAINED[3:6], UNTRAINED[6:]])
+def test_three_claims_run_twice_have_one_verdict(
+    three: tuple[int, ...],
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose(list(three))])
+    tables = []
+    for name in ("a", "b"):
+        out = prepared(tmp_path / name, small_tokenizer)
+        assert run(*three, "--out", out) == 0
+        tables.append(table(out, capsys))
+    assert tables[0] == tables[1]
+    assert "not run" not in tables[0]
+
+
+def test_a_run_that_was_killed_goes_on(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([67, 74])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run("--out", out, "--limit", "1") == 0
+    assert asked_in(out) == {(67, "reported"), (67, "fair")}
+    assert run("--out", out) == 0
+    whole = (out / ROWS).read_text()
+    lines = whole.splitlines(keepends=True)
+    kept = len(lines) // 2
+    (out / ROWS).write_text("".join(lines[:kept]) + lines[kept][:9])
+    assert run("--out", out) == 0
+    mended = [json.loads(line) for line in (out / ROWS).read_text().splitlines()]
+    assert [row["key"] for row in mended] == [json.loads(line)["key"] for line in lines]
+    assert (out / ROWS).read_text().startswith("".join(lines[:kept]))
+    assert asked_in(out) == {(n, p) for n in (67, 74) for p in ("reported", "fair")}
+    padded = [row for row in mended if row.get("padded")]
+    assert {row["method"] for row in padded} == {"descent"}
+    controls = {row.get("control") for row in mended}
+    assert controls == {None, "identity", "shuffled"}
+    assert "67" in table(out, capsys)
+
+
+def test_what_one_claim_answered_another_need_not_ask(
+    tmp_path: Path, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = small(claims()[74])
+    second = replace(first, number=75)
+    use(monkeypatch, [first, second])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    asked: list[str] = []
+    answer = Job.rows
+
+    def counted(self: Job) -> list[Row]:
+        rows = answer(self)
+        asked.extend(row["key"] for row in rows)
+        return rows
+
+    monkeypatch.setattr(Job, "rows", counted)
+    assert run("--out", out) == 0
+    answers = [
+        [key for row in read_rows([out]) if row.get("claim") == n for key in row["keys"]]
+        for n in (74, 75)
+    ]
+    assert answers[0] == answers[1]
+    assert set(answers[0]) == set(asked)
+    assert len(set(asked)) == len(asked) > 0
+
+
+def test_trained_models_are_found_or_asked_for(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([73, 79, 90])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run(73, "--out", out) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("claim 73 needs a trained model; fix: python -m train fit --config")
+    assert lines[-1].startswith("error: nothing to run")
+    for step in (0, 5, 10):
+        model_directory("flat", step=step, d_model=32)
+    assert run(73, 79, 90, "--out", out, "--models", tmp_path / "flat") == 0
+    said = capsys.readouterr()
+    assert "claim 79 needs a trained model; fix: python -m train fit --config llama" in said.err
+    assert "claim 90 needs facebook/opt-125m" in said.err
+    assert "2 were not run." in said.out  # 79 without its transformer, and 90 without weights
+    rows = [row for row in read_rows([out]) if "checkpoint" in row]
+    steps = {row["checkpoint"]["step"] for row in rows if not row.get("control")}
+    assert steps == {10}
+    everything = {(n, p) for n in (73, 79, 90) for p in ("reported", "fair")}
+    assert asked_in(out) == everything - {(90, "reported")}
+    assert run(73, "--out", out, "--models", tmp_path / "nothing") == 2
+    assert "nothing: no such directory; give one of runs" in capsys.readouterr().err
+
+
+def test_seeds_are_of_one_kind(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another channel mixer is another model, whatever its mixers, width and depth."""
+    use(monkeypatch, [small(claim) for claim in choose([73])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    model_directory("flat", step=5, d_model=32)
+    other = model_directory("flat", step=6, d_model=32, channel_mixer="swiglu")
+    other.rename(tmp_path / "other")
+    models = tmp_path / "models"
+    (models / "b").mkdir(parents=True)
+    (tmp_path / "other").rename(models / "b" / "step-000006")
+    assert run(73, "--out", out, "--models", models) == 2
+    (tmp_path / "flat").rename(models / "a")
+    assert run(73, "--out", out, "--models", models) == 0
+    own = [row for row in read_rows([out]) if not row.get("control")]
+    assert {row["checkpoint"]["step"] for row in own if "checkpoint" in row} == {5}
+
+
+def test_another_tokenizer_needs_another_place(
+    tmp_path: Path,
+    model_directory: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claim) for claim in choose([67])])
+    out = prepared(tmp_path / "out", byte_tokenizer())
+    path = model_directory("flat", step=5)
+    assert run(67, "--out", out, "--models", path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "were asked with another tokenizer than that of --models" in line
+    assert line.endswith("give another --out")
+
+
+def test_what_was_found_is_shown(
+    tmp_path: Path,
+    small_tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    use(monkeypatch, [small(claims()[67])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert run(67, "--out", out) == 0
+    records = tmp_path / "records.jsonl"
+    assert main(["claims", "table", str(out), "--store", str(records)]) == 0
+    capsys.readouterr()
+    assert main(["claims", "show", "67", "--records", str(records)]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  verdict: " in shown
+    assert "fair, flat: shown tokens by" in shown
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "show", "67"]) == 0
+    assert "verdict" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table"], "no results in results/claims; give their directory, or what --store wrote"),
+        (["table", "nowhere"], "nowhere: no results here; give a directory that holds rows.jsonl"),
+        (["table", "torn.parquet"], "torn.parquet: no Parquet file of rows ("),
+    ],
+)
+def test_a_table_of_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torn.parquet").write_text("PAR1")
+    assert main(["claims", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
+
+
+def briefly(number: int) -> Claim:
+    """A small claim whose prompt fits a context of 24 bytes."""
+    claim = small(claims()[number])
+    arms = [
+        replace(arm, reported=arm.reported and replace(arm.reported, text=("The sky is.",)))
+        for arm in claim.arms
+    ]
+    return replace(claim, arms=tuple(arms))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Callable[[str], Path]:
+    """A small random model of a family, saved as theirs."""
+
+    def make(family: str) -> Path:
+        path = tmp_path / "weights"
+        their_model(family).float().save_pretrained(path)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+        tokenizer.save_pretrained(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_claims_on_weights_given_by_hand(
+    family: str,
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = OF_FAMILY[family]
+    use(monkeypatch, [briefly(number)])
+    given = ["--out", tmp_path / "out", "--model", weights(family), "--precision", "float32"]
+    capsys.readouterr()
+    assert run(number, *given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"3 blocks of width 32, claim {number} is about" in line
+    assert run(number, *given, "--any-size") == 0
+    assert f"\n  {number} " in capsys.readouterr().out
+    assert asked_in(tmp_path / "out") == {(number, "reported"), (number, "fair")}
+    rows = [row for row in read_rows([tmp_path / "out"]) if row["kind"] == "recovery"]
+    assert {row["checkpoint"]["d_model"] for row in rows} == {32}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama 1"])
+def test_claims_in_half_precision_say_that_nothing_is_certified(
+    family: str,
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = OF_FAMILY[family]
+    use(monkeypatch, [briefly(number)])
+    path = weights(family)
+    capsys.readouterr()
+    given = ["--model", path, "--any-size", "--precision", "bfloat16"]
+    assert run(number, "--out", tmp_path / "out", *given) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "certificate" in line]
+    reason = "weights in bfloat16: no certificate below float32"
+    assert told == [f"{path}: {reason}; for certificates: --precision float32"]
+    assert asked_in(tmp_path / "out") == {(number, "reported"), (number, "fair")}
+    rows = [row for row in read_rows([tmp_path / "out"]) if row["kind"] == "recovery"]
+    assert {(row["certificate"], row["uncertified"]) for row in rows} == {(None, reason)}
+
+
+def test_untrained_weights_of_a_family_are_built_anew(
+    weights: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, [briefly(5), briefly(24)])
+    given = ["--out", tmp_path / "out", "--model", weights("gpt2"), "--any-size"]
+    assert run(*given) == 0
+    rows = read_rows([tmp_path / "out"])
+    names = {row["key"]: row["checkpoint"]["name"] for row in rows if row["kind"] == "recovery"}
+    asked = {(r["claim"], names[key]) for r in rows if r["kind"] == "claim" for key in r["keys"]}
+    assert asked == {(5, "weights [random]"), (24, "weights [random embedding]")}
+
+
+def test_weights_of_the_wrong_family_and_no_weights_at_all(
+    weights: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    out, wrong = tmp_path / "out", weights("gpt2")
+    capsys.readouterr()
+    assert run(27, "--out", out, "--model", wrong) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "its family is gpt2, claim 27 is about llama; give the weights of huggyllama/" in line
+    assert run(27, "--out", out, "--model", tmp_path / "cache") == 2
+    assert "no config.json there; give a directory in transformers' layout" in (
+        capsys.readouterr().err
+    )
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps({"model_type": "llama", "n_layer": 3}))
+    assert run(27, "--out", out, "--model", wrong) == 2
+    assert "3 blocks of width 0, claim 27 is about 40 of 5120" in capsys.readouterr().err
+    (wrong / "config.json").write_text(json.dumps(config))
+    assert run(27, 1, "--out", out) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == (
+        "claim 27 needs huggyllama/llama-13b (13 B parameters: about 26 GB to download, 13 GB of "
+        "memory in 8 bit); fix: python -m eval claims run 27 --download, or --model DIR with the "
+        "weights"
+    )
+    assert "claim 1 needs openai-community/gpt2" in lines[1]
+    assert len(lines) == 3
+
+
+@pytest.mark.slow
+def test_three_whole_claims_run_twice_have_one_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = []
+    for name in ("a", "b"):
+        assert run("--group", "random-init", "--limit", 3, "--out", tmp_path / name) == 0
+        tables.append(table(tmp_path / name, capsys))
+    assert tables[0] == tables[1]

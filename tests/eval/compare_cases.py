@@ -1,0 +1,74 @@
+"""What tests of the comparison stand on: runs without weights, models, rows of a lens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eval.__main__ import main
+from eval.comparison import enter, side_by_side
+from eval.gather import gather
+from tests.eval.report.cases import make_row
+
+SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
+OF_CLAIM = {"key": "c", "kind": "claim", "claim": 71, "arm": "flat", "protocol": "reported",
+            "entry": "e", "bench": 1, "setting": "s", "of": 1, "keys": ["a"]}  # fmt: skip
+"""The row that says which rows answer a claim: of no checkpoint."""
+
+
+def make_run(
+    place: Path, name: str, seed: int = 0, bits: float = 1.2, lr: float = 1e-3, speed: float = 100.0
+) -> Path:
+    """A run directory without weights: `make_run(tmp_path, "flat-s0", bits=1.2)`."""
+    path = place / "runs" / name
+    path.mkdir(parents=True)
+    settings = {"run": str(path), "seed": seed, "optimizer": {"lr": lr}, "model": SIZES}
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    rows: list[dict[str, Any]] = []
+    for step in (0, 50, 100):
+        tokens = 10 * step
+        if step:
+            rows.append({"step": step, "tokens_seen": tokens, "loss": bits * 3 + 1 / step,
+                         "tokens_per_second": speed})  # fmt: skip
+        own = bits + (100 - step) / 50
+        rows.append(
+            {"step": step, "tokens_seen": tokens, "val_loss": 3 * own, "val_bits_per_byte": own}
+        )
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def add_model(run: Path, step: int, source: Path) -> Path:
+    """A model directory of a run, its weights those of another one."""
+    path = run / "models" / f"step-{step:06d}"
+    path.mkdir(parents=True)
+    for file in source.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    meta = {"name": run.name, "step": step, "tokens_seen": 10 * step, "val_loss": 3.0 + step,
+            "val_bits_per_byte": 1.0 + step}  # fmt: skip
+    known = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(known | meta))
+    return path
+
+
+def lens_row(value: float, **changes: Any) -> dict[str, Any]:
+    row = {"key": f"lens {value} {changes}", "kind": "lens", "lens": "logit", "figure": "entropy",
+           "layer": 2, "value": value, "low": value - 1, "high": value + 1, "n": 7}  # fmt: skip
+    return row | {"checkpoint": make_row()["checkpoint"]} | changes
+
+
+def columns(*places: Path, chosen: tuple[str, ...] = ("all",), every: bool = False) -> Any:
+    return side_by_side(enter(gather(places), every), list(chosen))
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    assert said[0].startswith("error: ")
+    return said[0]
+
+
+def run_compare(*words: object) -> int:
+    return main(["compare", *map(str, words)])

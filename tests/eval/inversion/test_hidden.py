@@ -1,0 +1,214 @@
+"""Hidden tokens with nothing given: the alternating search on small models."""
+
+import itertools
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.circuit import Circuit
+from eval.inversion.answer import verdicts
+from eval.inversion.lexicon import Reader
+from eval.inversion.problem import pose
+from eval.inversion.search.alternating import COMBINED, CROSSED, _End, _Search, alternating
+from eval.inversion.slices import Slice
+from tests.eval.inversion.search_cases import (
+    MIXERS,
+    chance,
+    found,
+    lexicon,
+    prompts,
+    sharpened,
+    solve,
+    useless,
+    with_twins,
+)
+
+Make = Callable[..., LanguageModel]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("k", [1, 3])
+def test_alternating_finds_hidden_tokens_with_nothing_given(
+    small_model: Make, mixer: str, k: int
+) -> None:
+    circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(2, 10)
+    problem = pose(circuit, truth, Slice(k))
+    assert problem.target.shape == (2, 10 - k, 64)
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+    assert problem.residual(found(answers))[1].all()
+    for answer in answers:
+        assert answer.certificate == ("enumerated" if k == 1 else "residual")
+        assert answer.scores[:k].argmax(dim=-1).equal(answer.tokens[:k])
+        assert answer.evaluations > 400
+        assert answer.notes["distance"] == 0
+
+
+@pytest.mark.parametrize(
+    "mixer", ["flat", pytest.param("attention(heads=2)", marks=pytest.mark.slow)]
+)
+def test_alternating_finds_five(small_model: Make, mixer: str) -> None:
+    circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(1, 12)
+    answers = solve(alternating, pose(circuit, truth, Slice(5)), lexicon(circuit), chance(1))
+    assert found(answers).equal(truth)
+    assert answers[0].certificate == "residual"
+
+
+def test_alternating_does_not_need_good_guesses(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 9)
+    answers = solve(alternating, pose(circuit, truth, Slice(2)), useless(circuit), chance(2))
+    assert found(answers).equal(truth)
+
+
+def test_hidden_tokens_behind_large_weights(small_model: Make) -> None:
+    circuit, truth = Circuit(sharpened(small_model(d_model=64), 2.0), 2), prompts(2, 9)
+    answers = solve(alternating, pose(circuit, truth, Slice(2)), lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+
+
+def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) -> None:
+    """One start comes to rest beside the truth; with one more token hidden it does not."""
+    circuit, truth = (
+        Circuit(sharpened(small_model(mixers=("flat",), d_model=64), 4.0), 2),
+        prompts(4, 8),
+    )
+    answers = solve(
+        alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(4), starts=1, rounds=2
+    )
+    assert [answer.notes["starts"] for answer in answers] == [2] * 4
+    assert found(answers).equal(truth)
+    assert all(answer.certificate == "enumerated" for answer in answers)
+
+
+@pytest.mark.parametrize("blurred", [0, 4, 7])
+def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(
+    small_model: Make, blurred: int
+) -> None:
+    """At the first positions nothing tells tokens apart, as if noise hid it; at the others all."""
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 8)
+    problem = pose(circuit, truth, Slice(1))
+    limit = problem.limit.clone()
+    limit[:, :blurred] = 1.0 * problem.target[:, :blurred].norm(dim=-1)
+    problem = replace(problem, limit=limit)
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
+    several = 0
+    for p, answer in enumerate(answers):
+        assert answer.certificate == "enumerated"
+        vocabulary = torch.arange(len(circuit.vocabulary))[:, None]
+        whole = torch.cat([vocabulary, answer.tokens[1:].expand(len(vocabulary), -1)], dim=1)
+        fitting = vocabulary[problem.of([p]).residual(whole)[1], 0].tolist()
+        assert int(answer.tokens[0]) in fitting
+        assert answer.collisions == ({0: fitting} if len(fitting) > 1 else {})
+        several += len(fitting) > 1
+    assert several == (len(answers) if blurred == 7 else 0)
+
+
+def test_the_last_position_alone(small_model: Make) -> None:
+    """`[:, -1, :]`: one visible position, all others hidden."""
+    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 3)
+    problem = pose(circuit, truth, Slice.parse("[:, -1, :]"))
+    assert problem.hidden == 2
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
+    assert found(answers).equal(truth)
+    assert all(answer.certificate == "residual" for answer in answers)
+
+
+def test_hidden_tokens_from_a_part_and_from_joined_layers(small_model: Make) -> None:
+    model, truth = small_model(mixers=("attention",), d_model=64), prompts(1, 8)
+    for layers, part in ((2, "mixer"), ((1, 2), "block")):
+        circuit = Circuit(model, layers, part)
+        answers = solve(alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+        assert found(answers).equal(truth)
+
+
+def test_the_same_seed_gives_the_same_answer(small_model: Make) -> None:
+    circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
+    problem = pose(circuit, truth, Slice(4))
+    both = [
+        solve(alternating, problem, lexicon(circuit), chance(1), starts=1, rounds=2)[0]
+        for _ in range(2)
+    ]
+    assert both[0].tokens.equal(both[1].tokens)
+    assert both[0].evaluations == both[1].evaluations
+
+
+@pytest.mark.parametrize(
+    ("mixers", "count"), [(["flat"], 4), pytest.param(MIXERS, 16, marks=pytest.mark.slow)]
+)
+def test_no_false_accept(small_model: Make, mixers: list[str], count: int) -> None:
+    """A search cut short is often wrong: whatever it certifies is the truth."""
+    certified = wrong = 0
+    for mixer in mixers:
+        model = sharpened(small_model(mixers=(mixer,)), 3.0)
+        for layer, k in ((1, 1), (2, 3)):
+            circuit, truth = Circuit(model, layer), prompts(count, 9, seed=layer)
+            problem = pose(circuit, truth, Slice(k))
+            short: dict[str, Any] = {"starts": 1, "rounds": 1, "beams": 16}
+            answers = solve(alternating, problem, lexicon(circuit), chance(count), **short)
+            right = (found(answers) == truth).all(dim=1).tolist()
+            said = [answer.certificate is not None for answer in answers]
+            assert not any(s and not r for s, r in zip(said, right, strict=True))
+            assert said == problem.residual(found(answers))[1].tolist()
+            certified += sum(said)
+            wrong += len(right) - sum(right)
+    assert certified > 0
+    assert wrong > 0  # or nothing was tested
+
+
+def test_one_hidden_token_with_a_twin_is_ambiguous(small_model: Make) -> None:
+    truth = prompts(1, 6)
+    one = int(truth[0, 0])
+    circuit = Circuit(with_twins(small_model(d_model=64), one, 11), 2)
+    (answer,) = solve(alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
+    assert answer.collisions[0] == sorted({11, one})
+    assert answer.tokens[1:].equal(truth[0, 1:])
+    assert verdicts(answer, truth[0], at_floor=True) == ["ambiguous", *["recovered"] * 5]
+
+
+def crossed(
+    model: LanguageModel, k: int, ends: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, int]:
+    """The hidden tokens that are run where some starts ended at `(n, k)`; the memory it took."""
+    circuit, truth = Circuit(model, 1), prompts(1, k + 2)
+    problem = pose(circuit, truth, Slice(k))
+    search = _Search(problem, Reader(lexicon(circuit), 0, None), chance(1)[0], 1, 8)
+    tried: list[Tensor] = []
+
+    def nearest(guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
+        tried.append(guesses)
+        return guesses[:1], 0.0
+
+    monkeypatch.setattr(search, "_nearest", nearest)
+    rests = [_End(end[None], float(i), False) for i, end in enumerate(ends)]
+    tracemalloc.start()
+    search._cross(rests)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return tried[0], peak
+
+
+def test_ends_of_few_hidden_tokens_are_combined_in_every_way(
+    small_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = torch.tensor([[5, 7, 9, 1], [4, 7, 2, 0], [5, 3, 8, 6]])
+    tried, _ = crossed(small_model(), 4, ends, monkeypatch)
+    ways = itertools.product([4, 5], [3, 7], [2, 8, 9], [0, 1, 6])
+    assert tried.tolist() == [*ends.tolist(), *map(list, ways)]
+
+
+def test_combining_many_hidden_tokens_takes_little_memory(
+    small_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = 9
+    ends = torch.arange(CROSSED * k).view(CROSSED, k)
+    tried, peak = crossed(small_model(), k, ends, monkeypatch)
+    assert peak < 20e6  # all of them, as tuples, would be more than 200
+    assert len(tried) == CROSSED + COMBINED
+    assert all(set(column.tolist()) == set(ends[:, j].tolist()) for j, column in enumerate(tried.T))
+    assert len(tried.unique(dim=0)) > COMBINED / 2

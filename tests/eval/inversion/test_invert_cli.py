@@ -1,0 +1,336 @@
+"""python -m eval invert: controls, padding, resuming, suites, and one line for every wrong wish."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from arch import load_model, save_model
+from eval.__main__ import main
+from eval.inversion.suites import DIRECTORY, load_suite, read_suite
+from eval.rows import read_rows
+from tokenizer import open_corpus, train_tokenizer
+
+Directory = Callable[..., Path]
+QUICK = ["--count", "2", "--length", "6"]
+ONE = [*QUICK, "--layers", "1", "--slices", "[:, 0:, :]"]
+
+
+def invert(*words: object) -> int:
+    return main(["invert", *map(str, words)])
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def by_control(rows: list[dict[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
+    found: dict[str | None, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["control"], []).append(row)
+    return found
+
+
+def test_controls_stand_beside_the_model(model_directory, tmp_path):
+    model, other = model_directory("flat", step=5), model_directory("other", embedding_std=0.3)
+    out, swap = tmp_path / "out", f"embedding={other}"
+    controls = ["--controls", "shuffled", "identity", "scale=0.02", swap]
+    methods = ["--methods", "sweep", "propose", "chance"]
+    words = ["--count", 4, "--length", 8, "--layers", 2, "--slices", "[:, 0:, :]"]
+    assert invert(model, "--out", out, *words, *methods, *controls) == 0
+    rows = by_control(read_rows([out]))
+    assert {control: len(own) for control, own in rows.items()} == {
+        None: 12, "shuffled": 12, "identity": 12, "scale=0.02": 12, swap: 12,
+    }  # fmt: skip
+    for control in (None, "identity", "scale=0.02", swap):
+        searched = [row for row in rows[control] if row["family"] == "search"]
+        assert all(row["exact"] and row["certificate"] for row in searched), control
+        assert all(not row["exact"] for row in rows[control] if row["family"] == "control")
+    for row in rows["shuffled"]:
+        assert not row["exact"]  # it belongs to another prompt
+    searched = [row for row in rows["shuffled"] if row["family"] == "search"]
+    hits = [a == b for row in searched for a, b in zip(row["found"], row["truth"], strict=True)]
+    assert sum(hits) / len(hits) < 0.5  # stories share some tokens at the same place
+    names = {control: own[0]["checkpoint"]["name"] for control, own in rows.items()}
+    assert names["identity"] == "flat [identity]"
+    weights = {own[0]["checkpoint"]["weights_sha256"] for c, own in rows.items() if c != "shuffled"}
+    assert len(weights) == 4
+    steps = {control: own[0]["checkpoint"]["step"] for control, own in rows.items()}
+    assert (steps[None], steps["identity"], steps["scale=0.02"], steps[swap]) == (5, 0, 0, 5)
+
+
+def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
+    model, methods = model_directory(), ["--methods", "sweep", "propose", "adam"]
+    out, short = tmp_path / "out", ["--set", "adam.steps=5"]
+    assert invert(model, "--out", out, *ONE, *methods, *short, "--pad-to", 16) == 0
+    assert invert(model, "--out", out, *ONE, *methods, *short) == 0
+    rows = read_rows([out])
+    assert [row["padded"] for row in rows] == [True] * 6 + [False] * 6
+    for row in rows:
+        assert (
+            row["length"] == len(row["found"]) == len(row["verdict"]) == row["self"]["count"] == 6
+        )
+        assert row["observed"] == (16 if row["padded"] else 6)
+        assert row["exact"] or row["method"] == "adam"
+    assert rows[0]["truth"] == rows[6]["truth"]
+
+
+def test_allowed_tokens_alone_answer_and_make_rows_of_their_own(model_directory, tmp_path):
+    model, out = model_directory(), tmp_path / "out"
+    words = [*ONE, "--methods", "adam", "propose", "--set", "adam.steps=5"]
+    assert invert(model, "--out", out, *words) == 0
+    assert invert(model, "--out", out, *words, "--allowed", "Tom sat down.") == 0
+    rows = read_rows([out])
+    assert len(rows) == 2 + 2 + 2  # propose is no gradient method: the same question again
+    restricted = [row for row in rows if "allowed" in row["settings"]]
+    assert [row["method"] for row in restricted] == ["adam"] * 2
+    for row in restricted:
+        assert set(row["found"]) <= set(row["settings"]["allowed"])
+    free = [row for row in rows if row["method"] == "adam" and row not in restricted]
+    assert not any(set(row["found"]) <= set(restricted[0]["settings"]["allowed"]) for row in free)
+
+
+def test_limit_then_resume_gives_the_same_rows(model_directory, tmp_path):
+    model = model_directory()
+    words = [*QUICK, "--layers", 1, 2, "--methods", "propose", "chance"]
+    words += ["--slices", "[:, 0:, :]", "--seeds", 0, 1]
+    assert invert(model, "--out", tmp_path / "whole", *words) == 0
+    assert invert(model, "--out", tmp_path / "parts", *words, "--limit", 3) == 0
+    first = read_rows([tmp_path / "parts"])
+    assert 3 <= len(first) < 12
+    assert invert(model, "--out", tmp_path / "parts", *words) == 0
+    rows, whole = read_rows([tmp_path / "parts"]), read_rows([tmp_path / "whole"])
+    assert rows[: len(first)] == first
+    assert len(rows) == len(whole) == 12  # layers x prompts x (propose: one seed; chance: two)
+    assert {row["key"]: row["found"] for row in rows} == {row["key"]: row["found"] for row in whole}
+
+
+def test_no_resume_refuses_a_directory_with_rows(model_directory, tmp_path, capsys):
+    model, out = model_directory(), tmp_path / "out"
+    words = [model, "--out", out, *ONE, "--methods", "chance"]
+    assert invert(*words, "--no-resume") == 0
+    before = (out / "rows.jsonl").read_text()
+    capsys.readouterr()
+    assert invert(*words, "--no-resume") == 2
+    assert "holds 2 rows; give another directory" in complaint(capsys)
+    assert (out / "rows.jsonl").read_text() == before
+
+
+def test_later_positions_are_ambiguous(model_directory, tmp_path):
+    words = [*QUICK, "--layers", 1, "--slices", "[:, :4, :]", "--methods", "sweep", "propose"]
+    assert invert(model_directory(), "--out", tmp_path / "out", *words) == 0
+    for row in read_rows([tmp_path / "out"]):
+        assert row["found"][:4] == row["truth"][:4]
+        assert row["verdict"] == ["recovered"] * 4 + ["ambiguous"] * 2
+        assert [c["position"] for c in row["collisions"]] == [4, 5]
+        assert (row["observed"], row["hidden"]) == (4, 2)
+        assert row["at_floor"]
+
+
+def test_joined_layers_parts_noise_and_channels_are_columns(model_directory, tmp_path):
+    words = [*QUICK, "--layers", "1+2", "--parts", "mixer", "--slices", "[:, :, 3:50]"]
+    asked = ["--without", "norms", "channel", "--noise", 0.01, "--methods", "sweep", "expected"]
+    assert invert(model_directory(), "--out", tmp_path / "out", *words, *asked) == 0
+    rows = read_rows([tmp_path / "out"])
+    assert len(rows) == 4
+    for row in rows:
+        assert row["site"] == {"layer": [1, 2], "part": "mixer", "without": ["channel", "norms"]}
+        assert (row["slice"], row["noise"]) == ("[:, 0:, 3:50]", 0.01)
+        assert row["exact"]
+    assert {row["family"] for row in rows} == {"search", "prior"}
+
+
+def test_a_sweep_by_setting(model_directory, tmp_path):
+    words = [*ONE, "--methods", "sweep", "--set", "sweep.coarse=true"]
+    assert invert(model_directory(), "--out", tmp_path / "out", *words) == 0
+    rows = read_rows([tmp_path / "out"])
+    assert all(row["exact"] and row["settings"] == {"coarse": True} for row in rows)
+
+
+def test_without_mask_gradient_methods_answer(model_directory, tmp_path):
+    model = model_directory(mixers=("attention(heads=2)",))
+    words = [*ONE, "--without", "mask", "--methods", "adam", "propose", "--set", "adam.steps=5"]
+    assert invert(model, "--out", tmp_path / "out", *words) == 0
+    assert {row["method"] for row in read_rows([tmp_path / "out"])} == {"adam"}
+
+
+def test_equal_rows_of_the_embedding_are_ambiguous(model_directory, tmp_path):
+    model = model_directory()
+    words = [*ONE, "--methods", "sweep"]
+    assert invert(model, "--out", tmp_path / "before", *words) == 0
+    token = read_rows([tmp_path / "before"])[0]["truth"][2]
+    weights = load_file(model / "model.safetensors")
+    weights["embedding.weight"][399] = weights["embedding.weight"][token]
+    save_file(weights, model / "model.safetensors")
+    assert invert(model, "--out", tmp_path / "after", *words) == 0
+    row = read_rows([tmp_path / "after"])[0]
+    assert row["verdict"][2] == "ambiguous"
+    assert 2 in [collision["position"] for collision in row["collisions"]]
+    assert row["verdict"].count("recovered") >= 3
+
+
+@pytest.mark.parametrize("name", ["quick", "standard", "full"])
+def test_suites_that_come_with_it_can_be_read(name):
+    suite = read_suite(load_suite(name), {})
+    assert suite.questions
+    assert all(question.methods for question in suite.questions)
+    assert (DIRECTORY / f"{name}.yaml").is_file()
+
+
+def test_a_suite_of_ones_own(model_directory, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "prompts: {set: [story, random], count: 2, length: 5}\n"
+        "questions:\n"
+        "  - layers: [1, [1, 2]]\n"
+        "    methods: {sweep: {}, adam-l1: {method: adam, objective: l1, steps: 3}}\n"
+        "  - layers: last\n"
+        "    slices: ['[:, 1:, :]']\n"
+        "    seeds: [0, 1]\n"
+        "    methods: [chance]\n"
+    )
+    assert invert(model_directory(), "--out", tmp_path / "out", "--suite", path) == 0
+    rows = read_rows([tmp_path / "out"])
+    assert len(rows) == 2 * 4 * 2 + 4 * 2
+    assert {row["method"] for row in rows} == {"sweep", "adam-l1", "chance"}
+    settings = next(row["settings"] for row in rows if row["method"] == "adam-l1")
+    assert (settings["objective"], settings["steps"]) == ("l1", 3)
+    assert {row["prompts"] for row in rows} == {"story", "random"}
+
+
+WRONG: list[tuple[list[str], str]] = [
+    (["--layers", "3"], "--layers 3: * has layers 0 (the embedding) to 2"),
+    (["--layers", "1+9"], "--layers 9: * has layers 0 (the embedding) to 2"),
+    (["--layers", "first"], "--layers first: must be all, last, or numbers, as in 1 4 1+4"),
+    (["--parts", "heads"], "part 'heads' does not exist; use one of block, mixer, stream"),
+    (["--without", "bias"], "--without bias: nothing of that name; use some of residual, norms"),
+    (["--without", "mask"], "--without mask: a Flat has no mask to leave out; only attention has"),
+    (["--slices", "[2:]"], "slice '[2:]' cannot be read; allowed:"),
+    (["--slices", "[:, 6:, :]"], "slice [:, 6:, :] shows nothing of a prompt of 6 tokens"),
+    (["--slices", "[:, 6:, :]", "--methods", "adam"], "shows nothing of a prompt of 6 tokens"),
+    (["--slices", "[:, :, 40:]"], "shows 0 of a site's 32 channels; give bounds within 32"),
+    (["--methods", "magic"], "method magic: there is no such method; use descent, adam"),
+    (["--methods", "sweep", "--slices", "[:, 1:, :]"], "no method asked for fits (sweep needs eve"),
+    (["--methods", "alternating", "--slices", "[:, 0:, :]"], "needs the first k positions hidden"),
+    (["--set", "adam.steps=5"], "--set: needs --methods"),
+    (["--methods", "adam", "--set", "steps=5"], "--set steps=5: must be METHOD.NAME=VALUE"),
+    (["--methods", "sweep", "--set", "adam.steps=5"], "with METHOD one of sweep"),
+    (["--methods", "adam", "--set", "adam.speed=5"], "method adam has no setting 'speed'; it has"),
+    (["--methods", "adam", "--set", "adam.steps=many"], "setting steps: 'many' is not int"),
+    (["--methods", "adam", "--set", "adam.steps=1.5"], "setting steps: 1.5 is not int"),
+    (["--methods", "adam", "--set", "adam.steps=0"], "setting steps: 0 must be above 0"),
+    (["--methods", "sweep", "--set", "sweep.coarse=1"], "setting coarse: 1 is not bool"),
+    (["--methods", "adam", "--set", "adam.objective=fit"], "objective 'fit' does not exist; use"),
+    (["--methods", "adam", "--set", "adam.variable=fit"], "setting variable: 'fit' does not exist"),
+    (["--methods", "adam", "--set", "adam.decode=fit"], "setting decode: 'fit' does not exist"),
+    (["--noise", "-1", "--methods", "sweep"], "noise: [-1.0] must be numbers of at least 0"),
+    (["--noise", "inf", "--methods", "sweep"], "noise: [inf] must be numbers of at least 0"),
+    (["--text", "word " * 40], "tokens is longer than the context of * 32; shorten --text"),
+    (["--text", ""], "--text '': there is nothing to recover; give some text"),
+    (["--length", "33"], "33 tokens is longer than the context"),
+    (["--corpus", "nowhere.txt"], "nowhere.txt: no such file"),
+    (["--corpus", "toy:40", "--count", "9"], "different beginnings of 6 tokens for evaluation"),
+    (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
+    (["--controls", "magic"], "--controls magic: allowed are shuffled, identity, scale=NUMBER"),
+    (["--controls", "scale=x"], "--controls scale=x: allowed are shuffled"),
+    (["--controls", "embedding=nowhere"], "nowhere: no such model directory"),
+    (["--controls", "shuffled", "--count", "1"], "--controls shuffled: only one prompt of 6"),
+    (["--pad-to", "4"], "--pad-to 4: a prompt has 6 tokens; give at least as many"),
+    (["--pad-to", "64"], "a prompt of 64 tokens is longer than the context"),
+    (["--allowed", "", "--methods", "adam"], "--allowed '': there is no token in it"),
+    (["--suite", "nosuch"], "--suite nosuch: no such suite or file; use full, quick, standard"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def refused(
+    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Asks for something wrong: one line, exit code 2, nothing written."""
+
+    def ask(*words: object) -> str:
+        out = tmp_path / "out"
+        assert invert(model_directory(), "--out", out, *words) == 2
+        assert not out.exists()
+        return complaint(capsys)
+
+    return ask
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=lambda value: str(value)[:60])
+def test_wrong_requests_get_one_line(refused, words, message):
+    line = refused(*QUICK, *words)
+    for part in message.split(" * "):
+        assert part in line
+
+
+@pytest.mark.parametrize("words", [["--limit", "0"], ["--count", "x"], ["--seeds", "-1"]])
+def test_flags_of_the_wrong_kind_end_in_usage(tmp_path, capsys, words):
+    with pytest.raises(SystemExit, match="2"):
+        invert("model", "--out", tmp_path / "out", *words)
+    assert "is not a whole number of at least" in capsys.readouterr().err
+
+
+SUITES = [
+    ("{", "not YAML"),
+    ("a: 1", "needs a list under the key questions"),
+    ("questions: 5", "needs a list under the key questions"),
+    ("questions: []", "no questions; give at least one"),
+    ("questions: [{methods: {sweep: {}}}]\nother: 1", "unknown key 'other'; allowed: prompts, q"),
+    ("questions: [5]", "question 1: 5 is not a mapping"),
+    ("questions: [{layer: 1}]", "question 1: unknown key 'layer'; allowed: layers, methods"),
+    ("questions: [{layers: last}]", "question 1: no methods; give some"),
+    ("questions: [{methods: sweep}]", "methods: 'sweep' is neither a list of names nor a mapping"),
+    ("questions: [{methods: {sweep: 5}}]", "method sweep: 5 is not a mapping of settings"),
+    ("questions: [{methods: {fit: {method: [a]}}}]", "method ['a']: there is no such method"),
+    ("questions: [{methods: {adam: {speed: 1}}}]", "method adam has no setting 'speed'"),
+    ("questions: [{methods: [sweep], layers: first}]", "layers: 'first' must be all, last, or"),
+    ("questions: [{methods: [sweep], layers: [1.5]}]", "layers: [1.5] must be all, last, or"),
+    ("questions: [{methods: [sweep], layers: [9]}]", "--layers 9:"),
+    ("questions: [{methods: [sweep], parts: [[a]]}]", "does not exist; use one of block, mixer"),
+    ("questions: [{methods: [sweep], without: [3]}]", "--without 3: nothing of that name"),
+    ("questions: [{methods: [sweep], slices: []}]", "question 1, slices: empty; give some"),
+    ("questions: [{methods: [sweep], seeds: [true]}]", "seeds: [True] must be whole numbers"),
+    ("questions: [{methods: [sweep], noise: [.nan]}]", "noise: [nan] must be numbers of at least"),
+    ("questions: [{methods: [sweep], shuffled: maybe}]", "'maybe' must be true or false"),
+    ("prompts: 5\nquestions: [{methods: [sweep]}]", "prompts: 5 is not a mapping"),
+    ("prompts: {sets: []}\nquestions: [{methods: [sweep]}]", "prompts: unknown key 'sets'"),
+    ("prompts: {set: [tale]}\nquestions: [{methods: [sweep]}]", "must be a list of story, inside"),
+    ("prompts: {count: x}\nquestions: [{methods: [sweep]}]", "count: 'x' must be a whole number"),
+    ("prompts: {length: 0}\nquestions: [{methods: [sweep]}]", "length: 0 must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SUITES)
+def test_wrong_suites_get_one_line(refused, tmp_path, text, message):
+    path = tmp_path / "suite.yaml"
+    path.write_text(text)
+    assert message in refused("--suite", path)
+
+
+def test_models_of_one_name_that_read_text_otherwise(model_directory, tmp_path, capsys):
+    one = model_directory("flat")
+    text = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=400).to_str()
+    other = tmp_path / "elsewhere"
+    save_model(other, load_model(one).model, text, {"name": "flat", "step": 0})
+    assert invert(one, other, "--out", tmp_path / "out", *ONE, "--methods", "sweep") == 2
+    assert "another model is named flat too" in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_not_finite_name_their_layer(
+    model_directory, small_model, tmp_path, capsys
+):
+    path = model_directory()
+    weights = load_file(path / "model.safetensors")
+    weights["blocks.1.norm_token.weight"][0] = torch.nan
+    save_file(weights, path / "model.safetensors")
+    assert invert(path, "--out", tmp_path / "out", *QUICK, "--methods", "propose") == 2
+    assert "layer 2 gives numbers that are not finite" in capsys.readouterr().err
+    assert read_rows([tmp_path / "out"]) == []

@@ -1,0 +1,118 @@
+"""Models of transformers through the same door: `hf:DIR`, found exactly, hidden tokens too."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from arch.decoder import Decoder
+from arch.pretrained import PretrainedModel
+from eval.__main__ import main
+from eval.checkpoints import open_checkpoint
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.controls import derive
+from eval.inversion.problem import pose
+from eval.inversion.search.propose import propose
+from eval.inversion.slices import Slice
+from eval.rows import read_rows
+from tests.arch import test_decoder
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import FAMILIES, their_model
+from tests.eval.inversion.search_cases import found, lexicon, prompts, solve
+
+
+@pytest.fixture(params=["gpt2", "llama 2, grouped, scaled"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A small random model of theirs, saved with a tokenizer of bytes."""
+    path = tmp_path / "small"
+    their_model(request.param, dtype=torch.float32).save_pretrained(path)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_a_saved_model_is_inverted(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--count", "2", "--length", "8", "--layers", "0", "3", "--methods", "propose", "sweep"]
+    words += ["--slices", "[:, 0:, :]", "--text", "Tom sat.", "--prompts", "story", "random"]
+    assert main(["invert", f"hf:{directory}", "--out", str(out), *words]) == 0
+    rows = read_rows([out])
+    assert len(rows) == 2 * 2 * 5
+    assert all(row["exact"] and row["certificate"] for row in rows)
+    about = rows[0]["checkpoint"]
+    assert (about["name"], about["trained"], about["n_layers"]) == ("small", True, 3)
+    assert "Tom sat." in {row["text"] for row in rows}
+    again = open_checkpoint(f"hf:{directory}")
+    assert again.weights_sha256 == about["weights_sha256"]
+
+
+def test_hidden_tokens_of_a_saved_model_are_found(directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--count", "2", "--length", "8", "--layers", "2", "--slices", "[:, 1:, :]"]
+    asked = ["--methods", "alternating"]
+    assert main(["invert", f"hf:{directory}", "--out", str(out), *words, *asked]) == 0
+    rows = read_rows([out])
+    assert [row["hidden"] for row in rows] == [1, 1]
+    assert all(row["exact"] and row["certificate"] == "enumerated" for row in rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_up_its_tokens(family: str) -> None:
+    model = PretrainedModel(their_model(family, dtype=torch.float32))
+    truth = prompts(3, 10, 256)
+    for layers in (0, 2, (1, 3)):
+        circuit = Circuit(model, layers)
+        answers = solve(propose, pose(circuit, truth, Slice()), lexicon(circuit))
+        assert found(answers).equal(truth)
+        assert all(answer.certificate == "residual" for answer in answers)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "mamba"])
+def test_any_decoder_gives_up_its_tokens(name: str) -> None:
+    model = Decoder(test_decoder.their_model(name))
+    truth = prompts(3, 10, 256)
+    for layers in (0, 2, (1, 3)):
+        circuit = Circuit(model, layers)
+        answers = solve(propose, pose(circuit, truth, Slice()), lexicon(circuit))
+        assert found(answers).equal(truth)
+        assert all(answer.certificate == "residual" for answer in answers)
+    for part, without in (("mixer", ()), ("stream", ()), ("block", ("norms",))):
+        with pytest.raises(RequestError, match="whole blocks are known, not their parts"):
+            Circuit(model, 2, part, frozenset(without))
+
+
+def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between() -> None:
+    model = PretrainedModel(their_model("gptj", dtype=torch.float32))
+    truth = prompts(2, 9, 256)
+    for part, without in (("stream", ()), ("block", ("residual",)), ("mixer", ("norms",))):
+        with pytest.raises(RequestError, match="token and channel mixers stand side by side, with"):
+            Circuit(model, 2, part, frozenset(without))
+    embeddings = model.embed(truth)
+    whole = model.hidden(embeddings, 2)
+    torch.testing.assert_close(Circuit(model, 2)(embeddings), whole)
+    mixed = Circuit(model, 1, "mixer")(embeddings)
+    block: Any = model.blocks[0]
+    torch.testing.assert_close(block.combine(embeddings, mixed), model.hidden(embeddings, 1))
+    assert not Circuit(model, 2, "block", frozenset({"mask"})).causal
+
+
+def test_a_model_that_was_not_built_here_has_no_identity(directory: Path) -> None:
+    checkpoint = open_checkpoint(f"hf:{directory}")
+    with pytest.raises(RequestError, match="was not built here and cannot be built anew"):
+        derive(checkpoint, "identity")
+
+
+def test_no_pad_and_no_model(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path / "out"), "--count", "1", "--length", "30"]
+    assert main(["invert", f"hf:{directory}", *words, "--methods", "propose"]) == 2
+    assert "30 tokens is longer than the context" in capsys.readouterr().err
+    assert main(["invert", f"hf:{tmp_path / 'nothing'}", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"error: {tmp_path / 'nothing'} cannot be loaded: ")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,125 @@
+"""Solvers of one's own: the example of docs/extending.md works; what cannot be used is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.inversion import solvers as registry
+from eval.inversion.solvers import FAMILIES, solvers
+from eval.report import render_page
+from eval.rows import read_rows
+from tests.docs_cases import ROOT, blocks
+
+EXAMPLE = next(
+    "\n".join(lines)
+    for _, language, lines in blocks((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
+    if language == "python" and any("@solver" in line for line in lines)
+)
+ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
+
+
+@pytest.fixture(autouse=True)
+def ours_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solvers entered by a test leave with it."""
+    monkeypatch.setattr(registry, "_REGISTRY", dict(solvers()))
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    file = tmp_path / "hill.py"
+    file.write_text(EXAMPLE)
+    return file
+
+
+def invert(model: Path, out: Path, *more: object) -> int:
+    return main(["invert", str(model), "--out", str(out), *ASKED, *map(str, more)])
+
+
+def test_the_example_of_the_docs_recovers_tokens(
+    model_directory: Callable[..., Path], example: Path, tmp_path: Path
+) -> None:
+    model, out = model_directory(), tmp_path / "rows"
+    asked = ("--plugin", example, "--methods", "hill", "--set")
+    assert invert(model, out, *asked, "hill.width=200") == 0
+    (row,) = read_rows([out])
+    assert row["exact"]
+    assert row["settings"].items() >= {"rounds": 20, "width": 200, "objective": "relative"}.items()
+    assert "Exchanges one token at a time for a random one" in render_page([row])
+    example.write_text(EXAMPLE.replace("20", "21"))  # other code answers anew
+    assert invert(model, out, *asked, "hill.width=200", "hill.rounds=20") == 0
+    assert len({row["settings"]["code"] for row in read_rows([out])}) == 2
+
+
+def test_solvers_are_listed_with_settings_and_defaults(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
+    listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert set(listed) == set(solvers())
+    rounds = "times that every position is visited; solved rows leave after each."
+    assert listed["hill"]["settings"]["rounds"] == 20
+    assert listed["hill"]["settings_text"]["rounds"] == rounds
+    for each in listed.values():
+        assert each["family"] in FAMILIES
+        assert each["text"]
+        assert all(each["settings_text"].values())
+    assert main(["solvers", "--names", "adam"]) == 0
+    text = capsys.readouterr().out
+    assert "adam.rate=0.2" in text
+    assert "sweep" not in text
+    assert main(["solvers", "--names", "adamant"]) == 2
+    assert (
+        "--names adamant: there is no such solver; use descent, adam, " in capsys.readouterr().err
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As with `python -m eval solvers | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "eval", "solvers"]
+    done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, "no such file; give a Python file"),
+        ("import nothing_of_the_kind", "ModuleNotFoundError: No module named"),
+        ("def", "SyntaxError"),
+        (EXAMPLE.replace("def hill", "def adam"), "solver adam: there is one of that name"),
+    ],
+)
+def test_what_is_no_solver_is_refused(
+    code: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    if code is not None:
+        file.write_text(code)
+    assert main(["solvers", "--plugin", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert f"--plugin {file}" in said
+    assert message in said
+
+
+@pytest.mark.parametrize("place", ["model", "results"])
+def test_no_code_is_taken_from_models_or_results(
+    model_directory: Callable[..., Path],
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = {"model": model_directory(), "results": tmp_path / "rows"}
+    places[place].mkdir(exist_ok=True)
+    file = places[place] / "hill.py"
+    file.write_text("raise SystemExit")
+    assert invert(places["model"], places["results"], "--plugin", file, "--methods", "hill") == 2
+    assert "no code is taken from results or models" in capsys.readouterr().err

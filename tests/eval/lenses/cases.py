@@ -1,0 +1,113 @@
+"""Models that lenses are tried on: some of ours, small random ones of transformers, one of stories.
+
+The last one's tokenizer knows the words of the built-in stories.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from arch import LanguageModel, ModelConfig
+from arch.pretrained import PretrainedModel
+from eval.checkpoints import Checkpoint
+from eval.lenses.lens import Finding, Named, Request, lenses
+from eval.lenses.stories import CUES, FRAMES, WORDS
+from eval.text import Prompt
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import FAMILIES, their_model
+from tokenizer import train_tokenizer
+
+VOCAB = 370
+OURS: dict[str, dict[str, Any]] = {
+    "flat": {"mixers": ("flat",)},
+    "llama": {
+        "mixers": ("attention(heads=4, kv_heads=2)",),
+        "channel_mixer": "swiglu",
+        "norm": "rmsnorm",
+    },
+    "headed and attention in turn, tied": {
+        "mixers": ("headed(heads=4)", "attention(heads=2)"),
+        "n_layers": 4,
+        "tied": True,
+    },
+    "side by side, no final norm": {
+        "mixers": ("attention(heads=2, bias=true)+parallel(branches=2)",),
+        "final_norm": False,
+    },
+}
+ALL = (*OURS, *FAMILIES)
+
+
+def any_model(name: str, small_model: Any) -> LanguageModel:
+    """One of `ALL` in float32, its norms and biases drawn, so that none is one or nothing."""
+    if name in FAMILIES:
+        return wrapped(name)
+    return shaken(small_model(**OURS[name]))
+
+
+@lru_cache
+def wrapped(family: str) -> LanguageModel:
+    return PretrainedModel(their_model(family, dtype=torch.float32))
+
+
+@lru_cache
+def wrapped_checkpoint(family: str) -> Checkpoint:
+    model = wrapped(family)
+    return Checkpoint(model, model.config, byte_tokenizer(), {"name": "x"}, Path("x"))
+
+
+def shaken(module: Any) -> Any:
+    """With norms and biases drawn."""
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return module
+
+
+def some_tokens(model: LanguageModel, rows: int = 2, length: int = 12, seed: int = 3) -> Tensor:
+    """Random ones, `(rows, length)`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(model.config.vocab_size, (rows, length), generator=generator)
+
+
+def ask(*prompts: Any, **settings: Any) -> Request:
+    """A request for prompts of these tokens."""
+    texts = tuple(Prompt("text", i, tuple(tokens)) for i, tokens in enumerate(prompts))
+    return Request(texts, **{"corpus": "toy:900", **settings})
+
+
+def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Finding:
+    """What a lens finds."""
+    return lenses()[lens].find(checkpoint, ask(*prompts, **settings))
+
+
+def at(named: Named, **labels: Any) -> Tensor:
+    """The part of an array at one label of each axis named."""
+    places = (
+        list(choices).index(labels[axis]) if axis in labels else slice(None)
+        for axis, choices in named.axes.items()
+    )
+    return named.values[tuple(places)]
+
+
+@lru_cache(maxsize=1)
+def story_tokenizer() -> Tokenizer:
+    """A byte-level BPE in which the first four words of each attribute are one token."""
+    texts = []
+    for i in range(4):
+        chosen = {attribute: words.split()[i] for attribute, words in WORDS.items()}
+        texts += [(frame + cue).format(**chosen) for frame in FRAMES for cue in CUES.values()]
+    return train_tokenizer(texts * 3, vocab_size=VOCAB)
+
+
+def story_checkpoint(**settings: Any) -> Checkpoint:
+    """An untrained model of that tokenizer."""
+    chosen = {"context": 64, "d_model": 32, "n_layers": 2, "embedding_std": 1.0} | settings
+    torch.manual_seed(1)
+    config = ModelConfig(vocab_size=story_tokenizer().get_vocab_size(), **chosen)
+    model = LanguageModel(config).eval().requires_grad_(False)
+    return Checkpoint(model, config, story_tokenizer(), {"name": "small"}, Path("small"))

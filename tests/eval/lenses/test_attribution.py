@@ -1,0 +1,132 @@
+"""Attribution against Captum's own, linear models, and one occlusion at a time."""
+
+import pytest
+import torch
+from captum.attr import FeatureAblation, IntegratedGradients
+
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.lenses import attribution
+from eval.lenses.attribution import Output, integrated_gradients, own_answer
+from tests.eval.lenses.cases import at, look, wrapped
+
+MIXERS = ["flat", "attention(heads=2)", "expanded(factor=2)", "attention+flat"]
+FAMILIES = ["gpt2", "gptj", "opt", "llama 2, grouped, scaled"]
+
+
+@pytest.fixture(params=[*MIXERS, *FAMILIES])
+def any_model(request, small_model):
+    if request.param in FAMILIES:
+        return wrapped(request.param)
+    return small_model(mixers=(request.param,))
+
+
+def prompt(length=12, top=250):
+    return torch.randint(top, (length,), generator=torch.Generator().manual_seed(3))
+
+
+def test_embeddings_predict_what_ids_do(any_model):
+    """Embeddings fed in directly give the outputs of the token ids they are of."""
+    tokens = prompt()[None]
+    embeddings = any_model.embed(tokens)
+    predicted = any_model(tokens)
+    hidden = any_model.hidden(embeddings, len(any_model.blocks))
+    assert torch.equal(any_model.logits(hidden), predicted)
+    torch.testing.assert_close(Output(7, 5).of(any_model, embeddings), predicted[:, 7, 5])
+
+
+def test_occlusion_together_is_one_by_one(any_model):
+    tokens, nothing = prompt(), torch.randn(any_model.config.d_model)
+    whole, without = attribution.occluded(any_model, tokens, nothing)
+    torch.testing.assert_close(whole, any_model(tokens[None])[0, -1], atol=1e-5, rtol=1e-5)
+    for t in range(len(tokens)):
+        embeddings = any_model.embed(tokens[None]).clone()
+        embeddings[0, t] = nothing
+        alone = any_model.logits(any_model.hidden(embeddings, len(any_model.blocks)))[0, -1]
+        torch.testing.assert_close(without[t], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_captum_gives_the_same(small_model):
+    model, tokens = small_model(mixers=("attention",)), prompt()
+    name, mean = attribution.replacement(model, None)
+    assert name == "mean"
+    output, embeddings = own_answer(model, tokens), model.embed(tokens[None])
+    whole, without = attribution.occluded(model, tokens, mean)
+    ours = {
+        FeatureAblation: (whole - without)[:, output.token],
+        IntegratedGradients: integrated_gradients(model, tokens, output, mean, 1e-6).scores,
+    }
+    settings = {
+        FeatureAblation: {"feature_mask": torch.arange(len(tokens))[None, :, None]},
+        IntegratedGradients: {"n_steps": 400, "method": "gausslegendre"},
+    }
+    for method, scores in ours.items():
+        captum = method(lambda x: output.of(model, x)).attribute(
+            embeddings, mean.expand_as(embeddings), **settings[method]
+        )[0]
+        captum = captum[:, 0] if method is FeatureAblation else captum.sum(-1)
+        torch.testing.assert_close(scores, captum.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_integrated_gradients_are_complete(any_model):
+    tokens = prompt()
+    with torch.no_grad():  # as commands run
+        output = own_answer(any_model, tokens)
+        _, baseline = attribution.replacement(any_model, 257)
+        integral = integrated_gradients(any_model, tokens, output, baseline)
+        ends = torch.stack([any_model.embed(tokens), baseline.expand(len(tokens), -1)])
+        prompted, silent = output.of(any_model, ends)
+    assert integral.error <= 1e-3
+    expected = pytest.approx(float(prompted - silent), rel=2e-3, abs=1e-5)
+    assert float(integral.scores.sum()) == expected
+
+
+def test_gradients_of_a_linear_model_are_its_weights(small_model):
+    """With identities for blocks, a logit is a sum over the last token's features alone."""
+    model = small_model(mixers=("identity",), final_norm=False, n_layers=1)
+    model.blocks = torch.nn.ModuleList()
+    tokens, output = prompt(), Output(11, 5)
+    product = attribution.gradient_x_input(model, tokens, output)
+    assert not product[:-1].any()
+    torch.testing.assert_close(product[-1], model.embed(tokens)[-1] * model.head.weight[5])
+    integral = integrated_gradients(model, tokens, output, torch.zeros(model.config.d_model))
+    torch.testing.assert_close(integral.scores, product.sum(-1))
+    assert integral.steps == attribution.NODES  # one piece is enough
+
+
+def test_the_combination_is_the_mean_of_two_normalised():
+    both = attribution.combined(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.0, 5.0, 10.0]))
+    assert both.tolist() == [0.25, 0.75, 0.5]
+    assert attribution.combined(torch.zeros(2), torch.zeros(2)).tolist() == [0, 0]
+
+
+def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
+    from scipy.stats import spearmanr
+
+    checkpoint = open_checkpoint(model_directory(mixers=("attention",)))
+    prompts = prompt(9).tolist(), (5, 6, 7, 8)
+    found = look("attribution", checkpoint, *prompts)
+    scores = found.arrays["attribution"]
+    assert list(scores.axes) == ["prompt", "output", "method", "position"]
+    methods = list(scores.axes["method"])
+    assert methods[0] == "gradient x input"
+    assert {"occlusion, pad", "occlusion, pad, every logit", "combined"} <= set(methods)
+    own = own_answer(checkpoint.model, torch.tensor(prompts[1]))
+    assert found.notes["answers"][1] == checkpoint.pieces([own.token])[0]
+    alone = at(scores, prompt="text 1", output="own answer", method="gradient x input")
+    product = attribution.gradient_x_input(checkpoint.model, torch.tensor(prompts[1]), own)
+    torch.testing.assert_close(alone[:4], product.sum(-1))
+    assert alone[4:].isnan().all()
+    pairs = [row for row in found.figures if row["figure"] == "rank correlation"]
+    assert len(pairs) == len(methods) * (len(methods) - 1) // 2
+    for row in pairs:
+        assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
+    one, other = (methods.index(pairs[3][name]) for name in ("method", "with"))
+    each = [values[0][:, ~values[0, 0].isnan()].abs().numpy() for values in scores.values]
+    expected = [float(spearmanr(x[one], x[other]).statistic) for x in each]  # pyright: ignore
+    assert pairs[3]["value"] == pytest.approx(sum(expected) / 2, abs=1e-6)
+    word = checkpoint.pieces([300])[0]
+    chosen = look("attribution", checkpoint, *prompts, words=(word,))
+    assert chosen.arrays["attribution"].axes["output"] == [word]
+    with pytest.raises(RequestError, match=r"has 40 tokens; the context of .* is 32"):
+        look("attribution", checkpoint, range(40))

@@ -1,0 +1,210 @@
+"""`python -m eval lens` as a user types it: documents, rows, resuming, and every wrong wish."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from eval.__main__ import main
+from eval.errors import RequestError
+from eval.lenses import lens as register
+from eval.lenses.lens import REGISTER, Finding, Lens, Named, read_documents
+from eval.rows import ROWS, read_rows
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+
+FAST = ("--corpus", "toy:900", "--tokens", "400")
+
+
+def look(*words: object) -> int:
+    return main(["lens", *map(str, words)])
+
+
+@pytest.fixture
+def refused(capsys):
+    """Asks for what cannot be: the one line that is said of it."""
+
+    def ask(*words: object) -> str:
+        capsys.readouterr()
+        assert look(*words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return ask
+
+
+def counting(name, seen):
+    """A lens that tells whom it looked at."""
+
+    def find(checkpoint, request) -> Finding:
+        seen.append(checkpoint.meta["name"])
+        arrays = {"numbers": Named(torch.tensor([1.0, torch.nan]), {"layer": [0, 1]})}
+        figures = [
+            {"figure": "size", "layer": 0, "value": 1.5},
+            {"figure": "size", "layer": 1, "value": float("nan")},
+            {"figure": "size", "layer": "all", "value": 7.25},
+            {"figure": "share", "part": "a [b]", "value": 0.25, "low": 0.2, "high": 0.3, "n": 7},
+        ]
+        table = {"title": "a table", "columns": ["[x]", "y"], "rows": [["[red]", "2"]]}
+        return Finding(arrays, figures, {"tables": [table]})
+
+    return Lens(name, "counts", find)
+
+
+def fussy(checkpoint, request) -> Finding:
+    raise RequestError("this model has no such part; use another lens")
+
+
+def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
+    models = [model_directory("flat", step=0), model_directory("flat", step=10)]
+    out = tmp_path / "out"
+    words = ("--lens", "residual", "logit", "--count", 2, "--length", 12, "--words", "a")
+    assert look(*models, "--out", out, *words, *FAST) == 0
+    documents = list(read_documents(out))
+    assert [(d["lens"], d["checkpoint"]["step"]) for d in documents].count(("logit", 10)) == 1
+    assert len(documents) == 4
+    for document in documents:
+        assert [len(prompt["pieces"]) for prompt in document["prompts"]] == [12, 12]
+        assert document["request"] == {
+            "words": ["a"], "corpus": "toy:900", "tokens": 400, "seed": 0
+        }  # fmt: skip
+        assert all(Named.read(array).values.numel() for array in document["arrays"].values())
+    rows = read_rows([out])
+    assert len({row["key"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["kind"] == "lens"
+        assert isinstance(row["value"], float)
+        assert (row["prompts"], row["prompt_kind"], row["length"]) == (2, "story", 12)
+        nested = [name for name, value in row.items() if isinstance(value, dict | list)]
+        assert nested == ["checkpoint"]
+    norms = [r for r in rows if r["figure"] == "norm" and r["checkpoint"]["step"] == 10]
+    assert [row["layer"] for row in norms] == [0, 1, 2]
+    chosen = [row for row in rows if row["figure"] == "probability"]
+    assert {row["word"] for row in chosen} == {"a"}
+
+
+def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, monkeypatch, capsys):
+    seen: list[str] = []
+    monkeypatch.setitem(REGISTER, "counting", counting("counting", seen))
+    out, asked = tmp_path / "out", ("--lens", "counting", "--text", "Tom sat.", *FAST)
+    first = model_directory("first")
+    assert look(first, "--out", out, *asked) == 0
+    shown = capsys.readouterr().out
+    for part in ("size", "all", "7.25", "a [b]", "0.2–0.3", "7", "a table", "[red]", "step 0"):
+        assert part in shown
+    assert look(first, model_directory("second"), "--out", out, *asked) == 0
+    assert shown.split("rows:")[0] in capsys.readouterr().out
+    assert seen == ["first", "second"]
+    rows = read_rows([out])
+    assert [row["value"] for row in rows] == [1.5, None, 7.25, 0.25] * 2
+    (out / ROWS).unlink()  # they are made of the documents again
+    assert look(first, "--out", out, *asked) == 0
+    assert read_rows([out]) == rows[:4]
+    assert look(first, "--out", out, *asked, "--seed", 1) == 0
+    assert seen == ["first", "second", "first"]
+    document = next(read_documents(out))
+    assert document["arrays"]["numbers"]["values"] == [1.0, None]
+    text = (out / "lenses").glob("*.json")
+    assert all("NaN" not in path.read_text() for path in text)
+
+
+def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
+    model_directory,
+    tmp_path,
+    monkeypatch,
+    capsys,
+    refused,
+):
+    seen: list[str] = []
+    both = {"fussy": Lens("fussy", "refuses", fussy), "counting": counting("counting", seen)}
+    monkeypatch.setattr(register, "lenses", lambda: both)
+    model, out = model_directory(), tmp_path / "out"
+    assert look(model, "--out", out, "--text", "Tom sat.") == 0
+    said = capsys.readouterr().err
+    assert "fussy left out: this model has no such part; use another lens\n" in said
+    assert seen == ["flat"]
+    line = refused(model, "--out", out, "--text", "Tom sat.", "--lens", "fussy")
+    assert line == "error: this model has no such part; use another lens"
+
+
+def test_a_failed_write_leaves_no_document(model_directory, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(REGISTER, "counting", counting("counting", []))
+    asked = (model_directory(), "--out", tmp_path / "out", "--lens", "counting", "--text", "Tom")
+    with monkeypatch.context() as context:
+        context.setattr(json, "dumps", broken)
+        with pytest.raises(KeyboardInterrupt):
+            look(*asked)
+    assert not list(read_documents(tmp_path / "out"))
+    assert look(*asked) == 0
+    assert len(list(read_documents(tmp_path / "out"))) == 1
+
+
+def test_a_pretrained_model_is_looked_at(tmp_path):
+    directory, out = tmp_path / "small", tmp_path / "out"
+    their_model("gptj", dtype=torch.float32).save_pretrained(directory)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    tokenizer.save_pretrained(directory)
+    names = ("residual", "logit", "tuned")
+    asked = ("--lens", *names, "--text", "Tom sat.", 'A <b>"quote"', "--words", "T")
+    assert look(f"hf:{directory}", "--out", out, *asked, *FAST) == 0
+    assert {document["lens"] for document in read_documents(out)} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("--words kitten", '"kitten" is {n} tokens here: {split}; choose one of them'),
+        ("--words {spaced}", '{split}; choose one of them, or " {spaced}", which is one'),
+        ("--words ", "--words '': there is no token in it; give a word"),
+        (
+            "--text " + "Tom sat. " * 20,
+            "prompt text 0 has {n} tokens; the context of {path} is 32: give a shorter --text or",
+        ),
+        ("--length 33", "--length 33: the context of {path} is 32; give a shorter one"),
+        ("--text a --count 3", "--count and --length are of stories; leave them out"),
+        ("--lens logt", "--lens logt: no lens of that name; did you mean logit? use all or"),
+        ("--lens xyz", "--lens xyz: no lens of that name; use all or some of residual, logit"),
+        ("--text ", "--text '': there is nothing to recover; give some text"),
+        ("--corpus nowhere", "nowhere"),
+        (
+            "--lens ov --text a",
+            "the flat mixer has no OV circuit; only attention and headed mixers have: choose such "
+            "a model, or lenses other than ov",
+        ),
+    ],
+)
+def test_wrong_wishes_get_one_line(
+    model_directory, tmp_path, refused, small_tokenizer, asked, message
+):
+    vocabulary, path = small_tokenizer.get_vocab(), model_directory()
+    once = (t[1:] for t in vocabulary if t[0] == "Ġ" and len(t) > 3 and t[1:] not in vocabulary)
+    asked = asked.replace("{spaced}", spaced := next(once))
+    words = asked.split(" ", 1) if "Tom" in asked else asked.split(" ")
+    line = refused(path, "--out", tmp_path / "out", *words)
+    ids = small_tokenizer.encode(words[1]).ids
+    split = " ".join(f'"{small_tokenizer.decode([token])}"' for token in ids)
+    assert line.startswith("error: ")
+    assert message.format(path=path, n=len(ids), split=split, spaced=spaced) in line
+    assert (tmp_path / "out").exists() == ("ov" in asked)
+
+
+def test_nothing_is_kept_of_a_checkpoint_that_is_done(model_directory, tmp_path, monkeypatch):
+    held: list[dict] = []
+    seen: list[list[int]] = []
+
+    def find(checkpoint, request) -> Finding:
+        checkpoint.kept.setdefault("looks", []).append(len(held))
+        held.append(checkpoint.kept)
+        seen.append(list(held[0].get("looks", [])))
+        return Finding()
+
+    for name in ("first", "second"):
+        monkeypatch.setitem(REGISTER, name, Lens(name, "keeps", find))
+    models = [model_directory(name, d_model=width) for name, width in (("a", 32), ("b", 16))]
+    asked = ("--text", "Tom", "--lens", "first", "second")
+    assert look(*models, "--out", tmp_path / "out", *asked) == 0
+    assert seen == [[0], [0, 1], [], []]

@@ -1,0 +1,176 @@
+"""Words of several tokens, and what probes read from their last one."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.lenses.detokenisation import (
+    GROUPS,
+    OFFSETS,
+    Alphabet,
+    alphabet,
+    around,
+    fit,
+    groups,
+    inner,
+    judge,
+    sites,
+    word_lengths,
+    words_of,
+)
+from eval.lenses.stories import Stories
+from eval.lenses.trace import streams_of
+from tests.eval.lenses.cases import at, look
+
+
+def plain_words(text, spans):
+    """Each word's last lettered token and how many lettered tokens it has, from the text itself."""
+    found, start = [], 0
+    for word in text.split(" "):
+        own = [i for i, (a, b) in enumerate(spans) if start <= b - 1 < start + len(word)]
+        lettered = [i for i in own if any(map(str.isalpha, text[slice(*spans[i])]))]
+        if lettered:
+            found.append((lettered[-1], len(lettered)))
+        start += len(word) + 1
+    return found
+
+
+def test_words_are_those_of_the_text(small_tokenizer):
+    text = "the elephant and a hippopotamus went walking (slowly) to Constantinople again"
+    encoded = small_tokenizer.encode(text)
+    ids = torch.tensor([encoded.ids])
+    found = words_of(ids, alphabet(small_tokenizer, small_tokenizer.get_vocab_size()))
+    ends = found.last[0].nonzero()[:, 0].tolist()
+    expected = plain_words(text, encoded.offsets)
+    assert expected[-1][0] == ids.shape[1] - 1  # it may go on after the window
+    assert list(zip(ends, found.length[0, ends].tolist(), strict=True)) == expected[:-1]
+    assert max(length for _, length in expected) >= 3
+
+
+def test_a_sentencepiece_tokenizer_has_words_too():
+    pieces = ["▁un", "happ", "y", "▁dog", ",", "s", "<0x0A>"]
+    tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    known = alphabet(tokenizer, len(pieces))
+    found = words_of(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 5, 3, 4]]), known)
+    assert found.length.tolist() == [[1, 2, 3, 1, 0, 1, 0, 1, 1, 0]]
+    assert found.last[0].nonzero()[:, 0].tolist() == [2, 3, 5, 7, 8]
+
+
+def test_what_begins_and_what_ends_a_word():
+    known = Alphabet(
+        begins=torch.tensor([True, False, False]), lettered=torch.tensor([True, True, False])
+    )  # a beginning, a continuation, a comma
+    found = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), known)
+    assert found.length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
+    assert found.last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
+    counted = word_lengths(found)
+    assert counted["words"] == 4
+    assert counted["share of several tokens"] == 2 / 4
+    assert counted["share of three and more"] == 1 / 4
+
+
+def test_tokens_around_a_position():
+    tokens = torch.arange(20).view(2, 10)
+    found = around(tokens)
+    assert found.shape == (2, 7, len(OFFSETS))
+    for i, o in enumerate(OFFSETS):
+        assert found[1, 3, i] == tokens[1, 2 + 3 + o]
+
+
+def test_layers_are_spread():
+    assert sites(4, 6) == [0, 1, 2, 3, 4]
+    assert sites(1, 6) == [0, 1]
+    assert sites(24, 6) == [0, 5, 10, 14, 19, 24]
+
+
+def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
+    known = Alphabet(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
+    tokens = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]])
+    words = words_of(tokens, known)
+    found = groups(tokens, words, seed=0)
+    inner = {key: (places + 2).tolist() for key, places in found.items()}
+    assert inner[GROUPS[0], -1] == [2, 5]
+    assert inner[GROUPS[0], -2] == [5]
+    assert inner[GROUPS[0], 0] == inner[GROUPS[0], 1] == [2, 5]
+    assert inner[GROUPS[1], -2] == inner[GROUPS[1], 0] == [7, 8]
+    assert inner[GROUPS[2], 0] == [*range(2, 9)]
+
+
+def probed(model, windows, layers, classes):
+    """Probes fitted on the first 100 windows; streams and right answers of the others."""
+    probes = fit(Stories(model, windows[:100]), layers, classes)
+    streams = inner(streams_of(model, windows[100:]), layers).flatten(1, 2)
+    right = torch.searchsorted(classes, around(windows[100:])).flatten(0, 1)
+    return {
+        (layer, o): judge(probes[layer, o], stream, right[:, i])
+        for layer, stream in zip(layers, streams, strict=True)
+        for i, o in enumerate(OFFSETS)
+    }
+
+
+def test_probes_read_the_token_itself_and_not_those_before_it_at_the_embedding(small_model):
+    model = small_model(d_model=64)
+    windows = torch.randint(20, (120, 32))
+    found = probed(model, windows, [0, 2], torch.arange(400))
+    assert found[0, 0][0].mean() == 1
+    assert found[2, 0][0].mean() > 0.9
+    assert found[0, 0][1].mean() < 0.1
+    assert found[0, -1][0].mean() < 0.15
+    assert found[0, -1][1].mean() == pytest.approx(math.log(20), abs=0.3)  # as by chance
+
+
+def test_probes_read_what_a_mixer_carries(small_model):
+    model = small_model(d_model=64, n_layers=1)
+    mixer: Any = model.blocks[0].token_mixer
+    mixer.mix.weight.copy_(2 * torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
+    mixer.mix.bias.zero_()
+    windows = 7 * torch.randint(20, (120, 32)) + 5
+    found = probed(model, windows, [1], torch.unique(windows))
+    assert [o for o in OFFSETS if found[1, o][0].mean() > 0.9] == [-1, 0]
+
+
+def test_the_lens(model_directory):
+    checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
+    found = look("detokenisation", checkpoint, range(30, 50), tokens=2000)
+    array, reading = found.arrays["detokenisation"], found.arrays["reading"]
+    assert at(array, group="any position", offset=0, layer=0, measure="top1") > 0.9
+    assert at(array, group="any position", offset=0, layer=0, measure="nats unigram") > 1
+    read = [f for f in found.figures if f["figure"] == "read"]
+    assert all(f["low"] <= f["value"] <= f["high"] for f in read)
+    assert reading.values.shape == (len(OFFSETS), 3, 20)
+    assert at(reading, offset=1, layer=2)[-1].isnan()
+    assert at(reading, offset=-2, layer=2)[2:].isfinite().all()
+    assert all(len(word) > 1 for word in found.notes["examples"])
+    checkpoint.kept.clear()
+    with torch.no_grad():
+        checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
+    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
+        look("detokenisation", checkpoint, range(30, 50), tokens=2000)
+
+
+@pytest.mark.parametrize("context", [4, 5, 32, 128])
+def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory, context):
+    """Windows are held back for the probes' factors: others must be left to fit on."""
+    checkpoint = open_checkpoint(model_directory(context=context))
+    least = 2 * context * math.ceil(128 / (context - 3))
+    refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
+    with pytest.raises(RequestError, match=refusal):
+        look("detokenisation", checkpoint, range(60, 64), tokens=least - 1)
+    found = look("detokenisation", checkpoint, range(60, 64), tokens=least)
+    assert found.figures
+    assert all(math.isfinite(figure["value"]) for figure in found.figures)
+
+
+def test_a_context_too_short_is_refused(model_directory):
+    checkpoint = open_checkpoint(model_directory(context=3))
+    with pytest.raises(RequestError, match="is 3; probes of words need more than 3: use a model"):
+        look("detokenisation", checkpoint, (60, 61))

@@ -1,0 +1,223 @@
+"""Geometry of tokens, bigrams, confidence and paths, against plain restatements of each."""
+
+import math
+
+import pytest
+import torch
+
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
+from eval.lenses.confidence import heated, monotone, scaled, sharpness
+from eval.lenses.geometry import (
+    METRICS,
+    agreement,
+    alignment,
+    embeddings,
+    nearest,
+    others,
+    outliers,
+    robust_z,
+    round_trip,
+)
+from eval.lenses.path import path, plane, toward
+from tests.eval.lenses.cases import at, look
+
+N, V, D = 6, 40, 8
+ROWS = torch.tensor([3, 0, 17, 39, 8, 21])
+
+
+@pytest.fixture
+def matrices():
+    return torch.randn(V, D), torch.randn(V, D)
+
+
+def test_outliers_are_the_rows_of_unusual_length():
+    norms = torch.cat([torch.linspace(0.9, 1.1, 50), torch.tensor([9.0, 0.01])])
+    assert outliers(norms) == [50, 51]
+    assert float(robust_z(norms).median().abs()) < 0.1
+    assert outliers(torch.ones(5)) == []
+
+
+def test_alignment_ranks_a_token_among_all(matrices):
+    first, second = matrices
+    found = alignment(first, second, ROWS)
+    for i, row in enumerate(ROWS):
+        own = first[row] @ second[row]
+        assert int(found["rank"][i]) == sum(bool(first[row] @ r > own) for r in second)
+        cosine = own / first[row].norm() / second[row].norm()
+        torch.testing.assert_close(found["cosine"][i], cosine)
+    tied = alignment(first, first, ROWS)
+    torch.testing.assert_close(tied["cosine"], torch.ones(N))
+
+
+def test_round_trips(matrices):
+    first, second = matrices
+    back = round_trip(first, second, ROWS, "pinv")
+    torch.testing.assert_close(back, (first @ torch.linalg.pinv(first))[ROWS], atol=1e-5, rtol=0)
+    narrow = first.clone()
+    narrow[:, 3] = narrow[:, 2]  # of lower rank than it is wide
+    expected = (narrow.double() @ torch.linalg.pinv(narrow.double()))[ROWS].float()
+    torch.testing.assert_close(
+        round_trip(narrow, second, ROWS, "pinv"), expected, atol=1e-5, rtol=0
+    )
+    scaled_back = round_trip(first, second, ROWS, "scaled")
+    torch.testing.assert_close(scaled_back.gather(1, ROWS[:, None]), torch.ones(N, 1))
+    by_hand = first[ROWS[1]] @ first[5] / first[5].square().sum()
+    torch.testing.assert_close(scaled_back[1, 5], by_hand)
+    torch.testing.assert_close(
+        round_trip(first, second, ROWS, "transpose"), (first @ first.T)[ROWS]
+    )
+    torch.testing.assert_close(round_trip(first, second, ROWS, "head"), (first @ second.T)[ROWS])
+    values, tokens = others(back, ROWS, 3)
+    for i, row in enumerate(ROWS.tolist()):
+        rest = sorted((float(x), t) for t, x in enumerate(back[i]) if t != row)[::-1][:3]
+        assert tokens[i].tolist() == [t for _, t in rest]
+        assert values[i].tolist() == [x for x, _ in rest]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_nearest_is_nearest(matrices, metric):
+    queries, keys = matrices
+    found = nearest(queries, keys, metric, 4)
+    if metric == "euclid":
+        expected = torch.cdist(queries, keys).argsort(dim=1)
+    elif metric == "cosine":
+        expected = -torch.nn.functional.cosine_similarity(queries[:, None], keys, dim=-1)
+        expected = expected.argsort(dim=1)
+    else:
+        expected = (-queries @ keys.T).argsort(dim=1)
+    assert torch.equal(found, expected[:, :4])
+
+
+def test_agreement_of_metrics(matrices):
+    queries, keys = matrices
+    agreed, common = agreement(queries, keys, (queries @ keys.T).argmax(dim=1), 5)
+    assert agreed[METRICS.index("dot")] == 1
+    torch.testing.assert_close(common.diagonal(), torch.ones(3))
+    torch.testing.assert_close(common, common.T)
+    assert (common[0, 1:] < 1).all()
+    same_length = torch.nn.functional.normalize(keys, dim=1)
+    agreed, common = agreement(queries, same_length, agreed.new_zeros(V), 5)
+    assert (common == 1).all()
+
+
+def test_length_and_temperature_are_one_thing(small_model):
+    model = small_model(mixers=("attention",), norm="rmsnorm")
+    hidden = torch.randn(7, 32)
+    logits = model.logits(hidden)
+    scales = (0.0, 0.5, 1.0, 2.0, 1e5)
+    entropy, best = scaled(model, hidden, scales, "after norm").unbind(-1)
+    vocabulary = logits.shape[-1]
+    torch.testing.assert_close(entropy[0], torch.full((7,), math.log2(vocabulary)))
+    torch.testing.assert_close(best[0], torch.full((7,), 1 / vocabulary))
+    torch.testing.assert_close(best[-1], torch.ones(7))
+    assert entropy[-1].max() < 1e-6
+    p = torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(entropy[2], p.entropy() / math.log(2))
+    heat = heated(logits, (2.0, 1.0, 0.5))
+    torch.testing.assert_close(heat[..., 0], entropy[1:4])
+    torch.testing.assert_close(heat[..., 1], best[1:4])
+    assert monotone(best, rising=True) == monotone(entropy, rising=False) == 1
+    assert monotone(best, rising=False) == 0
+    before = scaled(model, 10 * hidden, (1.0, 3.0), "before norm")
+    torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
+
+
+def test_sharpness_of_a_certain_answer():
+    entropy, best = sharpness(torch.tensor([[1e4, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log2(3)]))
+    torch.testing.assert_close(best, torch.tensor([1.0, 1 / 3]))
+
+
+def test_a_plane_shows_what_lies_in_it():
+    a, b, rest = torch.eye(5)[0] * 2, torch.tensor([1.0, 3.0, 0, 0, 0]), torch.eye(5)[4]
+    basis, tokens = plane(a, b)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(tokens.float(), torch.tensor([[2.0, 0], [1, 3]]))
+    vectors = torch.stack([rest, a, b, a + 3 * b, 3 * rest + 4 * torch.eye(5)[1]])
+    x, y, share, first, second, length = path(vectors, basis, tokens).float().T
+    torch.testing.assert_close(share, torch.tensor([0, 1, 1, 1, 16 / 25]))
+    assert (float(x[3]), float(y[3])) == (5, 9)
+    torch.testing.assert_close(torch.stack([first[1], second[2]]), torch.ones(2))
+    torch.testing.assert_close(float(length[4]), 5.0)
+    assert float(toward(a[None, None], a[None])) == pytest.approx(1)
+
+
+def test_bigrams_are_counted():
+    tokens = torch.tensor([1, 2, 1, 2, 3, 1, 3, 1])
+    found = count_bigrams(tokens, 5)
+    table = torch.stack([found.first, found.second, found.count.long()], dim=1)
+    assert table.tolist() == [[1, 2, 2], [1, 3, 1], [2, 1, 1], [2, 3, 1], [3, 1, 2]]
+    assert found.unigrams.tolist() == [0, 4, 2, 2, 0]
+    torch.testing.assert_close(
+        found.log_conditional.exp().tolist(), [2 / 3, 1 / 3, 1 / 2, 1 / 2, 1.0]
+    )
+    assert float(found.log_pmi[0]) == pytest.approx(math.log(2 / 3 / (2 / 8)))
+    few = thinned(found, 2, seed=0)
+    assert len(few.first) == 2
+    assert set(few.log_conditional.tolist()) <= set(found.log_conditional.tolist())
+
+
+@pytest.mark.parametrize("table", ["product", "direct", "input only"])
+def test_pairs_are_ranked_in_their_rows(small_model, table):
+    model = small_model()
+    first, second = torch.tensor([2, 2, 7]), torch.tensor([[3, 9, 7], [1, 1, 1]])
+    found = rank_pairs(model, first, second, table)
+    rows = table_rows(model, first, table)
+    both = embeddings(model)
+    if table == "product":
+        torch.testing.assert_close(rows, both["input"][first] @ both["output"].T)
+    if table == "direct":
+        torch.testing.assert_close(rows, model.head(model.norm(model.embedding(first))))
+    for k in range(2):
+        for i in range(3):
+            own = rows[i, second[k, i]]
+            assert found["score"][k, i] == own
+            assert int(found["rank"][k, i]) == int((rows[i] > own).sum())
+
+
+def test_a_table_made_of_bigrams_is_told_from_chance(small_model):
+    model = small_model(d_model=400, mixers=("identity",))
+    tokens = torch.randint(20, (3000,)).cumsum(0) % 400
+    found = count_bigrams(tokens, 400)
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.eye(400))
+        table = -12 - torch.rand(400, 400)
+        table[found.first, found.second] = found.log_conditional.float()
+        model.head.weight.copy_(table.T)
+    known = structure(model, found, "product", seed=0)
+    assert known["corpus"]["conditional"] == pytest.approx(1, abs=1e-4)
+    assert known["corpus"]["rank"] < 0.03 < 0.3 < known["shuffled"]["rank"]
+    assert known["corpus"]["top10"] > 0.7 > 0.2 > known["shuffled"]["top10"]
+    untold = structure(model, found, "input only", seed=0)
+    assert abs(untold["corpus"]["top10"] - untold["shuffled"]["top10"]) < 0.05
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_lenses_of_our_models(model_directory, small_tokenizer, tied):
+    checkpoint = open_checkpoint(model_directory(tied=tied))
+    ids = small_tokenizer.encode("Once upon a time there was a dog.").ids
+
+    def found_by(lens, **settings):
+        return look(lens, checkpoint, ids, ids[:5], tokens=2000, **settings)
+
+    found = found_by("geometry")
+    figures = {f["figure"]: f["value"] for f in found.figures}
+    assert (figures["own cosine"] == pytest.approx(1)) is tied
+    assert -1 <= figures["length with frequency"] <= 1
+    assert found.notes["tied"] is tied
+    assert at(found.arrays["agreement"], query="after norm", keys="output", metric="dot") == 1
+    assert found.arrays["lengths"].values.sum() == 2 * checkpoint.config.vocab_size
+    methods = {row["method"] for row in found.notes["round trip"]}
+    assert methods == {"pinv", "scaled", "transpose", "head"}
+    figures = {f["figure"]: f["value"] for f in found_by("confidence").figures if "part" not in f}
+    assert figures["entropy at length 0"] == pytest.approx(figures["entropy of uniform"])
+    assert figures["confidence rises with length"] == 1
+    way = found_by("path", words=(" a",))
+    assert way.arrays["path"].values.shape == (2, 3, 6)
+    assert [pair[0] for pair in way.notes["pairs"]] == [" a", " a"]
+    pairs = found_by("bigrams").arrays["bigrams"]
+    assert at(pairs, table="product", pairs="corpus").isfinite().all()
+    with pytest.raises(RequestError, match=r"is \d+ tokens here"):
+        found_by("geometry", words=("zebra crossing",))

@@ -1,0 +1,191 @@
+"""The logit lens and the tuned lens: the model's own output at the last layer, known spaces."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.lenses import tuned_lens
+from eval.lenses.logit_lens import TokenSpace, read_layers
+from eval.lenses.stories import Stories
+from eval.lenses.trace import readers, trace
+from eval.lenses.tuned_lens import Descent, Tuned, divergences, fit
+from tests.eval.lenses.cases import at, look, some_tokens
+
+PROMPTS = (40, 41, 42, 43, 44), (50, 51, 52)
+
+
+def plain(model):
+    return lambda _, stream: model.logits(stream)
+
+
+def test_the_last_layer_is_the_models_output(model):
+    tokens = some_tokens(model)
+    found = read_layers(trace(model, tokens).streams, tokens, [3, 5], plain(model))
+    logits = model(tokens)
+    assert torch.equal(found["probability"][-1], logits.log_softmax(-1).exp()[..., [3, 5]])
+    assert torch.equal(found["top"][-1], logits.topk(5).indices)
+    assert float(found["divergence"][-1].abs().max()) == 0
+    output = torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(found["entropy"][-1], output.entropy() / math.log(2))
+    layer = torch.distributions.Categorical(
+        logits=model.logits(model.hidden(model.embed(tokens), 1))
+    )
+    expected = torch.distributions.kl_divergence(output, layer) / math.log(2)
+    torch.testing.assert_close(found["divergence"][1], expected, atol=1e-3, rtol=1e-3)
+    own = -layer.log_prob(tokens.roll(-1, dims=1)) / math.log(2)
+    torch.testing.assert_close(found["surprise"][1, :, :-1], own[:, :-1], atol=1e-4, rtol=1e-4)
+    assert found["surprise"][:, :, -1].isnan().all()
+
+
+def test_many_prompts_are_read_in_parts(small_model, monkeypatch):
+    model = small_model()
+    tokens = some_tokens(model).repeat(3, 1)
+    streams = trace(model, tokens).streams
+    whole = read_layers(streams, tokens, [1], plain(model))
+    monkeypatch.setattr("eval.lenses.logit_lens.WIDEST", 400 * 12 * 4)
+    parts = read_layers(streams, tokens, [1], plain(model))
+    torch.testing.assert_close(parts["entropy"], whole["entropy"])
+    assert parts["probability"].shape == (3, 6, 12, 1)
+
+
+def test_nothing_known_is_log2_of_the_vocabulary(small_model):
+    model = small_model()
+    tokens = some_tokens(model)
+    nothing = torch.zeros(1, 2, 12, 32)
+    found = read_layers(nothing, tokens, [], lambda _, x: x.new_zeros(*x.shape[:-1], 400))
+    torch.testing.assert_close(found["entropy"], torch.full((1, 2, 12), math.log2(400)))
+
+
+def narrow(small_model, rank=5):
+    """A model whose head reads few directions of the stream, and those."""
+    model: Any = small_model(final_norm=False)
+    directions = torch.randn(rank, 32)
+    model.head.weight.copy_(torch.randn(400, rank) @ directions)
+    return model, directions
+
+
+def test_a_vector_in_the_span_has_all_its_energy_there(small_model):
+    model, directions = narrow(small_model)
+    space = TokenSpace.of(model)
+    assert space.rank == 5
+    inside = torch.randn(3, 5) @ directions
+    torch.testing.assert_close(space.share(inside), torch.ones(3))
+    outside = torch.randn(3, 32)
+    outside = outside - torch.linalg.lstsq(directions.T, outside.T).solution.T @ directions
+    assert float(space.share(outside).max()) < 1e-6
+    both = inside / inside.norm(dim=-1, keepdim=True) + outside / outside.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(space.share(both), torch.full((3,), 0.5))
+    assert float(space.energy(outside).max()) < 1e-3
+
+
+def test_a_span_of_everything_leaves_nothing_out(model):
+    """Less the direction that a LayerNorm takes away."""
+    space, rows = TokenSpace.of(model), readers(model)
+    assert space.rank == int(torch.linalg.matrix_rank(rows))
+    torch.testing.assert_close(space.share(rows[:7]), torch.ones(7))
+    shares = space.share(rows[:7], 8)
+    assert ((shares > 0) & (shares < 1)).all()
+    assert (space.strength.diff() <= 0).all()
+    assert space.holding(0.5) <= space.rank
+
+
+def test_energy_is_the_cosine_to_tokens_over_theirs(small_model):
+    """As Wendler et al. define it, written out."""
+    model = small_model()
+    space, x = TokenSpace.of(model), torch.randn(6, 32)
+    units = torch.nn.functional.normalize(readers(model), dim=-1)
+    cosines = torch.nn.functional.normalize(x, dim=-1) @ units.T
+    own = (units @ units.T).square().mean()
+    torch.testing.assert_close(space.energy(x), (cosines.square().mean(-1) / own).sqrt())
+    among = (space.energy(units).square()).mean()  # tokens are as near to tokens as they are
+    torch.testing.assert_close(among, torch.tensor(1.0))
+    centred = TokenSpace.of(model, centred=True)
+    moved = small_model()
+    moved.head.weight.add_(3.0)  # no probability knows
+    torch.testing.assert_close(TokenSpace.of(moved, centred=True).energy(x), centred.energy(x))
+
+
+def texts(model, *counts):
+    return tuple(
+        Stories(model, some_tokens(model, count, 16, seed)) for seed, count in enumerate(counts, 1)
+    )
+
+
+def test_the_tuned_lens_is_never_worse_on_held_out_text(model):
+    windows = texts(model, 24, 8, 8)
+    found = fit(model, windows, Descent(steps=8, tokens=32))
+    assert (found.tuned.mean(0) <= found.plain.mean(0)).all()
+    assert torch.equal(found.tuned[:, ~found.learnt], found.plain[:, ~found.learnt])
+    torch.testing.assert_close(divergences(model, found.lens, windows[2]), found.tuned)
+
+
+def test_its_last_layer_is_the_models_output_and_fitting_twice_gives_the_same(small_model):
+    model = small_model()
+    tokens, windows = some_tokens(model), texts(model, 8, 8, 8)
+    found, again = (fit(model, windows, Descent(4, 16), seed=5) for _ in range(2))
+    assert torch.equal(found.lens.weight, again.lens.weight)
+    last = trace(model, tokens).streams[-1]
+    assert torch.equal(found.lens.read(model, 2, last), model(tokens))
+    with torch.no_grad():
+        torch.testing.assert_close(Tuned.plain(model).read(model, 0, last), model(tokens))
+
+
+def test_what_an_affine_map_undoes_is_undone(small_model):
+    """Least squares finds the map where the rest of the model is one."""
+    model = small_model(n_layers=1, final_norm=False)
+    block: Any = model.blocks[0]
+    for parameter in (*block.token_mixer.parameters(), *block.channel_mixer.parameters()):
+        parameter.zero_()
+    block.channel_mixer.down.bias.normal_(std=3.0)  # the block adds one vector to all
+    found = fit(model, texts(model, 64, 8, 8), Descent(steps=0))
+    assert found.learnt.tolist() == [True]
+    assert float(found.tuned.mean()) < 0.02 * float(found.plain.mean())
+
+
+def test_layers_that_do_not_gain_keep_the_identity(small_model, monkeypatch):
+    model = small_model()
+    monkeypatch.setattr(tuned_lens, "SURE", float("inf"))
+    found = fit(model, texts(model, 8, 8, 8), Descent(2))
+    assert not found.learnt.any()
+    assert torch.equal(found.lens.weight, Tuned.plain(model).weight)
+    assert torch.equal(found.plain, found.tuned)
+
+
+@pytest.mark.parametrize("lens", ["logit", "tuned"])
+def test_prompts_of_unequal_lengths_stand_alone(model_directory, lens):
+    checkpoint = open_checkpoint(model_directory())
+    token = checkpoint.pieces([60])[0]
+    found = look(lens, checkpoint, *PROMPTS, words=(token,), tokens=400)
+    assert list(found.arrays["probability"].axes) == ["word", "layer", "prompt", "position"]
+    curve = at(found.arrays["probability"], word=token)
+    assert curve[:, 1, 3:].isnan().all()
+    logits = checkpoint.model(torch.tensor([[50, 51, 52]]))
+    expected = logits.softmax(-1)[0, :, 60]
+    torch.testing.assert_close(curve[-1, 1, :3].float(), expected, atol=1e-6, rtol=1e-4)
+    best = found.notes["top"][1][-1][2][0]
+    assert best == checkpoint.pieces([int(logits[0, -1].argmax())])[0]
+    means = {f["layer"]: f["value"] for f in found.figures if f["figure"] == "entropy"}
+    entropy = found.arrays["entropy"].values
+    assert means[1] == pytest.approx(float(entropy[1].nanmean()), rel=1e-5)
+    falls = {f["layer"]: f["value"] for f in found.figures if f["figure"] == "entropy fall"}
+    assert falls == {n: pytest.approx(means[n - 1] - means[n], abs=1e-5) for n in (1, 2)}
+    at_end = [f for f in found.figures if f["figure"] == "probability" and f["layer"] == 2]
+    assert [f["word"] for f in at_end] == [token]
+    ends = (curve[2, 0, 4] + curve[2, 1, 2]) / 2
+    assert at_end[0]["value"] == pytest.approx(float(ends), rel=1e-5)
+
+
+def test_without_words_the_models_answers_are_followed(model_directory):
+    found = look("logit", open_checkpoint(model_directory()), *PROMPTS)
+    answer = found.notes["top"][0][-1][4][0]
+    assert answer in found.arrays["probability"].axes["word"]
+    assert not [f for f in found.figures if f["figure"] == "probability"]
+
+
+def test_too_little_text_is_refused(model_directory):
+    with pytest.raises(RequestError, match="--tokens 40: the tuned lens needs 64 at least"):
+        look("tuned", open_checkpoint(model_directory()), *PROMPTS, tokens=40)

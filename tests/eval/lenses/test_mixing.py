@@ -1,0 +1,278 @@
+"""Patterns, triangles and OV circuits, against transformers and against plain restatements."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from arch.mixers import Expanded, Headed, Kernel, Parallel
+from arch.pretrained import PretrainedModel
+from eval.checkpoints import Checkpoint, open_checkpoint
+from eval.errors import RequestError
+from eval.lenses.mixing import (
+    attention_pattern,
+    by_lag,
+    changes,
+    first_share,
+    maps_of,
+    mean_distance,
+    own_share,
+    separated,
+    triangles,
+)
+from eval.lenses.ov import (
+    circuits,
+    copying,
+    own_logits,
+    singular_values,
+    token_space,
+    value_maps,
+)
+from eval.ranks import effective_rank, participation
+from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
+from tests.arch.cases import small_model as tiny_model
+from tests.arch.test_pretrained import their_model
+from tests.eval.lenses.cases import look
+
+D, T = 8, 7
+ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
+MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "identity"))]
+WRAPPED = ["gpt2", "opt", "gptj", "llama 2, grouped, scaled", "llama 3", "mistral"]
+
+
+@pytest.mark.parametrize("entry", ATTENTION)
+def test_a_pattern_is_causal_sums_to_one_and_makes_the_output(entry):
+    mixer, x = random_mixer(entry, D, 12), torch.randn(2, T, D, dtype=torch.float64)
+    pattern = attention_pattern(mixer, x)
+    assert pattern.shape == (2, mixer.heads, T, T)
+    torch.testing.assert_close(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
+    assert (pattern.triu(1) == 0).all()
+    assert (pattern.tril() > 0)[..., torch.ones(T, T).tril().bool()].all()
+    v = mixer.project(x, 0)[2].transpose(1, 2)
+    v = v.repeat_interleave(mixer.heads // v.shape[1], dim=1)
+    written = mixer.merge((pattern @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(written, mixer(x))
+
+
+@pytest.mark.parametrize("family", WRAPPED)
+def test_patterns_are_transformers_own(family):
+    theirs = their_model(family)
+    theirs.set_attn_implementation("eager")
+    ours = PretrainedModel(theirs)
+    tokens = random_tokens(ours)
+    expected = theirs(tokens, output_attentions=True).attentions
+    found = maps_of(ours, tokens)
+    heads = expected[0].shape[1]
+    assert len(found) == heads * len(expected)
+    near = 1e-5 if family == "gptj" else 1e-6  # eager's softmax is in float32
+    for i, one in enumerate(found):
+        assert (one.layer, one.part) == (i // heads + 1, f"head {i % heads}")
+        own = expected[i // heads][:, i % heads].to(one.weights)
+        torch.testing.assert_close(one.weights, own, atol=near, rtol=near)
+
+
+def rebuilt(mixer, x):
+    """The mixer's output, by its triangles alone and its other parts."""
+    w = list(triangles(mixer, x.shape[1]).values())
+    if isinstance(mixer, Expanded):
+        half = len(w) // 2
+        y = torch.zeros_like(x)
+        biases = mixer.expand.bias
+        for r in range(half):
+            hidden = w[r] @ x
+            if biases is not None:
+                own = biases if biases.dim() == 1 else biases[r]
+                hidden = hidden + own[: x.shape[1], None]
+            y = y + w[half + r] @ F.gelu(hidden)
+        bias = mixer.contract.bias
+    elif isinstance(mixer, Headed):
+        parts = mixer.in_proj(x).chunk(len(w), dim=-1)
+        bias = mixer.mix.bias
+        mixed = [own @ part for own, part in zip(w, parts, strict=True)]
+        if bias is not None:
+            mixed = [y + b[: x.shape[1], None] for y, b in zip(mixed, bias, strict=True)]
+        return mixer.o_proj(torch.cat(mixed, dim=-1))
+    elif isinstance(mixer, Kernel):
+        before = (mixer.size - 1) // 2
+        wide = F.pad(x, (before, mixer.size - 1 - before))
+        y = sum(own @ wide[..., k : k + D] for k, own in enumerate(w))
+        bias = mixer.mix.bias
+    elif isinstance(mixer, Parallel):
+        biases = torch.zeros(len(w), 12).to(x) if mixer.mix.bias is None else mixer.mix.bias
+        act = F.gelu if mixer.activation == "gelu" else (lambda y: y)
+        return sum(act(own @ x + b[: x.shape[1], None]) for own, b in zip(w, biases, strict=True))
+    else:
+        (own,) = w
+        y, bias = own @ x, mixer.mix.bias
+    return y if bias is None else y + bias[: x.shape[1], None]
+
+
+@pytest.mark.parametrize("entry", MASKED)
+def test_triangles_are_what_a_mixer_computes_with(entry):
+    mixer, x = random_mixer(entry, D, 12), torch.randn(2, T, D, dtype=torch.float64)
+    found = triangles(mixer, T)
+    for weights in found.values():
+        assert weights.shape == (T, T)
+        assert (weights.triu(1) == 0).all()
+    torch.testing.assert_close(rebuilt(mixer, x), mixer(x))
+
+
+def test_matrices_of_a_model_are_named():
+    model = tiny_model("attention(heads=2)+flat", "expanded(factor=2)", "identity", n_layers=3)
+    found = maps_of(model, random_tokens(model, length=5))
+    assert [one.label for one in found] == [
+        "1 attention head 0",
+        "1 attention head 1",
+        "1 flat",
+        "2 expanded in 0",
+        "2 expanded in 1",
+        "2 expanded out 0",
+        "2 expanded out 1",
+    ]
+    assert found[0].weights.shape == (2, 5, 5)
+    assert found[2].weights.shape == (5, 5)
+
+
+def test_profiles_by_hand():
+    w = torch.tensor([[2.0, 0, 0], [-1, 3, 0], [1, -1, 2]])
+    absolute, signed = by_lag(torch.stack([w, 2 * w]))
+    torch.testing.assert_close(absolute[0], torch.tensor([7 / 3, 1.0, 1.0]))
+    torch.testing.assert_close(signed[1], 2 * torch.tensor([7 / 3, -1.0, 1.0]))
+    assert float(own_share(w)) == pytest.approx((1 + 3 / 4 + 2 / 4) / 3)
+    assert float(first_share(w)) == pytest.approx((1 / 4 + 1 / 4) / 2)
+    assert float(mean_distance(w)) == pytest.approx((0 + 1 / 4 + (2 + 1) / 4) / 3)
+    singular = torch.tensor([[2.0, 2, 2, 0], [5, 0, 0, 0], [3, 1, 0, 0]])
+    torch.testing.assert_close(participation(singular), torch.tensor([3.0, 1.0, 100 / 82]))
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    torch.testing.assert_close(
+        effective_rank(singular), torch.tensor([3.0, 1.0, math.exp(entropy)])
+    )
+
+
+def test_value_and_output_maps_are_the_weights():
+    mixer = random_mixer("attention(heads=4, kv_heads=2, bias=true)", D, 12)
+    values, outputs = value_maps(mixer, torch.zeros(1, D, dtype=torch.float64))
+    for h in range(4):
+        own = mixer.v_proj.weight.view(2, 2, D)[h // 2].T
+        torch.testing.assert_close(values[h], own)
+        torch.testing.assert_close(outputs[h], mixer.o_proj.weight[:, 2 * h : 2 * h + 2].T)
+    headed = random_mixer("headed(heads=4)", D, 12)
+    values, outputs = value_maps(headed, torch.zeros(1, D, dtype=torch.float64))
+    x = torch.randn(1, T, D, dtype=torch.float64)
+    bias = headed(torch.zeros_like(x))
+    found = triangles(headed, T).values()
+    whole = sum(w @ x @ v @ o for w, v, o in zip(found, values, outputs, strict=True))
+    torch.testing.assert_close(whole + bias, headed(x))
+
+
+@pytest.mark.parametrize("family", WRAPPED)
+def test_where_and_what_make_the_output_of_wrapped_attention(family):
+    model = PretrainedModel(their_model(family))
+    mixer: Any = model.blocks[1].token_mixer
+    x = torch.randn(1, T, 32, dtype=torch.float64)
+    values, outputs = value_maps(mixer, x)
+    whole = (attention_pattern(mixer, x)[0] @ x @ values @ outputs).sum(dim=0)
+    biases = mixer.project(0 * x, 0)[2]
+    shared = biases.repeat_interleave(len(values) // biases.shape[2], dim=2).flatten(2)
+    torch.testing.assert_close(whole + mixer.merge(shared)[0], mixer(x)[0], atol=1e-9, rtol=1e-9)
+
+
+def test_copying_is_that_of_the_whole_table():
+    model = tiny_model("attention(heads=2)", vocab_size=30, norm="rmsnorm").double()
+    scramble(model)
+    (first, _) = circuits(model)
+    rows = torch.arange(30)
+    read, written = token_space(model, 1, rows)
+    between = written.T @ read
+    scores = copying(first.values.float(), first.outputs.float(), between)
+    ranks = own_logits(first, read, written, rows)
+    for h in range(2):
+        table = read @ (first.values[h] @ first.outputs[h]).float() @ written.T
+        eigenvalues = torch.linalg.eigvals(table.double())
+        expected = eigenvalues.real.sum() / eigenvalues.abs().sum()
+        assert float(scores[h]) == pytest.approx(float(expected), abs=1e-3)
+        torch.testing.assert_close(ranks[h], (table > table.diagonal()[:, None]).sum(dim=1) / 29)
+        torch.testing.assert_close(
+            singular_values(first.values, first.outputs)[h],
+            torch.linalg.svdvals(first.values[h] @ first.outputs[h])[:4],
+        )
+    a = torch.randn(1, D, 3)
+    torch.testing.assert_close(copying(a, a.transpose(1, 2)), torch.ones(1))
+    torch.testing.assert_close(copying(a, -a.transpose(1, 2)), -torch.ones(1))
+
+
+def test_ov_of_a_mixer_is_refused(model_directory):
+    checkpoint = open_checkpoint(model_directory(mixers=("flat",)))
+    with pytest.raises(RequestError, match="the flat mixer has no OV circuit") as caught:
+        look("ov", checkpoint, (1, 2, 3))
+    assert "\n" not in str(caught.value)
+
+
+def values_of(records, part, act):
+    return [r["value"] for r in records if r["part"] == part and r["act"].startswith(act)]
+
+
+@pytest.mark.parametrize("entry", ["flat", "toeplitz", "softmax", "parallel"])
+def test_a_masked_mixer_minds_positions_only(entry):
+    model = tiny_model(entry).double()
+    found = separated(scramble(model), random_tokens(model), seed=0)
+    assert max(values_of(found, "token mixer", "features")) < 1e-9
+    assert min(values_of(found, "token mixer", "positions")) > 0.1
+    assert max(values_of(found, "channel mixer", "positions")) < 1e-9
+    assert min(values_of(found, "channel mixer", "features")) > 0.1
+
+
+def test_attention_minds_both_and_its_two_factors_one_each():
+    model = tiny_model("attention(heads=2)").double()
+    found = separated(scramble(model), random_tokens(model), seed=0)
+    assert max(values_of(found, "A", "features") + values_of(found, "OV", "positions")) < 1e-9
+    assert min(values_of(found, "A", "positions") + values_of(found, "OV", "features")) > 0.1
+    assert min(values_of(found, "token mixer", "features")) > 0.1
+    assert min(values_of(found, "token mixer", "positions")) > 0.01
+
+
+def test_change_since_the_saved_start(model_directory):
+    start = open_checkpoint(model_directory(mixers=("parallel(branches=2)",)))
+    assert [c.start for c in changes(start, 0)] == ["saved"] * 4
+    assert all(c.figures()["weights changed"] == 0 for c in changes(start, 0))
+    later = Checkpoint(
+        start.model, start.config, start.tokenizer, {"name": "x"}, start.path.parent / "step-000009"
+    )
+    mixer: Any = later.model.blocks[1].token_mixer
+    weight = mixer.mix.weight
+    weight[1] = (3 * weight[1]).tril()
+    found = {(c.now.layer, c.now.part): c.figures() for c in changes(later, 0)}
+    assert found[1, "branch 0"]["weights changed"] == 0
+    changed = found[2, "branch 1"]
+    assert changed["weights grown"] == pytest.approx(3)
+    assert changed["weights changed"] == pytest.approx(2)
+    assert changed["weights cosine with start"] == pytest.approx(1)
+    one = changes(later, 0)[3]
+    torch.testing.assert_close(one.lags()[0], 3 * one.lags()[1])
+    torch.testing.assert_close(one.spectra[2], 2 * one.spectra[1], atol=1e-5, rtol=1e-4)
+
+
+def test_without_a_saved_start_one_is_drawn(model_directory):
+    trained = open_checkpoint(model_directory(step=5, context=64))
+    before = torch.get_rng_state()
+    found = changes(trained, 0)
+    assert torch.equal(before, torch.get_rng_state())
+    assert [c.start for c in found] == ["drawn"] * 2
+    assert found[0].figures() == {"weights grown": pytest.approx(1, abs=0.1)}
+    attention = open_checkpoint(model_directory("other", mixers=("attention",)))
+    assert changes(attention, 0) == []
+
+
+def test_the_lens(model_directory):
+    checkpoint = open_checkpoint(model_directory(mixers=("attention(kv_heads=2)", "expanded")))
+    found = look("mixing", checkpoint, range(9, 29), range(9, 19))
+    assert found.arrays["maps"].values.shape[1:] == (20, 20)
+    assert found.arrays["by lag"].values.shape[1:] == (2, 10)
+    assert any(f["figure"] == "looks back" and "head" in f["part"] for f in found.figures)
+    with pytest.raises(RequestError, match="two at least"):
+        look("mixing", checkpoint, (3,))
+    without = open_checkpoint(model_directory("none", mixers=("identity",)))
+    found = look("mixing", without, range(9, 29))
+    assert {f["figure"] for f in found.figures} == {"minds"}

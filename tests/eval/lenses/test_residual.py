@@ -1,0 +1,210 @@
+"""What is written to the stream: the parts are the logits, and written directions stay or go."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from arch.wrapped import ParallelBlock
+from eval.checkpoints import open_checkpoint
+from eval.errors import RequestError
+from eval.lenses.residual import (
+    contributions,
+    similarity,
+    split_mixer,
+    split_parts,
+    sublayer_streams,
+    survival,
+    updates,
+)
+from eval.lenses.trace import Batch, fixed_norm, readers, trace
+from tests.arch.cases import random_mixer
+from tests.eval.lenses.cases import at, look, shaken, some_tokens
+
+
+def assert_sums(found, logits):
+    near = 1e-5 * float(logits.abs().max().clamp(min=1))
+    torch.testing.assert_close(found.sum(0), logits, atol=near, rtol=0)
+
+
+def test_contributions_sum_to_the_logits(model):
+    tokens = some_tokens(model)
+    logits = model(tokens)
+    targets = torch.randint(logits.shape[-1], (2, 12, 3))
+    traced = trace(model, tokens)
+    labels, found = contributions(model, traced, targets)
+    assert found.shape == (len(labels), 2, 12, 3)
+    assert_sums(found, logits.gather(-1, targets))
+    labels, found = contributions(model, traced, targets, centred=True)
+    assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
+
+
+def test_heads_and_branches_sum_to_the_logits(model):
+    tokens = some_tokens(model)
+    targets = torch.randint(model.config.vocab_size, (2, 12, 3))
+    traced = trace(model, tokens)
+    parts = split_parts(model, traced)
+    labels, found = contributions(model, traced, targets, parts)
+    assert len(labels) == len(set(labels)) == len(found)
+    assert_sums(found, model(tokens).gather(-1, targets))
+
+
+def test_a_trace_is_the_models_own_way(model):
+    tokens = some_tokens(model)
+    traced = trace(model, tokens)
+    embeddings = model.embed(tokens)
+    assert torch.equal(traced.streams[0], model.with_positions(embeddings))
+    for layer in range(1, len(traced.streams)):
+        assert torch.equal(traced.streams[layer], model.hidden(embeddings, layer))
+    assert len(traced.labels) == len(traced.parts)
+    torch.testing.assert_close(traced.parts.sum(0), traced.streams[-1])
+    block: Any = model.blocks[0]
+    mixed = block.token_mixer(block.norm_token(traced.streams[0]))
+    assert torch.equal(traced.writes[0, 0], mixed)
+    read = traced.streams[0] if isinstance(block, ParallelBlock) else traced.streams[0] + mixed
+    changed = block.channel_mixer(block.norm_channel(read))
+    torch.testing.assert_close(traced.writes[0, 1], changed, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        ("attention(heads=4, kv_heads=2)", [f"head {i}" for i in range(4)]),
+        ("attention(heads=2, bias=true)", ["head 0", "head 1", "projection bias"]),
+        ("headed(heads=2)", ["head 0", "head 1"]),
+        ("parallel(branches=3, activation=gelu)", [f"branch {i}" for i in range(3)]),
+        ("parallel(branches=2, bias=false)", ["branch 0", "branch 1"]),
+        ("attention(heads=1)+flat", ["mixer 0 head 0", "mixer 1"]),
+        ("flat", []),
+    ],
+)
+def test_a_mixers_parts_sum_to_its_output(entry, names):
+    mixer = random_mixer(entry, 8, 12)
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    parts = split_mixer(mixer, x)
+    assert [*parts] == names
+    if parts:
+        torch.testing.assert_close(sum(parts.values()), mixer(x))
+
+
+def test_one_heads_part_is_what_is_lost_without_it():
+    mixer: Any = random_mixer("attention(heads=2)", 8, 12)
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    whole, part = mixer(x), split_mixer(mixer, x)["head 1"]
+    with torch.no_grad():
+        mixer.v_proj.weight[4:] = 0
+    torch.testing.assert_close(whole - mixer(x), part)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8, bias=False)])
+def test_a_norm_with_its_scale_fixed_is_linear(norm: Any):
+    shaken(norm)
+    parts = torch.randn(5, 3, 8)
+    whole = parts.sum(0)
+    bias = 0 if getattr(norm, "bias", None) is None else norm.bias
+    torch.testing.assert_close(fixed_norm(norm, whole, parts).sum(0) + bias, norm(whole))
+
+
+def test_readers_read_the_logits(model):
+    """Logits of two streams of one length, without a mean, differ as the readers say."""
+    x = torch.randn(2, model.config.d_model)
+    x = x - x.mean(-1, keepdim=True)
+    x = x / x.std(-1, keepdim=True, unbiased=False)
+    first, second = model.logits(x)
+    expected = (x[0] - x[1]) @ readers(model).T
+    torch.testing.assert_close(first - second, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_norm_that_is_not_known_is_named(small_model):
+    model = small_model()
+    model.norm = nn.Tanh()
+    with pytest.raises(RequestError, match="the final norm is a Tanh; only LayerNorm, RMSNorm and"):
+        readers(model)
+
+
+def test_likeness_of_streams(small_model):
+    model = small_model(n_layers=3)
+    tokens = some_tokens(model)
+    real = torch.ones(2, 12, dtype=torch.bool)
+    real[1, 5:] = False
+    traced = trace(model, tokens)
+    alike = similarity(traced.streams, Batch(tokens, real, ["a", "b"]))
+    torch.testing.assert_close(alike.diagonal(), torch.ones(4))
+    torch.testing.assert_close(alike, alike.T)
+    each = torch.cosine_similarity(traced.streams[1], traced.streams[3], dim=-1)
+    torch.testing.assert_close(alike[1, 3], each[real].mean())
+    labels, streams = sublayer_streams(traced)
+    assert labels[:4] == ["0", "1 between", "1", "2 between"]
+    torch.testing.assert_close(streams[2::2], traced.streams[1:])
+
+
+def test_updates_are_what_blocks_add(small_model):
+    traced = trace(model := small_model(), some_tokens(model))
+    norm, share, _, final = (values[0, 2] for values in updates(traced).values())
+    step = traced.streams[1] - traced.streams[0]
+    torch.testing.assert_close(norm, step.norm(dim=-1))
+    torch.testing.assert_close(share * traced.streams[0].norm(dim=-1), norm)
+    expected = torch.cosine_similarity(step, traced.streams[-1], dim=-1)
+    torch.testing.assert_close(final, expected)
+
+
+def test_a_write_is_lost_whole_at_its_own_layer(model):
+    """A channel mixer's write, and the embedding's, at once; later ones by running it by hand."""
+    traced = trace(model, some_tokens(model))
+    removed = survival(model, traced)[0]["share lost without it"]
+    n = len(traced.writes)
+    births = [0, *(layer for layer in range(1, n + 1) for _ in range(2))]
+    for write, born in enumerate(births):
+        assert removed[write, :born].isnan().all()
+        assert removed[write, born:].isfinite().all()
+        if write % 2 == 0:
+            torch.testing.assert_close(removed[write, born], torch.ones(2, 12), atol=1e-3, rtol=0)
+    block: Any = model.blocks[1]
+    own = traced.writes[0, 1]
+    lost = traced.streams[2] - block(traced.streams[1] - own)
+    expected = (lost * own).sum(-1) / own.square().sum(-1)
+    torch.testing.assert_close(removed[2, 2], expected, atol=1e-3, rtol=1e-3)
+
+
+def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model):
+    model = small_model(n_layers=3)
+    for layer in (1, 2):
+        block: Any = model.blocks[layer]
+        for parameter in (*block.token_mixer.parameters(), *block.channel_mixer.parameters()):
+            parameter.zero_()
+    stays, size = survival(model, traced := trace(model, some_tokens(model)))
+    torch.testing.assert_close(size[2], traced.writes[0, 1].square().sum(-1))
+    for share in stays.values():
+        torch.testing.assert_close(share[2, 1], share[2, 2])
+        torch.testing.assert_close(share[2, 1], share[2, 3])
+    lost = stays["share lost without it"][2, 3]
+    torch.testing.assert_close(lost, torch.ones(2, 12), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("words", [(), ("a", "b")])
+def test_what_is_found_fits_together(model_directory, words):
+    checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
+    found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52), words=words)
+    answer = found.arrays["contribution to the answer"]
+    assert answer.values[1, :, 3:].isnan().all()
+    logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]
+    above = logits.max(-1).values - logits.mean(-1)
+    torch.testing.assert_close(answer.values[1, :, :3].sum(0), above, atol=1e-5, rtol=1e-5)
+    heads = found.arrays["contribution of heads"]
+    assert "1 head 1" in heads.axes["part"]
+    torch.testing.assert_close(heads.values.sum(), answer.values.nansum((0, 1, 2)) / 8)
+    assert ("contribution to words" in found.arrays) == bool(words)
+    if words:
+        of_words = at(found.arrays["contribution to words"], word="b", prompt="text 1")
+        token = checkpoint.tokenizer.encode("b").ids[0]
+        own = logits[:, token] - logits.mean(-1)
+        torch.testing.assert_close(of_words.sum(0)[:3], own, atol=1e-5, rtol=1e-5)
+    lost = {
+        (f["part"], f["distance"]): f["value"]
+        for f in found.figures
+        if f["figure"] == "share lost without it"
+    }
+    assert [*lost] == [(part, d) for part in ("token mixer", "channel mixer") for d in range(2)]
+    assert lost["channel mixer", 0] == pytest.approx(1, abs=1e-4)
+    assert all(isinstance(f["value"], float) for f in found.figures)

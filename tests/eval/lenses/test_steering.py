@@ -1,0 +1,134 @@
+"""Steering against vectors added by a hook, through reading, stepping and generating."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from arch import generate
+from eval.errors import RequestError
+from eval.lenses.steering import batch_stories, learn, logits_after, steered, swap_vectors, swaps
+from eval.lenses.stories import attribute_words, following
+from eval.lenses.trace import spaced_layers, trace
+from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
+
+MIXERS = ["flat", "attention(heads=2)", "attention+flat"]
+
+
+def prompts(length: int = 8) -> Tensor:
+    return torch.randint(250, (3, length), generator=torch.Generator().manual_seed(3))
+
+
+def models() -> list[Any]:
+    ours = [story_checkpoint(mixers=(mixer,)).model for mixer in MIXERS]
+    return [*ours, wrapped("gptj")]
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_vector_is_added_after_its_block_and_nowhere_else(start):
+    for model in models():
+        tokens, vector = prompts(), torch.randn(model.config.d_model)
+
+        def add(*call: Any, vector: Tensor = vector) -> Tensor:
+            return torch.cat([call[-1][:, :start], call[-1][:, start:] + vector], dim=1)
+
+        plain = model(tokens)
+        changed = steered(model, 1, vector, start)
+        found = changed(tokens)
+        handle = model.blocks[0].register_forward_hook(add)
+        expected = model(tokens)
+        handle.remove()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(found[:, :start], plain[:, :start])
+        assert torch.equal(model(tokens), plain)  # the model itself is as it was
+        assert changed.head.weight is model.head.weight
+
+
+def test_reading_in_pieces_and_stepping_are_steered_alike():
+    for model in models():
+        tokens, vectors = prompts(), torch.randn(3, 1, model.config.d_model)
+        changed = steered(model, 2, vectors, 2)
+        embeddings, depth = model.embed(tokens), len(model.blocks)
+        whole = changed.hidden(embeddings, depth)
+        first, state = changed.prefix(embeddings[:, :4])
+        second, state = changed.prefix(embeddings[:, 4:7], state)
+        last = changed.step(embeddings[:, 7:], state)
+        pieces = torch.cat([first, second, last], dim=1)
+        torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_text_is_what_the_steered_model_finds_likeliest():
+    for model in models():
+        changed = steered(model, 1, 3 * torch.randn(3, 1, model.config.d_model))
+        text = generate(changed, prompts(), 5, temperature=0)
+        for t in range(8, 13):
+            assert torch.equal(changed(text[:, :t])[:, -1].argmax(-1), text[:, t])
+        assert not torch.equal(text, generate(model, prompts(), 5, temperature=0))
+
+
+def test_directions_are_differences_of_streams():
+    checkpoint = story_checkpoint()
+    means = learn(checkpoint, count=3)
+    words = attribute_words(checkpoint.tokenizer)
+    assert set(means) == {(a, place) for a in words for place in ("word", "last")}
+    for attribute, tokens in words.items():
+        assert means[attribute, "word"].shape == (len(tokens), 3, 32)
+        # before any mixing, a word's direction is its embedding, and a cue knows of no word
+        embeddings = checkpoint.model.embed(torch.tensor(list(tokens.values())))
+        at_word, at_last = (means[attribute, place][:, 0] for place in ("word", "last"))
+        torch.testing.assert_close(at_word, embeddings)
+        if attribute != "mood":  # whose cue has the name in it, not the mood
+            torch.testing.assert_close(at_last, at_last[:1].expand_as(at_last))
+
+
+def test_nothing_added_changes_nothing_and_the_whole_difference_is_the_other_story():
+    checkpoint = story_checkpoint(mixers=("attention",))
+    model, words = checkpoint.model, attribute_words(checkpoint.tokenizer)
+    swap = next(swaps(checkpoint, 3))
+    assert swap.attribute == "name"
+    assert [s.cue for s in swap.stories] == ["name", "animal", "mood"] * 3
+    batch, other = (batch_stories(checkpoint, told) for told in (swap.stories, swap.swapped))
+    streams, theirs = (trace(model, b.tokens).streams[1] for b in (batch, other))
+    zero = torch.zeros(len(streams), 1, 32)
+    start = torch.zeros(len(streams), dtype=torch.long)
+    before = batch.at_last(model(batch.tokens))
+    torch.testing.assert_close(logits_after(model, batch, streams, 1, zero, start), before)
+    assert not swap.change(words, before, before).any()
+    after = logits_after(model, batch, streams, 1, theirs - streams, start)
+    torch.testing.assert_close(after, other.at_last(model(other.tokens)))
+    row = swap.stories[0]
+    own, new = row.words["name"], following(words["name"], row.words["name"])
+    moved = after - before
+    expected = moved[0, new] - moved[0, own]
+    torch.testing.assert_close(swap.change(words, before, after)[0], expected)
+    means = learn(checkpoint)["name", "word"][:, 0]
+    embeddings = model.embed(torch.tensor([new, own]))
+    expected = embeddings[0] - embeddings[1]
+    torch.testing.assert_close(swap_vectors(means, words["name"], [own])[0, 0], expected)
+
+
+def test_the_lens_measures_the_swapped_and_the_others():
+    found = look("steering", story_checkpoint(), (1, 2, 3), tokens=5000)
+    swap = found.arrays["swap"]
+    assert swap.axes["attribute"] == ["name", "animal", "mood"]
+    assert swap.axes["layer"] == [1, 2]
+    assert swap.values.isfinite().all()
+    assert (at(swap, measured="others") >= 0).all()
+    rows = [row for row in found.figures if row["by"] == "steered" and row["measured"] == "others"]
+    assert len(rows) == 3 * 2 * 2
+    assert all(row["low"] <= row["value"] <= row["high"] and row["n"] == 8 for row in rows)
+    samples = found.notes["samples"]
+    assert [s["swapped"].split(":")[0] for s in samples] == ["nothing", "name", "animal", "mood"]
+
+
+def test_layers_are_spaced_to_the_last():
+    assert spaced_layers(3, 3) == [1, 2, 3]
+    assert spaced_layers(8, 3) == [3, 5, 8]
+    assert spaced_layers(8, 4) == [2, 4, 6, 8]
+    assert spaced_layers(10, 4) == [2, 5, 8, 10]
+
+
+def test_stories_too_long_say_so():
+    with pytest.raises(RequestError, match=r"stories have up to \d+ tokens, more than the .* of 8"):
+        look("steering", story_checkpoint(context=8), (1, 2))

@@ -1,0 +1,184 @@
+"""The Jacobian against finite differences and known null spaces; basins of known solvers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.__main__ import main
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.probes.basin import basin, descend
+from eval.probes.geometry import geometry, jacobian
+from eval.rows import read_rows
+
+Make = Callable[..., LanguageModel]
+Directory = Callable[..., Path]
+
+
+def prompt(length: int = 6) -> Tensor:
+    return torch.randint(400, (length,), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("k", [2, 4])  # by columns, and by rows
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "attention+flat"])
+def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
+    circuit = Circuit(small_model(mixers=(mixer,), d_model=8).double(), 2)
+    embeddings, step = circuit.model.embed(prompt()), 1e-5
+    J = jacobian(circuit, embeddings, k)
+    assert J.shape == ((6 - k) * 8, k * 8)
+    for column in range(k * 8):
+        moved = torch.zeros(6 * 8, dtype=torch.float64)
+        moved[column] = step
+        ahead, behind = (
+            circuit((embeddings + sign * moved.reshape(6, 8))[None])[0, k:].flatten()
+            for sign in (1, -1)
+        )
+        assert torch.allclose(J[:, column], (ahead - behind) / (2 * step), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "layer", "each"),
+    [("layernorm", 1, 2), ("layernorm", 2, 1), ("rmsnorm", 1, 1), ("rmsnorm", 2, 0)],
+)
+def test_what_norms_remove_is_found(small_model, norm, layer, each):
+    """A mean is removed at any depth; a length in the first block, where nothing is added to it."""
+    found = geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
+    assert found.inputs == 2 * 32
+    assert found.removed == 2 * each
+    assert found.sigma_min > 1e-4 * found.sigma_max
+    assert found.condition == pytest.approx(found.sigma_max / found.sigma_min)
+
+
+def test_figures_are_those_of_the_singular_values(small_model):
+    circuit = Circuit(small_model(norm="rmsnorm", mixers=("attention(heads=2)",)), 2)
+    found = geometry(circuit, prompt(), 1)
+    exact = replace(circuit, model=small_model(norm="rmsnorm", mixers=("attention(heads=2)",)))
+    exact = replace(exact, model=exact.model.double())
+    embeddings = exact.model.embed(prompt())
+    unit = exact.scale / exact(embeddings[None])[0, 1:].square().mean().sqrt()
+    values = torch.linalg.svdvals(jacobian(exact, embeddings, 1) * unit)
+    share = values / values.sum()
+    assert found.removed == 0
+    assert found.sigma_max == pytest.approx(float(values[0]))
+    assert found.sigma_min == pytest.approx(float(values[-1]))
+    assert found.frobenius == pytest.approx(float(values.norm()))
+    assert found.stable_rank == pytest.approx(float((values / values[0]).square().sum()))
+    assert found.effective_rank == pytest.approx(float((-(share * share.log()).sum()).exp()))
+    assert found.participation == pytest.approx(
+        float(values.square().sum() ** 2 / values.pow(4).sum())
+    )
+
+
+def test_units_are_the_models_own(small_model):
+    """Embeddings ten times as long that the norms shorten again: an equally visible token."""
+    figures = []
+    for length in (1.0, 10.0):
+        model = small_model()
+        for block in model.blocks:
+            block.norm_token.eps = 1e-20  # pyright: ignore
+        with torch.no_grad():
+            model.embedding.weight.mul_(length)
+        figures.append(geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
+    assert figures[0].sigma_max == pytest.approx(figures[1].sigma_max, rel=1e-6)
+    assert figures[0].sigma_min == pytest.approx(figures[1].sigma_min, rel=1e-6)
+
+
+def test_tokens_that_nothing_shows(small_model):
+    found = geometry(Circuit(small_model(mixers=("identity",)), 2), prompt(), 1)
+    assert found.sigma_max == found.effective_rank == 0.0
+    assert found.condition is None
+
+
+def test_the_model_stays_as_it_is(small_model):
+    model = small_model()
+    geometry(Circuit(model, 2), prompt(), 1)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_hidden_tokens_out_of_range(small_model, hidden):
+    with pytest.raises(RequestError, match=f"--hidden {hidden}: a prompt of 6 tokens can hide"):
+        geometry(Circuit(small_model(), 1), prompt(), hidden)
+
+
+def test_starts_lie_at_the_distance_asked_for(small_model):
+    circuit = Circuit(small_model(), 1)
+    tokens = torch.stack([prompt(), prompt().flip(0)])
+    truth, starts = circuit.model.embed(tokens), []
+
+    def nearest(start: Tensor) -> Tensor:
+        starts.append(start)
+        return torch.cdist(start, circuit.vocabulary[None]).argmin(dim=-1)
+
+    ends = basin(nearest, circuit, tokens, [0.0, 0.1, 20.0])
+    for start, end in zip(starts, ends, strict=True):
+        apart = (start - truth).norm(dim=-1)
+        assert torch.allclose(apart, end.radius * truth.norm(dim=-1), rtol=1e-4, atol=1e-6)
+    assert ends[0].right.all()
+    assert ends[1].right.all()
+    assert ends[2].right.float().mean() < 0.5
+    assert torch.allclose((starts[2] - truth) / 200, starts[1] - truth, atol=1e-4)
+
+
+def test_descent_comes_back_from_nearby(small_model):
+    circuit = Circuit(small_model(), 2)
+    tokens = torch.stack([prompt(10), prompt(10).flip(0)])
+    solve = descend(circuit, tokens, 1, steps=60)
+    near, far = basin(solve, circuit, tokens, [0.1, 50.0])
+    assert near.right.all()
+    assert not far.right.all()
+
+
+def measure(*words: object) -> int:
+    quick = ["--corpus", "toy:200", "--count", 2, "--length", 6, "--adam-steps", 2]
+    return main(["geometry", *map(str, (*words, *quick))])
+
+
+def test_geometry_writes_rows_once(model_directory, tmp_path, capsys):
+    model, out = model_directory(d_model=16), tmp_path / "out"
+    words = [model, "--out", out, "--hidden", 1, 2, "--radii", 0, 1]
+    assert measure(*words) == 0
+    printed = capsys.readouterr().out
+    assert "effective rank" in printed
+    assert "radius r" in printed
+    rows = read_rows([out])
+    # layers x hidden x prompts x (geometry; radii)
+    assert sum(row["kind"] == "geometry" for row in rows) == 2 * 2 * 2
+    assert sum(row["kind"] == "basin" for row in rows) == 2 * 2 * 2 * 2
+    for row in rows:
+        if row["kind"] == "basin" and row["radius"] == 0:
+            assert row["exact"]
+        if row["kind"] == "geometry":
+            assert row["inputs"] == 16 * row["hidden"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "3"], "has layers 0 (the embedding) to 2"),
+        (["--layers", "0"], "--layers 0: an embedding shows nothing of other positions"),
+        (["--hidden", "6"], "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
+        (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
+        (["--length", "40"], "--length 40: the context of"),
+    ],
+)
+def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
+    out = tmp_path / "out"
+    quick = ["--corpus", "toy:200", "--count", "2", "--length", "6", "--out", str(out)]
+    assert main(["geometry", str(model_directory()), *quick, *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not out.exists()
+
+
+def test_a_radius_below_zero_is_refused(model_directory, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["geometry", str(model_directory()), "--out", "x", "--radii", "-1"])
+    assert ended.value.code == 2
+    assert "is not a number of at least 0" in capsys.readouterr().err

@@ -1,0 +1,340 @@
+"""Probes against their textbook restatements, on data whose answer is known, and as commands."""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.__main__ import main
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.inversion.slices import Slice
+from eval.probes import questions
+from eval.probes.inverter import Decoding, fit_inverter, score_inverter
+from eval.probes.linear import (
+    KINDS,
+    Score,
+    Training,
+    calibrated,
+    fit_linear,
+    outputs_of,
+    score_linear,
+    score_unigram,
+)
+from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, ridge
+from eval.rows import read_rows
+
+Make = Callable[..., LanguageModel]
+V, D = 12, 5
+
+
+@pytest.fixture
+def examples() -> tuple[Tensor, Tensor, Tensor]:
+    """Features `(N, D)` about a mean for each token, tokens `(N,)`, embeddings `(V, E)`."""
+    tokens = torch.randint(V - 1, (300,))  # the last one is never seen
+    means = torch.randn(V, D)
+    return means[tokens] + 0.5 * torch.randn(300, D), tokens, torch.randn(V, 4)
+
+
+def moments(x: Tensor, y: Tensor) -> Moments:
+    sums = Moments(V, x.shape[1])
+    for part in range(3):  # in any number of batches
+        sums.add(x[part::3], y[part::3])
+    return sums
+
+
+def differences(scores: Tensor | np.ndarray) -> np.ndarray:
+    """What decides: scores less the mean of their row."""
+    found = np.asarray(scores, dtype=np.float64)
+    return found - found.mean(axis=1, keepdims=True)
+
+
+def test_ridge_is_least_squares(examples):
+    x, y, embedding = examples
+    X, E = x.double().numpy(), embedding.double().numpy()
+    Y, N = E[y], len(y)
+    load = np.sqrt(RIDGE * X.var(axis=0).mean() * N) * np.eye(D)
+    A = np.concatenate([X - X.mean(0), load])
+    B = np.concatenate([Y - Y.mean(0), np.zeros((D, E.shape[1]))])
+    solution = np.linalg.lstsq(A, B, rcond=None)[0]
+    wanted = ((X - X.mean(0)) @ solution + Y.mean(0)) @ (E / np.linalg.norm(E, axis=1)[:, None]).T
+    assert np.allclose(ridge(moments(x, y), embedding)(x), wanted, atol=1e-4)
+
+
+def test_gaussian_is_the_discriminant_of_its_means(examples):
+    """Against distances in the metric of the covariance within tokens, example by example."""
+    x, y, embedding = examples
+    X, E, labels = x.double().numpy(), embedding.double().numpy(), y.numpy()
+    count = np.bincount(labels, minlength=V)[:, None]
+    middle = E[labels].mean(0)
+    apart = E[labels] - middle
+    spread = apart.T @ apart / len(X)
+    spread += RIDGE * np.diag(spread).mean() * np.eye(4)
+    guess = X.mean(0) + (E - middle) @ np.linalg.solve(spread, apart.T @ (X - X.mean(0)) / len(X))
+    total = np.stack([X[labels == v].sum(0) for v in range(V)])
+    means = (total + PRIOR * guess) / (count + PRIOR)
+    within = X - means[labels]
+    metric = np.linalg.inv(within.T @ within / len(X))
+    gaps = X[:, None] - means[None]
+    wanted = -0.5 * np.einsum("nvi,ij,nvj->nv", gaps, metric, gaps)
+    found = gaussian(moments(x, y), embedding)(x)
+    assert np.allclose(differences(found), differences(wanted), rtol=1e-3, atol=1e-3)
+    assert (found.argmax(1) == y).float().mean() > 0.6
+
+
+def test_a_factor_makes_probabilities(examples):
+    x, y, embedding = examples
+    sums = moments(x, y)
+    classify, log_share = gaussian(sums, embedding), sums.log_share().float()
+
+    def loss(factor: float) -> float:
+        return float(F.cross_entropy(factor * classify(x) + log_share, y))
+
+    found = float(F.cross_entropy(calibrated(classify, log_share, x, y)(x), y))
+    assert found == pytest.approx(min(map(loss, np.geomspace(1e-2, 1e2, 2000))), abs=1e-4)
+
+
+def test_scores_are_accuracy_and_cross_entropy():
+    logits, y = torch.randn(50, V), torch.randint(V, (50,))
+    score = Score(V)
+    score.add(logits[:20], y[:20])
+    score.add(logits[20:], y[20:])
+    found = score.record()
+    top = logits.topk(5, dim=1).indices == y[:, None]
+    nats = float(F.cross_entropy(logits, y))
+    assert found["count"] == 50
+    assert found["top1"] == pytest.approx(float(top[:, 0].float().mean()))
+    assert found["top5"] == pytest.approx(float(top.any(1).float().mean()))
+    assert found["nats"] == pytest.approx(nats, rel=1e-5)
+    assert found["information"] == pytest.approx(1 - nats / np.log(V), rel=1e-5)
+
+
+def test_unigram_knows_the_frequencies_alone():
+    train, valid = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0, 1, 0, 0]])
+    share = (np.array([3, 1, 0]) + 0.5) / 5.5
+    found = score_unigram(train, valid, 3).record()
+    assert found["nats"] == pytest.approx(-np.mean(np.log(share[[0, 1, 0, 0]])))
+    assert found["top1"] == 0.75
+
+
+def random_windows(count: int, length: int = 16, vocabulary: int = 400, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (count, length), generator=generator)
+
+
+def read(
+    circuit: Circuit, train: Tensor, valid: Tensor, offset: int, training: Training
+) -> dict[str, dict]:
+    """The figures of each kind of probe, fitted on some stories and judged on others."""
+    embedding = circuit.vocabulary
+    probes = fit_linear(outputs_of(circuit, train), train, offset, embedding, training)
+    scores = score_linear(outputs_of(circuit, valid), valid, offset, probes)
+    return {kind: score.record() for kind, score in scores.items()}
+
+
+def test_the_embedding_tells_its_own_token_and_no_other(small_model):
+    """Tokens drawn independently: at layer 0 nothing is to be found at other offsets."""
+    train, valid = random_windows(400), random_windows(20, seed=4)
+    for layer, offset in ((0, 0), (2, 0), (0, -1), (0, 1)):
+        circuit = Circuit(small_model(), layer)
+        figures = read(circuit, train, valid, offset, Training(steps=0))
+        assert list(figures) == list(KINDS[:2])
+        for each in figures.values():
+            assert each["count"] == 20 * (16 - abs(offset))
+            if offset:
+                assert abs(each["information"]) < 0.05
+            else:
+                assert each["top1"] == 1.0
+                assert each["information"] > 0.99
+
+
+@pytest.mark.parametrize("offset", [-3, 0, 2])
+def test_an_offset_is_the_token_so_far_away(small_model, offset):
+    """Each token is its neighbour's successor: the embedding of one tells all of them."""
+
+    def count(windows: Tensor) -> Tensor:
+        return (windows[:, :1] + torch.arange(16)) % 400
+
+    train, valid = count(random_windows(400)), count(random_windows(20, seed=4))
+    figures = read(Circuit(small_model(), 0), train, valid, offset, Training(steps=0))
+    assert figures["gaussian"]["top1"] == 1.0
+
+
+def test_softmax_goes_on_from_the_gaussian_probe(small_model):
+    circuit, windows = Circuit(small_model(), 2), random_windows(200)
+
+    def figures(steps: int) -> dict:
+        return read(circuit, windows, windows, -1, Training(steps=steps, rate=1e-2))
+
+    fitted, first = figures(60), figures(1)
+    assert fitted["softmax"]["nats"] < fitted["gaussian"]["nats"] - 0.1
+    assert fitted["gaussian"]["nats"] == pytest.approx(first["softmax"]["nats"], abs=0.05)
+    assert figures(60) == fitted
+
+
+def test_outputs_that_are_not_numbers_are_named(small_model):
+    model = small_model()
+    with torch.no_grad():
+        model.blocks[1].norm_token.weight[0] = torch.nan  # pyright: ignore
+    with pytest.raises(RequestError, match="layer 2 gives numbers that are not finite"):
+        outputs_of(Circuit(model, 2), random_windows(10))
+
+
+def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path):
+    """The weights of all places are several times what is held at once."""
+    made: list[weakref.ref] = []
+    most = 0
+
+    class Counted(Moments):
+        def __init__(self, *size: Any) -> None:
+            nonlocal most
+            super().__init__(*size)
+            made.append(weakref.ref(self.total))
+            most = max(most, sum(ref() is not None for ref in made))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eval.probes.linear.Moments", Counted)
+        words = [model_directory(), "--out", tmp_path / "out", "--offsets", -1, 0, 1, "--steps", 2]
+        assert probe(*words) == 0
+    assert len(made) == 2 * 3
+    assert most == 1
+
+
+def test_what_was_fitted_is_used_again(model_directory, tmp_path):
+    """Another amount of text to judge on needs no other fit; another seed does."""
+    fits: list[str] = []
+
+    def counted(name: str) -> Any:
+        real = getattr(questions, name)
+        return lambda *args: fits.append(name) or real(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fit_linear", "fit_inverter"):
+            patch.setattr(questions, name, counted(name))
+        words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1, "--inverter"]
+        words += ["--slices", "[:, 3:, :]"]
+        once = ["fit_linear", "fit_inverter"]
+        for valid, more, expected in ((160, [], once), (320, [], []), (320, ["--seed", 1], once)):
+            fits.clear()
+            asked = [*words, "--out", tmp_path, "--valid-tokens", valid, *more]
+            assert main(["probe", *map(str, asked)]) == 0
+            assert fits == expected
+        asked = [*words, "--out", tmp_path / "new", "--valid-tokens", 320]
+        assert main(["probe", *map(str, asked)]) == 0
+    places = (tmp_path, tmp_path / "new")
+    rows, fresh = ({r["key"]: r | {"seconds": 0} for r in read_rows([p])} for p in places)
+    assert fresh.items() <= rows.items()
+
+
+def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model):
+    """Each prompt's first token is its second one again, and only the others are shown."""
+    circuit, shown = Circuit(small_model(), 0), Slice(1)
+    train, valid = random_windows(1000, 4, 20), random_windows(50, 4, 20, seed=4)
+    train[:, 0], valid[:, 0] = train[:, 1], valid[:, 1]
+
+    def scores(steps: int) -> tuple[dict, dict]:
+        decoding = Decoding(blocks=1, width=40, steps=steps, windows=64, rate=1e-2)
+        inverter = fit_inverter(circuit, shown, train, decoding)
+        own, other = score_inverter(circuit, shown, valid, inverter)
+        return own.record(), other.record()
+
+    own, other = scores(0)
+    assert own["top1"] == 1.0
+    assert own["count"] == 150
+    assert other["top1"] < 0.3
+    trained = scores(150)
+    assert trained[0]["top1"] > 0.98
+    assert trained[1]["top1"] > 0.9
+    assert trained == scores(150)
+
+
+def test_inverter_reads_the_channels_of_its_slice(small_model):
+    circuit = Circuit(small_model(), 1)
+    train, valid = random_windows(100), random_windows(10, seed=4)
+    found = []
+    for shown in (Slice(), Slice(high=4)):
+        inverter = fit_inverter(circuit, shown, train, Decoding(steps=0, width=6, heads=4))
+        found.append(score_inverter(circuit, shown, valid, inverter)[0].record()["information"])
+    assert found[0] > found[1] + 0.2
+
+
+# The command.
+
+Directory = Callable[..., Path]
+QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
+QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
+
+
+def probe(*words: object) -> int:
+    return main(["probe", *map(str, (*words, *QUICK))])
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1, said
+    assert said[0].startswith("error: ")
+    return said[0]
+
+
+def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
+    before, after, out = model_directory(), model_directory(step=5), tmp_path / "out"
+    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2, "--inverter"]
+    assert probe(*words) == 0
+    printed = capsys.readouterr().out
+    assert "gaussian" in printed
+    assert "[:, 3:, :]" in printed
+    rows = read_rows([out])
+    linear = [row for row in rows if "offset" in row]
+    trained = [row for row in rows if row["method"] == "inverter"]
+    # checkpoints x layers x (offsets x kinds; slices)
+    assert len(linear) == 2 * 2 * 2 * 3
+    assert len(trained) == 2 * 2 * 2
+    assert {row["kind"] for row in rows} == {"probe"}
+    for row in linear:
+        assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
+        assert row["count"] == row["unigram"]["count"] == 10 * (16 + min(0, row["offset"]))
+    for row in trained:
+        assert row["self"]["count"] == 10 * (16 - row["hidden"])
+        assert (row["nonself"] or {"count": 0})["count"] == 10 * row["hidden"]
+    assert probe(*words, "--layers", 0, 1) == 0  # what is new is added
+    assert len(read_rows([out])) == len(rows) + 2 * (2 * 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", 3], "--layers 3: .* has layers 0 (the embedding) to 2"),
+        (["--offsets", 16], "--offsets 16: windows have 16 tokens; give an offset within them"),
+        (["--slices", "[:, 1:, :]"], "--slices: only a trained inverter is shown slices"),
+        (["--inverter", "--slices", "[:, 16:, :]"], "shows nothing of a prompt of 16 tokens"),
+        (["--inverter", "--slices", "[:, :, 40:]"], "of a site's 32 channels"),
+        (["--inverter", "--slices", "some"], "slice 'some' cannot be read"),
+        (["--length", 40], "--length 40: the context of .* is 32; give a shorter one"),
+        (["--train-tokens", 20], "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
+        (["--train-tokens", 10**7], "10,000,000 are asked for; ask for fewer"),
+        (["--corpus", "none"], "none: no such file or directory"),
+        (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
+    ],
+)
+def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
+    out = tmp_path / "out"
+    assert main(["probe", *map(str, (model_directory(), "--out", out, *QUICK, *words))]) == 2
+    line = complaint(capsys)
+    for part in message.split(" .* "):
+        assert part in line
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("flag", ["--rate", "--steps", "--blocks"])
+def test_numbers_out_of_range_are_refused(model_directory, capsys, flag):
+    with pytest.raises(SystemExit) as ended:
+        main(["probe", str(model_directory()), "--out", "x", flag, "-1"])
+    assert ended.value.code == 2
+    assert flag in capsys.readouterr().err

@@ -1,0 +1,207 @@
+"""Made-up rows of evidence, with as many tokens right as asked for, and a reader of pages."""
+
+import math
+import random
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+STORY = (
+    "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
+    ' _a _red _boat . \n One _day _she _saw _a _small _bird _who _was _sad . _" Why _are _you ? "'
+)
+WORDS = [word.replace("_", " ").replace("\\n", "\n") for word in STORY.split(" ")]
+SOLVED = {  # share of (self, hidden) tokens found, by model, training and method
+    ("flat", False, "descent"): (0.97, 0.0),
+    ("flat", True, "descent"): (0.93, 0.0),
+    ("flat", False, "adam"): (1.0, 0.3),
+    ("flat", True, "adam"): (0.98, 0.1),
+    ("llama", False, "descent"): (0.17, 0.0),
+    ("llama", True, "descent"): (0.3, 0.0),
+    ("llama", False, "adam"): (1.0, 0.2),
+    ("llama", True, "adam"): (0.8, 0.05),
+}
+SETTINGS = {
+    "descent": {"steps": 500, "rate": 0.02},
+    "adam": {"steps": 300, "rate": 0.2},
+    "sweep": {},
+    "alternating": {"starts": 8, "rounds": 6},
+}
+
+
+def make_row(
+    model="llama", step=300, layer=4, hidden=3, method="descent", prompt=0, seed=0, length=16,
+    prompts="story", share=None, **changes,
+):  # fmt: skip
+    """One row, with tokens wrong at random so that `share` of (self, hidden) are right."""
+    trained = step > 0
+    exact = method in ("sweep", "alternating")
+    share = share or ((1.0, 1.0) if exact else SOLVED[model, trained, method])
+    rng = random.Random(f"{model} {step} {layer} {hidden} {method} {prompt} {seed} {prompts}")
+    start = 3 * prompt
+    truth = [(start + i) % len(WORDS) if prompts != "random" else rng.randrange(len(WORDS))
+             for i in range(length)]  # fmt: skip
+    rank = [0 if rng.random() < share[i < hidden] else rng.randint(1, 4000) for i in range(length)]
+    found = [t if r == 0 else (t + 1 + rng.randrange(len(WORDS) - 1)) % len(WORDS)
+             for t, r in zip(truth, rank, strict=True)]  # fmt: skip
+
+    def part(ranks):
+        return {
+            "count": len(ranks),
+            "top1": sum(r == 0 for r in ranks) / len(ranks),
+            "top5": sum(r < 5 for r in ranks) / len(ranks),
+            "median_rank": float(sorted(ranks)[len(ranks) // 2]),
+        } if ranks else None  # fmt: skip
+
+    floor = 2e-6 * (1 + layer) * rng.uniform(0.6, 1.4)
+    margin = (9.7 if model == "flat" else 0.4) * (1 + layer / 2)
+    margin *= (rng.uniform(1, 3) if exact else 1) * (1.4 if trained else 1)
+    near = floor / 3  # of one position, less than of all of them together
+    row = {
+        "schema": 1,
+        "kind": "recovery",
+        "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
+        "checkpoint": {
+            "name": model, "path": f"runs/{model}/models/step-{step:06d}", "step": step,
+            "trained": trained, "mixers": ["flat" if model == "flat" else "attention(heads=4)"],
+            "d_model": 128, "n_layers": 4, "context": 64, "parameters": 1_234_567,
+            "val_loss": 3.1 if trained else 8.4, "init": "default", "embedding_std": None,
+            "weights_sha256": f"{model}{step}" * 8,
+        },
+        "site": {"layer": layer, "part": "block", "without": []},
+        "slice": f"[:, {hidden}:, :]",
+        "length": length, "observed": length - hidden, "hidden": hidden,
+        "padded": False, "noise": 0.0, "control": None,
+        "method": method, "family": "search" if exact else "gradient",
+        "settings": SETTINGS[method],
+        "prompts": prompts, "prompt": prompt, "seed": seed,
+        "text": "".join(WORDS[t] for t in truth),
+        "truth": truth, "found": found,
+        "truth_text": [WORDS[t] for t in truth], "found_text": [WORDS[t] for t in found],
+        "rank": rank, "self": part(rank[hidden:]), "nonself": part(rank[:hidden]),
+        "exact": found == truth,
+        "set_recall": sum(r == 0 for r in rank[:hidden]) / hidden if hidden else None,
+        "permuted": False if hidden > 1 else None,
+        "residual": floor / 3 if exact else rng.uniform(1, 5),
+        "floor": floor, "at_floor": exact, "diverged": False,
+        "certificate": ("residual" if hidden else "enumerated") if exact else None,
+        "uncertified": None,
+        "margin": margin if exact else None, "margin_floor": near if exact else None,
+        "margin_bits": math.log2(margin / near) if exact else None,
+        "criterion": rng.random() < 0.7 if method == "descent" else None,
+        "verdict": ["recovered" if r == 0 else "not found" for r in rank],
+        "collisions": [],
+        "evaluations": 4096 * length if exact else 3 * 500 * length,
+        "steps_to_solve": None, "seconds": 1.25 if exact else 0.5, "notes": {},
+        "batch": 64,
+    }  # fmt: skip
+    return row | changes
+
+
+def make_rows(models=("flat", "llama"), steps=(0, 300), layers=(1, 2, 4), hidden=(0, 1, 3), count=8,
+              prompts=("story",)):  # fmt: skip
+    """Everything the demo asks."""
+    return [
+        make_row(model, step, layer, k, method, prompt, prompts=kind)
+        for model in models
+        for step in steps
+        for layer in layers
+        for k in hidden
+        for method in ("descent", "adam", "alternating" if k else "sweep")
+        for kind in prompts
+        for prompt in range(count)
+    ]
+
+
+class Page(HTMLParser):
+    """Checks that every tag is closed, and collects cells, text and tags by class."""
+
+    VOID = ("meta", "br", "link", "img", "input", "hr")
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tables, self.cells, self.classes, self.text = [], [], None, Counter(), []
+        self.attributes = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += attrs
+        for name in (dict(attrs).get("class") or "").split():
+            self.classes[tag, name] += 1
+        if tag in self.VOID:
+            return
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.cells = True
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in ("path", "line", "circle"), tag
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+        if tag in ("td", "th"):
+            self.cells = None
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.cells:
+            self.tables[-1][-1][-1] += data.strip("\n")
+
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
+
+    def table(self, heading):
+        return next(t for t in self.tables if t[0][0] == heading)
+
+
+def expected_share(rows, kind, k, **place):
+    """Counted from the ranks alone."""
+    ranks = [
+        r
+        for row in rows
+        if row["hidden"] == k
+        and place.items() <= {
+            "model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"],
+            "layer": row["site"]["layer"], "method": row["method"], "prompts": row["prompts"],
+        }.items()
+        for r in (row["rank"][k:] if kind == "self" else row["rank"][:k])
+    ]  # fmt: skip
+    return sum(r == 0 for r in ranks) / len(ranks)
+
+
+QUESTIONS = [("self", 0), ("nonself", 1), ("nonself", 3)]
+
+
+def expected_lines(rows, layer):
+    """Per model and question, the six shares of the summary."""
+    return [
+        [
+            expected_share(rows, kind, k, model=model, step=step, layer=layer, method=method)
+            for step in (0, 300)
+            for method in ("descent", "adam", "alternating" if k else "sweep")
+        ]
+        for model in ("flat", "llama")
+        for kind, k in QUESTIONS
+    ]
+
+
+def tick_labels(svg):
+    """The labels of every axis of a drawing by Vega."""
+    groups = re.findall(r"<g[^>]*role-axis-label[^>]*>(.*?)</g>", svg.read_text(), re.DOTALL)
+    axes = [re.findall(r"<text[^>]*>([^<]*)</text>", group) for group in groups]
+    return [[label for label in labels if label] for labels in axes]
+
+
+def renamed(row, name):
+    return row | {"checkpoint": row["checkpoint"] | {"name": name}}

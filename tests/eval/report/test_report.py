@@ -1,0 +1,273 @@
+"""The page, on made-up rows."""
+
+import os
+import re
+
+import pytest
+
+from eval.errors import RequestError
+from eval.report import render_page, summary_table, terminal_table, write_page
+from eval.report.wording import number, percent, visible
+from tests.eval.report.cases import (
+    Page,
+    expected_lines,
+    expected_share,
+    make_row,
+    make_rows,
+    renamed,
+)
+
+ROWS = make_rows()
+HTML = render_page(ROWS)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return Page(HTML)
+
+
+SHARE = r"[<>]?\d+ [<>]?\d+–[<>]?\d+"
+
+
+def test_page_summary_shows_those_numbers(page):
+    lines = [row for row in page.table("model")[2:] if row]
+    shares = [[c.split()[0] for c in row if re.fullmatch(SHARE, c)] for row in lines]
+    expected = [[percent(s) for s in line] for line in expected_lines(ROWS, layer=4)]
+    assert shares == expected
+    assert [row[-1] for row in lines] == ["8"] * 6
+
+
+def test_page_shows_every_layer(page):
+    second = [t for t in page.tables if t[0][0] == "model" and "prompts" in t[0]][1]
+    lines = [row for row in second[2:] if row]
+    shares = [[c.split()[0] for c in row if re.fullmatch(SHARE, c)] for row in lines]
+    by_layer = [expected_lines(ROWS, layer) for layer in (1, 2, 4)]
+    expected = [[percent(s) for s in by_layer[i][line]] for line in range(6) for i in range(3)]
+    assert shares == expected
+
+
+def test_page_is_well_formed_small_and_needs_nothing_else(page):
+    assert len(HTML.encode()) < 1_000_000
+    assert "http" not in HTML
+    assert "url(" not in HTML
+    assert "@import" not in HTML
+    assert not {"src", "href"} & {name for name, _ in page.attributes}
+    assert "prefers-color-scheme: dark" in HTML
+    assert page.words.startswith("What is left of a prompt inside a language model")
+
+
+def test_opening_sentences_are_computed(page):
+    shares = {
+        (model, step, method): percent(
+            expected_share(ROWS, "nonself", 3, model=model, step=step, layer=4, method=method)
+        )
+        for model in ("flat", "llama")
+        for step in (0, 300)
+        for method in ("descent", "adam", "alternating")
+    }
+    for model in ("flat", "llama"):
+        gradient, adam, exact = (shares[model, 300, m] for m in ("descent", "adam", "alternating"))
+        assert (
+            f"At layer 4 of the trained {model} model, gradient descent (the published protocol) "
+            f"recovers {gradient} % of the 3 hidden tokens, Adam {adam} % and exact search "
+            f"{exact} %. Before training: gradient descent {shares[model, 0, 'descent']} %"
+        ) in page.words
+    tokens = sum(r["self"]["count"] for r in ROWS if r["method"] == "sweep")
+    assert (
+        f"With every position shown, exact search recovers every one of {tokens:,} tokens"
+    ) in page.words
+
+
+def test_missed_self_tokens_are_told():
+    rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
+    rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
+    assert "exact search misses 2 of 48 tokens" in Page(render_page(rows)).words
+
+
+def test_title_can_be_given():
+    assert "<title>Mine &amp; yours</title>" in render_page([make_row()], title="Mine & yours")
+
+
+def test_everything_from_rows_is_escaped():
+    evil = "<script>alert('x')</script>\"><b onmouseover=x>"
+    row = make_row(method="alternating", prompts=evil, slice=evil, settings={evil: evil})
+    row = renamed(row, evil)
+    row["checkpoint"] |= {"path": evil, "mixers": [evil], "weights_sha256": evil}
+    row["truth_text"] = [evil] * 16
+    row["found_text"] = [evil] * 16
+    row["text"] = evil
+    row["collisions"] = [{"position": 0, "tokens": [evil, evil]}]
+    row["site"] = {"layer": 4, "part": evil}
+    html = render_page([row, row | {"key": "other", "method": evil}], title=evil)
+    page = Page(html)
+    assert html.count("<script>") == 1  # our own
+    assert "<script>alert" not in html
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+def test_no_rows_is_one_clear_line():
+    for function in (render_page, summary_table, terminal_table):
+        with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+            function([])
+
+
+def test_rows_without_scores_are_one_clear_line():
+    rows = [make_row(self=None, nonself=None)]
+    with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
+        render_page(rows)
+
+
+PARTIAL = {
+    "one row": [make_row()],
+    "untrained only": make_rows(steps=(0,), count=1),
+    "trained only": make_rows(steps=(300,), count=1),
+    "sweep only": [make_row(method="sweep", hidden=0, prompt=p) for p in range(2)],
+    "gradient only, one hidden": [make_row(hidden=1, method="descent")],
+    "no margin": [
+        make_row(method="alternating", margin=None, margin_floor=None, margin_bits=None)
+    ],
+    "no floor": [make_row(method="alternating", floor=0.0)],
+    "margin under the floor": [make_row(method="alternating", margin=0.0, margin_bits=0.0)],
+    "not a number": [make_row(residual=float("nan"))],
+    "a method of tomorrow": [make_row(method="adam"), make_row() | {"method": "beam", "key": "b"}],
+    "both exact methods": [make_row(method="alternating"), make_row(method="sweep")],
+    "another part": [make_row(site={"layer": 2, "part": "mixer"})],
+    "last position only": [make_row(slice="[:, -1, :]", hidden=15)],
+    "a channel slice": [make_row(slice="[:, :, :8]", hidden=0)],
+    "prompt sets": make_rows(models=("flat",), count=2, prompts=("random", "story", "mine")),
+    "long prompt": [make_row(length=200)],
+    "several seeds": [make_row(seed=seed) for seed in range(3)],
+    "all hidden": [make_row(hidden=16, length=16)],
+    "four steps": make_rows(steps=(0, 10, 100, 300), layers=(4,), count=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", PARTIAL.values(), ids=PARTIAL)
+def test_partial_input_gives_a_whole_page(rows):
+    page = Page(render_page(rows))
+    assert "Token by token" in page.words
+    assert terminal_table(rows)
+
+
+def test_steps_between_are_a_curve_and_not_the_after(page):
+    rows = PARTIAL["four steps"]
+    assert {r["step"] for r in summary_table(rows)} == {0, 300}
+    words = Page(render_page(rows)).words
+    assert "During training" in words
+    assert "During training" not in page.words
+    html = render_page(rows)
+    share = expected_share(rows, "nonself", 3, model="llama", step=100, layer=4, method="adam")
+    assert f"Adam at the model's scale, step 100: {percent(share)} %" in html
+
+
+def strip_rows(html):
+    """The strips of the page's first block, after the example."""
+    page = Page(html)
+    return [t for t in page.tables if t[0][0] == "the prompt"]
+
+
+def test_strips_line_up_with_the_prompt():
+    row = make_row(method="descent", length=5, hidden=2)
+    row |= {
+        "truth": [1, 2, 3, 4, 5],
+        "found": [1, 9, 3, 8, 5],
+        "truth_text": ["Once", " upon", "\n", "\x07", ""],
+        "found_text": ["Once", " cat", "\n", " dog", ""],
+        "verdict": ["recovered", "not found", "ambiguous", "not found", "recovered"],
+    }
+    html = render_page([row])
+    strips = strip_rows(html)[-1]
+    assert strips[0] == ["the prompt", "", "Once", "·upon", "⏎", "\\x07", "∅"]
+    assert strips[1] == ["gradient descent, after", "3/5", "Once", "·cat", "⏎", "·dog", "∅"]
+    line = html[html.rindex("gradient descent, <em>after</em>") :].split("</tr>")[0]
+    classes = re.findall(r"<td(?: class=\"([^\"]*)\")?>", line)
+    assert classes == ["score", "k", "w k", "a", "w", ""]
+
+
+def test_other_slices_hide_other_positions():
+    html = render_page([make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))])
+    line = html[html.rindex('<tr class="truth">') :].split("</tr>")[0]
+    assert re.findall(r"<td(?: class=\"([^\"]*)\")?>", line) == ["", "", "", "k", "k"]
+
+
+def test_strips_break_long_prompts_and_keep_every_token():
+    row = make_row(length=200, method="adam")
+    page = Page(render_page([row]))
+    lines = [r for t in page.tables for r in t if r and r[0] in ("the prompt", "… goes on")]
+    assert len(lines) > 1
+    assert [c for line in lines for c in line[2:]] == [visible(t) for t in row["truth_text"]]
+
+
+def test_prompts_that_do_not_fit_are_told():
+    rows = [make_row(length=256, prompt=p, method="adam") for p in range(80)]
+    html = render_page(rows)
+    drawn = html.count("4: 3 of 256 positions hidden")
+    assert 2 < drawn < 80
+    assert f"{80 - drawn} more prompts are not drawn" in html
+    assert len(html) < 1_000_000
+
+
+def test_collisions_are_listed_or_denied(page):
+    count = sum(r["method"] in ("sweep", "alternating") for r in ROWS)
+    assert f"None. In {count} exact searches" in page.words
+    row = make_row(method="alternating", prompt=4)
+    row["collisions"] = [{"position": 4, "tokens": ["a", " b"]}, {"position": 0, "tokens": ["\n"]}]
+    shown = Page(render_page([row]))
+    table = next(t for t in shown.tables if "tokens" in t[0])
+    assert [r for r in table[1:] if r] == [
+        ["llama", "300", "4", "[:, 3:, :]", "story 5", "5", "a ·b "],
+        ["llama", "300", "4", "[:, 3:, :]", "story 5", "1, hidden", "⏎ "],
+    ]
+
+
+def test_curves_and_margins_carry_their_numbers(page):
+    share = expected_share(ROWS, "nonself", 1, model="llama", step=0, layer=2, method="adam")
+    assert f"Adam at the model's scale, layer 2, before training: {percent(share)} %" in HTML
+    own = [
+        r
+        for r in ROWS
+        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"])
+        == ("flat", 300, 4, 3)
+        and r["margin"]
+    ]
+    row = min(own, key=lambda r: r["margin_bits"])
+    worst = f"nearest wrong answer {number(row['margin'])}, floor {number(row['margin_floor'])}, "
+    assert f"layer 4, after training: {worst}{row['margin_bits']:.1f} bits apart, 8 prompts" in HTML
+
+
+def test_before_is_dashed_and_hollow_and_after_is_neither():
+    hollow, dashed = ' fill="#ffffff"', ' stroke-dasharray="4,3"'
+    trained, untrained = (
+        render_page(PARTIAL[f"{which} only"]) for which in ("trained", "untrained")
+    )
+    assert hollow not in trained
+    assert dashed not in trained
+    assert untrained.count(hollow) == untrained.count("before training: ") > 0
+    assert dashed in untrained
+
+
+def test_provenance_names_checkpoints_settings_and_cost(page):
+    assert "runs/llama/models/step-000300" in page.words
+    assert "steps 500, rate 0.02" in page.words
+    assert f"{sum(r['evaluations'] for r in ROWS):,} tokens evaluated" in page.words
+    assert "1,234,567" in page.words
+
+
+def test_write_page_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "page.html"
+    write_page(path, "<p>one</p>")
+    assert path.read_text() == "<p>one</p>"
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(path, "<p>two</p>")
+    assert path.read_text() == "<p>one</p>"
+    assert os.listdir(path.parent) == ["page.html"]
+
+
+def test_write_page_takes_any_text(tmp_path):
+    write_page(tmp_path / "page.html", render_page([make_row(text="\ud800 lone")]))
+    assert (tmp_path / "page.html").stat().st_size

@@ -1,0 +1,217 @@
+"""The page's part about the inside of models, in a real browser."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from arch import LanguageModel, ModelConfig, save_model
+from eval.__main__ import main
+from eval.drawing import write_figures
+from eval.errors import RequestError
+from eval.lenses.lens import Named, lenses, read_documents
+from eval.report.inside import sections
+from eval.report.page import render_page, write_page
+from eval.rows import read_rows
+from tests.browser_cases import opened
+from tests.eval.lenses.cases import story_tokenizer
+from tests.eval.report.cases import tick_labels
+
+NASTY = "</script><script>alert('x')</script> \"quoted\""
+
+
+def document(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    alike = torch.corrcoef(torch.randn(5, 9, generator=generator))
+    axes = {"layer": range(5), "other layer": range(5)}
+    return {
+        "lens": "residual",
+        "about": f"the stream {NASTY}",
+        "checkpoint": {"name": NASTY, "step": step},
+        "prompts": [],
+        "arrays": {"similarity": Named(alike, axes).plain()},
+        "figures": [],
+        "notes": {},
+    }
+
+
+MARKS = "all => all.map(mark => mark.ariaLabel)"
+"""What the marks of a figure say."""
+PAINTED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Waits until what was asked of the page is on the screen."""
+CHANGED = """([name, before]) => {
+    const marks = document.getElementById(name).querySelectorAll("[role=graphics-symbol]");
+    const now = [...marks].map(mark => mark.ariaLabel);
+    return now.length && JSON.stringify(now) != JSON.stringify(before);
+}"""
+"""Whether a figure has other marks than before."""
+OFFERED = """of => {
+    const menu = document.querySelector("#mixing-maps [name=chosen_map]");
+    const offered = [...menu.options].filter(option => !option.disabled);
+    return offered.length && offered.every(option => option.text.includes(of));
+}"""
+"""Whether the menu of maps offers those of one kind of mixer alone."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_draws_its_figures_without_network_or_error(tmp_path: Path, scheme: str):
+    path = tmp_path / "page.html"
+    write_page(path, render_page([], None, [document(0), document(7)]))
+    assert path.stat().st_size < 2_000_000
+    with opened(path, scheme) as (page, wrong):
+        page.wait_for_selector("figure.chart[data-drawn=yes] svg")
+        assert NASTY in (page.text_content("#lens-residual") or "")
+        menu = page.locator("figure.chart select")
+        assert menu.locator("option").all_text_contents()[1] == f"{NASTY} at 7"
+        cells = page.locator("figure.chart .mark-rect.role-mark path")
+        assert cells.count() == 25
+        figure = page.locator("figure.chart")
+        before = figure.locator("[role=graphics-symbol]").evaluate_all(MARKS)
+        menu.focus()
+        page.keyboard.press("ArrowUp")
+        page.wait_for_function(CHANGED, arg=[figure.get_attribute("id"), before])
+        assert cells.count() == 25
+        assert wrong == []
+
+
+def test_every_figure_is_written_as_a_file(tmp_path: Path):
+    figures = [figure for section in sections([document(0)]) for figure in section.figures]
+    (svg,) = write_figures(tmp_path, figures, "svg")
+    assert svg.name == "residual-similarity.svg"
+    assert svg.read_text().startswith("<svg")
+    (png,) = write_figures(tmp_path, figures, "png")
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(RequestError, match="figures as gif: allowed are svg and png"):
+        write_figures(tmp_path, figures, "gif")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all lenses found in two tiny models, one of a name that would do harm."""
+    place = tmp_path_factory.mktemp("all")
+    kinds = {"a": ("attention(heads=2)",), NASTY: ("flat",)}
+    paths = []
+    for number, (name, mixers) in enumerate(kinds.items()):
+        torch.manual_seed(number)
+        size = story_tokenizer().get_vocab_size()
+        config = ModelConfig(size, 64, 32, 2, mixers=mixers, embedding_std=1.0)
+        path, meta = place / f"model{number}", {"name": name, "step": number}
+        paths.append(save_model(path, LanguageModel(config), story_tokenizer().to_str(), meta))
+    out = place / "results"
+    asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
+             "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
+    assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
+    asked = ["--corpus", "toy:1600", "--queries", "20", "--candidates", "32", "--fit-steps", "0"]
+    assert main(["retrieval", *map(str, paths), "--out", str(out), *asked]) == 0
+    return out
+
+
+def test_no_tick_is_written_twice(results: Path, tmp_path: Path) -> None:
+    lenses = sections(list(read_documents(results)), read_rows([results]))
+    figures = [figure for section in lenses for figure in section.figures]
+    drawn = {path.name: tick_labels(path) for path in write_figures(tmp_path, figures, "svg")}
+    repeated = {name: [axis for axis in axes if len(set(axis)) < len(axis)]
+                for name, axes in drawn.items()}  # fmt: skip
+    assert {name: axes for name, axes in repeated.items() if axes} == {}
+    assert ["0", "1", "2"] in drawn["residual-norm.svg"]
+    assert ["1", "2"] in drawn["residual-updates.svg"]
+
+
+@pytest.fixture(scope="module")
+def page_of_all(results: Path) -> Path:
+    path = results / "page.html"
+    write_page(path, render_page(read_rows([results]), None, list(read_documents(results))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browsed(page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
+    with opened(page_of_all) as (page, wrong):
+        for figure in page.locator("figure.chart").all():
+            figure.scroll_into_view_if_needed()
+        undrawn = "() => !document.querySelector('figure.chart:not([data-drawn=yes])')"
+        page.wait_for_function(undrawn)
+        yield page, wrong
+
+
+def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: Any) -> None:
+    page, wrong = browsed
+    sections = page.locator("section.lens").evaluate_all("all => all.map(s => s.id)")
+    assert {s.removeprefix("lens-") for s in sections} == {*lenses(), "retrieval"}
+    for section in page.locator("section.lens").all():
+        assert section.locator("figure.chart").count()
+    for figure in page.locator("figure.chart").all():
+        marks = figure.locator("[aria-roledescription][aria-label]")
+        assert marks.count() > 0, figure.get_attribute("id")
+        assert len(figure.get_attribute("aria-label") or "") > 30
+        assert figure.locator("[role=graphics-document][aria-label]").count()
+    assert wrong == []
+
+
+def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(browsed: Any) -> None:
+    page, wrong = browsed
+    for figure in page.locator("figure.chart").all():
+        name, drawn = figure.get_attribute("id"), figure.locator("[role=graphics-symbol]")
+        for control in figure.locator("select, input[type=range]").all():
+            slides = control.evaluate("c => c.type == 'range'")
+            many = slides or control.locator("option:not([disabled])").count() > 1
+            before = drawn.evaluate_all(MARKS)
+            control.focus()
+            for key in ("ArrowLeft",) if slides else ("Home", "End"):
+                page.keyboard.press(key)
+                if key != "End" and many:
+                    page.wait_for_function(CHANGED, arg=[name, before])
+                page.evaluate(PAINTED)
+                assert drawn.evaluate_all(MARKS), f"{name}: nothing is shown after {key}"
+    maps = page.locator("#mixing-maps")
+    model, which = (maps.locator(f"[name=chosen_{field}]") for field in ("model", "map"))
+    for chosen, of in (("a at 0", "attention"), (f"{NASTY} at 1", "flat")):
+        model.select_option(label=chosen)
+        page.wait_for_function(OFFERED, arg=of)
+        page.evaluate(PAINTED)
+        offered = which.locator("option:not([disabled])").all_text_contents()
+        assert offered
+        assert all(of in label for label in offered)
+        assert which.locator("option:checked").text_content() in offered
+        assert maps.locator(".mark-rect path").count()
+    assert wrong == []
+
+
+def test_texts_stay_texts_and_numbers_can_be_read(browsed: Any) -> None:
+    page, _ = browsed
+    text = page.text_content("main")
+    assert "alert('x')</script> \"quoted\"" in text
+    assert "hi" not in page.locator("main b").all_text_contents()
+    tables = page.locator("section.lens details table")
+    assert tables.count() >= 6
+    for summary in ("nearest tokens", "one-hot to vector", "most frequent tokens", "share"):
+        assert page.locator("summary", has_text=summary).count()
+    token = page.locator(".attribution span").first
+    assert re.fullmatch(r"[+−]\S+", token.get_attribute("data-score"))
+    assert token.get_attribute("tabindex") == "0"
+
+
+def test_on_a_narrow_screen_figures_scroll_by_themselves(browsed: Any) -> None:
+    page, _ = browsed
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_page_of_all_is_small(page_of_all: Path) -> None:
+    assert page_of_all.stat().st_size < 5_000_000
+
+
+def test_every_lens_figure_is_a_file_too(results: Path, tmp_path: Path, capsys: Any) -> None:
+    for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        place = tmp_path / kind
+        asked = ["--out", str(tmp_path / "page.html"), "--figures", str(place), "--format", kind]
+        assert main(["report", str(results), *asked]) == 0
+        documents, rows = list(read_documents(results)), read_rows([results])
+        drawn = [f.name for section in sections(documents, rows) for f in section.figures]
+        files = sorted(path.stem for path in place.iterdir())
+        assert files == sorted(drawn)
+        assert len(files) > 25
+        assert all(path.read_bytes().startswith(begins) for path in place.iterdir())

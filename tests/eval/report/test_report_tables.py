@@ -1,0 +1,149 @@
+"""The tables of the report and its words, on made-up rows."""
+
+import re
+
+import pytest
+
+from eval.report import render_page, summary_table, terminal_table
+from eval.report.evidence import headline, scores
+from eval.report.wording import duration, number, percent
+from eval.statistics import wilson
+from eval.summary import summarise
+from tests.eval.report.cases import (
+    Page,
+    expected_lines,
+    expected_share,
+    make_row,
+    make_rows,
+    renamed,
+)
+
+ROWS = make_rows()
+
+
+def test_summary_records_are_counted_from_ranks():
+    records = {
+        (r["model"], r["task"].nonself, r["task"].hidden, r["step"], r["column"]): r
+        for r in summary_table(ROWS)
+    }
+    assert len(records) == 2 * 3 * 2 * 3
+    for (model, nonself, k, step, column), record in records.items():
+        method = ("alternating" if k else "sweep") if column == "exact" else column
+        kind = "nonself" if nonself else "self"
+        place = {"model": model, "step": step, "layer": 4, "method": method}
+        assert record["top1"] == pytest.approx(expected_share(ROWS, kind, k, **place))
+        assert record["count"] == 8
+        assert record["tokens"] == 8 * (k if nonself else 16)
+        assert record["low"] <= record["top1"] <= record["high"]
+        assert record["phase"] == ("after" if step else "before")
+
+
+def test_terminal_table_has_the_same_numbers():
+    text = terminal_table(ROWS)
+    lines = [line.split() for line in text.splitlines() if re.search(r"\d\s*$", line)]
+    assert [line[-7:] for line in lines] == [
+        [percent(s) for s in line] + ["8"] for line in expected_lines(ROWS, layer=4)
+    ]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "hidden tokens" in text
+    assert "gradient" in text
+
+
+def test_terminal_table_survives_brackets_in_names():
+    assert "[b]flat" in terminal_table([renamed(make_row("flat"), "[b]flat")])
+
+
+def test_untrained_is_before_whatever_its_step():
+    row = make_row(step=7)
+    row["checkpoint"]["trained"] = False
+    assert {r["phase"] for r in summary_table([row])} == {"before"}
+
+
+def test_the_exact_method_made_for_a_question_stands_for_it():
+    rows = [make_row(method="alternating"), make_row(method="sweep", share=(1.0, 0.0))]
+    cells = {r["task"].nonself: r for r in summary_table(rows) if r["column"] == "exact"}
+    assert cells[True]["top1"] == 1
+    assert {s.method for s in headline(scores(rows)) if s.task.nonself} == {"alternating"}
+    assert {s.method for s in headline(scores(rows)) if not s.task.nonself} == {"sweep"}
+
+
+def test_self_tokens_of_the_summary_are_those_with_most_shown():
+    tasks = {r["task"] for r in summary_table(make_rows(count=1, hidden=(1, 3)))}
+    assert {(t.nonself, t.hidden) for t in tasks} == {(False, 1), (True, 1), (True, 3)}
+
+
+def test_summary_takes_the_deepest_layer_of_each_model():
+    rows = [make_row("flat", layer=2), make_row("flat", layer=8), make_row("llama", layer=4)]
+    assert {(r["model"], r["layer"]) for r in summary_table(rows)} == {("flat", 8), ("llama", 4)}
+
+
+def test_summary_takes_a_layer_with_both_before_and_after_over_a_deeper_one_without():
+    rows = [make_row(step=0, layer=2), make_row(step=300, layer=2), make_row(step=0, layer=4)]
+    assert {(r["layer"], r["phase"]) for r in summary_table(rows)} == {(2, "before"), (2, "after")}
+
+
+def test_equal_keys_count_once_and_the_last_wins():
+    first = make_row(share=(0.0, 0.0))
+    again = make_row(share=(1.0, 1.0))
+    assert {r["top1"] for r in summary_table([first, again])} == {1.0}
+    assert {r["tokens"] for r in summary_table([first, again])} == {13, 3}
+
+
+def test_training_seeds_are_pooled_whatever_their_folder():
+    one, two = make_row(), make_row(share=(0.0, 0.0))
+    two["key"] = "two"
+    two["checkpoint"] |= {"path": "other/models/step-000300", "weights_sha256": "ff"}
+    for rows in ([one, two], [one, renamed(two, "llama-s1")]):
+        records = summary_table(rows)
+        assert {(r["count"], r["models"]) for r in records} == {(1, 2)}
+        assert {r["tokens"] for r in records} == {26, 6}
+    assert {r["model"] for r in summary_table([renamed(one, "a-s0"), renamed(two, "a-s1")])} == {
+        "a"
+    }
+    assert "step 300, 2 seeds" in Page(render_page([one, two])).words
+    wide = two | {"checkpoint": two["checkpoint"] | {"d_model": 512}}
+    assert {r["model"] for r in summary_table([one, wide])} == {
+        "llama (d_model 128)",
+        "llama (d_model 512)",
+    }
+
+
+def test_a_seed_that_stopped_earlier_is_after_training_too():
+    one, two = make_row(step=300), make_row(step=290)
+    two["checkpoint"] |= {"path": "other/models/step-000290"}
+    assert {r["phase"] for r in summary_table([one, two])} == {"after"}
+
+
+def test_interval_counts_prompts_not_tokens():
+    record = next(r for r in summary_table(ROWS) if r["column"] == "exact" and r["top1"] == 1)
+    assert (record["low"], record["high"]) == pytest.approx(wilson(8, 8)[1:])
+
+
+def test_margin_of_a_search_that_did_not_arrive_is_left_out():
+    def row(margin, bits, prompt=0, **changes):
+        figures = {"margin": margin, "margin_floor": margin / 2**bits, "margin_bits": bits}
+        return make_row(method="alternating", prompt=prompt, **figures, **changes)
+
+    arrived = row(8.0, 3.0)
+    lost = row(0.5, 1.0, 1, verdict=["not found"] * 16)
+    collided = row(20.0, 2.0, 2, verdict=["ambiguous"] * 16)
+    assert {(r["margin"], r["bits"]) for r in summary_table([arrived, lost])} == {(8.0, 3.0)}
+    (table,) = {(r["margin"], r["bits"]) for r in summary_table([arrived, collided])}
+    assert table == (20.0, 2.0)  # the fewest bits, not the smallest distance
+    (record,) = summarise([arrived, collided])
+    assert record["margin_bits"] == 2.0  # the summary and the page agree
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0"), (0.001, "<1"), (0.005, "<1"), (0.42, "42"), (0.996, ">99"), (1, "100")],
+)
+def test_percent_reads_0_or_100_only_where_it_is_so(share, text):
+    assert percent(share) == text
+
+
+def test_words_for_numbers():
+    assert [number(v) for v in (None, float("nan"), 0, 0.5, 57344.0, 1e-6)] == [
+        "–", "–", "0", "0.5", "57,344", "1.0e-06",
+    ]  # fmt: skip
+    assert [duration(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]

@@ -1,0 +1,202 @@
+"""Commands as functions: what help needs, what a call takes, and what its result can do."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eval as evals
+from eval import cli, comparison_plot, drawing
+from eval.__main__ import COMMANDS, load, main
+from eval.api import Result
+from eval.claims import registry, sources
+from eval.errors import RequestError
+from eval.retrieval import POOLS, SENTENCES
+from eval.text import SETS
+from eval.tracking import MODES
+
+Make = Callable[..., Path]
+HELP = """
+import contextlib, io, sys
+from eval.__main__ import COMMANDS, main
+for name in COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([*name.split(), "--help"])
+print({"torch", "numpy", "pandas", "arch", "tokenizer"} & set(sys.modules))
+"""
+LOSS = """
+import sys
+from eval.__main__ import main
+assert main(["loss", sys.argv[1], "--stories", "3"]) == 0
+names = [name for name in sys.modules if name.split(".")[0] == "eval"]
+print(len(names), file=sys.stderr)
+"""
+IMPORTED_BY_LOSS = 16
+
+
+def test_help_of_every_command_needs_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_loss_imports_what_it_needs(model_directory: Make) -> None:
+    words = [sys.executable, "-c", LOSS, str(model_directory())]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert int(done.stderr.split()[-1]) <= IMPORTED_BY_LOSS
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "allowed"),
+    [
+        ("invert", "prompts", SETS),
+        ("retrieval", "sentence", SENTENCES),
+        ("retrieval", "pool", POOLS),
+        ("compare", "x", tuple(comparison_plot.AXES)),
+        ("report", "format", drawing.FORMATS),
+        ("report", "wandb", MODES),
+        ("claims run", "group", registry.GROUPS),
+        ("claims run", "precision", tuple(sources.PRECISIONS)),
+    ],
+)
+def test_choices_are_those_of_the_modules(
+    name: str, parameter: str, allowed: tuple[str, ...]
+) -> None:
+    assert cli.flag_of(signature(load(name)).parameters[parameter].annotation).choices == allowed
+
+
+def test_every_parameter_has_its_help() -> None:
+    for name in COMMANDS:
+        parser = argparse.ArgumentParser()
+        cli.add_command(parser, load(name), {})
+        assert all(action.help for action in parser._actions), name
+
+
+def test_functions_have_no_module_of_their_name() -> None:
+    modules = {path.stem for path in Path(str(evals.__file__)).parent.iterdir()}
+    assert not modules & set(evals._MODULES)
+    assert set(evals._MODULES) <= set(dir(evals))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = evals.nothing
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"stories": 0}, "--stories: 0 is not a whole number of at least 1"),
+        ({"batch_size": 1.5}, "--batch-size: 1.5 is not a whole number of at least 1"),
+        ({"device": "tpu"}, "--device tpu: allowed are cpu, cuda and auto"),
+    ],
+)
+def test_a_call_is_refused_as_a_command_is(
+    call: dict[str, Any], message: str, model_directory: Make
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        evals.loss(model_directory(), **call)
+
+
+def test_choices_of_a_call_are_checked(model_directory: Make) -> None:
+    with pytest.raises(RequestError, match="--prompts stories: allowed are story, inside, random"):
+        evals.invert(model_directory(), prompts="stories")
+
+
+def test_loss_of_texts_is_that_of_the_corpus_that_holds_them(
+    model_directory: Make, tmp_path: Path
+) -> None:
+    texts = ["Tom had a red ball.", "Mia saw a big dog. It ran."]
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid"):
+        (corpus / f"{split}.txt").write_text("\n<|endoftext|>\n".join(texts))
+    model = evals.open_model(model_directory(), "cpu")
+    given, read = evals.loss(model, text=texts), evals.loss(model, corpus=str(corpus))
+    assert given.frame["value"].tolist()[:4] == read.frame["value"].tolist()[:4]
+    (row,) = evals.loss(model, text=texts[0]).rows
+    assert row["stories"] == 1
+    assert row["key"] != given.rows[0]["key"] != read.rows[0]["key"]
+
+
+def test_invert_from_python_is_that_of_the_command(
+    model_directory: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = model_directory(), tmp_path / "out"
+    text, methods = "Tom had a red ball.", ["sweep", "propose"]
+    model = evals.open_model(path, "cpu")
+    result = evals.invert(model, text=text, layers="last", methods=methods)
+    words = ["invert", str(path), "--out", str(out), "--text", text, "--layers", "last"]
+    assert main([*words, "--methods", *methods, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    kept = ("key", "found", "verdict", "rank")
+    assert [[row.get(k) for k in kept] for row in rows] == [
+        [row.get(k) for k in kept] for row in result.rows
+    ]
+    frame = result.frame[result.frame["quantity"] == "exact"]
+    assert frame["step"].tolist() == [0] * len(rows)
+    assert {"sweep", "propose"} == set(result.frame["method"])
+    assert "Token by token" in unescape(result._repr_html_())
+    capsys.readouterr()
+    result.show()
+    assert "all tokens shown" in capsys.readouterr().out
+    assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
+
+
+def test_rows_of_a_call_without_out_are_in_the_result_alone(
+    model_directory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_directory()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = evals.geometry(path, layers=1, hidden=1, count=1, length=4, radii=())
+    assert {row["kind"] for row in result.rows} == {"geometry"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_lens_from_python_has_its_page(model_directory: Make, tmp_path: Path) -> None:
+    result = evals.lens(model_directory(), lens="residual", text="Tom had a red ball.")
+    assert result.documents
+    page = Path(result.page(str(tmp_path / "lens.html"), title="A lens"))
+    assert "<title>A lens" in page.read_text()
+
+
+def test_probe_and_compare_from_python(
+    model_directory: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = model_directory(), tmp_path / "out"
+    probed = evals.probe(
+        path, str(out), layers=1, length=8, train_tokens=400, valid_tokens=80, steps=1, offsets=[0]
+    )
+    assert not probed.frame.empty
+    result = evals.compare(out)
+    assert {"model", "step", "quantity", "value"} <= set(result.frame.columns)
+    assert main(["compare", str(out), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(result.json())
+
+
+@pytest.mark.parametrize(
+    "words", [["claims", "list"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
+)
+def test_json_is_all_that_is_printed(
+    words: list[str], model_directory: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(model_directory())
+    assert main([*(path if word == "MODEL" else word for word in words), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert all(isinstance(row, dict) for row in rows)
+
+
+def test_a_result_says_what_no_page_is_of(tmp_path: Path) -> None:
+    result = Result([{"kind": "loss", "key": "a"}], "a table")
+    assert (str(result), repr(result)) == ("a table", "a table")
+    assert result._repr_html_() == "<pre>a table</pre>"
+    assert str(replace(result, notes="rows: there")) == "a table\n\nrows: there"
+    with pytest.raises(RequestError):
+        result.page(str(tmp_path / "page.html"))
+    assert not list(tmp_path.iterdir())

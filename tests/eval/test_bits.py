@@ -1,0 +1,284 @@
+"""Bits at a given precision: against brute force, closed forms and torch's own quantisers."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from eval import bits
+from eval.__main__ import main
+from eval.circuit import Circuit
+from eval.errors import RequestError
+from eval.information import task
+from eval.information.figures import lines
+from eval.information.measure import (
+    Candidates,
+    Passage,
+    Question,
+    candidate_outputs,
+    measure_bits,
+    spread,
+)
+from eval.information.posterior import (
+    bits_of_codes,
+    bits_under_noise,
+    channel_counts,
+    entropy,
+    evidence,
+    leading_agreement,
+    quantise,
+)
+from eval.inversion.problem import measure
+from eval.inversion.slices import Slice
+from eval.quantities import frame
+from eval.rows import read_rows
+from eval.summary import summarise
+
+V = 40
+MIXERS = ["flat", "attention", "headed(heads=2)"]
+
+
+@pytest.fixture(params=MIXERS)
+def circuit(request, small_model) -> Circuit:
+    return Circuit(small_model(mixers=(request.param,), vocab_size=V), 2)
+
+
+@pytest.fixture
+def passage() -> Passage:
+    return Passage(3, tuple(range(5, 17)), 4)
+
+
+def candidates() -> Candidates:
+    unigram = torch.arange(1.0, V + 1)
+    return Candidates(torch.arange(V), unigram / unigram.sum())
+
+
+def figures(circuit: Circuit, passage: Passage, **settings) -> dict:
+    tokens = torch.tensor([passage.tokens])
+    question = Question(distances=(0, 1, 2, 7), noise=(1 / 16, 1.0), **settings)
+    largest = circuit.of_tokens(tokens).abs().amax(dim=(0, 1))
+    row = measure_bits(
+        circuit, passage, candidates(), largest, measure(circuit, tokens), 0, question
+    )
+    return row | {"distances": list(question.distances)}
+
+
+def whole(circuit: Circuit, passage: Passage) -> torch.Tensor:
+    """Every candidate's outputs by one full pass each, in float64."""
+    model = Circuit(copy.deepcopy(circuit.model).double(), circuit.layers)
+    rows = [
+        [*passage.tokens[: passage.place], v, *passage.tokens[passage.place + 1 :]]
+        for v in range(V)
+    ]
+    return torch.stack([model.of_tokens(torch.tensor([row]))[0, passage.place :] for row in rows])
+
+
+def test_candidates_outputs_are_those_of_full_passes(circuit, passage):
+    ours = candidate_outputs(circuit, passage, torch.arange(V), together=50)
+    torch.testing.assert_close(ours.double(), whole(circuit, passage), rtol=1e-4, atol=1e-4)
+
+
+def test_information_is_that_of_bayes_rule_by_hand(circuit, passage):
+    """Densities of numpy, candidate by candidate, with draws of their own."""
+    few = figures(circuit, passage, draws=2000)["bits"]["unigram"]["noise 1 rms"]
+    outputs, truth = whole(circuit, passage).numpy(), passage.truth
+    prior = candidates().unigram.numpy().astype(float)
+    generator = np.random.default_rng(0)
+    sizes = np.sqrt((outputs[truth] ** 2).mean(axis=-1))
+    known = -(prior * np.log2(prior)).sum()
+    for places, shown, at in (([0], "alone", 0), ([2], "alone", 2), ([1, 2], "cumulative", 2)):
+        losses = []
+        for _ in range(2000):
+            logs = np.log(prior)
+            for s in places:
+                y = outputs[truth, s] + sizes[s] * generator.standard_normal(outputs.shape[-1])
+                logs = logs + norm.logpdf(y, outputs[:, s], sizes[s]).sum(axis=-1)
+            p = np.exp(logs - logs.max())
+            p /= p.sum()
+            losses.append(-(p[p > 0] * np.log2(p[p > 0])).sum())
+        error = 4 * np.std(losses) / len(losses) ** 0.5 * 2**0.5
+        assert few[shown][[0, 1, 2, 7].index(at)] == pytest.approx(
+            known - np.mean(losses), abs=error + 1e-3
+        )
+
+
+@pytest.mark.parametrize("signal", [0.3, 1.0, 2.5])
+def test_two_candidates_are_the_binary_channel(signal):
+    """An identity model of two opposite embeddings at unit noise: capacity by quadrature."""
+
+    def density(z: float) -> float:
+        return float(norm.pdf(z)) * math.log2(1 + math.exp(-2 * signal * (signal + z)))
+
+    expected = 1 - quad(density, -10, 10)[0]
+    outputs = torch.tensor([[[signal]], [[-signal]]])
+    noise = torch.randn(20_000, 1, 1, generator=torch.Generator().manual_seed(0))
+    known = evidence(outputs[0] - outputs, noise)
+    bits = bits_under_noise(known, torch.ones(1), torch.full((1, 2), 0.5), [0])
+    assert float(bits.alone) == pytest.approx(expected, abs=0.02)
+    assert torch.equal(bits.alone, bits.cumulative)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6, 8])
+def test_integers_are_torchs_own(bits):
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    largest, top = x[:30].abs().amax(dim=0), 2 ** (bits - 1) - 1
+    theirs = torch.fake_quantize_per_channel_affine(
+        x, largest / top, torch.zeros(6, dtype=torch.int32), 1, -top, top
+    )
+    torch.testing.assert_close(quantise(x, f"int{bits}", largest) * largest / top, theirs)
+
+
+def test_floats_are_torchs_own():
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    largest = x.abs().amax(dim=0)
+    assert torch.equal(quantise(x, "bf16", largest), x.bfloat16())
+    scaled = (x / (largest / 448)).to(torch.float8_e4m3fn).float()
+    assert torch.equal(quantise(x, "fp8", largest), scaled)
+
+
+def test_candidates_of_one_code_are_counted_one_by_one():
+    codes = torch.randint(3, (V, 4, 5), generator=torch.Generator().manual_seed(1))
+    agreeing = leading_agreement(codes, codes[7])
+    for channels, s in itertools.product(range(1, 6), range(4)):
+        later = [s] if s == 0 else range(1, s + 1)
+        same = (codes[..., :channels] == codes[7, :, :channels]).all(dim=-1).tolist()
+        alone = sum(same[v][s] for v in range(V))
+        joint = sum(all(same[v][t] for t in later) for v in range(V))
+        bits = bits_of_codes(agreeing, torch.full((1, V), 1 / V), channels, [s])
+        assert float(bits.alone) == pytest.approx(math.log2(V / alone), abs=1e-5)
+        assert float(bits.cumulative) == pytest.approx(math.log2(V / joint), abs=1e-5)
+
+
+def test_more_is_known_of_more_positions_and_of_finer_codes(circuit, passage):
+    row = figures(circuit, passage)
+    uniform = row["bits"]["uniform"]
+    for kinds in uniform.values():
+        assert kinds["cumulative"][3] >= kinds["cumulative"][1] - 0.05
+        assert max(kinds["cumulative"]) <= math.log2(V) + 1e-3
+    assert uniform["bf16"]["cumulative"] == pytest.approx([math.log2(V)] * 4, abs=1e-3)
+    assert uniform["noise 0.0625 rms"]["alone"][1] > uniform["noise 1 rms"]["alone"][1]
+    counts = row["channels"]["int4"]
+    assert [int(count) for count in counts] == channel_counts(32) == [1, 2, 4, 8, 16, 32]
+    assert counts["32"] == uniform["int4"]
+    assert counts["1"]["alone"][1] <= counts["8"]["alone"][1] <= counts["32"]["alone"][1]
+
+
+def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
+    row, outputs = figures(circuit, passage), whole(circuit, passage)
+    truth = outputs[passage.truth]
+    rms = truth.square().mean(dim=-1).sqrt()
+    assert row["rms"] == pytest.approx(rms[[0, 1, 2, 7]].tolist(), rel=1e-3)
+    effect = (outputs.numpy().std(axis=0) ** 2).mean(axis=-1) ** 0.5 / rms.numpy()
+    assert row["effect"] == pytest.approx(effect[[0, 1, 2, 7]].tolist(), rel=1e-3, abs=1e-4)
+    assert row["effect_sampled"] != row["effect"]
+    assert spread(outputs).shape == (8,)
+    margins = row["margin_bits"]
+    assert margins["cumulative"][1] == margins["alone"][1]
+    assert margins["cumulative"][3] >= max(margins["alone"][1:]) - 1e-3
+    floor = measure(circuit, torch.tensor([passage.tokens])).floor(Slice(4, None))[0]
+    others = [v for v in range(V) if v != passage.truth]
+    nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
+    assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
+
+
+def test_lines_hold_every_figure_of_a_row(circuit, passage):
+    row = figures(circuit, passage)
+    table = list(lines(row))
+    place = {"quantity": "bits", "prior": "model", "precision": "int6", "shown": "cumulative"}
+    (line,) = [one for one in table if place.items() <= one.items() and one["distance"] == 2]
+    assert line["value"] == row["bits"]["model"]["int6"]["cumulative"][2]
+    assert len([one for one in table if one["quantity"] == "effect"]) == 4
+
+
+def test_what_cannot_be_asked_is_refused(circuit, passage):
+    with pytest.raises(RequestError, match="distance 8: the passage has 7 tokens after"):
+        measure_bits(
+            *(circuit, passage, candidates(), torch.ones(32)),
+            *(measure(circuit, torch.tensor([passage.tokens])), 0, Question(distances=(8,))),
+        )
+    some = Candidates(torch.arange(3), torch.full((3,), 1 / 3))
+    with pytest.raises(RequestError, match="token 9 is none of the 3 candidates"):
+        measure_bits(
+            *(circuit, passage, some, torch.ones(32)),
+            *(measure(circuit, torch.tensor([passage.tokens])), 0, Question(distances=(1,))),
+        )
+
+
+def test_entropy_is_shannons():
+    p = torch.tensor([0.5, 0.25, 0.25, 0.0])
+    assert float(entropy(p.log())) == pytest.approx(1.5)
+
+
+@pytest.fixture
+def trained(model_directory):
+    """A model at two training steps."""
+    return [str(model_directory("flat", step=step)) for step in (0, 10)]
+
+
+SMALL = ["--count", "3", "--before", "4", "--distances", "0", "1", "3", "--draws", "2"]
+SMALL += ["--noise", "0.25", "--quantisers", "int4", "bf16"]
+
+
+def test_the_command_writes_rows_and_resumes(trained, tmp_path, capsys, monkeypatch):
+    out = str(tmp_path / "out")
+    assert main(["bits", *trained, "--out", out, *SMALL]) == 0
+    text = capsys.readouterr().out
+    rows = read_rows([out])
+    assert [row["kind"] for row in rows] == ["bits"] * 6
+    assert len({row["truth"][0] for row in rows}) == 3  # the same of both steps
+    for words in ("noise 0.25 rms", "int4", "Effect of the token / RMS", "n = 3 passages"):
+        assert words in text
+    monkeypatch.setattr(task, "measure_bits", None)
+    assert main(["bits", *trained, "--out", out, *SMALL]) == 0
+    assert read_rows([out]) == rows
+
+
+def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):
+    result = bits(trained[0], count=3, before=4, distances=[1, 3], noise=0.25, draws=2)
+    records = summarise(result.rows, "bits")
+    place = {"precision": "int4", "prior": "unigram", "shown": "alone", "distance": 3}
+    (record,) = [r for r in records if place.items() <= r.items()]
+    values = [row["bits"]["unigram"]["int4"]["alone"][1] for row in result.rows]
+    assert record["bits"] == pytest.approx(sum(values) / 3)
+    assert record["bits_low"] <= record["bits"] <= record["bits_high"]
+    assert (record["prompts"], record["models"], record["layer"]) == (3, 1, 2)
+    tidy = frame(result.rows)
+    same = tidy[tidy.quantity.eq("bits") & tidy.precision.eq("int4") & tidy.prior.eq("unigram")]
+    chosen = same.shown.eq("alone") & same.distance.eq(3)
+    assert list(same.loc[chosen, "value"]) == values
+
+
+def test_rows_of_other_candidates_are_not_pooled(trained, tmp_path):
+    out = str(tmp_path / "out")
+    for few in ([], ["--candidates", "200"]):
+        assert main(["bits", trained[0], "--out", out, *SMALL, *few]) == 0
+    place = {"precision": "int4", "prior": "uniform", "shown": "alone", "distance": 0}
+    records = [r for r in summarise(read_rows([out]), "bits") if place.items() <= r.items()]
+    assert [r["candidates"] for r in records if "channels" not in r] == [400, 200]
+    assert [r["rows"] for r in records if "channels" not in r] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "3"], "--layers 3: "),
+        (["--before", "31"], "--before 31 --distances 15: passages of 47 tokens, the context of "),
+        (["--count", "99999"], "--count 99999 --skip 0: the corpus toy has "),
+        (["--quantisers", "int3"], "invalid choice: 'int3'"),
+        (["--prior", "model", "--before", "0"], "--prior model: no model predicts a first token"),
+        (["--noise", "0"], "argument --noise: '0' is not a number above 0"),
+        (["--candidates", "1", "--distances", "1"], "passages of 14 tokens for evaluation whose"),
+    ],
+)
+def test_bad_requests_are_one_line(trained, tmp_path, words, message, capsys):
+    try:
+        code = main(["bits", trained[0], "--out", str(tmp_path / "out"), *words])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,214 @@
+"""Sites of a model: parts and ablations against torch's own pieces, and left to right as whole."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arch import LanguageModel
+from eval.circuit import ABLATIONS, PARTS, Circuit, run_together
+from eval.errors import RequestError
+from eval.inversion.slices import Slice
+from eval.inversion.solvers import solvers
+
+Make = Callable[..., LanguageModel]
+MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
+WITHOUT = [
+    frozenset[str](),
+    frozenset({"residual"}),
+    frozenset({"norms"}),
+    frozenset({"channel"}),
+    frozenset({"residual", "norms", "channel"}),
+]
+names = pytest.mark.parametrize("without", WITHOUT, ids=lambda w: "+".join(sorted(w)) or "whole")
+mixers = pytest.mark.parametrize("mixer", MIXERS)
+parts = pytest.mark.parametrize("part", PARTS)
+
+
+def some_tokens(count: int = 3, length: int = 9) -> Tensor:
+    return torch.randint(400, (count, length), generator=torch.Generator().manual_seed(7))
+
+
+def by_hand(model: Any, x: Tensor, layer: int, part: str, without: frozenset[str]) -> Tensor:
+    """The blocks' equations, written out."""
+    output = x
+    for block in model.blocks[:layer]:
+        read = x if "norms" in without else F.layer_norm(x, x.shape[-1:], *affine(block.norm_token))
+        mixed = block.token_mixer(read)
+        stream = mixed if "residual" in without else x + mixed
+        read = stream
+        if "norms" not in without:
+            read = F.layer_norm(stream, x.shape[-1:], *affine(block.norm_channel))
+        x = stream if "channel" in without else stream + block.channel_mixer(read)
+        output = {"mixer": mixed, "stream": stream, "block": x}[part]
+    return output
+
+
+def affine(norm: torch.nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    return norm.weight, norm.bias
+
+
+@mixers
+@parts
+@names
+def test_parts_and_ablations_follow_their_equations(small_model, mixer, part, without):
+    model = small_model(mixers=(mixer,))
+    exact = copy.deepcopy(model).double()
+    tokens = some_tokens()
+    for layer in range(3):
+        found = Circuit(model, layer, part, without).of_tokens(tokens)
+        expected = by_hand(exact, exact.embed(tokens), layer, part, without)
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+        same = Circuit(exact, layer, part, without).of_tokens(tokens)
+        torch.testing.assert_close(same, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_flat_mixers_alone_are_a_product_of_triangles(small_model):
+    """Without residual, norms and channel mixers, two flat layers are two lower triangles."""
+    model: Any = small_model().double()
+    alone = Circuit(model, 2, "block", frozenset({"residual", "norms", "channel"}))
+    x = torch.randn(1, 6, 32, dtype=torch.float64)
+    matrix: Any = torch.autograd.functional.jacobian(lambda e: alone(e)[0, :, 5], x)
+    matrix = matrix[:, 0, :, 5]  # (T, T): output position by input position, one channel
+    expected = torch.eye(6, dtype=torch.float64)
+    for block in model.blocks:
+        triangle = next(p for p in block.token_mixer.parameters() if p.dim() == 2)
+        expected = triangle[:6, :6].tril() @ expected
+    torch.testing.assert_close(matrix, expected)
+    assert matrix.triu(1).abs().max() == 0
+
+
+@parts
+@pytest.mark.parametrize("layers", [(0, 1), (1, 2), (0, 1, 2)])
+def test_several_layers_are_joined(small_model, part, layers):
+    model, tokens = small_model(mixers=("flat", "attention")), some_tokens()
+    joined = Circuit(model, layers, part)
+    expected = [Circuit(model, layer, part).of_tokens(tokens) for layer in layers]
+    assert joined.width == 32 * len(layers)
+    torch.testing.assert_close(joined.of_tokens(tokens), torch.cat(expected, dim=-1))
+
+
+@mixers
+@parts
+@names
+@pytest.mark.parametrize("layers", [2, (0, 1)])
+def test_left_to_right_is_the_whole(small_model, mixer, part, without, layers):
+    circuit = Circuit(small_model(mixers=(mixer,)), layers, part, without)
+    tokens = some_tokens()
+    whole = circuit.of_tokens(tokens)
+    first, state = circuit.extend(tokens[:, :4])
+    second, state = circuit.extend(tokens[:, 4:7], state)
+    near: Any = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :7], **near)
+    assert circuit.prefix(tokens[:, :7]).length == state.length == 7
+    embeddings = circuit.model.embed(tokens[:, 7:])
+    candidates = torch.stack([embeddings, embeddings.flip(0)], dim=1).flatten(0, 1)
+    stepped = circuit.step(candidates, state)  # two candidates behind each of three prefixes
+    torch.testing.assert_close(stepped[::2], whole[:, 7:], **near)
+    other = circuit.of_tokens(torch.cat([tokens[:, :7], tokens.flip(0)[:, 7:]], dim=1))
+    torch.testing.assert_close(stepped[1::2], other[:, 7:], **near)
+    torch.testing.assert_close(circuit.step(circuit.model.embed(tokens), None), whole, **near)
+
+
+@pytest.mark.parametrize("mixer", MIXERS[:3])
+@parts
+def test_layers_in_one_pass_are_layers_apart(small_model, mixer, part):
+    model = small_model(mixers=(mixer,), n_layers=3)
+    layers, rows = [0, 1, (1, 2), 3, (0, 3)], [2, 1, 3, 1, 2]
+    circuits = [Circuit(model, layer, part) for layer in layers]
+    embeddings = model.embed(some_tokens(count=sum(rows)))
+    found = run_together(circuits, rows, embeddings)
+    for circuit, own, x in zip(circuits, found, embeddings.split(rows), strict=True):
+        torch.testing.assert_close(own, circuit(x), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_pass_through_and_leave_the_model_alone(small_model):
+    circuit = Circuit(small_model(), (1, 2))
+    x = circuit.model.embed(some_tokens()).requires_grad_()
+    (gradient,) = torch.autograd.grad(circuit(x).square().sum(), x)
+    assert gradient.isfinite().all()
+    assert (gradient.norm(dim=-1) > 0).all()
+    assert not any(p.requires_grad for p in circuit.model.parameters())
+
+
+def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):
+    model = small_model(mixers=("attention(heads=1)",), n_layers=1).double()
+    circuit = Circuit(model, 1, "mixer", frozenset({"mask"}))
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    block: Any = model.blocks[0]
+    own, read = block.token_mixer, block.norm_token(x)
+    q, k, v = (h.transpose(1, 2) for h in own.project(read, 0))
+    expected = own.o_proj(F.scaled_dot_product_attention(q, k, v)[:, 0])
+    torch.testing.assert_close(circuit(x), expected)
+    moved = x.clone()
+    moved[:, 6] += torch.randn(32, dtype=torch.float64)
+    assert (circuit(moved) - circuit(x))[:, 0].abs().max() > 1e-3
+    masked = Circuit(model, 1, "mixer")
+    assert (masked(moved) - masked(x))[:, 0].abs().max() == 0
+    torch.testing.assert_close(masked(x)[:, -1], circuit(x)[:, -1])  # the last one sees all anyway
+
+
+def test_without_mask_nothing_goes_left_to_right(small_model):
+    circuit = Circuit(small_model(mixers=("attention",)), 2, "block", frozenset({"mask"}))
+    assert not circuit.causal
+    with pytest.raises(RequestError, match="cannot be searched left to right; use a gradient"):
+        circuit.prefix(some_tokens())
+    state = Circuit(circuit.model, 2).prefix(some_tokens())
+    with pytest.raises(RequestError, match="cannot be searched left to right"):
+        circuit.step(circuit.model.embed(some_tokens()), state)
+
+
+def test_without_mask_every_search_is_refused_with_the_reason():
+    for method in solvers().values():
+        refusal = method.refusal(Slice(0 if method.hidden and 0 in method.hidden else 1), 9, False)
+        if method.family in ("search", "prior"):
+            assert refusal
+            assert "needs a causal model, not one without mask" in refusal
+        else:
+            assert refusal is None
+
+
+@pytest.mark.parametrize("mixer", ["flat", "attention+flat"])
+def test_mixers_without_a_mask_to_leave_out(small_model, mixer):
+    with pytest.raises(RequestError, match="has no mask to leave out; only attention has"):
+        Circuit(small_model(mixers=(mixer,)), 1, "block", frozenset({"mask"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": 3}, r"layer 3 does not exist; allowed: 0 \(the embedding\) to 2"),
+        ({"layers": -1}, "layer -1 does not exist"),
+        ({"layers": (1, 5)}, "layer 5 does not exist"),
+        ({"layers": 1, "part": "heads"}, "part 'heads' does not exist; use one of block, mixer, s"),
+        (
+            {"layers": 1, "without": frozenset({"bias"})},
+            f"--without bias: nothing of that name; use some of {', '.join(ABLATIONS)}",
+        ),
+    ],
+)
+def test_what_does_not_exist(small_model, settings, message):
+    with pytest.raises(RequestError, match=message):
+        Circuit(small_model(), **settings)
+
+
+def test_past_the_context(small_model):
+    circuit = Circuit(small_model(), 2)
+    state = circuit.prefix(some_tokens(length=30))
+    with pytest.raises(RequestError, match="33 positions are longer than the model's context of 3"):
+        circuit.extend(some_tokens(length=3), state)
+
+
+def test_low_precision_is_near(small_model):
+    circuit, tokens = Circuit(small_model(mixers=("attention",)), 2), some_tokens()
+    coarse = circuit.coarse.of_tokens(tokens)
+    assert circuit.coarse.precision == torch.bfloat16
+    assert coarse.dtype == torch.float32
+    assert circuit.coarse is circuit.coarse
+    assert circuit.of_tokens(tokens).dtype == torch.float32
+    apart = (coarse - circuit.of_tokens(tokens)).norm() / coarse.norm()
+    assert apart < 0.03

@@ -1,0 +1,245 @@
+"""The commands as a user types them: what they write, and what they say to wrong input."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.__main__ import main
+from eval.errors import RequestError
+from eval.rows import SCHEMA, Results, read_rows
+from eval.text import HeldOutText, inside_prompts
+from tests.eval.report.cases import make_row
+from tokenizer import load_tokenizer
+
+Directory = Callable[..., Path]
+QUICK = ["--count", "2", "--length", "6"]
+METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
+SHORT = ["--methods", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
+
+
+def invert(*words: object) -> int:
+    return main(["invert", *QUICK, *map(str, words)])
+
+
+def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, capsys):
+    before, after = model_directory("flat"), model_directory("flat", step=5)
+    out = tmp_path / "results"
+    slices = ["--slices", "[:, 0:, :]", "[:, 1:, :]"]
+    assert invert(before, after, "--out", out, "--layers", 1, 2, *SHORT, *slices) == 0
+    assert "rows.jsonl" in capsys.readouterr().out
+    rows = read_rows([out])
+    # checkpoints x layers x prompts x (descent, adam, chance: 2 slices; the searches: 1)
+    assert len(rows) == 2 * 2 * 2 * (3 * 2 + 3)
+    assert len({row["key"] for row in rows}) == len(rows)
+    exact = [row for row in rows if row["family"] == "search"]
+    assert {row["method"] for row in exact} == {"sweep", "propose", "alternating"}
+    assert all(row["exact"] and row["found"] == row["truth"] for row in exact)
+    assert all(row["residual"] <= 10 * row["floor"] for row in exact)
+    assert all(row["certificate"] and set(row["verdict"]) == {"recovered"} for row in exact)
+    swept = [row for row in exact if row["method"] == "sweep"]
+    assert all(10 * row["margin_floor"] < row["margin"] for row in swept)
+    bits = [math.log2(row["margin"] / row["margin_floor"]) for row in swept]
+    assert [row["margin_bits"] for row in swept] == pytest.approx(bits)
+    for row in rows:
+        shown = row["length"] - row["hidden"]
+        assert row["observed"] == shown == row["self"]["count"]
+        assert (row["nonself"] or {"count": 0})["count"] == row["hidden"]
+        assert "".join(row["truth_text"]) == row["text"]
+        assert len(row["verdict"]) == len(row["rank"]) == row["length"] == 6
+    page = tmp_path / "page.html"
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    assert "<html" in page.read_text()
+
+
+def test_any_text_can_be_recovered(model_directory, tmp_path):
+    text = "Tom sat\ndown. 🦊"
+    out = tmp_path / "results"
+    words = ["--text", text, "--out", out, "--layers", 2, "--methods", "sweep"]
+    assert invert(model_directory(), *words) == 0
+    (row,) = read_rows([out])
+    assert row["text"] == text
+    assert row["exact"]
+    assert row["prompts"] == "text"
+
+
+def test_random_prompts_hold_no_special_tokens(model_directory, tmp_path):
+    words = ["--prompts", "random", "--layers", 1, "--methods", "sweep", "--out", tmp_path / "out"]
+    assert invert(model_directory(), *words) == 0
+    assert min(token for row in read_rows([tmp_path / "out"]) for token in row["truth"]) >= 2
+
+
+def test_prompts_from_inside_stories(model_directory, tmp_path):
+    tokenizer = load_tokenizer(model_directory())
+    text = HeldOutText("toy:400", tokenizer)
+    stories = list(text.held_out())
+    prompts = inside_prompts(text, 8, 12)
+    long = [ids for story in stories if len(ids := tokenizer.encode(story).ids) > 12]
+    for prompt, ids in zip(prompts, long, strict=False):
+        starts = [i for i in range(len(ids)) if tuple(ids[i : i + 12]) == prompt.tokens]
+        assert starts
+        assert starts != [0]
+    assert len({prompt.tokens for prompt in prompts}) == 8
+    assert inside_prompts(text, 5, 12, skip=3) == prompts[3:]
+    with pytest.raises(RequestError, match="0 stories of more than 9999 tokens for evaluation"):
+        inside_prompts(text, 1, 9999)
+
+
+def test_loss_and_generate_print(model_directory, capsys):
+    path = str(model_directory())
+    assert main(["loss", path, "--stories", "3"]) == 0
+    assert "bits/byte" in capsys.readouterr().out
+    words = ["generate", path, "--prompt", "Tom", "--max-new-tokens", "5", "--seed", "3"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Tom")
+    assert main(words) == 0
+    assert capsys.readouterr().out == first
+
+
+def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:
+    content = json.loads((path / name).read_text())
+    change(content)
+    (path / name).write_text(json.dumps(content))
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_directories_that_are_not_models(model_directory, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert invert(tmp_path / "nowhere", "--out", out) == 2
+    assert "nowhere: no such model directory" in complaint(capsys)
+    (tmp_path / "empty").mkdir()
+    assert invert(tmp_path / "empty", "--out", out) == 2
+    assert "not a model directory: it has no model.safetensors" in complaint(capsys)
+    path = model_directory()
+    corrupt(path, "meta.json", lambda meta: meta.update(tokenizer_sha256="0" * 64))
+    assert invert(path, "--out", out) == 2
+    assert "use the tokenizer that the model was trained with" in complaint(capsys)
+    path = model_directory("other")
+    corrupt(path, "config.json", lambda config: config.update(vocab_size=300))
+    assert invert(path, "--out", out) == 2
+    assert "tokenizer.json has 400 entries, the model has 300" in complaint(capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compare MODEL",
+        "generate MODEL --prompt Tom",
+        "loss MODEL --corpus toy --out OUT",
+        "invert MODEL --suite quick --corpus toy --out OUT",
+        "probe MODEL --corpus toy --out OUT",
+        "geometry MODEL --corpus toy --out OUT",
+        "retrieval MODEL --corpus toy --out OUT",
+        "lens MODEL --corpus toy --out OUT",
+    ],
+)
+def test_weights_that_are_cut_short(words, model_directory, tmp_path, capsys):
+    path = model_directory()
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    given = words.replace("MODEL", str(path)).replace("OUT", str(tmp_path / "out"))
+    assert main(given.split()) == 2
+    assert f"{weights} cannot be read: " in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompt_longer_than_the_context(model_directory, capsys):
+    assert main(["generate", str(model_directory()), "--prompt", "far " * 40]) == 2
+    assert "the model's context is 32; shorten it" in complaint(capsys)
+
+
+def test_output_that_cannot_be_written(model_directory, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert invert(model_directory(), "--out", tmp_path / "file" / "out") == 2
+    assert "cannot be written" in complaint(capsys)
+
+
+def test_report_of_nothing(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "none"), "--out", str(page)]) == 2
+    assert "no results here" in complaint(capsys)
+    (tmp_path / "rows.jsonl").write_text("not json\n")
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    fix = "delete that line and run the eval again"
+    assert f"line 1: not a row of results; {fix}" in complaint(capsys)
+    (tmp_path / "rows.jsonl").write_text('{"schema": 99, "key": "a"}\n')
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    assert "schema 99, this version reads 1 and 2; run the eval anew" in complaint(capsys)
+    assert not page.exists()
+
+
+def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
+    results = Results(tmp_path)
+    results.append([{"key": "a", "kind": "claim"}])
+    before = results.path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        results.append([{"key": "b", "kind": "claim"}])
+    assert results.path.read_bytes() == before
+    assert results.keys == {"a"}
+
+
+def test_rows_of_one_key_are_kept_once(tmp_path):
+    results = Results(tmp_path)
+    results.append([{"key": "a", "kind": "claim", "value": 1}])
+    results.append(
+        [{"key": "a", "kind": "claim", "value": 2}, {"key": "b", "kind": "claim", "value": 3}]
+    )
+    assert [row["value"] for row in read_rows([tmp_path])] == [1, 3]
+    with pytest.raises(RequestError, match="no results here"):
+        read_rows([tmp_path / "other"])
+
+
+def test_rows_of_schema_1_are_read(tmp_path):
+    """Those of no kind are recoveries; what their first versions did not say is as it was then."""
+    new = make_row(method="sweep", hidden=0)
+    gone = ("kind", "family", "noise", "control", "padded", "diverged", "permuted", "margin_bits")
+    old = {name: value for name, value in new.items() if name not in gone} | {"schema": 1}
+    loss = {"schema": 1, "key": "loss", "kind": "loss", "checkpoint": {}}
+    lines = (old, loss, {"schema": 1, "key": "odd"})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    rows = read_rows([tmp_path])
+    assert [row["kind"] for row in rows] == ["recovery", "loss", "unknown"]
+    assert {row["schema"] for row in rows} == {SCHEMA}
+    assert rows[0] == new | {"schema": SCHEMA, "permuted": None, "margin_bits": None}
+    with pytest.raises(ValueError, match=r"row b: kind None; it is one of .*recovery"):
+        Results(tmp_path).append([{"key": "b"}])
+
+
+def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):
+    results = Results(tmp_path)
+    results.append([{"key": "a", "kind": "claim"}, {"key": "é", "kind": "claim"}])
+    whole = results.path.read_bytes()
+    for torn in (b'{"schema": 1, "ke', b'{"schema": 1, "key": "b"}', b'{"key": "\xc3', b"\0\0"):
+        results.path.write_bytes(whole + torn)
+        assert [row["key"] for row in read_rows([tmp_path])] == ["a", "é"]
+        assert results.path.read_bytes() == whole + torn  # a reader may stand beside a writer
+        results.path.write_bytes(whole + torn[:-1] + b"\n" + whole)
+        assert main(["summary", str(tmp_path)]) == 2
+        assert "line 3: not a row of results; delete that line" in complaint(capsys)
+
+
+def test_evals_do_not_load_what_trains():
+    """Starting a question must not cost seconds of imports that only training needs."""
+    code = "import sys, eval.__main__; print({'lightning', 'wandb', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

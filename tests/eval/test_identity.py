@@ -1,0 +1,288 @@
+"""Which models are the same: one answer, in the summary, on the page, in W&B and in `compare`."""
+
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from tokenizers import Tokenizer
+
+from arch import LanguageModel, save_model
+from eval.checkpoints import open_checkpoint
+from eval.claims.trained import seeds_of_one, trained
+from eval.comparison import enter
+from eval.gather import gather
+from eval.identity import identified, labels
+from eval.inversion.controls import derive
+from eval.report import render_page
+from eval.rows import Results, Row
+from eval.summary import summarise
+from eval.tracking import history
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+from tests.eval.report.cases import Page, make_row
+from tests.train.cases import fit, pack_toy
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def save(
+    tmp_path: Path, small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
+) -> Make:
+    """Saves a model as a run does, each time other weights: `save("a/flat-s0", lr=0.002)`."""
+    drawn = itertools.count(1)
+
+    def make(
+        run: str, step: int = 10, lr: float = 1e-3, data: str = "d", **settings: object
+    ) -> Path:
+        model = small_model()
+        torch.manual_seed(next(drawn))
+        torch.nn.init.normal_(model.embedding.weight)
+        recipe = {"seed": step, "optimizer": {"name": "adamw", "lr": lr}, **settings}
+        meta = {"name": Path(run).name, "step": step, "data_sha256": data, "recipe": recipe}
+        path = tmp_path / run / "models" / f"step-{step:06d}"
+        return save_model(path, model, small_tokenizer.to_str(), meta)
+
+    return make
+
+
+@pytest.fixture
+def save_theirs(tmp_path: Path) -> Make:
+    """Saves a small GPT-2 of transformers, each time other weights."""
+    drawn = itertools.count(1)
+
+    def make(place: str) -> Path:
+        path, model = tmp_path / place, their_model("gpt2", dtype=torch.float32)
+        torch.manual_seed(next(drawn))
+        torch.nn.init.normal_(model.get_input_embeddings().weight)
+        model.save_pretrained(path)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+        tokenizer.save_pretrained(path)
+        return path
+
+    return make
+
+
+def rows_about(*models: str | Path) -> list[Row]:
+    """A recovery and a lens's figure of each."""
+    rows = []
+    for model in models:
+        about = {"checkpoint": open_checkpoint(model).provenance}
+        recovery = make_row(layer=2, method="sweep", hidden=0)
+        lens = {"kind": "lens", "lens": "logit", "figure": "entropy", "layer": 2, "value": 1.0}
+        rows += [recovery | about | {"key": f"{model}"}, lens | about | {"key": f"{model} lens"}]
+    return rows
+
+
+def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
+    """What each reader makes of rows: how many training seeds each model has."""
+    recoveries = [row for row in rows if row["kind"] == "recovery"]
+    records = summarise(recoveries)
+    Results(out).append(rows)
+    page = Page(render_page(recoveries))
+    count = re.search(r"rows of evidence: (\d+) model", page.words)
+    titles = " ".join(str(value) for name, value in page.attributes if name == "title")
+    assert count
+    logged = [name for figures in history(rows) for name in figures]
+    return {
+        "summary": sorted(record["models"] for record in records),
+        "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
+        or [1] * int(count[1]),
+        "compare": sorted(len(entry.checkpoints) for entry in enter(gather([out]))),
+        "W&B": [
+            sum(bool(re.fullmatch(name, one)) for one in logged)
+            for name in ("invert/.*/exact", "lens/.*entropy.*")
+        ],
+    }
+
+
+def separate(count: int) -> dict[str, list[int]]:
+    apart = [1] * count
+    return {"summary": apart, "page": apart, "compare": apart, "W&B": [count, count]}
+
+
+def pooled(count: int) -> dict[str, list[int]]:
+    return {"summary": [count], "page": [count], "compare": [count], "W&B": [1, 1]}
+
+
+# All readers.
+
+
+def test_seeds_of_one_recipe_are_pooled(save: Make, tmp_path: Path) -> None:
+    models = [save("a/flat-s0"), save("b/flat-s1", seed=7, trainer={"devices": 4})]
+    assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"lr": 2e-3}, {"data": "other"}, {"batch": {"size": 64}}, {"schedule": {"decay": "linear"}}],
+    ids=str,
+)
+def test_recipes_of_one_shape_and_name_are_apart(
+    save: Make, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    models = [save("a/flat-s0"), save("b/flat-s1", **other)]
+    assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
+
+
+def test_runs_of_other_names_are_apart(save: Make, tmp_path: Path) -> None:
+    models = [save("flat-warm-s0"), save("flat-cold-s0")]
+    assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
+
+
+def test_a_fine_tuned_copy_is_another_model(save_theirs: Make, tmp_path: Path) -> None:
+    models = [f"hf:{save_theirs(place)}" for place in ("theirs/gpt2", "mine/gpt2", "gpt2-mine")]
+    assert models_of(rows_about(*models), tmp_path / "out") == separate(3)
+
+
+def test_the_same_weights_elsewhere_are_the_same_model(save_theirs: Make, tmp_path: Path) -> None:
+    path = save_theirs("a/gpt2")
+    copy = shutil.copytree(path, tmp_path / "b" / "gpt2")
+    assert open_checkpoint(f"hf:{copy}").model_id == open_checkpoint(f"hf:{path}").model_id
+
+
+def test_seeds_that_were_published_together_are_pooled(save_theirs: Make, tmp_path: Path) -> None:
+    models = [f"hf:{save_theirs(f'small-seed{seed}')}" for seed in (1, 2)]
+    assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
+
+
+def test_steps_of_one_run_are_one_model(save: Make, tmp_path: Path) -> None:
+    steps = [save("flat-s0", step=step, trainer={"max_steps": step}) for step in (0, 10, 20)]
+    rows = rows_about(*steps)
+    assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
+    assert models_of(rows, tmp_path / "out")["compare"] == [1, 1, 1]
+    assert {entry.label for entry in enter(gather([tmp_path / "out"]))} == {"flat-s0"}
+    assert len({record["model"] for record in summarise(rows)}) == 1
+
+
+# Where it comes from.
+
+
+def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = pack_toy(small_tokenizer, tmp_path / "packed", 40).path
+    ids = {}
+    for name, flags in {
+        "a/flat-s0": ("--seed", 0, "--trainer.max_steps", 2),
+        "a/flat-s1": ("--seed", 1, "--trainer.max_steps", 3, "--log_every", 2),
+        "b/flat-s0": ("--seed", 0, "--trainer.max_steps", 2, "--optimizer.lr", 0.01),
+        "c/padded-s0": ("--trainer.max_steps", 2, "--model.vocab_multiple", 64),
+    }.items():
+        assert fit(data, tmp_path / name, *map(str, flags)) == 0
+        for path in sorted((tmp_path / name / "models").iterdir()):
+            ids.setdefault(name, set()).add(open_checkpoint(path).model_id)
+    assert all(len(own) == 1 for own in ids.values())
+    assert ids["a/flat-s0"] == ids["a/flat-s1"] != ids["b/flat-s0"]
+    (found,) = {one.model_id for one in trained(tmp_path / "a")}
+    assert {found} == ids["a/flat-s0"]
+    compared = {checkpoint.model_id for checkpoint in gather([tmp_path])}
+    assert compared == set.union(*ids.values())
+    # a model directory of an earlier version, whose settings are in its run's config.yaml only
+    for path in (tmp_path / "b" / "flat-s0" / "models").iterdir():
+        meta = json.loads((path / "meta.json").read_text())
+        assert not {"run", "data", "resume"} & set(meta.pop("recipe"))
+        (path / "meta.json").write_text(json.dumps(meta))
+        assert open_checkpoint(path).model_id in ids["b/flat-s0"]
+
+
+def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save: Make) -> None:
+    """Models of earlier versions record what nobody can change any more."""
+    old = {"benchmark": None, "detect_anomaly": False, "profiler": None, "deterministic": None}
+    recorded = save("a/flat-s0", loader_workers=2, cuda_graphs=False, trainer=old)
+    now = {"tf32": True, "loggers": ["csv"], "early_stopping": 3, "save_best": True}
+    later = save("b/flat-s1", **now, init_from=None, trainer={"deterministic": None})
+    tuned = save("c/flat-s1", **now, init_from="runs/flat", trainer={"deterministic": None})
+    ids = [open_checkpoint(path).model_id for path in (recorded, later, tuned)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_run_whose_config_is_not_yaml_is_one_line(save: Make) -> None:
+    path = save("flat-s0")
+    meta = json.loads((path / "meta.json").read_text())
+    del meta["recipe"]
+    (path / "meta.json").write_text(json.dumps(meta))
+    run = path.parent.parent
+    (run / "metrics.jsonl").write_text("")
+    (run / "config.yaml").write_text("[1, 2]")
+    with pytest.raises(Exception, match=r"config.yaml: not YAML of settings; is it the config"):
+        _ = open_checkpoint(path).provenance
+    (run / "config.yaml").write_text(yaml.safe_dump({"optimizer": {"lr": 0.1}}))
+    assert open_checkpoint(path).provenance["model_id"].startswith("flat-")
+
+
+def test_a_model_that_was_changed_for_a_control_is_another(save: Make) -> None:
+    first, second = (open_checkpoint(save(f"flat-s{seed}")) for seed in (0, 1))
+    assert first.model_id == second.model_id
+    ids = {derive(first, control).model_id for control in ("identity", "scale=1", "scale=2")}
+    assert len(ids | {first.model_id}) == 4
+    assert derive(first, "identity").model_id == derive(second, "identity").model_id
+
+
+def test_claims_take_the_seeds_of_one_model(save: Make, tmp_path: Path) -> None:
+    save("a/flat-s0", lr=0.5)
+    expected = [save(f"b/flat-s{seed}") for seed in (0, 1)]
+    assert [one.path for one in seeds_of_one(trained(tmp_path))] == expected
+    assert seeds_of_one([]) == []
+
+
+# Rows of earlier versions.
+
+
+def without_id(row: Row) -> Row:
+    about = {name: v for name, v in row["checkpoint"].items() if name != "model_id"}
+    return row | {"checkpoint": about}
+
+
+def named(name: str, **checkpoint: object) -> Row:
+    row = make_row()
+    about = row["checkpoint"] | {"name": name, "weights_sha256": name} | checkpoint
+    return row | {"key": str(about), "checkpoint": about}
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([named("flat")], ["flat"]),
+        ([named("flat-s0"), named("flat-s1"), named("flat-s2")], ["flat"]),
+        ([named("flat-s0")], ["flat-s0"]),
+        ([named("flat-s0 [scale=1]"), named("flat-s1 [scale=1]")], ["flat [scale=1]"]),
+        ([named("s0"), named("s1")], ["attention(heads=4)"]),
+        ([named("plain"), named("other")], ["plain", "other"]),
+        (
+            [named("flat", d_model=128), named("flat", d_model=256), named("llama", d_model=512)],
+            ["flat (d_model 128)", "flat (d_model 256)", "llama"],
+        ),
+        ([named("flat"), named("flat [embedding=x]")], ["flat", "flat [embedding=x]"]),
+        ([named("flat"), named("flat") | {"control": "shuffled"}], ["flat"]),
+        ([named("gpt2", step=0), named("gpt2", step=0, path="b/gpt2")], ["gpt2"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value[0], str) else "",
+)
+def test_rows_without_an_id_are_known_by_name_and_sizes(rows: list[Row], found: list[str]) -> None:
+    assert list(labels(identified(rows)).values()) == found
+
+
+def test_pretrained_rows_without_an_id_are_known_by_their_weights() -> None:
+    rows = [named("gpt2", step=0, trained=True, weights_sha256=w) for w in ("one", "two")]
+    first, second = labels(identified(rows)).values()
+    assert first != second
+    assert first.startswith("gpt2 (")
+
+
+def test_old_and_new_rows_of_one_model_stay_together(save: Make, tmp_path: Path) -> None:
+    before, after = rows_about(save("flat-s0", step=0))[0], rows_about(save("flat-s0"))[0]
+    again: Row = after | {"key": "again"}
+    rows = identified([without_id(before), without_id(after), again])
+    assert {row["checkpoint"]["model_id"] for row in rows} == {again["checkpoint"]["model_id"]}
+    # with the model directory beside them, the rows are that checkpoint's
+    Results(tmp_path / "out").append([without_id(after), again])
+    places = [tmp_path / "flat-s0" / "models" / "step-000010", tmp_path / "out"]
+    (checkpoint,) = gather(places)
+    assert [row["checkpoint"]["model_id"] for row in checkpoint.rows] == [checkpoint.model_id] * 2

@@ -1,0 +1,116 @@
+"""A user's own file of lenses: as `docs/extending.md` shows it, and every way in which it fails."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.checkpoints import open_checkpoint
+from eval.lenses.lens import REGISTER, lenses
+from eval.rows import read_rows
+from tests.docs_cases import ROOT, blocks
+
+TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def register() -> Iterator[None]:
+    """What a plug-in registered is forgotten."""
+    before = dict(lenses())
+    yield
+    REGISTER.clear()
+    REGISTER.update(before)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """The lens of the document, as a file."""
+    section = TEXT[TEXT.index("## A lens") :]
+    code = next(lines for _, language, lines in blocks(section) if language == "python")
+    path = tmp_path / "lengths.py"
+    path.write_text("\n".join(code), encoding="utf-8")
+    return path
+
+
+def test_the_lens_of_the_document_measures_and_draws(
+    plugin: Path, model_directory: Callable[..., Path], tmp_path: Path, capsys: Any
+) -> None:
+    model, out, page = model_directory(), tmp_path / "out", tmp_path / "page.html"
+    asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
+    assert main(["lens", str(model), "--lens", "lengths", *asked]) == 0
+    checkpoint = open_checkpoint(model)
+    tokens = torch.tensor([checkpoint.tokenizer.encode("Tom sat.").ids])
+    embedded = checkpoint.model.embed(tokens)
+    rows = read_rows([out])
+    assert [(row["lens"], row["figure"], row["layer"]) for row in rows] == [
+        ("lengths", "last length", layer) for layer in range(len(checkpoint.model.blocks) + 1)
+    ]
+    for row in rows:
+        last = checkpoint.model.hidden(embedded, row["layer"])[0, -1]
+        assert row["value"] == pytest.approx(float(last.norm()), rel=1e-5)
+    assert main(["report", str(out), "--out", str(page), "--plugin", str(plugin)]) == 0
+    assert 'id="lengths-last"' in page.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["lenses", "--plugin", str(plugin), "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed[0]["name"] == "residual"
+    about = {"name": "lengths", "title": "Lengths", "about": "how long the last vector is"}
+    assert listed[-1] == about
+
+
+def test_a_page_without_the_plugin_asks_for_it(
+    plugin: Path, model_directory: Callable[..., Path], tmp_path: Path
+) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
+    assert main(["lens", str(model_directory()), "--lens", "lengths", *asked]) == 0
+    del REGISTER["lengths"]
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert 'id="lens-lengths"' in text
+    assert "<code>--plugin FILE</code>" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("none.py", None, "no such file; give a Python file (NAME.py)"),
+        ("notes.txt", "", "no such file; give a Python file (NAME.py)"),
+        ("broken.py", "x = 1\nx +", "line 2: SyntaxError: invalid syntax"),
+        ("raises.py", "\n\nraise KeyError('a')", "line 3: KeyError: 'a'"),
+        (
+            "again.py",
+            "from eval.lenses.lens import lens\n@lens('ov', 'mine')\ndef find(c, r): ...\n",
+            "lens ov: {ours} has one of that name; rename it",
+        ),
+    ],
+)
+def test_a_wrong_plugin_gets_one_line(
+    name: str, code: str | None, message: str, tmp_path: Path, capsys: Any
+) -> None:
+    path = tmp_path / name
+    if code is not None:
+        path.write_text(code)
+    assert main(["lenses", "--plugin", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    ours = ROOT / "eval" / "lenses" / "ov.py"
+    assert line.startswith(f"error: --plugin {path}: {message.format(ours=ours)}")
+
+
+def test_numbers_are_had_without_what_draws() -> None:
+    """Neither the help nor the lenses themselves import what draws."""
+    code = (
+        "import sys; from eval.__main__ import main; main(['lenses']);"
+        "import eval.report.inside;"
+        "assert 'vl_convert' not in sys.modules, 'vl_convert is imported';"
+        "sys.exit(main(['lens', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "all your rights" in done.stdout.replace("\n", " ")

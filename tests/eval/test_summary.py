@@ -1,0 +1,317 @@
+"""The summary of rows: what is pooled, what is counted, how it is written."""
+
+import csv
+import io
+from statistics import median
+
+import pytest
+
+from eval.__main__ import main
+from eval.errors import RequestError
+from eval.quantities import place
+from eval.recovery import is_false_accept
+from eval.report import render_page
+from eval.rows import Results
+from eval.statistics import at_most, clustered, wilson
+from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
+from eval.tables import interval_text, lay_out, markdown, number_text, share_text, to_csv
+from tests.eval.report.cases import make_row, make_rows
+
+ROWS = make_rows(count=6)
+
+
+def seeds(count, **place):
+    """Rows of three training seeds of one model, each with its own weights."""
+    rows = []
+    for seed in range(3):
+        for prompt in range(count):
+            row = make_row(prompt=prompt, **place)
+            row["checkpoint"] |= {"name": f"llama-s{seed}", "weights_sha256": f"seed {seed}"}
+            rows.append(row | {"key": f"{row['key']} {seed}"})
+    return rows
+
+
+def written(records, shown=None):
+    return markdown(lay_out(records, shown or columns("recovery")))
+
+
+def only(records, **place):
+    found = [r for r in records if place.items() <= r.items()]
+    assert len(found) == 1, (place, len(found))
+    return found[0]
+
+
+def test_every_cell_is_one_line():
+    records = summarise(ROWS)
+    assert len(records) == 2 * 2 * 3 * 3 * 3
+    fields = ("model", "step", *place(ROWS[0]))
+    assert len({tuple(str(r[f]) for f in fields) for r in records}) == len(records)
+    assert {r["rows"] for r in records} == {6}
+
+
+def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
+    place = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
+    record = only(summarise(ROWS), **place)
+    rows = [
+        r for r in ROWS
+        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"],
+            r["method"]) == tuple(place.values())
+    ]  # fmt: skip
+    hits = [sum(rank == 0 for rank in r["rank"][3:]) for r in rows]
+    expected = clustered(hits, [13] * 6, range(6), [0] * 6)
+    assert (record["self"], record["self_low"], record["self_high"]) == pytest.approx(expected)
+    assert record["self_tokens"] == 6 * 13
+    assert record["nonself"] == pytest.approx(
+        sum(rank == 0 for r in rows for rank in r["rank"][:3]) / 18
+    )
+    assert record["self_top5"] == pytest.approx(
+        sum(rank < 5 for r in rows for rank in r["rank"][3:]) / 78
+    )
+    assert record["nonself_rank"] == median(r["nonself"]["median_rank"] for r in rows)
+    assert record["exact"] == sum(r["exact"] for r in rows) / 6
+    assert record["evaluations"] == 3 * 500 * 16
+
+
+def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
+    record = only(summarise([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
+    for name in ("self", "exact"):
+        assert (record[name], record[f"{name}_low"]) == pytest.approx(wilson(30, 30)[:2])
+    rows = [make_row(method="alternating", prompt=p, share=(1.0, float(p > 3))) for p in range(30)]
+    record = only(summarise(rows))
+    interval = [record[f"exact{suffix}"] for suffix in ("", "_low", "_high")]
+    assert interval == pytest.approx(wilson(26, 30))
+
+
+def test_training_seeds_are_pooled_and_counted():
+    record = only(summarise(seeds(4, method="adam")))
+    assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
+        "llama", 12, 4, 3,
+    )  # fmt: skip
+    both = summarise([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
+    assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
+
+
+def test_solver_seeds_are_pooled_and_are_not_trials():
+    rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
+    record = only(summarise(rows))
+    assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
+    assert record["exact_low"] == wilson(5, 5).low
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise": 0.5},
+        {"control": "shuffled"},
+        {"padded": True},
+        {"observed": 120},
+        {"site": {"layer": 4, "part": "mixer"}},
+        {"site": {"layer": [1, 4], "part": "block"}},
+        {"site": {"layer": 4, "part": "block", "without": ["norm"]}},
+        {"settings": {"steps": 9}},
+        {"prompts": "random"},
+        {"slice": "[:, :, :64]"},
+    ],
+    ids=str,
+)
+def test_different_questions_are_different_lines(changes):
+    plain, other = make_row(method="adam"), make_row(method="adam") | changes | {"key": "other"}
+    records = summarise([plain, other])
+    assert len(records) == 2
+    if changes.keys() & {"noise", "control", "padded"}:
+        assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
+    table = lay_out(records, columns("recovery"))
+    assert {len(line) for line in table.lines} == {len(table.headings)}
+
+
+def test_equal_keys_count_once():
+    assert only(summarise([make_row(), make_row()]))["rows"] == 1
+
+
+def test_rows_of_other_questions_are_left_out():
+    probe = {
+        "schema": 1,
+        "key": "probe",
+        "kind": "loss",
+        "checkpoint": make_row()["checkpoint"],
+        "loss": 1.0,
+    }
+    assert summarise([probe, make_row()]) == summarise([make_row()])
+    assert summarise_verdicts([probe]) == []
+    with pytest.raises(RequestError, match="no rows"):
+        summarise([probe])
+
+
+def test_criterion_against_exact():
+    cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
+    rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
+    record = only(summarise(rows))
+    assert record["criterion"] == 0.6
+    counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
+    assert counts == [1, 2, 1, 1]
+    assert only(summarise([make_row(method="adam")]))["criterion_exact"] is None
+    assert "| 1 | 2 | 1 | 1 |" in written([record])
+
+
+def test_set_recall_and_permutations():
+    first = make_row(truth=[1, 2, 3, *range(50, 63)], found=[3, 1, 2, *range(50, 63)])
+    first |= {"set_recall": 1.0}
+    second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
+    record = only(summarise([first | {"permuted": True}, second]))
+    assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
+    assert record["permuted"] == 0.5
+
+
+def test_margins_of_searches_that_arrived():
+    kind: dict = {"method": "alternating"}
+    arrived = make_row(margin_bits=3.0, **kind)
+    near = make_row(margin_bits=2.0, prompt=1, **kind)
+    lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
+    assert only(summarise([arrived, near, lost]))["margin_bits"] == 2
+    shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
+    assert only(summarise([shuffled]))["margin_bits"] is None
+    assert render_page([shuffled])
+    assert only(summarise([make_row(method="adam")]))["margin_bits"] is None
+
+
+def wrong(at, **changes):
+    """A row at the floor that is wrong at one position of six."""
+    truth = [1, 2, 3, 4, 5, 6]
+    found = [9 if t == at else token for t, token in enumerate(truth)]
+    row = make_row(method="alternating", length=6, truth=truth, found=found)
+    return row | {"at_floor": True, "exact": False} | changes
+
+
+def test_false_accepts():
+    assert is_false_accept(wrong(1))
+    assert is_false_accept(wrong(4))
+    told = [{"position": 1, "tokens": ["a", "b"]}]
+    assert not is_false_accept(wrong(1, collisions=told))
+    assert is_false_accept(wrong(2, collisions=told))
+    assert not is_false_accept(wrong(1, at_floor=False))
+    assert not is_false_accept(wrong(None, exact=True))
+    assert not is_false_accept(wrong(1, control="shuffled"))
+    # the outputs at the first positions do not depend on the later tokens
+    assert not is_false_accept(wrong(4, slice="[:, :3, :]", hidden=3))
+    assert is_false_accept(wrong(1, slice="[:, 2:3, :]", hidden=5))
+    assert is_false_accept(wrong(5, slice="[:, -1, :]", hidden=6, padded=True))
+    record = only(summarise([wrong(1), wrong(None, exact=True, key="b")]))
+    assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
+
+
+def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
+    rows = make_rows(models=("flat",), count=5)  # layers, methods and seeds are no trials
+    right = [row for row in rows if row["at_floor"]]
+    pairs = {(str(row["truth"]), row["checkpoint"]["weights_sha256"]) for row in right}
+    found = accepts(rows)
+    assert found == (0, len(right), 16 * len(right), 0, len(pairs))
+    assert len(pairs) < len(right) / 3
+    assert found.bound == at_most(0, len(pairs))
+    one = right[0] | {"found": [9] * 16, "exact": False}  # the same pair, at two layers
+    several = [*rows, one | {"key": "x"}, one | {"key": "y", "site": {"layer": 3, "part": "block"}}]
+    assert accepts(several)[::3] == (2, 1)
+    halved = [row | {"uncertified": "weights in float16"} for row in rows]
+    assert accepts(halved).answers == 0
+
+
+def test_verdicts_are_summed_up_beside_the_methods():
+    rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
+    records = summarise_verdicts(rows)
+    assert [(r["hidden"], r["methods"], r["prompts"]) for r in records] == [
+        (0, 3, 12), (1, 3, 12), (3, 3, 12),
+    ]  # fmt: skip
+    record = records[-1]
+    tried = [r for r in rows if r["hidden"] == 3 and r["method"] in ("descent", "adam")]
+    found = {(r["prompt"], t) for r in tried for t in range(3) if r["rank"][t] == 0}
+    assert record["nonself_gradient"] == pytest.approx(len(found) / 36)
+    assert record["nonself_search"] == pytest.approx(1 - len(found) / 36)
+    assert record["nonself_search_low"] < record["nonself_search"] < 1
+    assert record["nonself_not_found"] == 0
+    assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
+    assert records[0]["nonself_gradient"] is None
+    assert not {"method", "settings"} & record.keys()
+    text = written(records, VERDICT_COLUMNS)
+    assert "| non-self: search % |" in text
+    assert "settings" not in text
+
+
+def test_verdicts_need_both_families():
+    assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
+
+
+def test_csv_holds_every_figure_in_full():
+    records = summarise(ROWS)
+    read = list(csv.DictReader(io.StringIO(to_csv(records))))
+    assert len(read) == len(records)
+    for line, record in zip(read, records, strict=True):
+        assert list(line) == list(record)
+        assert float(line["self"]) == record["self"]
+        assert line["slice"] == record["slice"]
+        assert line["nonself"] == ("" if record["nonself"] is None else str(record["nonself"]))
+
+
+def test_markdown_says_once_what_is_always_so():
+    records = summarise(ROWS)
+    shared, _, heading, rule, *lines = written(records).splitlines()
+    assert "part: block" in shared
+    assert "settings of descent: steps=500 rate=0.02" in shared
+    assert "part" not in heading
+    assert len(lines) == len(records)
+    assert {line.count("|") for line in (heading, rule, *lines)} == {heading.count("|")}
+    one = written(summarise([make_row(method="adam", prompts="a|b", noise=0.5)]))
+    assert "noise: 0.5" in one
+
+
+def test_words_for_shares_and_numbers():
+    assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
+        "0", "<0.1", "50.0", ">99.9", "100",
+    ]  # fmt: skip
+    assert interval_text(0.5, 0.25, 1.0, share=True) == "50.0 (25.0–100)"
+    assert interval_text(-9.5, -10.8, -8.7) == "-9.5 (-10.8 to -8.7)"
+    assert interval_text(None, None, None) == "–"
+    assert [number_text(n) for n in (0, 3, 3.14159, 12345.6, float("inf"))] == [
+        "0", "3", "3.142", "12,346", "inf",
+    ]  # fmt: skip
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    Results(tmp_path / "results").append(make_rows(models=("flat",), count=2))
+    files = tmp_path / "new" / "table.csv", tmp_path / "table.md"
+    arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
+    assert main([*arguments, "--markdown", str(files[1])]) == 0
+    printed = capsys.readouterr().out
+    assert "whole prompt" in printed
+    assert "part: block" in printed
+    assert "alternating" in printed
+    assert "Verdicts across methods" in printed
+    assert printed.endswith(
+        "False accepts: 0 of 36 answers at the floor (576 tokens), in 0 of 4 pairs of prompt and "
+        "model: at most 52.7 % of pairs.\n"
+    )
+    assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
+    assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
+    assert "model: flat" in files[1].read_text()
+    assert "### Verdicts across methods\n\nmodel: flat" in files[1].read_text()
+
+
+def test_command_counts_false_accepts(tmp_path, capsys):
+    results = Results(tmp_path)
+    results.append([wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)])
+    assert main(["summary", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith(
+        "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
+        "model: at most 100 % of pairs.\n"
+    )
+    assert "Verdicts" not in out
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: no results here" in capsys.readouterr().err
+    with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
+        summarise([])
+    Results(tmp_path).append([make_row()])
+    (tmp_path / "file").write_text("")
+    assert main(["summary", str(tmp_path), "--csv", str(tmp_path / "file" / "x.csv")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

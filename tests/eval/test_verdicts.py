@@ -1,0 +1,102 @@
+"""Verdicts across methods, and what rows say of themselves."""
+
+import pytest
+
+from eval.recovery import (
+    AMBIGUOUS,
+    GRADIENT,
+    NOT_FOUND,
+    SEARCH,
+    hidden_positions,
+    join,
+    part,
+    variation,
+)
+from tests.eval.report.cases import make_row, make_rows
+
+
+def row(method, found, **changes):
+    """A row of four tokens, two of them hidden; the verdicts are those of one method alone."""
+    truth = [1, 2, 3, 4]
+    verdict = ["recovered" if a == b else "not found" for a, b in zip(found, truth, strict=True)]
+    own = {"truth": truth, "found": found, "verdict": verdict} | changes
+    made = make_row(method=method, length=4, hidden=2, **own)
+    return made | {"key": f"{made['key']} {found}"}
+
+
+def test_each_token_has_the_verdict_of_all_methods():
+    descent = row("descent", [1, 9, 9, 9])
+    search = row("alternating", [8, 2, 3, 8])
+    search["verdict"] = ["not found", "recovered", "ambiguous", "not found"]
+    (joined,) = join([descent, search])
+    assert joined.verdicts == [GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND]
+    assert joined.decisive
+    assert joined.count(hidden=True) == {GRADIENT: 1, SEARCH: 1}
+    assert joined.count(hidden=False) == {AMBIGUOUS: 1, NOT_FOUND: 1}
+
+
+def test_any_gradient_method_and_any_seed_will_do():
+    rows = [row("descent", [9, 9, 3, 4]), row("adam", [1, 9, 9, 9]), row("adam", [9, 2, 9, 9])]
+    (joined,) = join([*rows, row("alternating", [1, 2, 3, 4])])
+    assert joined.verdicts == [GRADIENT] * 4
+
+
+def test_ambiguous_stands_above_a_lucky_find():
+    lucky = row("descent", [1, 2, 3, 4])
+    search = row("alternating", [1, 2, 3, 4], verdict=["ambiguous"] + ["recovered"] * 3)
+    (joined,) = join([lucky, search])
+    assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": 1},
+        {"prompts": "random"},
+        {"slice": "[:, :2, :]"},
+        {"noise": 0.1},
+        {"control": "identity"},
+        {"padded": True},
+        {"site": {"layer": 3, "part": "block"}},
+        {"site": {"layer": 4, "part": "mixer"}},
+        {"site": {"layer": [3, 4], "part": "block"}},
+        {"site": {"layer": 4, "part": "block", "without": ["residual"]}},
+        {"truth": [1, 2, 3, 5]},
+        {"step": 0},
+        {"model": "flat"},
+    ],
+    ids=str,
+)
+def test_other_questions_are_not_joined(changes):
+    plain = row("descent", [1, 2, 3, 4])
+    assert len(join([plain, row("alternating", [1, 2, 3, 4], **changes)])) == 2
+
+
+def test_a_control_with_nothing_to_find_has_no_verdict():
+    assert join([row("descent", [1, 2, 3, 4], control="shuffled")]) == []
+
+
+def test_a_reader_has_no_verdict():
+    assert join([row("descent", [1, 2, 3, 4], family="probe")]) == []
+
+
+def test_variation_tells_what_departs():
+    odd = row("descent", [1, 2, 3, 4], noise=0.5, control="identity", padded=True)
+    odd["site"] = {"layer": [1, 3], "part": "stream", "without": ["norm", "residual"]}
+    assert variation(odd) == {
+        "without": "norm, residual", "noise": 0.5, "control": "identity", "padded": True,
+    }  # fmt: skip
+    assert part(odd) == "stream 1+3"
+
+
+def test_positions_that_padding_hides():
+    own = {"length": 4, "slice": "[:, -1, :]"}
+    assert hidden_positions(make_row(**own, hidden=3)) == {0, 1, 2}
+    assert hidden_positions(make_row(**own, hidden=4, padded=True)) == {0, 1, 2, 3}
+
+
+def test_join_keeps_every_question():
+    rows = make_rows(models=("flat",), count=2)
+    joined = join(rows)
+    assert sum(len(j.rows) for j in joined) == len(rows)
+    assert len(joined) == len(rows) / 3

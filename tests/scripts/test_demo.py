@@ -1,0 +1,61 @@
+"""The demo: its commands are ones, a line a step, what is done is not done again."""
+
+import pytest
+
+from scripts import demo
+from scripts.demo import Step
+from tests.docs_cases import parse_words
+
+TABLED = "Tokens recovered, %\nflat 100\n\nrows: x"
+
+
+def test_every_step_is_a_command_that_its_parser_takes(tmp_path, monkeypatch):
+    steps = list(demo.steps(tmp_path))
+    assert [step.words[0] for step in steps] == ["tokenizer"] * 2 + ["train"] * 2 + ["eval"] * 6
+    for step in steps:
+        parse_words(step.words[0], step.words[1:], monkeypatch)
+
+
+def test_a_line_a_step_and_one_table(tmp_path, capsys, monkeypatch):
+    steps = [
+        Step("a story", ["tokenizer", "sample", "--count", "1"]),
+        Step("done before", ["nothing"], makes=tmp_path),
+        Step("tokens back", ["eval", "invert", "nothing"]),
+    ]
+    monkeypatch.setattr(demo, "steps", lambda out: steps)
+    monkeypatch.setattr("eval.__main__.main", lambda words: print(TABLED) or 0)
+    assert demo.main(["--out", str(tmp_path / "out")]) == 0
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "\n$ python -m tokenizer sample --count 1\n" in log
+    assert "<|endoftext|>" in log
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["a story", "tokens back"]
+    assert lines[5:7] == ["Tokens recovered, %", "flat 100"]
+    assert lines[-1] == f"page: {tmp_path / 'out' / 'page.html'}"
+
+
+def test_a_step_that_fails_ends_it_with_its_error(tmp_path, capsys, monkeypatch):
+    bad = Step("stories", ["tokenizer", "sample", "--count", "0"])
+    monkeypatch.setattr(demo, "steps", lambda out: [bad, bad])
+    assert demo.main(["--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == "error: --count 0: must be 1 or more"
+    assert said.out.count("stories  ") == 1
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert demo.main(["--out", str(tmp_path / "file" / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: --out ")
+
+
+@pytest.mark.slow
+def test_the_whole_demo_at_toy_size(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "STORIES", 2000)
+    monkeypatch.setattr(demo, "STEPS", 2)
+    for _ in range(2):
+        assert demo.main(["--out", str(tmp_path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) < 48
+        assert (tmp_path / "page.html").stat().st_size > 1e5
+    assert not any("trained for" in line for line in lines)

@@ -1,0 +1,104 @@
+"""The benchmark of the masked convolution and the GPU check, as far as they go without a GPU."""
+
+import ast
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import bench_kernels
+from scripts.bench_kernels import DENSE, OURS
+
+ROOT = Path(__file__).parents[2]
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+def test_benchmark_measures_every_form_on_a_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--device",
+        "cpu",
+        "--lengths",
+        "8",
+        "16",
+        "--widths",
+        "4",
+        "--tokens",
+        "32",
+        "--rounds",
+        "2",
+    ]
+    assert bench_kernels.main(words) == 0
+    assert not list(tmp_path.iterdir())  # prints only
+    assert bench_kernels.main([*words, "--out", str(tmp_path / "out")]) == 0
+    with open(tmp_path / "out/kernels-cpu.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["form"] for row in rows] == [OURS, *DENSE] * 4
+    assert all(float(row["microseconds"]) > 0 for row in rows)
+    assert all(float(row["ratio"]) == 1 for row in rows if row["form"] == OURS)
+    text = (tmp_path / "out/kernels-cpu.md").read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+    assert str(tmp_path) not in text
+
+
+def test_benchmark_says_what_it_had_no_time_for(capsys):
+    assert bench_kernels.main(["--device", "cpu", "--lengths", "8", "--seconds", "-1"]) == 0
+    assert "- T=8, D=256: no time left (--seconds)" in capsys.readouterr().out
+
+
+def test_forms_agree():
+    """What is timed computes the same thing, gradients included."""
+    torch.manual_seed(0)
+    calls = bench_kernels.calls("float32", 40, 6, 3, True, "cpu")
+    results: dict[str, Any] = {name: call(0) for name, _, call, _ in calls}
+    assert list(results) == [OURS, *DENSE]
+    for gradients in results.values():
+        torch.testing.assert_close(list(gradients), list(results[OURS]), rtol=1e-4, atol=1e-5)
+
+
+def gpu_check(*words):
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = ["bash", "scripts/gpu_check.sh", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_gpu_check_names_a_part_it_does_not_know(tmp_path):
+    done = gpu_check(str(tmp_path / "out"), "kernel")
+    assert done.returncode == 2
+    parts = "tests kernels inversion training claims"
+    assert done.stderr == f"error: part 'kernel': expected one of: {parts}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpu_check_fits_in_one_call():
+    text = (ROOT / "scripts/gpu_check.sh").read_text()
+    limits = {part: int(n) for part, n in re.findall(r"^(\w+)_seconds=(\d+)$", text, re.M)}
+    usual = re.findall(r"^USUAL=\((.*)\)$", text, re.M)[0].split()
+    start, killed = 15, 10
+    assert sum(limits[part] for part in usual) + start + killed <= 600
+    assert max(limits.values()) <= 600 - start
+
+
+def test_gpu_tests_can_be_collected_without_what_is_optional():
+    optional = {"accelerate", "captum", "datasets", "pyarrow", "transformers", "wandb"}
+    files = [p for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
+    assert len(files) > 3
+    for path in files:
+        found = [node for node in ast.parse(path.read_text()).body if isinstance(node, IMPORTS)]
+        words = {w for node in found for w in re.findall(r"[\w]+", ast.unparse(node))}
+        assert not words & optional, path.name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_check_without_a_gpu(tmp_path):
+    done = gpu_check(str(tmp_path / "out"), "kernels")
+    assert done.returncode == 2
+    assert "finds no CUDA device; set PYTHON to one that does" in done.stderr

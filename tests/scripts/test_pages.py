@@ -1,0 +1,86 @@
+"""What the benchmarks share: bad input, the page that is written, the words of a command."""
+
+import pytest
+
+from eval.errors import RequestError
+from scripts import (
+    bench_generate,
+    bench_inversion,
+    bench_kernels,
+    bench_lenses,
+    bench_training,
+    pages,
+)
+
+SMALL = ["--device", "cpu", "--threads", "1", "--d-model", "16", "--layers", "1"]
+GENERATE, INVERSION, KERNELS = bench_generate.main, bench_inversion.main, bench_kernels.main
+TRAINING, LENSES = bench_training.main, bench_lenses.main
+FEW = "--new is 60; with --context 64, less than"
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "message"),
+    [
+        (INVERSION, "--models nowhere", "nowhere"),
+        (INVERSION, "--d-model 6", "heads"),
+        (INVERSION, "--device tpu", "--device: 'tpu': allowed are cpu, cuda and auto"),
+        (INVERSION, "--turns 0", "--turns: '0' is not a whole number of at least 1"),
+        (LENSES, "--models nowhere", "nowhere"),
+        (LENSES, "--one --models nowhere", "nowhere"),
+        (LENSES, "--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
+        (LENSES, "--length -1", "--length: '-1' is not a whole number of at least 1"),
+        (GENERATE, "--d-model 6", "heads"),
+        (GENERATE, "--repeats 0", "--repeats: '0' is not a whole number of at least 1"),
+        (GENERATE, "--context 64 --new 60", FEW),
+        (KERNELS, "--lengths 0", "--lengths: '0' is not a whole number of at least 1"),
+        (TRAINING, "--data nowhere", "nowhere: no such directory of packed data"),
+        (TRAINING, "--device cpu --only kernels --data {data}", "--only kernels: needs --device c"),
+        (KERNELS, "--device cuda", "--device: there is no CUDA device here; use cpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    main, words, message, packed, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "out"
+    place = ["--save", str(out / "page.md")] if main is LENSES else ["--out", str(out)]
+    try:
+        code = main([*words.format(data=packed.path).split(), *place])
+    except SystemExit as stopped:
+        code = stopped.code
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (code, "error: " in said, out.exists()) == (2, True, False)
+    assert message in said
+
+
+def test_an_unwritable_place_is_known_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert KERNELS(["--out", str(tmp_path / "file" / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_command_is_shown_without_where_files_lie():
+    words = ["--out", "/a/b", "--data", "/a/b/toy", "runs/x", "/a/runs/flat/models/step-000010"]
+    shown = "python -m scripts.x --data toy runs/x flat/models/step-000010"
+    assert pages.command("scripts.x", words) == shown
+
+
+def test_the_page_of_inversion_keeps_what_was_measured(tmp_path, monkeypatch):
+    page = tmp_path / "docs" / "inversion-cpu.md"
+
+    def broken(*_):
+        raise RequestError("no more")
+
+    asked = {"first": lambda *_: "1.5", "second": broken}
+    monkeypatch.setattr(bench_inversion, "QUESTIONS", asked)
+    assert INVERSION([*SMALL, "--out", str(page.parent)]) == 2
+    text = page.read_text(encoding="utf-8")
+    assert "| first | 1.5 | 1.5 |" in text
+    assert "Not measured: second; memory." in text
+    monkeypatch.setattr(bench_inversion, "QUESTIONS", {"first": lambda *_: "1.5"})
+    monkeypatch.setattr(bench_inversion, "_memory", lambda _: "Peak memory: little.")
+    assert INVERSION([*SMALL, "--out", str(page.parent)]) == 0
+    assert page.read_text(encoding="utf-8").endswith(
+        "| first | 1.5 | 1.5 |\n\nPeak memory: little.\n"
+    )
+    assert list(page.parent.iterdir()) == [page]

@@ -1,0 +1,190 @@
+"""The benchmark of training, as far as it goes without timings."""
+
+import csv
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from arch import ModelConfig, describe
+from scripts import bench_training
+from scripts.baselines import Work, ours, plain_convolution, theirs
+from scripts.bench_training import (
+    COMPILED,
+    FIELDS,
+    OFF,
+    OURS,
+    REFERENCE,
+    TRAINER,
+    Contender,
+    Race,
+    figures,
+    page,
+    races,
+)
+from scripts.turns import UNCOUNTED, Entrant, Over, Turn, Turns, end, race
+from tests.steady import steady
+
+LLAMA = {"mixers": ("attention(heads=4)",), "channel_mixer": "swiglu", "norm": "rmsnorm"}
+
+
+class FewSteps(Turns):
+    """Stands for the race: lets three steps pass."""
+
+    def __init__(self):
+        self.remaining = 3
+
+    def step(self):
+        self.remaining -= 1
+        if not self.remaining:
+            raise Over
+
+
+def work_of(packed, folder, **model):
+    sizes = {"vocab_size": 400, "context": 16, "d_model": 16, "n_layers": 1}
+    config = ModelConfig(**{**sizes, **model})  # pyright: ignore[reportArgumentType]
+    return Work(config, 4, "cpu", "fp32", False, packed.path, folder)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "kernels"),
+    [("llama-small", LLAMA, True), ("flat-small", {}, True), ("flat-small", {}, False)],
+)
+def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, monkeypatch, capsys):
+    from arch.mixers import masked
+
+    monkeypatch.setattr(masked, "masked_convolution", masked.masked_convolution)
+    turns = FewSteps()
+    with pytest.raises(Over):
+        ours(turns, work_of(packed, tmp_path, **model), recipe, kernels)
+    assert turns.remaining == 0
+    assert "steps of 4 x 16 tokens" in capsys.readouterr().out
+    assert (masked.masked_convolution is plain_convolution) == (not kernels)
+
+
+@pytest.mark.parametrize("kind", ["llama", "flat"])
+def test_theirs_trains_under_trainer(kind, packed, tmp_path):
+    pytest.importorskip("accelerate")
+    turns = FewSteps()
+    with pytest.raises(Over):
+        theirs(turns, work_of(packed, tmp_path, **(LLAMA if kind == "llama" else {})), kind)
+    assert turns.remaining == 0
+
+
+def test_kernels_off_computes_the_same():
+    from arch.masked_conv import masked_convolution
+
+    x = torch.randn(3, 5, 4)
+    weight, bias = torch.randn(5, 5), torch.randn(5)
+    for arguments in ((x, weight), (x, weight, bias)):
+        torch.testing.assert_close(plain_convolution(*arguments), masked_convolution(*arguments))
+
+
+def test_turns_and_a_contender_that_fails(tmp_path):
+    well, ill = entrants = [
+        Entrant("cpu", 1, tmp_path / f"{fails_at}.log", steady, None, fails_at)
+        for fails_at in (0, UNCOUNTED + 2 + UNCOUNTED + 2 + 1)
+    ]
+    try:
+        race(entrants, turn=0.01, until=0.0, rounds=(2, 9))
+    finally:
+        end(entrants)
+    assert well.failed is None
+    assert len(well.readings) == 2
+    assert all(t.seconds >= 0.001 * t.steps and t.memory > 1e6 for t in well.readings)
+    assert (ill.failed, ill.readings) == ("ValueError: the first line", [])
+    assert "the second" in ill.log.read_text()
+    assert [entrant.process.exitcode for entrant in entrants] == [0, 0]
+
+
+def test_figures_of_a_contender():
+    config = ModelConfig(vocab_size=400, context=25, d_model=16, n_layers=1)
+    contenders = {name: Contender(steady, (), "fp32") for name in (OURS, TRAINER)}
+    mine = [Turn(10, seconds, seconds, 5) for seconds in (1.0, 2.0, 4.0)]
+    its = [Turn(5, seconds, 3 * seconds, memory) for seconds, memory in ((1, 7), (2, 9), (3, 8))]
+    entered = [SimpleNamespace(readings=turns, failed=None) for turns in (mine, its)]
+    first, row = figures(Race("llama", config, 4, contenders), entered)  # pyright: ignore
+    assert first["ratio"] == 1
+    assert [row[name] for name in ("tokens", "least", "most")] == [250, 500 / 3, 500]
+    assert (row["memory"], row["turns"]) == (9, 3)
+    assert row["flops"] == 250 * describe(config).cost.training_flops
+    names = ("ratio", "ratio_least", "ratio_most", "ratio_work")
+    assert [row[name] for name in names] == pytest.approx([2, 1.5, 2, 6])
+
+
+def test_page_sets_the_contenders_side_by_side():
+    size = ("llama", "d=8 n=1 T=4, 2 windows")
+    rows = [
+        dict(zip(FIELDS, (*size, *values), strict=True))
+        for values in [
+            (OURS, "bf16", 3, 1.25e6, 1.2e6, 1.3e6, 2**30, 0, 1, 1, 1, 1, None),
+            (TRAINER, "bf16", 3, 1e6, 9e5, 2e6, 2**31, 1e12, 1.25, 1.1, 1.4, 1, None),
+            (TRAINER + COMPILED, "bf16", *[0] * 10, "out of | memory"),
+        ]
+    ]
+    options = SimpleNamespace(device="cpu", threads=2, command="python -m x")
+    text = page(rows, ["headed: d=8"], options, (4e12, "as said"))  # pyright: ignore
+    assert "| 1,000,000 | 900,000 to 2,000,000 | 2.00 | 1 | 25.0% | 1.25 | 1.10 to 1.40 |" in text
+    assert "| transformers' Trainer, compiled | failed: out of / memory |" in text
+    assert "- headed: d=8" in text
+    assert "4 TFLOP/s, as said" in text
+
+
+def test_races_of_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    options = bench_training._options(["--device", "cuda"])
+    planned = list(races(options, 4096))
+    assert [one.name for one in planned] == [
+        *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
+    ]
+    assert all(next(iter(one.contenders)) == OURS for one in planned)
+    assert {c.precision for one in planned for c in one.contenders.values()} == {"bf16", "fp16"}
+    llama, flat, *kernels = planned[:5]
+    assert llama.size.startswith("d=512 n=8 T=512, 128 windows a step, feed-forward 2048")
+    assert list(flat.contenders) == [OURS, REFERENCE, REFERENCE + COMPILED]
+    assert [list(one.contenders) for one in kernels] == [[OURS, OFF]] * 3
+    assert [one.batch * one.model.context for one in kernels] == [65536] * 3
+
+
+def check_table(words, packed, folder):
+    """Runs the command for flat; the page."""
+    words += " --device cpu --only flat --eager --widths 16 --layers 1 --length 16 --batch 2"
+    words += f" --turn 0.01 --threads 1 --data {packed.path} --out {folder / 'out'}"
+    assert bench_training.main(words.split()) == 0
+    with open(folder / "out/training-cpu.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [line["contender"] for line in rows] == [OURS, REFERENCE]
+    text = (folder / "out/training-cpu.md").read_text(encoding="utf-8")
+    assert str(folder) not in text
+    assert re.search(r"^\| the reference under Trainer \(fp32\) \| [\d,]+ \|", text, re.MULTILINE)
+    return text
+
+
+def test_table_from_one_command(packed, tmp_path, monkeypatch, capsys):
+    """With contenders that only count, or this would take a minute."""
+
+    def quick(one):
+        steadies = {name: Contender(steady, (), "fp32") for name in one.contenders}
+        return one._replace(contenders=steadies)
+
+    monkeypatch.setattr(bench_training, "races", lambda *given: map(quick, races(*given)))
+    text = check_table("--rounds 2", packed, tmp_path)
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_table_of_real_contenders(packed, tmp_path):
+    check_table("--rounds 1", packed, tmp_path)
+
+
+@pytest.mark.gpu
+def test_races_on_a_gpu(tmp_path):
+    pytest.importorskip("accelerate")
+    words = "--device cuda --widths 64 --layers 1 --length 32 --batch 8 --turn 0.01 --rounds 1"
+    words += " --only llama flat --eager --seconds 150"
+    assert bench_training.main([*words.split(), "--out", str(tmp_path)]) == 0
+    with open(tmp_path / "training-cuda.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [line["contender"] for line in rows] == [OURS, TRAINER, OURS, REFERENCE]
+    assert all(not line["failed"] and float(line["tokens"]) > 0 for line in rows)

@@ -1,0 +1,67 @@
+"""The rooms grow no larger, and a reader goes no further, than the limits below.
+
+A limit stands a little above what is there; whoever makes a room smaller lowers it. The target is
+where it is to end. `python -m tests.structure` prints both beside what is measured.
+"""
+
+import pytest
+
+from tests import structure
+
+TO_COME = {  # capability: its room, the lines that it may add there and to the tests
+    "bits": ("eval", 500, 250),
+    "explore": ("eval", 700, 300),
+    "any decoder": ("arch", 500, 350),
+}
+"""What limits and targets leave room for."""
+
+
+def _room(room):
+    return sum(lines for name, lines, _ in TO_COME.values() if name == room)
+
+
+TESTS = sum(lines for _, _, lines in TO_COME.values())
+LIMITS = {  # measure: limit, target
+    "lines: arch": (3_700 + _room("arch"), 2_450 + _room("arch")),
+    "lines: train": (3_300, 1_900),
+    "lines: tokenizer": (1_970, 1_100),
+    "lines: eval": (23_800 + _room("eval"), 11_500 + _room("eval")),
+    "lines: scripts": (2_370, 1_600),
+    "lines: tests": (22_200 + TESTS, 13_000 + TESTS),
+    "files in eval": (134, 80),
+    "floors in eval": (10, 5),
+    "arrows between folders of eval": (37, 30),
+    "longest chain of imports in eval": (18, 8),
+    "files of eval that `eval loss` imports": (16, 12),
+    "public names in several files": (88, 20),
+    "files above 400 lines": (4, 0),
+    "lines of the README": (165, 150),
+}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return structure.measured()
+
+
+@pytest.mark.parametrize("measure", LIMITS)
+def test_limit_holds(measure, measured):
+    limit, _ = LIMITS[measure]
+    assert measured[measure] <= limit, "python -m tests.structure prints what there is"
+
+
+def test_everything_that_is_measured_has_a_limit(measured):
+    assert measured.keys() == LIMITS.keys()
+    assert all(target <= limit for limit, target in LIMITS.values())
+
+
+@pytest.mark.parametrize(
+    ("graph", "length"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set(), "d": {"c"}}, 3),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, 3),
+        ({"a": set()}, 1),
+    ],
+)
+def test_longest_path(graph, length):
+    assert structure.longest(graph) == length

@@ -1,0 +1,134 @@
+"""Byte-level BPE: exact size, lossless, deterministic, and the same ids as transformers."""
+
+from functools import lru_cache
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tokenizer import (
+    END_OF_TEXT,
+    PAD,
+    CorpusError,
+    load_tokenizer,
+    open_corpus,
+    tokenizer_hash,
+    train_tokenizer,
+)
+from tokenizer.bpe import encode_stories, token_bytes
+
+TEXTS = [
+    "",
+    "Once upon a time,\n\nthere was a fox.\r\n\tThe end. ",
+    "Zoë 🙂👩‍👩‍👧 naïve 漢字 \x00\x01\x7f \u2028 ﬁ",
+    f"a story with {END_OF_TEXT} and {PAD} in it",
+    "   three   spaces   ",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(open_corpus("toy:300", "train"), 1000)
+
+
+@pytest.fixture(scope="module")
+def file(tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    return path
+
+
+def test_toy_stories_teach_exactly_4096_entries():
+    tokenizer = train_tokenizer(open_corpus("toy:2000", "train"))
+    assert tokenizer.get_vocab_size() == 4096
+    assert sorted(tokenizer.get_vocab().values()) == list(range(4096))
+
+
+def test_the_entries_are_the_special_tokens_the_bytes_and_merges(tokenizer):
+    assert tokenizer.get_vocab_size() == 1000
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    assert tokenizer.token_to_id(PAD) == 1
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    assert len(alphabet) == 256
+    assert {tokenizer.token_to_id(symbol) for symbol in alphabet} == set(range(2, 258))
+
+
+def test_the_same_stories_give_the_same_file(tokenizer):
+    again = train_tokenizer(list(open_corpus("toy:300", "train")), 1000)
+    assert again.to_str() == tokenizer.to_str()
+    assert tokenizer_hash(again) == tokenizer_hash(tokenizer)
+    other = train_tokenizer(open_corpus("toy:300:1", "train"), 1000)
+    assert tokenizer_hash(other) != tokenizer_hash(tokenizer)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+@given(st.text())
+@example(f"a{PAD}{END_OF_TEXT}")
+@settings(max_examples=300)
+def test_any_text_comes_back(text):
+    tokenizer = _small()
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    # Written in bytes, independent of the library's decoder.
+    pieces = token_bytes(tokenizer)
+    read = [pieces[token] or str(tokenizer.id_to_token(token)).encode() for token in ids]
+    assert b"".join(read) == text.encode()
+
+
+def test_special_tokens_in_a_text_get_their_ids_but_not_in_a_packed_story(tokenizer):
+    text = f"one{END_OF_TEXT}two{PAD}"
+    assert tokenizer.encode(text).ids.count(0) == 1
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    [[(_, ids)]] = encode_stories(copy, [(0, text)])
+    assert not {0, 1} & set(ids)
+    assert copy.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_transformers_reads_the_file_and_gives_the_same_ids(file, tokenizer, text):
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(file), pad_token=PAD, eos_token=END_OF_TEXT)
+    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (0, 1)
+    assert theirs.vocab_size == 1000
+
+
+def test_loading_from_a_file_or_its_directory_keeps_the_hash(file, tokenizer):
+    for path in (file, str(file), file.parent):
+        assert tokenizer_hash(load_tokenizer(path)) == tokenizer_hash(tokenizer)
+
+
+@pytest.mark.parametrize("size", [257, 65537])
+def test_a_vocabulary_that_cannot_be_is_refused(size):
+    with pytest.raises(CorpusError, match=rf"--vocab-size {size}: must be 258 .* to 65536"):
+        train_tokenizer(["a", "b"], size)
+
+
+def test_too_few_stories_are_refused():
+    with pytest.raises(CorpusError, match=r"--vocab-size 4096: .* for \d+ entries only; give more"):
+        train_tokenizer(["one story", "another story"])
+
+
+def test_a_missing_or_broken_file_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match=r"tokenizer\.json: no such file; make one with"):
+        load_tokenizer(tmp_path)
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{}")
+    with pytest.raises(CorpusError, match=r"tokenizer\.json: not a tokenizer file"):
+        load_tokenizer(broken)
+
+
+def test_a_tokenizer_that_is_not_made_of_bytes_is_refused():
+    words = Tokenizer(models.WordLevel({"hello": 0, "wörld ": 1}, unk_token="hello"))
+    with pytest.raises(CorpusError, match="is not made of bytes; train a byte-level tokenizer"):
+        token_bytes(words)
+
+
+@lru_cache(maxsize=1)
+def _small() -> Tokenizer:
+    return train_tokenizer(["aaabdaaabac", "the cat sat on the mat"], 262)

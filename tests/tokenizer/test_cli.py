@@ -1,0 +1,175 @@
+"""The commands: what they write and say, and one line for what they cannot do."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tokenizer import PackedData, load_tokenizer, open_corpus
+from tokenizer.__main__ import Progress, main
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "new" / "tokenizer.json"
+    assert main(["train", "toy:200", "--out", str(path), "--vocab-size", "800"]) == 0
+    return path
+
+
+def run(*arguments: str, **settings) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "tokenizer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, **settings)
+
+
+def test_train_is_deterministic_to_the_byte(file, tmp_path, capsys):
+    again = tmp_path / "again.json"
+    assert main(["train", "toy:200", "--out", str(again), "--vocab-size", "800"]) == 0
+    assert again.read_bytes() == file.read_bytes()
+    assert "800 entries, sha256 " in capsys.readouterr().out
+    assert [path.name for path in file.parent.iterdir()] == ["tokenizer.json"]
+    assert again.stat().st_mode & 0o777 == 0o644
+
+
+def test_pack_is_independent_of_the_number_of_workers(file, tmp_path):
+    for workers in ("1", "2"):
+        out = str(tmp_path / workers)
+        options = ["--tokenizer", str(file), "--out", out, "--workers", workers]
+        result = run("pack", "toy:300", *options, check=True)
+        assert f"{out}/train: 300 stories, " in result.stdout
+        assert result.stderr == ""
+    one, two = (PackedData(tmp_path / workers) for workers in "12")
+    assert one.hash == two.hash
+    assert one.meta == two.meta
+
+
+def test_pack_takes_a_layout_and_a_share(file, tmp_path):
+    source = tmp_path / "stories.txt"
+    stories = open_corpus("toy:100", "train")
+    source.write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
+    options = ["--tokenizer", str(file), "--out", str(tmp_path / "data"), "--valid-fraction", "0.3"]
+    options += ["--layout", "rows", "--context", "64", "--pad-side", "left", "--limit", "50"]
+    assert main(["pack", str(source), *options]) == 0
+    data = PackedData(tmp_path / "data")
+    assert data.tokens("train").shape == (50, 64)
+    assert 10 < len(data.tokens("valid")) < 50
+    assert data.meta["pad_side"] == "left"
+    assert main(["pack", "toy:10", *options[:4], "--force"]) == 0
+    assert PackedData(tmp_path / "data").meta["layout"] == "packed"
+
+
+def test_inspect_shows_what_was_learnt(file, capsys):
+    text = "Once upon a time,\nZoë <|endoftext|>"
+    assert main(["inspect", str(file), "--corpus", "toy:400", "--text", text]) == 0
+    shown = capsys.readouterr().out
+    assert "800 (2 special, 256 bytes, 542 merges)" in shown
+    assert "toy:400, valid: 20 stories" in shown
+    stories = list(open_corpus("toy:400", "valid"))
+    tokens = sum(len(load_tokenizer(file).encode(story).ids) + 1 for story in stories)
+    ratio = sum(len(story.encode()) for story in stories) / tokens
+    assert f"bytes per token  {ratio:.3f}\n" in shown
+    assert "longest tokens" in shown
+    assert "rarest tokens" in shown
+    assert "<0xc3> <0xab> · <|endoftext|>\n" in shown
+    assert "↵" in shown
+    assert f" tokens, {len(text.encode())} bytes, " in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_inspect_takes_an_empty_text(file, capsys):
+    assert main(["inspect", str(file), "--corpus", "toy:40", "--text", ""]) == 0
+    assert capsys.readouterr().out.endswith("\n0 tokens, 0 bytes\n")
+
+
+def test_sample_prints_stories_that_are_a_corpus_again(tmp_path, capsys):
+    assert main(["sample", "--count", "5", "--seed", "3"]) == 0
+    path = tmp_path / "stories.txt"
+    path.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert list(open_corpus(str(path), "train")) == list(open_corpus("toy:5:3", "train"))
+
+
+def test_a_pipe_that_closes_early_is_no_error():
+    command = (
+        f"{sys.executable} -m tokenizer sample --count 2000 | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=env, check=True
+    )
+    assert result.stderr == ""
+    assert result.stdout.endswith("\n0\n")
+
+
+@pytest.mark.parametrize("command", ["train", "pack", "inspect", "sample"])
+def test_help_has_examples_to_copy(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"  python -m tokenizer {command} " in shown
+    assert "hub:roneneldan/TinyStories" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train nowhere --out {new}", "no such file or directory"),
+        ("train toy:10 --out {file}/t.json", "tokenizer.json/t.json: cannot be written ("),
+        ("train toy:10 --out {folder}", "is a directory"),
+        ("train toy:10 --out {new} --vocab-size 9999", "entries only; give more stories"),
+        ("pack toy:10 --tokenizer {new} --out {new}d", "new: no such file; make one with"),
+        ("pack toy:10 --tokenizer {file} --out {new} --context 8", "need --layout rows"),
+        ("pack toy:10 --tokenizer {file} --out {folder}", "already exists"),
+        ("pack toy:10 --tokenizer {file} --out {new} --workers 0", "--workers 0: must be 1 or m"),
+        ("pack toy:10 --tokenizer {file} --out {new} --shards 0", "--shards 0: tokens in a file,"),
+        ("sample --count 0", "--count 0: must be 1 or more"),
+        ("inspect {folder}", "no such file; make one with"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words, message, file, tmp_path, capsys):
+    capsys.readouterr()
+    places = {"file": file, "folder": tmp_path, "new": tmp_path / "new"}
+    assert main(words.format(**places).split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_on_a_full_disk_leaves_the_old_file_whole(tmp_path, capsys, full_disk):
+    out = tmp_path / "tokenizer.json"
+    out.write_text("old")
+    full_disk()
+    assert main(["train", "toy:50", "--out", str(out), "--vocab-size", "300"]) == 2
+    assert "tokenizer.json: the disk is full, nothing was written" in capsys.readouterr().err
+    assert out.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_bad_usage_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "toy"])
+    assert caught.value.code == 2
+    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_prints_the_time_left_now_and_then(terminal, monkeypatch, capsys):
+    clock = iter([0.0, 0.01, 20.0, 20.1, 40.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    progress = Progress()
+    for done in (1, 2, 200, 201, 400):
+        progress("train", done, lambda: 1000)
+    progress.close()
+    text = capsys.readouterr().err
+    lines = [line.strip("\033[K") for line in text.replace("\r", "\n").split("\n") if line]
+    assert lines[:2] == [
+        "train: 200 of about 1,000, 80 s left",
+        "train: 400 of about 1,000, 60 s left",
+    ]
+    assert ("\r" in text) == terminal

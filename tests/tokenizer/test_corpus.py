@@ -1,0 +1,254 @@
+"""Sources of stories: every kind is read faithfully, and what is wrong with one is told."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tokenizer import CorpusError, open_corpus
+from tokenizer.corpus import Corpus
+
+STORIES = [
+    "One.\nTwo lines, and a  gap.\n\nThe end.",
+    "Zoë met 🙂.",
+    "\u201cThree\u201d",
+    "Four\r\nend",
+]
+OTHERS = ["Five.", "Six.\nAnd seven."]
+MESSY = f"\n{STORIES[0]}\n<|endoftext|>\n\n {STORIES[1]} \n<|endoftext|>\n<|endoftext|>\n"
+MESSY += f"{STORIES[2]}<|endoftext|>{STORIES[3]}\n<|endoftext|>\n"
+
+
+def write(path: Path, stories: list[str]) -> Path:
+    """Write stories in the manner that the name asks for."""
+    if path.suffix == ".txt":
+        path.write_bytes("".join(f"{text}\n<|endoftext|>\n" for text in stories).encode())
+    elif path.suffix == ".jsonl":
+        lines = (json.dumps({"id": 1, "text": text}) + "\n" for text in stories)
+        path.write_text("".join(lines), encoding="utf-8")
+    else:
+        pq.write_table(pa.table({"id": range(len(stories)), "text": stories}), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["stories.txt", "stories.jsonl", "stories.parquet"])
+def test_a_file_is_read_faithfully_and_again(tmp_path, name):
+    corpus = open_corpus(str(write(tmp_path / name, STORIES)), "train")
+    assert list(corpus) == STORIES
+    assert list(corpus) == STORIES
+    assert corpus.expected() == len(STORIES)
+
+
+def test_only_the_white_space_around_a_story_is_lost(tmp_path):
+    path = tmp_path / "messy.txt"
+    for mark in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + MESSY.encode())
+        assert list(open_corpus(str(path), "train")) == STORIES
+
+
+def test_stories_are_found_whatever_the_size_of_the_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "messy.txt"
+    path.write_bytes(MESSY.encode())
+    for size in (1, 7, 64):
+        monkeypatch.setattr("tokenizer.corpus.BLOCK", size)
+        assert list(open_corpus(str(path), "train")) == STORIES
+
+
+def test_a_separator_inside_a_text_separates(tmp_path):
+    path = write(tmp_path / "stories.jsonl", [f"{STORIES[0]}\n<|endoftext|>", "a <|endoftext|> b"])
+    assert list(open_corpus(str(path), "train")) == [STORIES[0], "a", "b"]
+
+
+@pytest.mark.parametrize("valid", ["valid", "validation"])
+def test_a_directory_has_both_splits(tmp_path, valid):
+    write(tmp_path / "train.parquet", STORIES)
+    write(tmp_path / f"{valid}.jsonl", OTHERS)
+    (tmp_path / "training-notes.txt").write_text("not a story")
+    assert list(open_corpus(str(tmp_path), "train")) == STORIES
+    assert list(open_corpus(str(tmp_path), "valid", valid_fraction=0.5)) == OTHERS
+
+
+def test_a_story_in_both_splits_is_held_out(tmp_path):
+    write(tmp_path / "train.jsonl", [*STORIES, *OTHERS[:2]])
+    write(tmp_path / "valid.txt", [f" {OTHERS[0]}", *OTHERS])
+    assert list(open_corpus(str(tmp_path), "train")) == STORIES
+    assert list(open_corpus(str(tmp_path), "valid")) == [OTHERS[0], *OTHERS]
+
+
+def test_the_parts_of_a_split_are_read_in_order(tmp_path):
+    write(tmp_path / "train-00001-of-00002.parquet", STORIES[2:])
+    write(tmp_path / "train-00000-of-00002.parquet", STORIES[:2])
+    assert list(open_corpus(str(tmp_path), "train")) == STORIES
+
+
+def test_a_single_file_is_either_split_unless_a_share_is_set_aside(tmp_path):
+    stories = [f"Story number {number}." for number in range(400)]
+    path = str(write(tmp_path / "stories.txt", [*stories, *stories]))
+    assert list(open_corpus(path, "valid")) == list(open_corpus(path, "train"))
+    splits = {split: open_corpus(path, split, valid_fraction=0.25) for split in ("train", "valid")}
+    train, valid = (list(splits[split]) for split in ("train", "valid"))
+    assert sorted(train + valid) == sorted([*stories, *stories])
+    assert not set(train) & set(valid)  # a copy of a story is never on the other side
+    assert 0.2 < len(valid) / 800 < 0.3
+    assert splits["valid"].expected() == 200
+    backwards = str(write(tmp_path / "backwards.jsonl", stories[::-1]))
+    assert set(open_corpus(backwards, "valid", valid_fraction=0.25)) == set(valid)
+
+
+@pytest.mark.parametrize("source", ["toy", "stories.jsonl"])
+def test_a_limit_stops_early(tmp_path, source):
+    if source != "toy":
+        source = str(write(tmp_path / source, STORIES))
+    corpus = open_corpus(source, "train", limit=3)
+    assert len(list(corpus)) == corpus.expected() == 3
+
+
+def test_toy_takes_a_number_and_a_seed():
+    def count(source: str) -> dict[str, int | None]:
+        return {split: open_corpus(source, split).expected() for split in ("train", "valid")}
+
+    assert count("toy") == {"train": 20_000, "valid": 1000}
+    assert count("toy:100") == {"train": 100, "valid": 5}
+    assert len(list(open_corpus("toy:100", "train"))) == 100
+    first = next(iter(open_corpus("toy:100:3", "train")))
+    assert first != next(iter(open_corpus("toy:100", "train")))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Lay out a directory as the hub lays out TinyStories, with a cache of its own."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    (tmp_path / "TinyStories" / "data").mkdir(parents=True)
+    return tmp_path / "TinyStories"
+
+
+def test_a_dataset_of_the_hubs_shape_is_read(hub):
+    write(hub / "data" / "train-00000-of-00002.parquet", STORIES[:2])
+    write(hub / "data" / "train-00001-of-00002.parquet", STORIES[2:])
+    write(hub / "data" / "validation-00000-of-00001.parquet", OTHERS)
+    train = open_corpus(f"hub:{hub}", "train")
+    assert list(train) == list(train) == STORIES
+    assert train.expected() == len(STORIES)
+    assert list(open_corpus(f"hub:{hub}", "valid")) == OTHERS
+
+
+def test_a_dataset_that_cannot_be_used_is_refused(hub):
+    path = hub / "data" / "train-00000-of-00001.parquet"
+    pq.write_table(pa.table({"content": STORIES}), path)
+    with pytest.raises(CorpusError, match="split train: no column text, only content"):
+        open_corpus(f"hub:{hub}", "train")
+    with pytest.raises(CorpusError, match=r"hub:.*nowhere: cannot be loaded \(.*check the name"):
+        open_corpus(f"hub:{hub}/nowhere", "train")
+    path.rename(hub / "data" / "test-00000-of-00001.parquet")
+    write(hub / "data" / "test-00000-of-00001.parquet", STORIES)
+    with pytest.raises(CorpusError, match="has no train or validation split, only test"):
+        open_corpus(f"hub:{hub}", "train")
+
+
+@pytest.mark.network
+def test_the_real_hub():
+    stories = open_corpus("hub:roneneldan/TinyStories", "valid", limit=10)
+    assert len(list(stories)) == 10
+
+
+BAD_FILES = {
+    "empty.txt": (b"", r"holds no story; at least two"),
+    "blank.txt": (b"\n \n<|endoftext|>\n\n<|endoftext|>", r"holds no story; at least two"),
+    "one.txt": (b"Once.\n<|endoftext|>\n", r"holds one story only; at least two"),
+    "plain.txt": (b"Once upon a time.\nThe end.\n", r"no separator after byte 0; end each story"),
+    "latin.txt": (
+        b"One.\n<|endoftext|>\nA caf\xe9.\n<|endoftext|>\n",
+        r"byte 24 \(line 3\) is 0xe9, not valid UTF-8; convert",
+    ),
+    "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', r"byte 24 \(line 2\) is 0xff"),
+    "empty.jsonl": (b"\n", r"holds no story"),
+    "broken.jsonl": (b'{"text": "a"}\n\n{"text": \n', r"line 3 is not an object with a text"),
+    "other.jsonl": (b'{"text": "a"}\n{"story": "b"}\n', r"line 2 is not an object with a text"),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 3}\n', r"line 2 is not an object with a text"),
+    "list.jsonl": (b"[1]\n", r"line 1 is not an object with a text"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r"line 1 is not an object with a text"),
+    "broken.parquet": (b"PAR1 no PAR1", r"not a Parquet file"),
+    "stories.csv": (b"text\n", r"unknown kind of file; the name must end in \.txt, \.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_refused_in_one_line(tmp_path, name):
+    content, message = BAD_FILES[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=f"{name}: {message}") as caught:
+        list(open_corpus(str(path), "train"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_text_that_is_too_long_is_not_called_bad_utf_8(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenizer.corpus.BLOCK", 7)
+    monkeypatch.setattr("tokenizer.corpus.LONGEST_STORY", 30)
+    path = tmp_path / "long.txt"
+    path.write_text("One.<|endoftext|>" + "\u20ac" * 40, encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"long\.txt: no separator after byte 17; end each"):
+        list(open_corpus(str(path), "train"))
+
+
+def test_what_is_wrong_later_in_a_file_is_found_when_it_is_read(tmp_path):
+    path = tmp_path / "late.jsonl"
+    path.write_text('{"text": "a"}\n' * 5 + '{"text": null}\n')
+    corpus = open_corpus(str(path), "train")
+    with pytest.raises(CorpusError, match="line 6"):
+        list(corpus)
+
+
+def test_parquet_needs_a_column_of_texts(tmp_path):
+    path = tmp_path / "stories.parquet"
+    pq.write_table(pa.table({"story": STORIES, "id": range(4)}), path)
+    with pytest.raises(CorpusError, match="no column text, only story, id; rename"):
+        open_corpus(str(path), "train")
+    pq.write_table(pa.table({"text": ["a", "b", None]}), path)
+    with pytest.raises(CorpusError, match="row 3 holds None, not a text"):
+        list(open_corpus(str(path), "train"))
+    bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": bad}), path)
+    with pytest.raises(CorpusError, match="row 2 is not valid UTF-8"):
+        list(open_corpus(str(path), "train"))
+
+
+@pytest.mark.parametrize("source", ["toy:", "toy:1", "toy:x", "toy:10:", "toy:10:1:2"])
+def test_a_toy_source_is_checked(source):
+    with pytest.raises(CorpusError, match="must be toy, toy:STORIES or toy:STORIES:SEED"):
+        open_corpus(source, "train")
+
+
+def test_a_source_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match="no such file or directory; a source is toy"):
+        open_corpus(str(tmp_path / "nowhere"), "train")
+    with pytest.raises(CorpusError, match=r"no train\.\* or valid\.\* in it"):
+        open_corpus(str(tmp_path), "train")
+
+
+def test_a_directory_must_be_clear_about_its_splits(tmp_path):
+    write(tmp_path / "train.txt", STORIES)
+    with pytest.raises(CorpusError, match="has no valid split; choose a source that has one"):
+        open_corpus(str(tmp_path), "valid")
+    assert open_corpus(str(tmp_path), "train", valid_fraction=0.5).share == 0.5
+    write(tmp_path / "train.jsonl", STORIES)
+    with pytest.raises(CorpusError, match=r"several kinds of file for train \(train\.jsonl, train"):
+        open_corpus(str(tmp_path), "train")
+
+
+def test_settings_are_checked(tmp_path):
+    def opened(**settings) -> Corpus:
+        return open_corpus("toy:10", **{"split": "train", **settings})
+
+    with pytest.raises(CorpusError, match="split test: must be train or valid"):
+        opened(split="test")
+    with pytest.raises(CorpusError, match="--limit 1: must be 2 or more"):
+        opened(limit=1)
+    with pytest.raises(CorpusError, match=r"--valid-fraction 1\.5: must lie between 0 and 1"):
+        opened(valid_fraction=1.5)
+    few = str(write(tmp_path / "few.txt", STORIES))
+    with pytest.raises(CorpusError, match=r"holds no story for valid; at least two"):
+        open_corpus(few, "valid", valid_fraction=1e-9)

@@ -1,0 +1,319 @@
+"""Packed data: what went in comes out, counted rightly, whole or not there."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from tests.tokenizer.conftest import contents
+from tokenizer import (
+    END_OF_TEXT,
+    PAD,
+    CorpusError,
+    PackedData,
+    load_tokenizer,
+    open_corpus,
+    pack,
+    tokenizer_hash,
+    train_tokenizer,
+)
+from tokenizer.pack import Layout
+
+KILLED = """
+import os, pathlib, signal, sys
+from tokenizer import pack
+rename = pathlib.Path.rename
+def fatal(path, target):
+    if str(target) == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(path, target)
+pathlib.Path.rename = fatal
+pack("toy:6", sys.argv[1], sys.argv[2], shards=500, force=True)
+"""
+SOURCE = "toy:60"
+CONTEXT = 400  # some stories of SOURCE are shorter, some longer
+STORIES = ["Zoë said:\n\n“Hi 🙂”", f"A story that says {PAD}.", "The end."]
+
+
+@pytest.fixture(scope="module")
+def packed(tokenizer, tmp_path_factory):
+    return pack(SOURCE, tokenizer, tmp_path_factory.mktemp("packed") / "data")
+
+
+@pytest.fixture
+def data(packed, tokenizer, tmp_path):
+    """Return a fresh data directory, to be spoilt."""
+    return pack("toy:4", tokenizer, tmp_path / "data").path
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_packed_tokens_are_the_stories_each_with_its_end(packed, split):
+    stories = list(open_corpus(SOURCE, split))
+    tokens = packed.tokens(split)
+    assert not tokens.flags.owndata  # mapped, not copied
+    assert tokens.dtype == np.uint16
+    assert not tokens.flags.writeable
+    text = load_tokenizer(packed.path).decode(tokens.tolist(), skip_special_tokens=False)
+    assert text == "".join(story + END_OF_TEXT for story in stories)
+
+    encode = load_tokenizer(packed.path).encode
+    assert tokens.tolist() == [token for story in stories for token in (*encode(story).ids, 0)]
+
+    counts = dict(packed.meta["splits"][split])
+    (shard,) = counts.pop("shards")
+    size = sum(len(story.encode()) for story in stories)
+    content = (packed.path / f"{split}-00000.bin").read_bytes()
+    assert counts == {
+        "stories": len(stories),
+        "tokens": len(tokens),
+        "bytes": size,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    assert shard == counts | {"file": f"{split}-00000.bin"}
+    assert content == tokens.astype("<u2").tobytes()
+    assert packed.bytes_per_token(split) == size / len(tokens)
+
+
+def test_meta_tells_where_the_data_comes_from(packed, tokenizer):
+    meta = json.loads((packed.path / "meta.json").read_text())
+    assert meta == packed.meta
+    splits = meta.pop("splits")
+    assert meta == {
+        "schema": 1,
+        "layout": "packed",
+        "pad_side": None,
+        "context": None,
+        "vocab_size": 400,
+        "tokenizer_sha256": tokenizer_hash(load_tokenizer(tokenizer)),
+        "source": SOURCE,
+        "valid_fraction": None,
+    }
+    assert (packed.path / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    assert tokenizer_hash(Tokenizer.from_str(packed.tokenizer_json)) == meta["tokenizer_sha256"]
+    both = splits["train"]["sha256"] + splits["valid"]["sha256"]
+    assert packed.hash == hashlib.sha256(both.encode()).hexdigest()
+
+
+def test_packing_again_gives_the_same_files(packed, tokenizer, tmp_path):
+    again = pack(SOURCE, tokenizer, tmp_path / "data")
+    assert contents(again.path) == contents(packed.path)
+    assert again.hash == packed.hash
+    assert pack("toy:60:1", tokenizer, tmp_path / "other").hash != packed.hash
+
+
+def test_the_size_of_a_batch_does_not_matter(packed, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenizer.bpe.BATCH", 7)
+    assert contents(pack(SOURCE, tokenizer, tmp_path / "data").path) == contents(packed.path)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_are_what_transformers_makes_of_the_stories(tokenizer, tmp_path, side):
+    data = pack(SOURCE, tokenizer, tmp_path / "data", Layout("rows", CONTEXT, side))
+    stories = list(open_corpus(SOURCE, "train"))
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer), pad_token=PAD, padding_side=side, truncation_side="right"
+    )
+    expected = theirs(
+        [story + END_OF_TEXT for story in stories],
+        padding="max_length",
+        truncation=True,
+        max_length=CONTEXT,
+        return_tensors="np",
+    )
+    tokens = data.tokens("train")
+    assert tokens.shape == (len(stories), CONTEXT)
+    np.testing.assert_array_equal(tokens, expected["input_ids"])
+
+    counts = data.meta["splits"]["train"]
+    real = np.asarray(expected["attention_mask"], bool)
+    assert 0 < (~real).any(1).sum() < len(stories)
+    assert counts["rows"] == counts["stories"] == len(stories)
+    assert counts["tokens"] == real.sum()
+    assert 0 < counts["cut"] == (~(tokens == 0).any(1)).sum() <= len(stories)
+    kept = load_tokenizer(tokenizer).decode(tokens[real].tolist(), skip_special_tokens=True)
+    assert counts["bytes"] == len(kept.encode())  # what was cut off is not counted
+    assert (data.meta["context"], data.meta["pad_side"]) == (CONTEXT, side)
+
+
+def test_rows_hold_short_and_long_stories(tokenizer, tmp_path):
+    source = tmp_path / "short.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in STORIES * 20))
+    data = pack(str(source), tokenizer, tmp_path / "d", Layout("rows", 16), valid_fraction=0.5)
+    assert data.meta["pad_side"] == "right"
+    loaded = load_tokenizer(tokenizer)
+    rows = {
+        loaded.decode(row.tolist(), skip_special_tokens=False).rstrip().replace(PAD, "")
+        for split in ("train", "valid")
+        for row in data.tokens(split)
+    }
+    assert f"The end.{END_OF_TEXT}" in rows
+
+
+def test_a_story_that_spells_a_pad_is_only_text(tokenizer, tmp_path):
+    source = tmp_path / "stories.jsonl"
+    texts = [f"{number}: {text}" for number in range(20) for text in STORIES]
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = pack(str(source), tokenizer, tmp_path / "data", valid_fraction=0.3)
+    tokens = np.concatenate([data.tokens("train"), data.tokens("valid")])
+    assert (tokens == 1).sum() == 0
+    assert (tokens == 0).sum() == len(texts)
+    told = load_tokenizer(tokenizer).decode(tokens.tolist(), skip_special_tokens=False)
+    assert sorted(told.split(END_OF_TEXT)[:-1]) == sorted(texts)
+
+
+def test_progress_is_reported(tokenizer, tmp_path):
+    seen = []
+    pack(
+        "toy:40", tokenizer, tmp_path / "d", report=lambda corpus, n: seen.append((corpus.split, n))
+    )
+    assert seen == [("train", 40), ("valid", 2)]
+
+
+def test_what_is_there_is_not_replaced_unless_forced(data, tokenizer):
+    before = contents(data)
+    with pytest.raises(CorpusError, match=r"--out .*data: already exists; .*--force"):
+        pack("toy:6", tokenizer, data)
+    assert contents(data) == before
+    pack("toy:6", data / "tokenizer.json", data, force=True)
+    assert PackedData(data).meta["source"] == "toy:6"
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_force_leaves_what_is_not_packed_data(tokenizer, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(CorpusError, match="not packed data, so --force leaves it"):
+        pack("toy:6", tokenizer, tmp_path, force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_full_disk_leaves_nothing_behind(data, tokenizer, full_disk, force):
+    out = data if force else data.parent / "other"
+    before = contents(data)
+    full_disk()
+    with pytest.raises(CorpusError, match=r"--out .*: the disk is full, nothing was written; free"):
+        pack("toy:6", tokenizer, out, force=force)
+    assert contents(data) == before
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_a_failed_replacement_puts_the_old_directory_back(data, tokenizer, monkeypatch):
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    before = contents(data)
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        pack("toy:6", tokenizer, data, force=True)
+    assert contents(data) == before
+    monkeypatch.undo()
+    pack("toy:6", tokenizer, data, force=True)
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_a_replacement_that_is_killed_between_its_renames(data, tokenizer):
+    before = contents(data)
+    command = [sys.executable, "-c", KILLED, str(tokenizer), str(data)]
+    root = Path(__file__).parents[2]
+    assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
+    assert not data.exists()
+    with pytest.raises(CorpusError, match=r"already exists; choose another, or replace it"):
+        pack("toy:6", tokenizer, data)
+    assert contents(data) == before
+    pack("toy:6", tokenizer, data, shards=500, force=True)
+    assert contents(data) != before
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_stories_that_turn_out_bad_leave_nothing_behind(tokenizer, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 3000 + '{"text": 1}\n')
+    (tmp_path / "valid.jsonl").write_text('{"text": "a"}\n' * 3)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CorpusError, match="line 3001"):
+        pack(str(tmp_path), tokenizer, tmp_path / "data")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_unwritable_place_is_refused(tokenizer, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CorpusError, match=r"--out .*file/data: cannot be written \(.*choose a"):
+        pack("toy:6", tokenizer, tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (("packed", 8), "--context and --pad-side: need --layout rows"),
+        (("packed", None, "left"), "--context and --pad-side: need --layout rows"),
+        (("rows",), "--context None: --layout rows needs 2 or more"),
+        (("rows", 1), "--context 1: --layout rows needs 2 or more"),
+        (("rows", 8, "top"), "--pad-side top: must be left or right"),
+        (("columns",), "--layout columns: must be packed or rows"),
+    ],
+)
+def test_a_layout_is_checked(layout, message):
+    with pytest.raises(CorpusError, match=message):
+        Layout(*layout)
+
+
+def test_a_tokenizer_that_cannot_pack_is_refused(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    many = load_tokenizer(tokenizer)
+    many.add_tokens([f"token{number}" for number in range(65536)])
+    for made, message in (
+        (Tokenizer(models.BPE()), r"has no entry <\|endoftext\|>; train one with"),
+        (many, "65936 entries, but uint16 can name 65536"),
+    ):
+        made.save(str(path))
+        with pytest.raises(CorpusError, match=message):
+            pack("toy:6", path, tmp_path / "data")
+
+
+def test_directories_of_one_file_a_split_are_read(packed, tokenizer):
+    """As the first version wrote them, with the same hashes."""
+    old = pack(SOURCE, tokenizer, packed.path.parent / "old").path
+    meta = json.loads((old / "meta.json").read_text())
+    for split, counts in meta["splits"].items():
+        del counts["shards"]
+        (old / f"{split}-00000.bin").rename(old / f"{split}.bin")
+    (old / "meta.json").write_text(json.dumps(meta))
+    data = PackedData(old)
+    assert data.hash == packed.hash
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(data.tokens(split), packed.tokens(split))
+        assert [shard.verify() for shard in data.shards(split)] == [None]
+
+
+def test_a_directory_that_is_not_packed_data_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match="nowhere: no such directory of packed data; make one"):
+        PackedData(tmp_path / "nowhere")
+    with pytest.raises(CorpusError, match=r"not a directory of packed data \(no meta\.json\)"):
+        PackedData(tmp_path)
+    for text, message in (
+        ('{"step": 0}', r"not a directory of packed data \(no splits in"),  # a model has one, too
+        ("{", r"meta\.json: not JSON \(.*\); pack the data again"),
+        ('{"schema": 9, "splits": {}}', r"meta\.json: schema 9, known is 1"),
+    ):
+        (tmp_path / "meta.json").write_text(text)
+        with pytest.raises(CorpusError, match=message):
+            PackedData(tmp_path)
+
+
+def test_another_tokenizer_is_noticed(data):
+    other = train_tokenizer(open_corpus("toy:50:1", "train"), 300)
+    (data / "tokenizer.json").write_text(other.to_str(), encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"tokenizer\.json: not the tokenizer this data was"):
+        PackedData(data)

@@ -1,0 +1,148 @@
+"""The built-in stories: the same everywhere, never twice the same, grammatical, rich enough."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenizer.splits import held_out
+from tokenizer.toy import HELD_OUT, Choice, Line, Name, library, story, toy_stories
+
+WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
+AN = re.compile(r"\b(an?) ([a-z]+)", re.IGNORECASE)
+CAST = {
+    *("friend", "elder", "mom", "neighbor", "man", "boy", "hero", "friend_name", "feature", "home"),
+    *("he", "him", "his", "himself", "in_place", "the_place", "to_place"),
+}
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return list(toy_stories(3000))
+
+
+def test_a_story_is_a_function_of_its_arguments(stories):
+    assert [story(0, index) for index in (7, 2999, 7)] == [stories[7], stories[2999], stories[7]]
+    assert len({story(0, 1), story(1, 1), story(0, 2), story(0, 1, "valid")}) == 4
+
+
+def test_the_stories_are_the_same_in_every_process():
+    script = "from tokenizer.toy import toy_stories; print('\\n'.join(toy_stories(20, seed=3)))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert outputs == {("\n".join(toy_stories(20, seed=3)) + "\n").encode()}
+
+
+@pytest.mark.parametrize(
+    ("split", "sha256"),
+    [
+        ("train", "4ad1b2f18d24ebe2419ab1ba94a8bc78124e33a31a124085602773b4df0db6b7"),
+        ("valid", "d56efeb894482e53cb06143afedc8007ac4b22b70af7fe9a290e7b4c417450b2"),
+    ],
+)
+def test_the_stories_are_the_ones_that_figures_were_measured_on(split, sha256):
+    # A change here is a change of the corpus: every figure measured on it has to be taken again.
+    text = "\n".join(toy_stories(200, 0, split))
+    assert hashlib.sha256(text.encode()).hexdigest() == sha256
+
+
+def test_the_import_of_the_room_reads_no_story_and_no_large_library():
+    script = (
+        "import sys, tokenizer, tokenizer.__main__; from tokenizer.toy import library;"
+        "assert not library.cache_info().currsize;"
+        "print(*({'datasets', 'pyarrow', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_the_text_files_are_installed_with_the_package():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert '"tokenizer.toy" = ["*.txt"]' in project.partition("[tool.setuptools.package-data]")[2]
+
+
+def test_no_story_is_told_twice(stories):
+    assert len(set(stories)) == len(stories)
+
+
+def test_no_valid_story_is_ever_in_train(stories):
+    valid = set(toy_stories(200, 0, "valid")) | set(toy_stories(200, 5, "valid"))
+    assert len(valid) == 400
+    assert not valid & set(stories)
+    # Not by luck: which side a text is on depends on the text alone.
+    assert all(held_out(text, HELD_OUT) for text in valid)
+    assert not any(held_out(text, HELD_OUT) for text in stories)
+
+
+def test_a_friend_is_introduced_once(stories):
+    introduced = [len(re.findall(r"\b(?:his|her) friend [A-Z]", text, re.I)) for text in stories]
+    assert set(introduced) == {0, 1}
+    assert sum(introduced) > len(stories) / 2
+
+
+def test_the_stories_have_many_words_and_many_beginnings(stories):
+    words = {word.lower() for text in stories for word in WORD.findall(text)}
+    assert len(words) >= 2000
+    lengths = sorted(len(text.split()) for text in stories)
+    assert lengths[0] >= 90
+    assert lengths[-1] <= 290
+    assert len({text.split(".")[0] for text in stories}) > 2500
+
+
+def test_the_stories_are_written_correctly(stories):
+    for text in stories:
+        assert not re.search(r"[{}\[\]|_=]|  | \n|\n |\n\n| [.,!?]", text), text
+        assert not re.search(r"\b(a|an|the|his|her|and|to|in|of|was|it|so|very) \1\b", text), text
+        for line in text.split("\n"):
+            assert line[0] == '"' or line[0].isupper()
+            assert line[-1] in '.!?"'
+            assert line.count('"') % 2 == 0
+        assert not re.search(r"[.!?] [a-z]", re.sub(r'[!?]" [a-z]', "", text)), text
+        for article, word in AN.findall(text):
+            vowel = word[0].lower() in "aeiou" and not word.startswith(("one", "uni", "use"))
+            assert (article.lower() == "an") == (vowel or word.startswith(("hour", "honest"))), word
+
+
+def test_hero_and_pronouns_agree():
+    for index in range(300):
+        text = story(0, index)
+        opening = text.split("\n")[0]
+        if found := re.search(r"\b(girl|boy) (?:named|called) ([A-Z][a-z]+)", opening):
+            own, other = ("She", "He") if found[1] == "girl" else ("He", "She")
+            assert found[2] in text.split("\n", 1)[1]
+            assert not re.search(rf"\b{other}\b", opening), opening
+            assert not re.search(rf"{found[2]}[^.\"]* {other.lower()}self", text)
+            assert re.search(rf"\b{own}\b", text, re.I), text
+
+
+def test_every_name_in_a_line_is_known():
+    def names(line: Line) -> set[str]:
+        found = set()
+        for part in line:
+            if isinstance(part, Name):
+                found.add(part.words)
+            elif isinstance(part, Choice):
+                found.update(*(names(choice) for choice in part.lines))
+        return found
+
+    read = library()
+    known = CAST | read.words.keys()
+    for word, lines in read.words.items():
+        assert not set().union(*map(names, lines)) - known, word
+    plots = {id(plot): plot for plots in read.plots.values() for plot in plots}.values()
+    assert len(plots) >= 40
+    for plot in plots:
+        used = set().union(*(names(line) for beat in plot.beats for line in beat))
+        assert not used - known - plot.words.keys()
+        assert not plot.words.keys() - used

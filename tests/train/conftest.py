@@ -1,0 +1,70 @@
+"""Data and a finished run that the tests of training share: once for each process of tests."""
+
+import shutil
+
+import pytest
+
+from tests.train.cases import fit, pack_toy
+from train.module import LanguageModule
+
+
+@pytest.fixture(scope="session")
+def packed(small_tokenizer, tmp_path_factory):
+    """Four stories."""
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 4)
+
+
+@pytest.fixture(scope="session")
+def data(packed):
+    return packed.path
+
+
+@pytest.fixture(scope="session")
+def stories(small_tokenizer, tmp_path_factory):
+    """Forty stories."""
+    return pack_toy(small_tokenizer, tmp_path_factory.mktemp("toy") / "packed", 40)
+
+
+@pytest.fixture(scope="session")
+def whole(data, tmp_path_factory):
+    """A run of six steps that nothing interrupted, all of them saved; not to be changed."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert fit(data, run, "--checkpoint_every", "2", "--save_every", "1") == 0
+    return run
+
+
+@pytest.fixture
+def finished(data, whole, tmp_path):
+    """Copies of a finished run, to go on from: `finished("a")`."""
+    return lambda name="run": shutil.copytree(whole, tmp_path / name)
+
+
+@pytest.fixture
+def refused(capsys):
+    """The one line of an error, of a command that ended with exit code 2 and said nothing else."""
+
+    def line(code):
+        assert code == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return line
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Does something with a step's loss when it is computed: `at_step(7, lambda loss: ...)`."""
+    original = LanguageModule.training_step
+
+    def patch(step, act):
+        def training_step(self, batch, batch_idx):
+            loss = original(self, batch, batch_idx)
+            first = batch_idx % self.trainer.accumulate_grad_batches == 0
+            return act(loss) if first and self.trainer.global_step == step - 1 else loss
+
+        monkeypatch.setattr(LanguageModule, "training_step", training_step)
+
+    return patch

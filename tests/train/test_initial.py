@@ -1,0 +1,128 @@
+"""Weights to start from, and when a run ends or keeps a model by its validations."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from arch import export_transformers, load_model
+from tests.train.cases import TINY, fit, rows
+from tokenizer import pack
+from train import RunError, read_recipe
+from train import fit as train_model
+from train.saving import stalled
+
+LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A small Llama of two steps."""
+    run = tmp_path_factory.mktemp("llama") / "run"
+    assert fit(data, run, *LLAMA.split(), "--trainer.max_steps", "2") == 0
+    return run / "models" / "step-000002"
+
+
+def step_0(run: Path) -> dict[str, torch.Tensor]:
+    return load_model(run / "models" / "step-000000").model.state_dict()
+
+
+@pytest.mark.parametrize("transformers", [False, True])
+def test_a_run_starts_from_the_weights_of_another(data, trained, tmp_path, transformers, capsys):
+    source, loaded = str(trained), load_model(trained)
+    if transformers:
+        export_transformers(tmp_path / "theirs", loaded.model, loaded.tokenizer_json)
+        source = f"hf:{tmp_path / 'theirs'}"
+    flags = [*LLAMA.split(), "--seed", "5", "--model.vocab_multiple", "64", "--init_from", source]
+    assert fit(data, tmp_path / "run", *flags, "--trainer.max_steps", "3") == 0
+    state = loaded.model.state_dict()
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in step_0(tmp_path / "run").items()
+    )
+    weights = sum(parameter.numel() for parameter in loaded.model.parameters())
+    line = f"from {source}: {len(state)} tensors of {len(state)}, {weights:,} weights\n"
+    assert line in capsys.readouterr().out
+    # Going on reads the checkpoint, and not these weights again.
+    flags[-1] = str(tmp_path / "gone")
+    more = ["--resume", "auto", "--trainer.max_steps", "4"]
+    assert fit(data, tmp_path / "run", *flags, *more) == 0
+
+
+def test_a_hybrid_takes_what_fits(data, trained, tmp_path, capsys):
+    flags = [*LLAMA.split(), "--model.mixers", "[attention(heads=2),flat]", "--seed", "5"]
+    assert fit(data, tmp_path / "run", *flags, "--init_from", trained) == 0
+    assert "initial weights of their own: blocks.1.token_mixer." in capsys.readouterr().out
+    state = load_model(trained).model.state_dict()
+    hybrid = step_0(tmp_path / "run")
+    mixing = "blocks.1.token_mixer."
+    assert all(torch.equal(hybrid[name], state[name]) for name in state if mixing not in name)
+    assert any(name.startswith(mixing) for name in hybrid)
+
+
+def test_weights_that_cannot_be_taken(data, trained, small_tokenizer, tmp_path, capsys):
+    other = Tokenizer.from_str(small_tokenizer.to_str())
+    other.no_padding()
+    other.add_tokens(["<|another|>"])
+    other.save(str(tmp_path / "tokenizer.json"))
+    more = pack("toy:4", tmp_path / "tokenizer.json", tmp_path / "more").path
+    size = ["--model.vocab_size", str(other.get_vocab_size())]
+    for place, flags, message in (
+        (data, ["--init_from", tmp_path], f"{tmp_path}"),
+        (data, ["--init_from", trained, "--model.d_model", "8"], "none of its weights fits; its"),
+        (more, ["--init_from", trained, *size], "its tokenizer is not that of --data; pack the"),
+    ):
+        assert fit(place, tmp_path / "run", *LLAMA.split(), *flags) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "stops"),
+    [
+        ([3.0, 2.0, 2.5, 2.4], 2, True),
+        ([3.0, 2.0, 2.5, 1.9], 2, False),
+        ([3.0, 2.0, 2.0], 1, True),
+        ([3.0, 2.0], 2, False),
+        ([3.0, 4.0, 5.0], None, False),
+    ],
+)
+def test_losses_stall_once_none_of_the_last_is_lower(losses, patience, stops):
+    assert stalled(losses, patience) is stops
+
+
+def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_path, capsys):
+    """A rate at which the loss falls first and then rises."""
+    run = tmp_path / "run"
+    flags = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none --stop_on_spike 0"
+    flags += " --trainer.max_steps 40 --validate_every 2 --early_stopping 2 --save_best true"
+    flags += " --loggers [csv]"
+    assert fit(data, run, *flags.split()) == 0
+    losses = {row["step"]: row["val_loss"] for row in rows(run, "val_loss")}
+    last = max(losses)
+    assert last < 40
+    best = min(losses, key=lambda step: losses[step])
+    assert best <= last - 4
+    assert load_model(run / "best").meta["step"] == best
+    assert load_model(run / "models" / f"step-{last:06d}").meta["val_loss"] == losses[last]
+    assert (run / "checkpoints" / f"step-{last:06d}.ckpt").is_file()
+    assert f"step {last}  stopping early: 2 validations without" in capsys.readouterr().out
+    with (run / "csv" / "version_0" / "metrics.csv").open() as file:
+        logged = [row for row in csv.DictReader(file) if row["val_loss"]]
+    assert [float(row["val_loss"]) for row in logged] == pytest.approx(list(losses.values()))
+    assert fit(data, run, *flags.split(), "--resume", "auto") == 0
+    assert "is complete: it stopped early, after" in capsys.readouterr().out
+
+
+def test_a_recipe_can_be_trained_from_python(data, tmp_path):
+    words = [*TINY.split(), "--data", str(data), "--run", str(tmp_path / "run")]
+    recipe = read_recipe("--config", "llama-small", *words, "--trainer.max_steps", "150")
+    recipe.trainer.max_steps = 2
+    assert recipe.model.norm == "rmsnorm"
+    assert train_model(recipe) is None
+    assert load_model(tmp_path / "run" / "models" / "step-000002").config == recipe.model
+    with pytest.raises(RunError, match=r"--run \S+run: exists already"):
+        train_model(recipe)

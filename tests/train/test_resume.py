@@ -1,0 +1,352 @@
+"""Runs that are interrupted, go on, or must not."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from arch import load_model
+from tests.train.cases import fit, interrupt, names, pack_toy, rows, weights
+from train import saving
+from train.module import LanguageModule
+from train.rundir import read_whole_checkpoint
+
+
+def fail(loss):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ("", signal.SIGTERM),
+        ("--batch.micro 2 --log_every 4", signal.SIGINT),
+        ("--trainer.max_steps 60 --resume never", signal.SIGTERM),  # over an epoch's edge
+    ],
+)
+def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, number, capsys):
+    chosen = ["--trainer.max_steps", "12", "--save_steps", "[5]", *flags.split()]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    before = signal.getsignal(signal.SIGINT)
+    assert fit(data, whole, *chosen) == 0
+    at_step(7, interrupt(number))
+    assert fit(data, parts, *chosen) == 128 + number
+    assert "stopped at step 7 and saved; go on with --resume auto" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before  # ignored, in the background
+    at_step(7, lambda loss: loss)
+    assert names(parts / "checkpoints") == ["step-000007.ckpt"]
+    assert fit(data, parts, *chosen, "--resume", "auto") == 0
+    assert names(parts / "models") == names(whole / "models")
+    for name in names(whole / "models"):
+        a, b = (run / "models" / name for run in (whole, parts))
+        assert weights(whole, int(name[5:])) == weights(parts, int(name[5:]))
+        assert {**load_model(a).meta, "name": ""} == {**load_model(b).meta, "name": ""}
+    if "log_every" not in flags:
+        assert rows(parts) == rows(whole)
+
+
+def test_after_one_signal_another_ends_the_run_at_once(data, tmp_path, at_step):
+    handlers = []
+
+    def act(loss):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        handlers.extend(map(signal.getsignal, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)))
+        return loss
+
+    at_step(3, act)
+    assert fit(data, tmp_path / "run") == 128 + signal.SIGUSR1
+    assert handlers == [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
+
+
+def test_files_of_other_names_are_no_checkpoints(data, tmp_path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--checkpoint_every", "2") == 0
+    strays = ["step-000004 copy.ckpt", "step-000008.ckpt.ckpt", "step-x.ckpt"]
+    for name in strays:
+        (run / "checkpoints" / name).write_bytes(b"something else")
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
+    assert names(run / "checkpoints") == sorted(["step-000006.ckpt", "step-000008.ckpt", *strays])
+
+
+def test_a_killed_runs_later_figures_are_dropped_on_resume(data, tmp_path, at_step):
+    run = tmp_path / "run"
+    at_step(6, fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--checkpoint_every", "3")
+    assert rows(run)[-1]["step"] == 5
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    at_step(6, lambda loss: loss)
+    assert fit(data, run, "--resume", "auto") == 0
+    assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_auto_starts_where_there_is_nothing_to_go_on_from(data, tmp_path):
+    run = tmp_path / "run"
+    assert fit(data, run, "--resume", "auto") == 0
+    assert load_model(run / "models" / "step-000006").meta["step"] == 6
+
+
+def test_a_complete_run_stays_as_it_is(data, finished, capsys):
+    run = finished()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert fit(data, run, "--resume", "auto") == 0
+    assert "is complete: 6 of 6 steps; raise --trainer.max_steps" in capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
+def test_a_longer_run_goes_on_from_a_complete_one(data, finished):
+    run = finished()
+    assert fit(data, run, "--resume", "auto", "--trainer.max_steps", "8") == 0
+    assert load_model(run / "models" / "step-000008").meta["tokens_seen"] == 8 * 4 * 16
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_goes_on_with_the_optimisers_settings_that_it_is_given(data, tmp_path, optimizer):
+    run, flags = tmp_path / "run", ["--optimizer.name", optimizer]
+    assert fit(data, run, *flags) == 0
+    more = ["--resume", "auto", "--trainer.max_steps", "8", "--optimizer.lr", "1e-12"]
+    assert fit(data, run, *flags, *more) == 0
+    a, b = (load_model(run / "models" / f"step-00000{step}").model for step in (6, 8))
+    for old, new in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
+
+
+def test_a_new_run_may_start_from_another_ones_checkpoint(data, tmp_path, whole):
+    flags = ["--resume", whole / "checkpoints" / "step-000006.ckpt"]
+    assert fit(data, tmp_path / "b", *flags, "--trainer.max_steps", "8") == 0
+    assert names(tmp_path / "b" / "models") == ["step-000008"]
+
+
+def test_resuming_another_model_other_data_or_optimiser_is_refused_by_name(
+    data, small_tokenizer, tmp_path, whole, refused
+):
+    other = pack_toy(small_tokenizer, tmp_path / "other", 5).path
+    flags = "--model.n_layers 1 --model.norm rmsnorm --optimizer.name muon --resume auto"
+    message = refused(fit(other, whole, *flags.split()))
+    assert "model.n_layers is 1, the checkpoint has 2" in message
+    assert "model.norm is rmsnorm, the checkpoint has layernorm" in message
+    assert "optimizer.name is muon, the checkpoint has adamw" in message
+    assert "data_sha256 is " in message
+    assert "d_model" not in message
+
+
+def test_an_existing_run_is_not_overwritten(data, whole, refused):
+    assert "exists already; go on with --resume auto, or choose" in refused(fit(data, whole))
+
+
+@pytest.mark.parametrize(
+    ("step", "act", "log_every", "message", "kept"),
+    [
+        (5, lambda loss: loss * torch.nan, 1, "the loss is nan at step 5; ", [2, 4]),
+        (3, lambda loss: loss * torch.nan, 9, "the weights are not finite after step 4; ", [2]),
+        # finite, but its slope is not
+        (3, lambda loss: loss + (loss * 0).sqrt(), 1, "gradient's norm is nan at step 3; ", [2]),
+    ],
+)
+def test_what_is_no_number_ends_the_run_at_the_last_good_checkpoint(
+    data, tmp_path, at_step, capsys, step, act, log_every, message, kept
+):
+    run = tmp_path / "run"
+    at_step(step, act)
+    assert fit(data, run, "--checkpoint_every", "2", "--log_every", log_every) == 2
+    last = run / "checkpoints" / f"step-{kept[-1]:06d}.ckpt"
+    assert f"{message}the last good checkpoint is {last};" in capsys.readouterr().err
+    assert names(run / "checkpoints") == [f"step-{each:06d}.ckpt" for each in kept]
+
+
+def test_a_checkpoint_without_a_younger_setting_is_resumed(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert fit(data, run, "--trainer.max_steps", "3") == 0
+    path = run / "checkpoints" / "step-000003.ckpt"
+    content = torch.load(path, weights_only=True)
+    del content["remnant"]["model"]["embedding_std"], content["remnant"]["optimizer"]["muon_mixing"]
+    torch.save(content, path)
+    assert fit(data, run, "--resume", "auto", "--model.embedding_std", "0.1") == 2
+    message = "model.embedding_std is 0.1, the checkpoint has None; give what the run was started"
+    assert message in capsys.readouterr().err
+    assert fit(data, run, "--resume", "auto") == 0
+
+
+def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
+    data, tmp_path, monkeypatch, capsys
+):
+    original = LanguageModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = original(self, batch, batch_idx)
+        return loss + 5 if self.trainer.global_step >= 23 else loss
+
+    monkeypatch.setattr(LanguageModule, "training_step", training_step)
+    run, flags = tmp_path / "run", "--trainer.max_steps 60 --log_every 5 --checkpoint_every 3"
+    assert fit(data, tmp_path / "warned", *flags.split()) == 0
+    warnings = re.findall(r"step (\d+)  warning: the loss jumped: ", capsys.readouterr().out)
+    assert warnings == ["35"]
+    assert fit(data, run, *flags.split(), "--stop_on_spike", "2") == 2
+    captured = capsys.readouterr()
+    skipped = re.findall(r"step (\d+)  the loss is jumping: no checkpoint is taken", captured.out)
+    assert skipped == ["24", "27", "30", "33"]
+    pattern = (
+        r"error: the loss jumped: \d+\.\d{3} over steps 26 to 35, \d\.\d{3} above its lowest "
+        r"\(--stop_on_spike 2\); the last good checkpoint is (\S+); go on from it with "
+        r"--resume \1, a lower --optimizer.lr and another --run\n"
+    )
+    found = re.fullmatch(pattern, captured.err)
+    assert found
+    assert found[1] == str(run / "checkpoints" / "step-000018.ckpt")
+    assert names(run / "checkpoints") == ["step-000018.ckpt", "step-000021.ckpt"]
+    more = ["--resume", found[1], "--stop_on_spike", "0", "--trainer.max_steps", "40"]
+    assert fit(data, tmp_path / "again", *more) == 0
+
+
+def test_a_model_is_saved_before_it_is_validated(data, whole, tmp_path, monkeypatch, capsys):
+    original = saving.validation_loss
+
+    def no_memory(trainer, module):
+        if trainer.global_step:
+            raise torch.OutOfMemoryError
+        return original(trainer, module)
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(saving, "validation_loss", no_memory)
+    assert fit(data, run) == 2
+    message = "error: the device is out of memory after step 6; what was saved stays; lower --batch"
+    assert capsys.readouterr().err.startswith(message)
+    model, checkpoint = run / "models" / "step-000006", run / "checkpoints" / "step-000006.ckpt"
+    assert checkpoint.exists()
+    assert "val_loss" not in load_model(model).meta
+    monkeypatch.undo()
+    assert fit(data, run, "--resume", "auto") == 0  # the validation is made up for
+    expected = load_model(whole / "models" / "step-000006").meta
+    found = load_model(model).meta
+    assert found == expected | {"name": "run", "recipe": found["recipe"]}
+    assert rows(run, "val_loss")[-1] == rows(whole, "val_loss")[-1]
+    assert fit(data, run, "--resume", "auto") == 0
+    assert "is complete: 6 of 6 steps" in capsys.readouterr().out
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty])
+def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, at_step, damage, capsys):
+    run = tmp_path / "run"
+    at_step(6, fail)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, "--checkpoint_every", "2")
+    at_step(6, lambda loss: loss)
+    damage(run / "checkpoints" / "step-000004.ckpt")
+    capsys.readouterr()
+    assert fit(data, run, "--resume", "auto") == 0
+    shown = capsys.readouterr().out
+    pattern = r"step-000004.ckpt cannot be read \(.*\) and is now called step-000004.unreadable; go"
+    assert re.match(pattern, shown)
+    assert "; from step 2, " in shown
+    kept = ["step-000002.ckpt", "step-000004.unreadable", "step-000006.ckpt"]
+    assert names(run / "checkpoints") == kept
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        damage(path)
+    assert fit(data, run, "--resume", "auto") == 2
+    assert (
+        f"--resume auto: no checkpoint in {run} can be read (step-000006.ckpt, step-000002.ckpt); "
+        "start anew in another --run"
+    ) in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_trains_is_left_alone(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    code = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    words = [sys.executable, "-c", f"{code}; print(flush=True); input()", str(run / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        assert fit(data, run, "--resume", "auto") == 2
+        other.communicate(b"\n")
+    assert f"--run {run}: another process is training it; wait" in capsys.readouterr().err
+    assert [path.name for path in run.iterdir()] == [".lock"]
+    assert fit(data, run, "--resume", "auto") == 0
+
+
+def test_a_run_with_checkpoints_takes_no_other_runs(data, whole, finished, refused):
+    run, other = finished(), whole / "checkpoints" / "step-000006.ckpt"
+    line = refused(fit(data, run, "--resume", other, "--trainer.max_steps", "8"))
+    assert f"--resume {other}: {run} has a last checkpoint of its own, step-000006.ckpt" in line
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """No file can grow above so many bytes: the nearest to a full disk that needs no root."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert fit(data, run, "--trainer.max_steps", "3") == 0
+    weights = (run / "models" / "step-000003" / "model.safetensors").stat().st_size
+    checkpoint = (run / "checkpoints" / "step-000003.ckpt").stat().st_size
+    more = ["--resume", "auto", "--trainer.max_steps", "6"]
+    for limit, expected in ((weights // 2, "step-000006: cannot"), (checkpoint // 2, "6.ckpt: ca")):
+        with disk_of(limit):
+            assert fit(data, run, *more) == 2
+        message = capsys.readouterr().err
+        assert f"{expected}" in message
+        assert "the last checkpoint is step-000003.ckpt; mend that" in message
+        assert not list(run.rglob("*.tmp"))
+        assert names(run / "checkpoints") == ["step-000003.ckpt"]
+    assert fit(data, run, *more) == 0
+    assert load_model(run / "models" / "step-000006").meta["step"] == 6
+
+
+@pytest.mark.parametrize("share", [0.002, 0.02, 0.05, 0.4, 0.97])
+def test_wherever_the_disk_is_full_the_run_goes_on_later(data, whole, tmp_path, share, capsys):
+    """config.yaml, metrics.jsonl and tokenizer.json, weights, checkpoint do not fit, in turn."""
+    run, flags = tmp_path / "run", ["--checkpoint_every", "2", "--save_every", "1"]
+    largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    with disk_of(int(share * largest)):
+        assert fit(data, run, *flags, "--resume", "auto") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert "cannot be saved (File too large)" in message or "cannot be written (File" in message
+    for path in (run / "models").glob("*"):
+        load_model(path)
+    assert not list(run.rglob("*.tmp"))
+    assert fit(data, run, *flags, "--resume", "auto") == 0
+    assert rows(run) == rows(whole)
+    assert all(weights(run, step) == weights(whole, step) for step in range(7))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
+def test_a_checkpoint_is_mapped_and_not_copied(whole):
+    path = whole / "checkpoints" / "step-000006.ckpt"
+    tensors = read_whole_checkpoint(path)["state_dict"].values()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    places = [line.split()[0].split("-") for line in lines if line.endswith(str(path))]
+    for tensor in tensors:
+        assert tensor.device == torch.device("cpu")
+        assert any(int(a, 16) <= tensor.data_ptr() < int(b, 16) for a, b in places)

@@ -1,0 +1,209 @@
+"""Sweep files: as W&B's agent would start them, and as they are run here."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from wandb.sdk.launch.sweeps.utils import (
+    create_sweep_command,
+    create_sweep_command_args,
+)
+
+from tests.train.cases import TINY, pack_toy
+from train.__main__ import main
+from train.cli import settings
+from train.settings import RunError
+from train.sweep import plan, read_sweep, trial_name
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))
+FIELDS = {"name", "method", "metric", "command", "parameters", "run_cap"}
+TOY: dict[str, Any] = {
+    "name": "toy",
+    "method": "grid",
+    "command": ["sh", "trial.sh", "--seed=3", "${args}"],
+    "parameters": {
+        "optimizer.lr": {"values": [0.001, 0.004]},
+        "model.mixers": {"value": "[attention(heads=2)]"},
+    },
+}
+
+RANDOM = {"method": "random", "run_cap": 2}
+
+
+def save(path: Path, content: object) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_there_are_sweeps():
+    assert [file.stem for file in FILES] == ["llama", "mixers", "recipe"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_files_say_what_wandb_and_training_know(file):
+    content = read_sweep(file)
+    assert set(content) <= FIELDS
+    assert content["metric"] == {"name": "val_bits_per_byte", "goal": "minimize"}
+    assert set(content["parameters"]) <= set(settings())
+    trials = [trial for trial, _ in zip(plan(content), range(100), strict=False)]
+    assert 10 < len(trials) < 100
+    varied = [n for n in trials[0] if len({str(t[n]) for t in trials}) > 1]
+    assert len({trial_name(trial, varied) for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_sweep_over_rates_leaves_no_rate_of_its_recipe_fixed(file):
+    """What is compared would else be at the rate that is best for the recipe's own model."""
+    content = read_sweep(file)
+    flags = [str(word) for word in content["command"]]
+    (name,) = (word.removeprefix("--config=") for word in flags if word.startswith("--config="))
+    recipe = yaml.safe_load((ROOT / "train" / "configs" / f"{name}.yaml").read_text())
+    rates = {f"optimizer.{key}" for key in ("lr", "muon_lr") if key in recipe["optimizer"]}
+    assert rates <= set(content["parameters"])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_agent_starts_training_in_a_directory_of_its_own(file, tmp_path):
+    """The command as `wandb agent` makes it, with a stand-in for python that says its flags."""
+    content = read_sweep(file)
+    trial = next(plan(content))
+    filled = create_sweep_command(list(content["command"]))
+    flags = create_sweep_command_args({"args": {n: {"value": v} for n, v in trial.items()}})["args"]
+    command = [word for part in filled for word in (flags if part == "${args}" else [part])]
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{python.parent}:{os.environ['PATH']}", "WANDB_SWEEP_ID": "swept",
+        "WANDB_RUN_ID": "abc123", "SWEEP_RUNS": str(tmp_path / "runs"),
+    }  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "swept" / "abc123"
+    said = done.stdout.splitlines()
+    assert said[:3] == ["-m", "train", "fit"]
+    assert said[-1] == f"--run={run}"
+    assert set(flags) < set(said)
+    assert "--wandb=online" in said
+    assert (run / "wandb_id").read_text() == "abc123"  # training goes on with this id
+
+
+def test_a_trial_without_an_agent_says_so(tmp_path):
+    environment = {"PATH": os.environ["PATH"], "SWEEP_RUNS": str(tmp_path / "runs")}
+    trial = ROOT / "train" / "sweeps" / "trial.sh"
+    done = subprocess.run(["sh", trial], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "start this by wandb agent" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_here_goes_on_and_compares(tmp_path, small_tokenizer, capfd):
+    data = pack_toy(small_tokenizer, tmp_path / "packed", 200)
+    file, out = save(tmp_path / "toy.yaml", TOY), tmp_path / "out"
+    words = ["sweep", str(file), "--data", str(data.path), "--out", str(out), "--", *TINY.split()]
+    assert main([*words[:6], "--limit", "1", *words[6:]]) == 0
+    assert [path.name for path in out.iterdir()] == ["lr=0.001"]
+    assert main(words) == 0
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["lr=0.001", "lr=0.004"]
+    config = yaml.safe_load((out / "lr=0.004" / "config.yaml").read_text())
+    assert config["optimizer"]["lr"] == 0.004
+    assert (config["seed"], config["model"]["mixers"]) == (3, ["attention(heads=2)"])
+    capfd.readouterr()
+    assert main(words) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("finished before") == 2
+    assert "validation" in printed
+    assert "lr=0.004" in printed.partition("Loss")[2]
+
+
+def test_runs_that_fail_do_not_end_the_sweep(tmp_path, capfd):
+    file = save(tmp_path / "toy.yaml", TOY)
+    places = ["--data", str(tmp_path / "no"), "--out", str(tmp_path / "out")]
+    assert main(["sweep", str(file), *places]) == 1
+    said = capfd.readouterr().err
+    assert said.count("did not end well") == 2
+
+
+def test_random_draws_lie_between_the_limits():
+    parameters = {
+        "lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-1},
+        "beta": {"min": 0.5, "max": 0.9},
+        "steps": {"min": 2, "max": 4},
+        "kind": {"values": ["a", "b"], "probabilities": [0.0, 1.0]},
+    }
+    content = {"method": "random", "run_cap": 300, "parameters": parameters}
+    trials = list(plan(content))
+    assert trials == list(plan(content))
+    assert trials != list(plan(content, seed=1))
+    assert len(trials) == 300
+    assert {trial["steps"] for trial in trials} == {2, 3, 4}
+    assert {trial["kind"] for trial in trials} == {"b"}
+    assert all(1e-4 <= t["lr"] <= 1e-1 and 0.5 <= t["beta"] <= 0.9 for t in trials)
+    assert 80 < sum(trial["lr"] < 10**-2.5 for trial in trials) < 220  # half, in the logarithm
+
+
+def test_seeds_stand_at_the_end_of_names():
+    trial = {"seed": 1, "model.mixers": "[attention(heads=4)]", "optimizer.lr": 0.0123456}
+    assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "bayes"}, "method bayes runs at W&B only; allowed here: grid, random"),
+        ({"parameters": None}, "has no parameters; see train/sweeps"),
+        ({"parameters": {"seed": 3}}, "seed must have a value, values, or min and max"),
+        ({"parameters": {"seed": {"min": 3}}}, "seed: a grid needs its value or values"),
+        ({"command": ["python"]}, "its command does not pass ${args} on"),
+        (RANDOM | {"parameters": {"seed": {"min": 3}}}, "seed: needs a value, values"),
+        (
+            RANDOM | {"parameters": {"seed": {"min": 1, "max": 2, "distribution": "q"}}},
+            "seed: distribution q is drawn at W&B only; allowed here: int_uniform, uniform",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(tmp_path, capsys, change, message):
+    file = save(tmp_path / "bad.yaml", TOY | change)
+    assert main(["sweep", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+DRAWN = TOY | {"method": "random", "parameters": {"seed": {"min": 1, "max": 9}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        (TOY, ["--limit", "-1"], "--limit is -1; at least 1"),
+        (TOY, ["--limit", "0"], "--limit is 0; at least 1"),
+        (DRAWN, [], "bad.yaml: method random without a run_cap never ends; add one, or --limit N"),
+        (DRAWN | {"run_cap": 0}, [], "bad.yaml: run_cap is 0; it must be a whole number, at leas"),
+        (DRAWN | {"run_cap": "two"}, [], "bad.yaml: run_cap is two; it must be a whole number"),
+    ],
+)
+def test_a_sweep_ends(tmp_path, capsys, monkeypatch, content, words, message):
+    endless = iter(range(100))  # draws beyond these end in a RuntimeError
+    monkeypatch.setattr("train.sweep._draw", lambda *_: next(endless))
+    file = save(tmp_path / "bad.yaml", content)
+    assert main(["sweep", str(file), *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_files_that_are_no_sweeps(tmp_path):
+    (tmp_path / "text").write_text("a: [")
+    with pytest.raises(RunError, match="not YAML"):
+        read_sweep(tmp_path / "text")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_sweep(tmp_path / "none")

@@ -1,0 +1,183 @@
+"""Runs in Weights & Biases, read back from its own offline files; what goes wrong ends no run."""
+
+import json
+import re
+import shutil
+import types
+from typing import Any
+
+import pytest
+import wandb
+import wandb.errors
+
+from tests.eval.test_tracking import logged, offline_records
+from tests.train.cases import fit
+from train.log import PATIENCE, Log, architecture
+from train.rundir import RunDirectory
+from train.settings import RunSettings
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    """No account, no network."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody answers
+
+
+def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
+    run = tmp_path / "run"
+    flags = ["--wandb", "offline", "--wandb_tags", "[first]", "--sample_prompts", "[Tom <b>]"]
+    assert fit(data, run, *flags) == 0
+    name = (run / "wandb_id").read_text()
+    more = ["--wandb", "offline", "--resume", "auto", "--trainer.max_steps", "8"]
+    assert fit(data, run, *more, "--wandb_group", "mine") == 0
+    assert (run / "wandb_id").read_text() == name
+    files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2  # of two runs in one second, wandb numbers the second: -1
+    assert all(
+        re.fullmatch(rf"offline-run-\d+_\d+-{name}(-\d+)?", each.parent.name) for each in files
+    )
+    first, second = (offline_records(each) for each in files)
+    (about,), (later,) = first["run"], second["run"]
+    assert (about.run_id, about.project, about.display_name) == (name, "remnant", "run")
+    assert (about.job_type, about.run_group) == ("train", "flat d16 n2")
+    assert list(about.tags) == ["flat", "first"]
+    assert (later.run_id, later.run_group) == (name, "mine")
+    assert "artifact" not in first  # only online: offline they would be copies
+    rows = logged(first)
+    steps = {row["_step"]: row for row in rows}
+    assert sorted(steps) == [0, 1, 2, 3, 4, 5, 6]
+    recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in recorded[:-3]:
+        for key, value in row.items():
+            assert key == "step" or steps[row["step"]][key] == pytest.approx(value)
+    page = files[0].parent / "files" / steps[6]["samples/path"]
+    assert "<b>Tom &lt;b&gt;</b>" in page.read_text()
+
+
+@pytest.mark.parametrize("lost", [BrokenPipeError(32, "Broken pipe"), EOFError()], ids=type)
+def test_a_lost_socket_of_wandb_ends_nothing(data, tmp_path, lost, monkeypatch, capfd):
+    def log(*_: Any, **__: Any) -> None:
+        raise lost
+
+    monkeypatch.setattr(wandb.Run, "log", log)
+    assert fit(data, tmp_path / "run", "--wandb", "offline") == 0
+    reason = "[Errno 32] Broken pipe" if lost.args else "EOFError"
+    assert f"--wandb offline: {reason}; going on without it\n" in capfd.readouterr().out
+
+
+def test_groups_are_named_by_architecture():
+    model = {"mixers": ["attention(heads=4)", "flat"], "d_model": 128, "n_layers": 4}
+    assert architecture(model) == "attention(heads=4) flat d128 n4"
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [(None, "No API key configured"), ("short", "API key must have"), ("a" * 40, "refused")],
+)
+def test_without_login_or_network_training_goes_on_offline(
+    data, tmp_path, key, reason, monkeypatch, capfd
+):
+    if key is not None:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "5")
+    assert fit(data, tmp_path / "run", "--wandb", "online") == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if "--wandb" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(rf"--wandb online: .*{reason}.*; going on offline", lines[0])
+    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
+
+
+def test_the_time_given_to_a_server_does_not_limit_a_run_offline(tmp_path, monkeypatch):
+    patience = {}
+
+    def init(mode: str, settings: wandb.Settings, **_: object) -> None:
+        patience[mode] = settings.init_timeout
+        if mode == "online":
+            raise wandb.errors.CommError("no server")
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: None)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    config = {"model": {"mixers": ["flat"], "d_model": 16, "n_layers": 2}}
+    log = Log(RunDirectory(tmp_path), RunSettings(wandb="online"), config)
+    log.start(None)
+    log.close()
+    assert patience["offline"] == PATIENCE
+    assert patience["online"] != PATIENCE  # as wandb reads it
+
+
+class Online:
+    """Stands for a W&B run that is online."""
+
+    def __init__(self, id: str) -> None:
+        self.id, self.settings = id, types.SimpleNamespace(mode="online")
+        self.artifacts: list[tuple[wandb.Artifact, list[str]]] = []
+        self.rows: list[int] = []
+        self.ended: int | None = None
+
+    def log(self, figures: dict[str, object], step: int) -> None:
+        self.rows.append(step)
+
+    def log_artifact(self, artifact: wandb.Artifact, aliases: list[str]) -> None:
+        self.artifacts.append((artifact, aliases))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.ended = exit_code
+
+
+@pytest.fixture
+def online(monkeypatch, tmp_path):
+    begun: list[Online] = []
+
+    def init(id: str, **_: object) -> Online:
+        begun.append(Online(id))
+        return begun[-1]
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    return begun
+
+
+def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, online):
+    assert fit(data, tmp_path / "run", "--wandb", "online", "--save_steps", "[3]") == 0
+    (run,) = online
+    assert run.ended == 0
+    assert [aliases for _, aliases in run.artifacts] == [
+        ["latest", f"step-{step:06d}"] for step in (0, 3, 6)
+    ]
+    for artifact, _ in run.artifacts:
+        assert (artifact.name, artifact.type) == (f"model-{run.id}", "model")
+        assert sorted(artifact.manifest.entries) == [
+            "config.json", "meta.json", "model.safetensors", "tokenizer.json"
+        ]  # fmt: skip
+    assert run.artifacts[-1][0].metadata["step"] == 6
+    assert run.artifacts[-1][0].metadata["val_loss"] > 0
+
+
+@pytest.mark.parametrize("error", [wandb.errors.CommError("gone"), BrokenPipeError("gone")])
+def test_a_view_that_breaks_ends_no_training(data, tmp_path, online, error, monkeypatch, capsys):
+    def breaks(self: Online, figures: dict[str, object], step: int) -> None:
+        raise error
+
+    monkeypatch.setattr(Online, "log", breaks)
+    assert fit(data, tmp_path / "run", "--wandb", "online") == 0
+    assert capsys.readouterr().out.count("--wandb online: gone; going on without it") == 1
+    assert (tmp_path / "run" / "models" / "step-000006").is_dir()
+
+
+def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):
+    monkeypatch.setattr(Online, "log", lambda self, figures, step: {}["missing"])
+    with pytest.raises(KeyError):
+        fit(data, tmp_path / "run", "--wandb", "online")
+    assert online[0].ended == 1
+
+
+def test_a_run_that_was_moved_keeps_its_id(data, tmp_path, online):
+    assert fit(data, tmp_path / "run", "--wandb", "online") == 0
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    more = ["--wandb", "online", "--resume", "auto", "--trainer.max_steps", "7"]
+    assert fit(data, tmp_path / "moved", *more) == 0
+    assert online[0].id == online[1].id == (tmp_path / "moved" / "wandb_id").read_text()

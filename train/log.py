@@ -1,0 +1,279 @@
+"""What a run leaves to be read: rows in its files, loggers that show them, lines and a bar.
+
+`metrics.jsonl` and `samples.jsonl` are the record. Lightning's loggers and its bar are views of it:
+Weights & Biases is offline unless asked, needs no account, keeps its id across resumes and is never
+a reason for a run to end. Online, model directories are versions of the artifact `model-ID`.
+(Lightning's `WandbLogger` would make one run of all in a process, number W&B's steps by calls and
+not by the model's, and raise where the network fails.)
+"""
+
+import html
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from arch.files import write_file
+from train.rundir import RunDirectory, read_rows
+from train.settings import RunError, RunSettings
+
+PATIENCE = 30.0
+"""Seconds to wait for W&B to begin; WANDB_INIT_TIMEOUT says otherwise of its server only."""
+
+
+class Bar(TQDMProgressBar):
+    """Lightning's bar over the whole run, drawn when there are new figures and at no other time."""
+
+    BAR_FORMAT = "step {n_fmt}/{total_fmt} {bar} {desc}"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it stands on the terminal now."""
+        return self._train_progress_bar is not None and not self._train_progress_bar.disable
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """Starts at the step that the run goes on from; an epoch would have no end."""
+        super().on_train_start(trainer)
+        bar = self.train_progress_bar
+        bar.total, bar.n = trainer.max_steps, trainer.global_step
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Waits for `show`."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Waits for `show`."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps the last figures."""
+
+    def on_exception(self, *_: Any) -> None:
+        """What went wrong is said below the bar."""
+        if self.is_drawn:
+            self.train_progress_bar.close()
+
+    def show(self, step: int, figures: str) -> None:
+        """Draws it at a step."""
+        self.train_progress_bar.n = step
+        self.train_progress_bar.set_description_str(figures)
+
+
+class Log:
+    """The rows, loggers, lines and bar of one run; silent on all processes but the first.
+
+    Args:
+        directory: of the run.
+        settings: which loggers; project, group and tags in W&B, and whether to go online.
+        config: the whole configuration, for W&B.
+
+    Raises:
+        RunError: a logger's package is not installed.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, settings: RunSettings, config: dict[str, Any]
+    ) -> None:
+        self._directory, self._settings, self._config = directory, settings, config
+        self._files: dict[str, FileIO] = {}
+        self._loggers = [_logger(kind, directory.path) for kind in settings.loggers]
+        self._wandb: Any = None
+        self._speaks = False
+        self.bar = Bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+
+    def start(self, step: int | None) -> None:
+        """Opens the records and drops what is about to happen again.
+
+        Args:
+            step: of the checkpoint that the run goes on from.
+
+        Raises:
+            RunError: a file cannot be written.
+        """
+        self._speaks = True
+        last = -1 if step is None else step
+        metrics = [r for r in read_rows(self._path("metrics")) if r["step"] <= last]
+        validated = {row["step"] for row in metrics if "val_loss" in row}
+        samples = [r for r in read_rows(self._path("samples")) if r["step"] in validated]
+        for name, rows in (("metrics", metrics), ("samples", samples)):
+            path = self._path(name)
+            try:
+                write_file(path, b"".join(_line(row) for row in rows))
+                self._files[name] = path.open("ab", buffering=0)
+            except OSError as error:
+                raise self._directory.unsaved(path, error) from error
+        if self._settings.wandb != "disabled":
+            self._start_wandb()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Appends a row of figures; it has at least a `step`."""
+        if self._files:
+            self._append("metrics", [row])
+            figures = {k: v for k, v in row.items() if k != "step" and v is not None}
+            for logger in self._loggers:
+                logger.log_metrics(figures, row["step"])
+                logger.save()
+            self._show(figures, row["step"])
+
+    def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
+        """Appends generated texts, each with its `prompt` and `text`, and says them."""
+        if self._files:
+            self._append("samples", [{"step": step, **sample} for sample in samples])
+            for sample in samples:
+                text = " ".join((sample["prompt"] + sample["text"]).split())
+                printable = "".join(c if c.isprintable() else "\ufffd" for c in text)
+                self.say(f"step {step}  {printable}")
+            if self._wandb is not None:
+                import wandb
+
+                page = "".join(
+                    f"<p><b>{html.escape(sample['prompt'])}</b>{html.escape(sample['text'])}</p>"
+                    for sample in samples
+                )
+                self._show({"samples": wandb.Html(page)}, step)
+
+    def add_model(self, path: Path, meta: dict[str, Any]) -> None:
+        """Logs a model directory as a version of the artifact in W&B, where that is online."""
+        run = self._wandb
+        if run is None or run.settings.mode != "online":
+            return
+
+        def log() -> None:
+            import wandb
+
+            artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=meta)
+            artifact.add_dir(str(path))
+            run.log_artifact(artifact, aliases=["latest", path.name])
+
+        self._attempt(log, "going on without it")
+
+    def say(self, line: str) -> None:
+        """Shows a line that stays."""
+        if not self._speaks:
+            return
+        if self.bar is not None and self.bar.is_drawn:
+            self.bar.print(line)
+        else:
+            print(line, flush=True)
+
+    def passing(self, step: int, total: int, figures: str, remaining: str) -> None:
+        """Shows where the training stands: in the bar on a terminal, else on a line."""
+        if self.bar is not None:
+            self.bar.show(step, f"{remaining}  {figures}")
+        else:
+            self.say(f"step {step:>{len(str(total))}}/{total}  {figures}  {remaining}")
+
+    def flush(self) -> None:
+        """Forces the rows to the disk: a checkpoint must not be there without those before it."""
+        for name, file in self._files.items():
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise self._directory.unsaved(self._path(name), error) from error
+
+    def close(self, failed: bool = False) -> None:
+        """Ends the files and the loggers."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        for logger in self._loggers:
+            logger.finalize("failed" if failed else "success")
+        if self._wandb is not None:
+            self._attempt(
+                lambda: self._wandb.finish(exit_code=int(failed)), "its last rows may lack"
+            )
+            self._wandb = None
+
+    def _path(self, name: str) -> Path:
+        return self._directory.path / f"{name}.jsonl"
+
+    def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
+        content = b"".join(_line(row) for row in rows)
+        try:
+            while content:
+                content = content[self._files[name].write(content) :]
+        except OSError as error:
+            raise self._directory.unsaved(self._path(name), error) from error
+
+    def _show(self, figures: dict[str, Any], step: int) -> None:
+        run = self._wandb
+        if run is not None and not self._attempt(
+            lambda: run.log(figures, step=step), "going on without it"
+        ):
+            self._wandb = None
+
+    def _start_wandb(self) -> None:
+        """Begins the run in W&B, or goes on with it; offline where online does not work."""
+        id_file = self._directory.path / "wandb_id"
+        if not id_file.is_file():
+            write_file(id_file, uuid.uuid4().hex[:8].encode())
+        name = id_file.read_text().strip()
+        if self._settings.wandb == "online":
+            if self._attempt(lambda: self._init(name, "online"), "going on offline"):
+                return
+            import wandb
+
+            # What remains of the attempt would hold the run's id.
+            self._attempt(wandb.teardown, "going on without it")
+        self._attempt(lambda: self._init(name, "offline"), "going on without it")
+
+    def _init(self, name: str, mode: str) -> None:
+        import wandb
+
+        how = wandb.Settings(console="off", silent=True, login_timeout=PATIENCE)
+        if mode == "offline" or "WANDB_INIT_TIMEOUT" not in os.environ:
+            how.init_timeout = PATIENCE
+        model = self._config["model"]
+        self._wandb = wandb.init(
+            project=self._settings.wandb_project,
+            group=self._settings.wandb_group or architecture(model),
+            tags=[*dict.fromkeys([*model["mixers"], *self._settings.wandb_tags])],
+            name=self._directory.path.resolve().name,
+            id=name,
+            resume="allow" if mode == "online" else None,
+            dir=self._directory.path,
+            mode=mode,  # pyright: ignore[reportArgumentType]
+            config=self._config,
+            job_type="train",
+            settings=how,
+        )
+
+    def _attempt(self, action: Callable[[], Any], then: str) -> bool:
+        """Whether it worked; what did not is said, and ends nothing: the files hold it all."""
+        try:
+            action()
+        except Exception as error:
+            if not (
+                isinstance(error, OSError | EOFError) or type(error).__module__.startswith("wandb")
+            ):
+                raise  # a mistake of ours
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.say(f"--wandb {self._settings.wandb}: {reason}; {then}")
+            return False
+        return True
+
+
+def architecture(model: dict[str, Any]) -> str:
+    """What runs are grouped by: mixers, width and depth, for example `attention+flat d128 n4`."""
+    return f"{' '.join(model['mixers'])} d{model['d_model']} n{model['n_layers']}"
+
+
+def _logger(kind: str, path: Path) -> Logger:
+    """A logger that writes into `path/KIND/version_0` and so on, a version for each start."""
+    try:
+        return {"csv": CSVLogger, "tensorboard": TensorBoardLogger}[kind](path, name=kind)
+    except ModuleNotFoundError:
+        raise RunError(
+            f"--loggers {kind} needs a package that is not installed; pip install {kind}, or leave "
+            "it out"
+        ) from None
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps(row) + "\n").encode()

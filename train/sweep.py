@@ -1,0 +1,191 @@
+"""A W&B sweep file run here, one run after another, without an account or a network.
+
+    python -m train sweep train/sweeps/mixers.yaml --data data/tinystories
+
+Reads what `wandb sweep` reads: `parameters` with values, or with limits to draw between, and the
+flags in `command`. The same command goes on where it was left, finished runs are skipped, and at
+the end the runs are compared.
+"""
+
+import argparse
+import itertools
+import math
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from train.settings import RunError
+
+ARGUMENTS = "${args}"
+Trial = dict[str, Any]
+
+
+def main(words: list[str]) -> int:
+    """Runs the sweep; 0 when every run ended well, 1 when one did not.
+
+    Raises:
+        RunError: it cannot start.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m train sweep",
+        description="A W&B sweep file, run here.",
+        epilog="What follows -- are more flags of every run.",
+    )
+    parser.add_argument("file", type=Path, help="a sweep file, as in train/sweeps")
+    parser.add_argument("--data", metavar="DIR", help="packed data, instead of the file's")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/sweeps/NAME")
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N runs only")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random")
+    end = words.index("--") if "--" in words else len(words)
+    options, added = parser.parse_args(words[:end]), words[end + 1 :]
+    content = read_sweep(options.file)
+    _check_ends(options, content)
+    trials = list(itertools.islice(plan(content, options.seed), options.limit))
+    flags = [word for word in content["command"] if str(word).startswith("--")]
+    flags += [f"--data={options.data}"] if options.data else []
+    out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
+    return _run_all(trials, _varied(content), [*flags, *added], out)
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """A sweep file's content, checked.
+
+    Raises:
+        RunError: it is not there, or says something that this cannot run.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise RunError(f"{path}: not YAML; see train/sweeps for some sweeps") from None
+    if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
+        raise RunError(f"{path}: has no parameters; see train/sweeps for some sweeps")
+    if content.get("method") not in ("grid", "random"):
+        raise RunError(
+            f"{path}: method {content.get('method')} runs at W&B only; allowed here: grid, random"
+        )
+    if ARGUMENTS not in content.get("command", ()):
+        raise RunError(f"{path}: its command does not pass {ARGUMENTS} on; see train/sweeps")
+    cap = content.get("run_cap", 1)
+    if not isinstance(cap, int) or cap < 1:
+        raise RunError(f"{path}: run_cap is {cap}; it must be a whole number, at least 1")
+    for name, parameter in content["parameters"].items():
+        if not isinstance(parameter, dict):
+            raise RunError(f"{path}: {name} must have a value, values, or min and max")
+    return content
+
+
+def plan(content: dict[str, Any], seed: int = 0) -> Iterator[Trial]:
+    """The values of the flags of each run: all of a grid, or as many draws as `run_cap` says.
+
+    Raises:
+        RunError: a parameter without values, or a distribution that is not known here.
+    """
+    parameters = content["parameters"]
+    if content["method"] == "grid":
+        choices = {name: _values(name, parameter) for name, parameter in parameters.items()}
+        for values in itertools.product(*choices.values()):
+            yield dict(zip(choices, values, strict=True))
+        return
+    generator, cap = random.Random(seed), content.get("run_cap")
+    for _ in itertools.count() if cap is None else range(cap):
+        yield {name: _draw(name, given, generator) for name, given in parameters.items()}
+
+
+def trial_name(trial: Trial, varied: list[str]) -> str:
+    """A directory's name for a run: what varies within the sweep, the seed at the end."""
+    names = sorted(varied, key=lambda name: name == "seed")
+    words = [f"{name.rpartition('.')[2]}={_short(trial[name])}" for name in names]
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
+
+
+def _check_ends(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    if options.limit is not None and options.limit < 1:
+        raise RunError(f"--limit is {options.limit}; at least 1")
+    if content["method"] == "random" and options.limit is None and "run_cap" not in content:
+        raise RunError(
+            f"{options.file}: method random without a run_cap never ends; add one, or --limit N"
+        )
+
+
+def _run_all(trials: list[Trial], varied: list[str], flags: list[str], out: Path) -> int:
+    failed = []
+    for number, trial in enumerate(trials, start=1):
+        run = out / trial_name(trial, varied)
+        if _finished(run):
+            print(f"run {number}/{len(trials)}  {run}: finished before", flush=True)
+            continue
+        print(f"run {number}/{len(trials)}  {run}", flush=True)
+        words = [*flags, *(f"--{name}={value}" for name, value in trial.items())]
+        command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
+        code = subprocess.run(command).returncode
+        if code >= 128 or code < 0:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            return code if code > 0 else 128 - code
+        if code:
+            failed.append(run)
+    for run in failed:
+        print(f"error: {run} did not end well; see above", file=sys.stderr)
+    if len(failed) < len(trials):
+        table = ["--last", "--sort", "validation bits/byte"]
+        subprocess.run([sys.executable, "-m", "eval", "compare", str(out), *table])
+    return 1 if failed else 0
+
+
+def _varied(content: dict[str, Any]) -> list[str]:
+    """The parameters that have several values, however many runs are asked for."""
+    return [
+        name
+        for name, parameter in content["parameters"].items()
+        if "value" not in parameter and len(parameter.get("values", "..")) > 1
+    ]
+
+
+def _finished(run: Path) -> bool:
+    """Whether the run's last model is there."""
+    config = run / "config.yaml"
+    if not config.is_file():
+        return False
+    steps = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
+    return (run / "models" / f"step-{steps:06d}").is_dir()
+
+
+def _values(name: str, parameter: dict[str, Any]) -> list[Any]:
+    if "value" in parameter:
+        return [parameter["value"]]
+    if not parameter.get("values"):
+        raise RunError(f"parameter {name}: a grid needs its value or values")
+    return parameter["values"]
+
+
+def _draw(name: str, parameter: dict[str, Any], generator: random.Random) -> Any:
+    """One value, as W&B draws it."""
+    if "value" in parameter or "values" in parameter:
+        weights = parameter.get("probabilities")
+        return generator.choices(_values(name, parameter), weights)[0]
+    if not {"min", "max"} <= parameter.keys():
+        raise RunError(f"parameter {name}: needs a value, values, or min and max")
+    low, high = parameter["min"], parameter["max"]
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind = parameter.get("distribution", "int_uniform" if whole else "uniform")
+    if kind == "int_uniform":
+        return generator.randint(low, high)
+    if kind == "uniform":
+        return generator.uniform(low, high)
+    if kind == "log_uniform_values":
+        return math.exp(generator.uniform(math.log(low), math.log(high)))
+    raise RunError(
+        f"parameter {name}: distribution {kind} is drawn at W&B only; allowed here: int_uniform, "
+        "uniform, log_uniform_values"
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
