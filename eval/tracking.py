@@ -148,6 +148,7 @@ def _open_run(
             project=project,
             name=directory.resolve().name,
             id=id_file.read_text().strip(),
+            reinit="create_new",  # never the run that something else in this process has open
             resume="allow" if mode == "online" else None,
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]

@@ -236,6 +236,7 @@ class Log:
             tags=[*dict.fromkeys([*model["mixers"], *self._settings.wandb_tags])],
             name=self._directory.path.resolve().name,
             id=name,
+            reinit="create_new",  # never the run that something else in this process has open
             resume="allow" if mode == "online" else None,
             dir=self._directory.path,
             mode=mode,  # pyright: ignore[reportArgumentType]

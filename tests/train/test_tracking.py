@@ -19,7 +19,8 @@ from train.settings import RunSettings
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path):
-    """No account, no network."""
+    """No account, no network, and nothing that wandb's process remembers of the tests before."""
+    wandb.teardown()
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
