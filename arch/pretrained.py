@@ -98,7 +98,7 @@ def load_pretrained(
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"{name} cannot be loaded: {reason}") from None
     wrapped = wrap_model(model)
-    _check_tokenizer(name, tokenizer, wrapped)
+    check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
     wrapped = drop_padding(wrapped, 1 + max(tokenizer.get_vocab().values()))
     meta = {
@@ -131,7 +131,12 @@ def _gguf(file: Path) -> tuple[str, dict[str, Any]]:
     return str(file.parent), {"gguf_file": file.name}
 
 
-def _check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
+def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> None:
+    """Refuses a tokenizer with ids that the model's embedding has no row for.
+
+    Raises:
+        ModelError: naming the largest of both.
+    """
     largest, rows = max(tokenizer.get_vocab().values()), model.embedding.num_embeddings
     if largest >= rows:
         raise ModelError(

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eval.checkpoints import open_model as open_model
     from eval.commands.bits import bits as bits
     from eval.commands.inversion import curves as curves
     from eval.commands.inversion import invert as invert
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
     from eval.commands.probes import geometry as geometry
     from eval.commands.probes import probe as probe
     from eval.commands.tables import compare as compare
+    from eval.models import open_model as open_model
 
 _MODULES = {
-    "open_model": "checkpoints",
+    "open_model": "models",
     "bits": "commands.bits",
     "compare": "commands.tables",
     "curves": "commands.inversion",

@@ -16,7 +16,7 @@ from eval.errors import RequestError
 if TYPE_CHECKING:
     import pandas
 
-    from eval.checkpoints import Checkpoint
+    from eval.models import Checkpoint
 
 Parameters = ParamSpec("Parameters")
 Models: TypeAlias = Annotated[

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
 from arch.decoder import WholeBlock
-from eval.checkpoints import of_model
 from eval.errors import RequestError
+from eval.models import of_model
 
 PARTS = {
     "block": "the stream after the whole block",

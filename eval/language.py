@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text
 

@@ -7,23 +7,26 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from eval.cli import listed
 from eval.errors import RequestError
 
 
-def run_plugins(files: str | Sequence[str] | None, never: Iterable[str | Path | None] = ()) -> None:
+def run_plugins(files: str | Sequence[str] | None, never: Iterable[Any] = ()) -> None:
     """Runs each file as a module of its own.
 
     Args:
         files: the user's.
-        never: directories of models and results, from which no code is taken.
+        never: directories of results, and models by their directories or open, from which no code
+            is taken; None and modules are of no directory.
 
     Raises:
         RequestError: there is no such file, it lies in such a directory, or it raises; the file's
             line is named.
     """
-    places = [place for place in never if place]
+    places = [getattr(place, "path", place) for place in never]
+    places = [place for place in places if isinstance(place, str | Path)]
     for file in listed(files or ()):
         path = Path(file)
         if path.suffix != ".py" or not path.is_file():

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import model_name
+from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.statistics import Interval, share
 from eval.summary import Record, cells

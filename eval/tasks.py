@@ -20,7 +20,7 @@ from eval.errors import RequestError
 from eval.rows import Results, Row
 
 if TYPE_CHECKING:
-    from eval.checkpoints import Checkpoint
+    from eval.models import Checkpoint
 
 Item = TypeVar("Item")
 PATIENCE = timedelta(days=7)  # shares of the work differ by hours

@@ -25,8 +25,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.models import Checkpoint
 from tokenizer import (
     END_OF_TEXT,
     PAD,

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError
-from eval.checkpoints import open_checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.batch import Batch
@@ -35,6 +34,7 @@ from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import BATCH, sweep
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import Tools
+from eval.models import open_checkpoint
 from eval.text import held_out_text, story_prompts
 from scripts import pages
 from scripts.pages import BenchmarkError, Rows, positive

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
-from eval.checkpoints import Checkpoint, device_of, open_checkpoint
 from eval.cli import positive
 from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
+from eval.models import Checkpoint, device_of, open_checkpoint
 from eval.text import held_out_text, story_prompts
 from scripts.pages import hardware, write_page
 from tokenizer import CorpusError, open_corpus, train_tokenizer

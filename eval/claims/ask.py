@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from eval.checkpoints import Checkpoint
 from eval.circuit import uncertified
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
@@ -28,6 +27,7 @@ from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver, parse_solvers
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
+from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 

@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import ModelConfig
-from eval.checkpoints import Checkpoint, open_checkpoint, rows_at_once
 from eval.claims import BENCH
 from eval.claims.curves import CURVES, KINDS, Ask, Plan, Point
 from eval.claims.entries import FAIR
@@ -21,6 +20,7 @@ from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, traine
 from eval.inversion.questions import Question
 from eval.inversion.run import Job
 from eval.inversion.run import plan as plan_jobs
+from eval.models import Checkpoint, open_checkpoint, rows_at_once
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text, story_prompts
 

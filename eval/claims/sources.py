@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
 from arch.directory import drop_padding
-from eval.checkpoints import PRETRAINED, Checkpoint, open_checkpoint
 from eval.claims.entries import Claim, Models
 from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
 from eval.files import write_text
+from eval.models import PRETRAINED, Checkpoint, open_checkpoint
 from eval.text import toy_tokenizer
 from tokenizer import load_tokenizer
 

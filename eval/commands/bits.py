@@ -66,9 +66,9 @@ def bits(
         quantisers: rounding to nearest, with a scale for each channel
         prior: that the tables show
     """
-    from eval.checkpoints import open_models
     from eval.information.measure import Question
     from eval.information.task import Design, plan_bits
+    from eval.models import open_models
     from eval.tasks import open_results, run_tasks
 
     if prior == "model" and not before:

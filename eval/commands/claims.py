@@ -140,13 +140,13 @@ def run_claims(
         corpus: of the fair prompts
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.checkpoints import device_of
     from eval.claims.ask import parts
     from eval.claims.evidence import evidence
     from eval.claims.judge import judge
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
     from eval.claims.sources import Shelf
+    from eval.models import device_of
     from eval.tasks import open_results, run_tasks
 
     chosen = choose(list(numbers), group)[:limit]
@@ -315,11 +315,11 @@ def curves_of_claims(
         figures: write the figures, as SVG
         markdown: write the tables
     """
-    from eval.checkpoints import device_of
     from eval.claims import curves
     from eval.claims.curves_ask import tasks
     from eval.claims.curves_records import records
     from eval.claims.sources import Shelf
+    from eval.models import device_of
     from eval.tasks import open_results, run_tasks
 
     plan, axes = curves.plan(), list(axis) if axis else None

@@ -10,9 +10,9 @@ from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, n
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
-    from eval.checkpoints import Checkpoint
     from eval.inversion.run import Job
     from eval.inversion.solvers import Solver
+    from eval.models import Checkpoint
     from eval.rows import Results, Row
     from eval.tables import Table
     from eval.text import Prompt
@@ -89,10 +89,10 @@ def invert(
         limit: stop after about N rows
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
-    from eval.checkpoints import open_models
     from eval.inversion.controls import derive
     from eval.inversion.run import SHUFFLED, plan
     from eval.inversion.suites import load_suite, read_suite
+    from eval.models import open_models
     from eval.plugins import run_plugins
     from eval.report import terminal_table
     from eval.tasks import open_results, run_tasks
@@ -163,8 +163,8 @@ def curves(
         length: tokens of each prompt
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.checkpoints import open_models
     from eval.inversion.curves import Curve, plan_curves
+    from eval.models import open_models
     from eval.tasks import open_results, run_tasks
     from eval.text import held_out_text, story_prompts
 

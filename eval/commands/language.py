@@ -41,8 +41,8 @@ def loss(
         out: results directory, for `python -m eval compare`
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.checkpoints import open_models
     from eval.language import Measurement
+    from eval.models import open_models
     from eval.statistics import bits_per_byte
     from eval.tables import lay_out, terminal
     from eval.tasks import open_results, run_tasks
@@ -95,7 +95,7 @@ def generate(
     import torch
 
     import arch
-    from eval.checkpoints import open_models
+    from eval.models import open_models
     from tokenizer import END_OF_TEXT
 
     (checkpoint,) = open_models([model], device)

@@ -14,7 +14,7 @@ ASKED = {"lens", "prompts", "prompt_kind", "length"}
 """Places that all figures of one look share."""
 
 if TYPE_CHECKING:
-    from eval.checkpoints import Checkpoint
+    from eval.models import Checkpoint
     from eval.rows import Row
     from eval.text import Prompt
 
@@ -54,10 +54,10 @@ def lens(
         length: tokens of a story's beginning; default: 64
         words: tokens that are followed, each one token, its space before it included: ' happy'
     """
-    from eval.checkpoints import open_models
     from eval.lenses.lens import ALL, FOLDER, Request, choose, read_documents, word_tokens
     from eval.lenses.questions import Look
     from eval.lenses.trace import gather
+    from eval.models import open_models
     from eval.plugins import run_plugins
     from eval.tasks import open_results, run_tasks
 

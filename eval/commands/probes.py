@@ -73,8 +73,8 @@ def probe(
         blocks: encoder blocks
         width: features in them, at least
     """
-    from eval.checkpoints import open_models
     from eval.inversion.slices import Slice
+    from eval.models import open_models
     from eval.probes.inverter import Decoding
     from eval.probes.linear import Training
     from eval.probes.questions import Stories, plan
@@ -196,7 +196,7 @@ def geometry(
         adam_steps: from each start
         seed: of the directions
     """
-    from eval.checkpoints import open_models
+    from eval.models import open_models
     from eval.probes.local import plan_local
     from eval.probes.questions import choose_layers
     from eval.tasks import open_results, run_tasks
@@ -257,7 +257,7 @@ def retrieval(
         temperature: of the similarities
         seed: of the fit
     """
-    from eval.checkpoints import open_models
+    from eval.models import open_models
     from eval.retrieval import Fit, Match, Request, retrieval_table
     from eval.tasks import open_results, run_tasks
 

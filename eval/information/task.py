@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import Measured, measure
+from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.text import HeldOutText, held_out_text, inside_stories
 

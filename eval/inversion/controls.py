@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from arch import LanguageModel
-from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
+from eval.models import Checkpoint, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 
@@ -38,7 +38,7 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
         raise RequestError(
             f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR"
         )
-    if "source" in checkpoint.meta:
+    if type(checkpoint.model) is not LanguageModel:
         raise RequestError(
             f"--controls {control}: {checkpoint.path} was not built here and cannot be built anew; "
             "leave it out"

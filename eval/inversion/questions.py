@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver
+from eval.models import Checkpoint
 from eval.text import Prompt
 
 ALL = "all"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from eval.checkpoints import Checkpoint, rows_at_once
 from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer, extras, nearest_rival, tally, verdicts
@@ -17,6 +16,7 @@ from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Question, Site
 from eval.inversion.solvers import Solver, Tools
+from eval.models import Checkpoint, rows_at_once
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt, held_out_text
 

@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses import markup
 from eval.lenses.lens import (
     Document,
@@ -35,6 +34,7 @@ from eval.lenses.lens import (
     word_tokens,
 )
 from eval.lenses.trace import gather, run_variants
+from eval.models import Checkpoint
 from tokenizer import PAD
 
 OWN = "own answer"

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses import markup
 from eval.lenses.geometry import embeddings
 from eval.lenses.lens import Document, Finding, Named, Request, lens, note_table, records
+from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.text import held_out_text
 

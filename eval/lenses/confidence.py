@@ -14,9 +14,9 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Document, Finding, Named, Request, lens, records
 from eval.lenses.trace import gather
+from eval.models import Checkpoint
 
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)

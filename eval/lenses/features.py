@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses import markup
 from eval.lenses.lens import (
@@ -32,6 +31,7 @@ from eval.lenses.lens import (
 )
 from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
+from eval.models import Checkpoint
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
 """What the layer after the hidden units is called, ours first, then in four families."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses import markup
 from eval.lenses.lens import (
     Document,
@@ -31,6 +30,7 @@ from eval.lenses.lens import (
     word_tokens,
 )
 from eval.lenses.trace import gather
+from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.text import held_out_text
 

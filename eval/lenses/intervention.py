@@ -15,7 +15,6 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import (
     Document,
@@ -30,6 +29,7 @@ from eval.lenses.lens import (
 )
 from eval.lenses.stories import attribute_words, contexts, following, story
 from eval.lenses.trace import gather, run_variants, streams_of
+from eval.models import Checkpoint
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses import markup
+from eval.models import Checkpoint
 from eval.statistics import clustered
 from eval.text import Prompt
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses import markup
 from eval.lenses.lens import (
     Document,
@@ -38,6 +37,7 @@ from eval.lenses.lens import (
     word_tokens,
 )
 from eval.lenses.trace import Batch, gather, readers, trace
+from eval.models import Checkpoint
 
 TOP = 5
 WIDEST = 1 << 25  # numbers of a distribution held at once

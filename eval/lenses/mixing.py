@@ -36,11 +36,11 @@ from arch.mixers import (
     Triangle,
 )
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import Document, Finding, Named, Request, lens, records
 from eval.lenses.ov import value_maps
 from eval.lenses.trace import blocks_of, gather, mixer_name, mixers_of
+from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}

@@ -18,10 +18,10 @@ from torch import Tensor
 from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import Document, Finding, Named, Request, lens, records
 from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
+from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation, token_ranks
 
 VOCABULARY = 4096  # tokens that circuits are seen by; more are drawn from

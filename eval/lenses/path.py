@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses import markup
 from eval.lenses.lens import Document, Finding, Named, Request, by_axis, lens, records, word_tokens
 from eval.lenses.trace import gather, readers, trace
+from eval.models import Checkpoint
 
 MEASURES = ("x", "y", "share", "cosine first", "cosine second", "length")
 

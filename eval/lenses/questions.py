@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.lenses.lens import FOLDER, Finding, Lens, Request
+from eval.models import Checkpoint
 from eval.rows import SCHEMA, Results, Row, row_key
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 from arch import LanguageModel
 from arch.mixers import CausalAttention, Headed, Parallel, SideBySide
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.lenses.lens import (
     Document,
     Finding,
@@ -46,6 +45,7 @@ from eval.lenses.trace import (
     gather,
     trace,
 )
+from eval.models import Checkpoint
 
 
 @torch.no_grad()

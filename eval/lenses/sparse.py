@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.features import (
     active_in_text,
@@ -25,6 +24,7 @@ from eval.lenses.features import (
 from eval.lenses.lens import Document, Finding, Named, Request, by_axis, figure_records, lens
 from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import spaced_layers, streams_of
+from eval.models import Checkpoint
 
 HELD_OUT = 0.1  # of the windows, for the figures
 LAYERS = 3  # at most so many, evenly spaced

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, generate
 from eval import plots
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import (
     Document,
@@ -43,6 +42,7 @@ from eval.lenses.stories import (
     story,
 )
 from eval.lenses.trace import Batch, blocks_of, side_by_side, spaced_layers, streams_of
+from eval.models import Checkpoint
 from tokenizer import END_OF_TEXT
 
 PLACES = ("word", "last")

@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
 from eval.lenses.lens import Request
 from eval.lenses.trace import streams_of
+from eval.models import Checkpoint
 from eval.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context

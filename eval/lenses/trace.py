@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, TokenMixer
 from arch.mixers import SideBySide
-from eval.checkpoints import Checkpoint
 from eval.errors import RequestError
+from eval.models import Checkpoint
 from eval.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")

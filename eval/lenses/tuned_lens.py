@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.logit_lens import WIDEST, draw, look
 from eval.lenses.stories import Stories, stories, whole_windows
 from eval.lenses.trace import gather, trace
+from eval.models import Checkpoint
 
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
 SURE = 2.0  # standard errors by which a map has to be better than the identity

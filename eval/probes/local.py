@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
+from eval.models import Checkpoint
 from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry
 from eval.rows import Results, Row, row_key

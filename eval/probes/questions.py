@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from eval import artefacts
-from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.slices import Slice
+from eval.models import Checkpoint
 from eval.probes.inverter import Decoding, Inverter, fit_inverter, score_inverter
 from eval.probes.linear import (
     KINDS,

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from arch import ModelConfig, describe
-from eval.checkpoints import open_checkpoint
 from eval.comparison import FLOPS, SECONDS, TOKENS, VALID_BITS, enter, find_column
 from eval.gather import gather
+from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.summary import summarise
 from eval.tables import interval_text, to_csv

@@ -15,12 +15,12 @@ import yaml
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, save_model
-from eval.checkpoints import open_checkpoint
 from eval.claims.trained import seeds_of_one, trained
 from eval.comparison import enter
 from eval.gather import gather
 from eval.identity import identified, labels
 from eval.inversion.controls import derive
+from eval.models import open_checkpoint
 from eval.report import render_page
 from eval.rows import Results, Row
 from eval.summary import summarise

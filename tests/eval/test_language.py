@@ -14,9 +14,9 @@ from scipy import stats
 from arch import load_model
 from eval import language
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.language import PARTS, measure_loss
+from eval.models import open_checkpoint
 from eval.rows import read_rows
 from eval.summary import measure
 from tokenizer import load_tokenizer

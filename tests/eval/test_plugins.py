@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.lenses.lens import REGISTER, lenses
+from eval.models import open_checkpoint
 from eval.rows import read_rows
 from tests.docs_cases import ROOT, blocks
 

@@ -12,8 +12,8 @@ import torch
 
 from eval import tasks
 from eval.__main__ import SHARED, load, main
-from eval.checkpoints import device_of
 from eval.errors import RequestError
+from eval.models import device_of
 from eval.rows import ROWS, Results, read_rows
 
 ROOT = Path(__file__).parents[2]

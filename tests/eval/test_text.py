@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.language import measure_loss
+from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, held_out_text, inside_prompts, story_prompts
 from tests.train.cases import fit
 from tokenizer import open_corpus, pack, train_tokenizer

@@ -10,9 +10,9 @@ import torch
 
 from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.inversion.curves import bracket, crossing, interval, plan_curves
 from eval.inversion.solvers import solvers
+from eval.models import open_checkpoint
 from eval.rows import Results, Row, read_rows
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts

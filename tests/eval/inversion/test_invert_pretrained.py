@@ -10,13 +10,13 @@ import transformers
 from arch.decoder import Decoder
 from arch.pretrained import PretrainedModel
 from eval.__main__ import main
-from eval.checkpoints import open_checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.problem import pose
 from eval.inversion.search.propose import propose
 from eval.inversion.slices import Slice
+from eval.models import open_checkpoint
 from eval.rows import read_rows
 from tests.arch import test_decoder
 from tests.arch.cases import byte_tokenizer

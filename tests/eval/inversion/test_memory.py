@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from eval.checkpoints import open_checkpoint, rows_at_once
 from eval.inversion import run
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
+from eval.models import open_checkpoint, rows_at_once
 from eval.rows import Results
 from eval.tasks import run_tasks
 from eval.text import random_prompts

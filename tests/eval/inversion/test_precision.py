@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel
-from eval.checkpoints import Checkpoint
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.problem import pose
@@ -18,6 +17,7 @@ from eval.inversion.run import plan
 from eval.inversion.search.sweep import sweep
 from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
+from eval.models import Checkpoint
 from eval.rows import Row
 from eval.summary import summarise
 from eval.text import Prompt

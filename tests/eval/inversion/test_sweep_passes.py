@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from eval.checkpoints import open_checkpoint
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import parse_solvers
+from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.text import Prompt
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
 from arch.pretrained import PretrainedModel
-from eval.checkpoints import Checkpoint
 from eval.lenses.lens import Finding, Named, Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
+from eval.models import Checkpoint
 from eval.text import Prompt
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import FAMILIES, their_model

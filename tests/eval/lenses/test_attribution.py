@@ -4,10 +4,10 @@ import pytest
 import torch
 from captum.attr import FeatureAblation, IntegratedGradients
 
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import attribution
 from eval.lenses.attribution import Output, integrated_gradients, own_answer
+from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look, wrapped
 
 MIXERS = ["flat", "attention(heads=2)", "expanded(factor=2)", "attention+flat"]

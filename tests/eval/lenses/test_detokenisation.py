@@ -7,7 +7,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.detokenisation import (
     GROUPS,
@@ -25,6 +24,7 @@ from eval.lenses.detokenisation import (
 )
 from eval.lenses.stories import Stories
 from eval.lenses.trace import streams_of
+from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from eval.checkpoints import open_checkpoint
 from eval.lenses.lens import lenses
+from eval.models import open_checkpoint
 from tests.eval.lenses.cases import look, wrapped_checkpoint
 
 FAMILIES = ("gpt2", "opt", "gptj", "llama 2, grouped, scaled", "llama 3")

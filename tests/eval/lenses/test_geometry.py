@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
 from eval.lenses.confidence import heated, monotone, scaled, sharpness
@@ -21,6 +20,7 @@ from eval.lenses.geometry import (
     round_trip,
 )
 from eval.lenses.path import path, plane, toward
+from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look
 
 N, V, D = 6, 40, 8

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import stories
 from eval.lenses.intervention import (
@@ -16,6 +15,7 @@ from eval.lenses.intervention import (
     swapped,
     telling_answers,
 )
+from eval.models import open_checkpoint
 from tests.arch.cases import byte_tokenizer
 from tests.eval.lenses.cases import ask, at, look, story_checkpoint, story_tokenizer, wrapped
 

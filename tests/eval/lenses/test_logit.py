@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses import tuned_lens
 from eval.lenses.logit_lens import TokenSpace, read_layers
 from eval.lenses.stories import Stories
 from eval.lenses.trace import readers, trace
 from eval.lenses.tuned_lens import Descent, Tuned, divergences, fit
+from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look, some_tokens
 
 PROMPTS = (40, 41, 42, 43, 44), (50, 51, 52)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from arch.mixers import Expanded, Headed, Kernel, Parallel
 from arch.pretrained import PretrainedModel
-from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.mixing import (
     attention_pattern,
@@ -30,6 +29,7 @@ from eval.lenses.ov import (
     token_space,
     value_maps,
 )
+from eval.models import Checkpoint, open_checkpoint
 from eval.ranks import effective_rank, participation
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model

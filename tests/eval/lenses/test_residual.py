@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from arch.wrapped import ParallelBlock
-from eval.checkpoints import open_checkpoint
 from eval.errors import RequestError
 from eval.lenses.residual import (
     contributions,
@@ -19,6 +18,7 @@ from eval.lenses.residual import (
     updates,
 )
 from eval.lenses.trace import Batch, fixed_norm, readers, trace
+from eval.models import open_checkpoint
 from tests.arch.cases import random_mixer
 from tests.eval.lenses.cases import at, look, shaken, some_tokens
 

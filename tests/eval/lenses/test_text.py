@@ -3,11 +3,11 @@
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval.checkpoints import Checkpoint, open_checkpoint
 from eval.language import measure_loss
 from eval.lenses import stories as kept
 from eval.lenses.stories import Stories, stories
 from eval.lenses.trace import trace
+from eval.models import Checkpoint, open_checkpoint
 from eval.text import HeldOutText
 from tests.eval.lenses.cases import ask, some_tokens
 

@@ -1,5 +1,12 @@
-"""What is asked about: model directories, with the provenance that every row carries."""
+"""Models to ask: opened from a directory, the hub, a file or memory, with their provenance.
 
+    open_model("runs/flat/models/step-020000"), open_model("hf:gpt2"), open_model("hf:model.gguf")
+    open_model(module, tokenizer=tokenizer)  # of transformers, or of ours
+
+What is computed of a model is kept with it, once for all its sites.
+"""
+
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Sequence
@@ -11,8 +18,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
+from arch.directory import drop_padding
+from arch.pretrained import check_tokenizer, wrap_model
 from eval import identity as identities
 from eval import tasks
 from eval.errors import RequestError
@@ -63,11 +73,7 @@ class Checkpoint:
         file = self.path / "model.safetensors"
         if (self.path / "meta.json").is_file() and file.is_file():
             return identities.file_sha256(file)
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return weights_hash(self.model)
 
     @cached_property
     def model_id(self) -> str:
@@ -156,32 +162,92 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     )
 
 
-def open_model(path: str | Path, device: str = "auto") -> Checkpoint:
-    """Loads a model, as `open_checkpoint` does, on a device by its name.
+def open_model(
+    model: str | Path | nn.Module,
+    device: str = "auto",
+    *,
+    tokenizer: Any = None,
+    name: str | None = None,
+) -> Checkpoint:
+    """Opens a model for evaluation.
 
     Args:
-        path: a model directory, or `hf:` and the name or directory of a transformers model.
-        device: cpu, cuda, or auto: a GPU that is in reach.
+        model: a model directory; `hf:` and a name of the hub, a directory in transformers' layout
+            or a GGUF file; or a module in memory, a causal model of transformers or of ours. The
+            module stays as it is and where it is: what is asked is a copy of it in evaluation mode
+            that shares its weights. Open it anew when they have changed.
+        device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
+        tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
+        name: of a module in memory, in rows and pages; its class when not given.
 
     Raises:
-        ModelError: a model directory that cannot be read, a pretrained model that cannot be had.
-        RequestError: no such device, or none in reach.
+        ModelError: a model directory that cannot be read, a pretrained model that cannot be had, a
+            module that is no causal decoder, or a tokenizer with more tokens than the model.
+        RequestError: no such device, or none in reach; a tokenizer that is missing, not a fast one,
+            or given for a model that has its own; a module of another kind.
     """
-    return open_checkpoint(path, device_of(device))
+    if isinstance(model, nn.Module):
+        return _in_memory(model, tokenizer, name or type(model).__name__)
+    if tokenizer is not None or name is not None:
+        raise RequestError(
+            f"{model}: has a tokenizer and a name of its own; leave out tokenizer and name"
+        )
+    return open_checkpoint(model, device_of(device))
 
 
 def open_models(
     models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
 ) -> list[Checkpoint]:
-    """Loads every model directory before anything is computed; models that are open stay so.
+    """Opens every model directory before anything is computed; models that are open stay so.
 
     Raises:
         ModelError: a model directory that cannot be read, a pretrained model that cannot be had.
-        RequestError: no such device, or none in reach.
+        RequestError: no such device, or none in reach; a module without its tokenizer.
     """
-    several = [models] if isinstance(models, str | Path | Checkpoint) else models
+    several = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
     place = device_of(device)
-    return [m if isinstance(m, Checkpoint) else open_checkpoint(m, place) for m in several]
+    return [_opened(model, place) for model in several]
+
+
+def _opened(model: str | Path | Checkpoint | nn.Module, device: torch.device) -> Checkpoint:
+    if isinstance(model, nn.Module):
+        return open_model(model)
+    return model if isinstance(model, Checkpoint) else open_checkpoint(model, device)
+
+
+def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        given = "none was given" if tokenizer is None else f"it is a {type(tokenizer).__name__}"
+        raise RequestError(
+            f"tokenizer of {name}: {given}; give open_model(module, tokenizer=...) a Tokenizer or "
+            "a fast tokenizer of transformers"
+        )
+    theirs = not isinstance(module, LanguageModel)
+    if theirs and not hasattr(getattr(module, "config", None), "model_type"):
+        raise RequestError(
+            f"{name}: a {type(module).__name__} is no causal model; give one of "
+            "transformers, or an arch.LanguageModel"
+        )
+    shared = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) if p.is_floating_point() else p
+        for p in module.parameters()
+    } | {id(buffer): buffer for buffer in module.buffers()}
+    copied = copy.deepcopy(module, shared).eval()
+    model: LanguageModel = wrap_model(copied) if theirs else copied  # pyright: ignore
+    check_tokenizer(name, backend, model)
+    model = drop_padding(model, 1 + max(backend.get_vocab().values()))
+    meta = {"name": name, "source": "memory"}
+    return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
+
+
+def weights_hash(model: nn.Module) -> str:
+    """The SHA-256 of a model's tensors and their names, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def of_model(model: LanguageModel, name: str, make: Callable[[], Kept]) -> Kept:

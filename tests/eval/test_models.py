@@ -1,0 +1,88 @@
+"""One door to models: a module in memory answers as the same model does from its directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+import eval as evals
+from arch import LanguageModel
+from eval.errors import RequestError
+from eval.inversion.controls import derive
+from tests.arch.cases import byte_tokenizer
+from tests.arch.test_pretrained import their_model
+
+ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "methods": "sweep"}
+
+
+@pytest.fixture(params=["gpt2", "ours"])
+def module(request: pytest.FixtureRequest, small_model: Callable[..., LanguageModel]) -> Any:
+    """A model in memory that is being trained."""
+    made = their_model("gpt2", dtype=torch.float32) if request.param == "gpt2" else small_model()
+    return made.train()
+
+
+def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
+    module: Any, tmp_path: Path, small_tokenizer: Tokenizer
+) -> None:
+    ours = isinstance(module, LanguageModel)
+    tokenizer: Any = small_tokenizer if ours else fast_tokenizer()
+    before = {n: (p.shape, p.requires_grad) for n, p in module.named_parameters()}
+    opened = evals.open_model(module, tokenizer=tokenizer, name="mine")
+    result = evals.invert(opened, **ASKED)
+    assert {n: (p.shape, p.requires_grad) for n, p in module.named_parameters()} == before
+    assert module.training
+    assert all(row["checkpoint"]["name"] == "mine" for row in result.rows)
+    if ours:
+        shown = opened.model.embedding.weight
+        assert shown.untyped_storage().data_ptr() == module.embedding.weight.data_ptr()
+        assert derive(opened, "identity").meta["name"] == "mine [identity]"
+        return
+    module.save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    saved = evals.invert(f"hf:{tmp_path / 'small'}", **ASKED)
+    fields = ("truth", "found", "rank", "floor", "residual")
+    assert [[r[n] for n in fields] for r in result.rows] == [
+        [r[n] for n in fields] for r in saved.rows
+    ]
+    assert result.rows[0]["checkpoint"]["weights_sha256"] == opened.weights_sha256
+
+
+def test_other_weights_in_memory_are_another_model(
+    small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
+) -> None:
+    module = small_model()
+    first = evals.open_model(module, tokenizer=small_tokenizer)
+    with torch.no_grad():
+        module.embedding.weight.mul_(2)
+    second = evals.open_model(module, tokenizer=small_tokenizer)
+    assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
+    assert first.model_id != second.model_id
+
+
+def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "tokenizer of Linear: none was given"),
+        ({"tokenizer": "gpt2"}, "tokenizer of Linear: it is a str"),
+        ({"tokenizer": byte_tokenizer(), "name": "m"}, "m: a Linear is no causal"),
+    ],
+)
+def test_what_is_no_model_or_has_no_tokenizer(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        evals.open_model(torch.nn.Linear(2, 2), **given)
+
+
+def test_a_path_has_its_tokenizer() -> None:
+    with pytest.raises(RequestError, match="hf:x: has a tokenizer and a name of its own"):
+        evals.open_model("hf:x", name="y")
+    with pytest.raises(RequestError, match="none was given"):
+        evals.loss(torch.nn.Linear(2, 2))  # pyright: ignore
