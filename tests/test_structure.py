@@ -12,6 +12,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "bits": ("eval", 500, 250),
     "explore": ("eval", 700, 300),
     "any decoder": ("arch", 500, 350),
+    "experiments": ("scripts", 230, 150),
 }
 """What limits and targets leave room for."""
 
@@ -26,7 +27,7 @@ LIMITS = {  # measure: limit, target
     "lines: train": (3_300, 1_900),
     "lines: tokenizer": (1_970, 1_100),
     "lines: eval": (23_800 + _room("eval"), 11_500 + _room("eval")),
-    "lines: scripts": (2_370, 1_600),
+    "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (22_200 + TESTS, 13_000 + TESTS),
     "files in eval": (134, 80),
     "floors in eval": (10, 5),

@@ -67,7 +67,7 @@ def bits(
         prior: that the tables show
     """
     from eval.information.measure import Question
-    from eval.information.task import Design, plan_bits
+    from eval.information.task import Design, Sampler, plan_bits
     from eval.models import open_models
     from eval.tasks import open_results, run_tasks
 
@@ -83,11 +83,12 @@ def bits(
         seed,
     )
     design = Design(corpus, count, before, skip, candidates, tokens)
+    sampler = Sampler(design, max(question.distances))
     wanted = None if layers is None else listed(layers)
     tasks = [
         task
         for checkpoint in open_models(models, device)
-        for task in plan_bits(checkpoint, wanted, design, question)
+        for task in plan_bits(checkpoint, wanted, sampler, question)
     ]
     with open_results(out) as results:
         run_tasks(tasks, results, "bits")

@@ -1,9 +1,9 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from eval.inversion.problem import Measured, measure
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.text import HeldOutText, held_out_text, inside_stories
+from tokenizer import tokenizer_hash
 
 CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
 
@@ -76,24 +77,72 @@ def draw_passages(
     )
 
 
+class Sample(NamedTuple):
+    """What all models that share a tokenizer are asked.
+
+    Attributes:
+        passages: with the token asked about in each.
+        candidates: what it may be.
+        calibration: `(16, 64)` tokens whose outputs scale the quantisers.
+    """
+
+    passages: list[Passage]
+    candidates: Candidates
+    calibration: Tensor
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws what is asked, once for each tokenizer.
+
+    Attributes:
+        design: what is drawn.
+        after: tokens after the one asked about.
+    """
+
+    design: Design
+    after: int
+    _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a passage."""
+        return self.design.before + 1 + self.after
+
+    def of(self, checkpoint: Checkpoint) -> Sample:
+        """A model's.
+
+        Raises:
+            RequestError: the corpus has too little text.
+        """
+        text, design = held_out_text(checkpoint, self.design.corpus), self.design
+        key = tokenizer_hash(text.tokenizer), text.fraction
+        if key not in self._drawn:
+            candidates = draw_candidates(text, design.candidates, design.counted)
+            passages = draw_passages(text, design, self.after, candidates)
+            calibration = text.windows("background", *CALIBRATION)
+            self._drawn[key] = Sample(passages, candidates, calibration)
+        return self._drawn[key]
+
+
 @dataclass(frozen=True)
 class BitsTask:
-    """All passages at one layer of one model; `eval.tasks.Task`.
-
-    Raises:
-        RequestError: a layer that does not exist, passages longer than the model's context.
-    """
+    """All passages at one layer of one model; `eval.tasks.Task`."""
 
     checkpoint: Checkpoint
     layer: int
-    design: Design
+    sampler: Sampler
     question: Question
 
+    @property
+    def design(self) -> Design:
+        """What is drawn."""
+        return self.sampler.design
+
     @cached_property
-    def passages(self) -> list[Passage]:
+    def sample(self) -> Sample:
         """The same for all layers and models that share a tokenizer."""
-        after = max(self.question.distances)
-        return draw_passages(self._text, self.design, after, self._candidates)
+        return self.sampler.of(self.checkpoint)
 
     @property
     def keys(self) -> list[str]:
@@ -104,7 +153,7 @@ class BitsTask:
     def _keys(self) -> list[str]:
         asked = [self.question, self.design.corpus, self.design.candidates, self.design.counted]
         about = self.checkpoint.identity
-        passages = self.passages
+        passages = self.sample.passages
         return [row_key(*about, "bits", self.layer, p.tokens, p.place, *asked) for p in passages]
 
     @property
@@ -116,10 +165,11 @@ class BitsTask:
         """A row for each passage that has none."""
         circuit = Circuit(self.checkpoint.model, self.layer)
         largest, measured = self._largest(circuit), self._measured(circuit)
-        for number, (key, passage) in enumerate(zip(self.keys, self.passages, strict=True)):
+        passages, candidates, _ = self.sample
+        for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
             if key not in results.keys:
                 figures = measure_bits(
-                    circuit, passage, self._candidates, largest, measured, number, self.question
+                    circuit, passage, candidates, largest, measured, number, self.question
                 )
                 yield self._row(key, passage) | figures
 
@@ -136,46 +186,37 @@ class BitsTask:
             "tokens": list(passage.tokens),
             "place": passage.place,
             "truth": [passage.truth],
-            "candidates": len(self._candidates.tokens),
+            "candidates": len(self.sample.candidates.tokens),
             "draws": question.draws,
             "seed": question.seed,
             "distances": list(question.distances),
         }
 
-    @property
-    def _text(self) -> HeldOutText:
-        return held_out_text(self.checkpoint, self.design.corpus)
-
-    @cached_property
-    def _candidates(self) -> Candidates:
-        return draw_candidates(self._text, self.design.candidates, self.design.counted)
-
     def _measured(self, circuit: Circuit) -> Measured:
-        rows = [passage.tokens for passage in self.passages]
+        rows = [passage.tokens for passage in self.sample.passages]
         return measure(circuit, torch.tensor(rows, device=circuit.vocabulary.device))
 
     def _largest(self, circuit: Circuit) -> Tensor:
-        count, length = CALIBRATION
-        length = min(length, circuit.model.config.context)
-        windows = self._text.windows("background", count, length).to(circuit.vocabulary.device)
+        windows = self.sample.calibration[:, : circuit.model.config.context]
+        windows = windows.to(circuit.vocabulary.device)
         return circuit.of_tokens(windows).abs().amax(dim=(0, 1))
 
 
 def plan_bits(
-    checkpoint: Checkpoint, layers: list[int] | None, design: Design, question: Question
+    checkpoint: Checkpoint, layers: list[int] | None, sampler: Sampler, question: Question
 ) -> list[BitsTask]:
     """The work that a checkpoint makes: a task for each layer, the last block if none is given.
 
     Raises:
         RequestError: a layer that does not exist, or passages longer than the model's context.
     """
-    length = design.before + 1 + max(question.distances)
-    if length > checkpoint.config.context:
+    if sampler.length > checkpoint.config.context:
         raise RequestError(
-            f"--before {design.before} --distances {max(question.distances)}: passages of {length} "
-            f"tokens, the context of {checkpoint.path} is {checkpoint.config.context}; give less"
+            f"--before {sampler.design.before} --distances {sampler.after}: passages of "
+            f"{sampler.length} tokens, the context of {checkpoint.path} is "
+            f"{checkpoint.config.context}; give less"
         )
     layers = layers or [checkpoint.config.n_layers]
     for layer in layers:
         checkpoint.check_layer(layer)
-    return [BitsTask(checkpoint, layer, design, question) for layer in sorted(set(layers))]
+    return [BitsTask(checkpoint, layer, sampler, question) for layer in sorted(set(layers))]

@@ -1,0 +1,227 @@
+"""Experiments that were registered before their data: docs/results/experiments/NAME.yaml.
+
+    python -m scripts.experiment e1 --corpus STORIES --out DIR     # goes on where it stopped
+    python -m scripts.experiment e1 --out DIR --save               # its rows into docs/results
+
+The first trains the models that the registration names, one seed after another, and measures each
+as soon as it is trained. Rows are on the disk as they come, in DIR/rows.jsonl; each holds the hash
+of its registration. Models that are trained again elsewhere differ in their last bits: they are
+other seeds.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from eval.errors import RequestError
+from eval.information.measure import Question
+from eval.information.task import BitsTask, Design, Sampler, plan_bits
+from eval.models import Checkpoint, open_models
+from eval.rows import Results, Row, read_rows, write_rows
+from eval.tasks import open_results, run_tasks
+from tokenizer import PackedData
+
+FOLDER = Path(__file__).parents[1] / "docs" / "results" / "experiments"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What an experiment asks, as it was written down before any of its rows."""
+
+    name: str
+    content: bytes
+
+    @classmethod
+    def read(cls, name: str, folder: Path | None = None) -> "Registration":
+        """The registration of an experiment.
+
+        Raises:
+            RequestError: there is none of that name.
+        """
+        folder = folder or FOLDER
+        path = folder / f"{name}.yaml"
+        if not path.is_file():
+            names = ", ".join(sorted(each.stem for each in folder.glob("*.yaml")))
+            raise RequestError(f"experiment {name!r}: none is registered so; there are {names}")
+        return cls(name, path.read_bytes())
+
+    @property
+    def hash(self) -> str:
+        """Of the file; rows hold it."""
+        return hashlib.sha256(self.content).hexdigest()[:16]
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """What the file says."""
+        return yaml.safe_load(self.content)
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """What is trained and measured."""
+        return self.plain["design"]
+
+
+class Run(NamedTuple):
+    """A model that is trained."""
+
+    architecture: str
+    seed: int
+    words: list[str]
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"{self.architecture}-s{self.seed}"
+
+
+def runs(registration: Registration) -> Iterator[Run]:
+    """All models, one seed after another."""
+    design = registration.design
+    for seed in design["seeds"]:
+        for architecture, flags in design["architectures"].items():
+            words = [*shlex.split(design["fit"]), *shlex.split(flags), "--seed", str(seed)]
+            yield Run(architecture, seed, words)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A task whose rows say which experiment they are of; `eval.tasks.Task`."""
+
+    task: BitsTask
+    about: dict[str, Any]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The task's."""
+        return self.task.checkpoint
+
+    @property
+    def keys(self) -> list[str]:
+        """The task's."""
+        return self.task.keys
+
+    @property
+    def cost(self) -> float:
+        """The task's."""
+        return self.task.cost
+
+    def run(self, results: Results) -> Iterable[Row]:
+        """The task's rows."""
+        for row in self.task.run(results):
+            yield {**row, "experiment": self.about}
+
+
+def run(registration: Registration, corpus: str, out: Path) -> None:
+    """Trains and measures what is not there yet.
+
+    Raises:
+        RequestError: a step failed; its output is in `out`/log.txt.
+    """
+    data = _data(registration, corpus, out)
+    design = registration.design
+    measured: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in design["measured"].items()
+    }
+    question = Question(**measured)
+    sampler = Sampler(Design(corpus, **design["passages"]), max(question.distances))
+    with open_results(str(out)) as results:
+        for each in runs(registration):
+            place = out / each.name
+            steps = [place / "models" / f"step-{step:06d}" for step in design["steps"]]
+            if not all((step / "meta.json").is_file() for step in steps):
+                where = ("--data", data, "--run", place, "--resume", "auto", "--wandb", "disabled")
+                _give(["train", "fit", *each.words, *where, "--validate_tokens", 32768], out)
+            about = {"name": registration.name, "registration": registration.hash}
+            about |= {"architecture": each.architecture, "seed": each.seed}
+            tasks = [
+                Registered(task, about)
+                for checkpoint in open_models([str(step) for step in steps], "cpu")
+                for task in plan_bits(checkpoint, None, sampler, question)
+            ]
+            run_tasks(tasks, results, each.name)
+
+
+def save(registration: Registration, out: Path, path: Path) -> int:
+    """Writes the rows of this registration that there are into one file; how many."""
+    rows = [
+        row
+        for row in read_rows([out])
+        if row.get("experiment", {}).get("registration") == registration.hash
+    ]
+    for row in rows:  # nothing of the machine they were made on
+        row["corpus"] = "TinyStories"
+        row["checkpoint"]["path"] = str(Path(*Path(row["checkpoint"]["path"]).parts[-3:]))
+    write_rows(path, rows)
+    return len(rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs or saves an experiment; the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", help="of the registration")
+    parser.add_argument("--out", type=Path, required=True, help="models and rows")
+    parser.add_argument("--corpus", help="stories: a directory with train.txt and valid.txt")
+    parser.add_argument("--save", action="store_true", help="rows so far into docs/results")
+    options = parser.parse_args(arguments)
+    try:
+        registration = Registration.read(options.name)
+        if not options.save:
+            if options.corpus is None:
+                raise RequestError("--corpus: missing; give the stories to train on and ask about")
+            run(registration, options.corpus, options.out)
+        else:
+            path = FOLDER / f"{registration.name}.parquet"
+            print(f"{save(registration, options.out, path)} rows: {path}")
+    except (RequestError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _data(registration: Registration, corpus: str, out: Path) -> Path:
+    """The corpus packed with a tokenizer of its own."""
+    tokenizer, data = out / "tokenizer.json", out / "data"
+    if not tokenizer.is_file():
+        size = ("--vocab-size", registration.design["vocabulary"])
+        _give(["tokenizer", "train", corpus, "--out", tokenizer, *size], out)
+    if not PackedData.stands_in(str(data)):
+        _give(["tokenizer", "pack", corpus, "--tokenizer", tokenizer, "--out", data], out)
+    return data
+
+
+def _give(words: list[Any], out: Path) -> None:
+    """Gives a command of a room in this process, its output in the log.
+
+    Raises:
+        RequestError: it failed.
+    """
+    room, *rest = map(str, words)
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "log.txt"
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        print(f"\n$ python -m {room} {shlex.join(rest)}")
+        code = import_module(f"{room}.__main__").main(rest)
+    if code:
+        last = log.read_text(encoding="utf-8").strip().splitlines()[-1]
+        raise RequestError(f"python -m {room} {rest[0]} ended with {code}: {last} (see {log})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
