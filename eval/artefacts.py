@@ -6,9 +6,9 @@ is written last and holds the hash of the first, so that a file that was torn is
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
@@ -16,6 +16,10 @@ from torch import Tensor
 
 from arch.files import write_file
 from eval.errors import RequestError
+from eval.rows import row_key
+
+if TYPE_CHECKING:
+    from eval.models import Checkpoint
 
 FOLDER = "artefacts"
 
@@ -25,6 +29,40 @@ class Artefact(NamedTuple):
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
+
+
+def fitted(
+    directory: str | Path | None,
+    checkpoint: "Checkpoint",
+    about: Mapping[str, Any],
+    text: Iterable[Tensor],
+    fit: Callable[[], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """What is fitted on a model: read if it was before, of the same model and text; saved if not.
+
+    Args:
+        directory: of results; None to fit it each time.
+        checkpoint: the model, by its weights; the tensors come to its device.
+        about: what else the fit depends on, for JSON.
+        text: the tokens that it sees.
+        fit: fits it.
+
+    Raises:
+        RequestError: the files of an earlier fit are damaged.
+        OSError: it cannot be written.
+    """
+    seen = hashlib.sha256()
+    for tokens in text:
+        seen.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
+    about = {**about, "text_sha256": seen.hexdigest()}
+    key = row_key(*checkpoint.identity, about)
+    device = checkpoint.model.embedding.weight.device
+    if directory and (artefact := load(directory, key)):
+        return {name: tensor.to(device) for name, tensor in artefact.tensors.items()}
+    tensors = dict(fit())
+    if directory:
+        save(directory, key, tensors, about | {"checkpoint": checkpoint.provenance})
+    return tensors
 
 
 def save(directory: str | Path, key: str, tensors: Mapping[str, Tensor], about: Any) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
+from eval.artefacts import fitted
 from eval.errors import RequestError
 from eval.lenses import markup
 from eval.lenses.lens import Document, Finding, Named, Request, figure_records, lens, note_table
@@ -148,9 +149,9 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
         RequestError: a stream that is not finite.
     """
     V, D, device = len(classes), text.model.config.d_model, text.windows.device
-    fitted = max(0, len(text.windows) - held_back(text.windows.shape[1]))
+    first = max(0, len(text.windows) - held_back(text.windows.shape[1]))
     sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
-    for windows, streams in text.batches(stop=fitted):
+    for windows, streams in text.batches(stop=first):
         y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
         counts = [torch.bincount(column, minlength=V) for column in y.T]
         for layer, stream in zip(layers, inner(streams, layers), strict=True):
@@ -163,7 +164,7 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
                 own.count += counts[i]
                 own.total.index_add_(0, y[:, i], x)
                 own.second += squares
-    rows = slice(fitted, None)
+    rows = slice(first, None)
     y = torch.searchsorted(classes, around(text.windows[rows])).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
     vocabulary = text.model.embedding.weight.detach()[classes]
@@ -260,7 +261,22 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
     known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
     words, layers = words_of(valid.cpu(), known), sites(len(model.blocks))
-    probes = fit(text, layers, classes)
+    tensors = fitted(
+        request.store,
+        checkpoint,
+        {"lens": "detokenisation", "layers": layers},
+        [train, classes],
+        lambda: {
+            f"{layer} {o} {name}": tensor
+            for (layer, o), probe in fit(text, layers, classes).items()
+            for name, tensor in probe._asdict().items()
+        },
+    )
+    probes = {
+        (layer, o): Classifier(*(tensors[f"{layer} {o} {name}"] for name in Classifier._fields))
+        for layer in layers
+        for o in OFFSETS
+    }
     streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
     counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))

@@ -14,7 +14,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,8 @@ class Request:
         corpus: where text comes from, for a lens that is fitted or counted on some.
         tokens: how much of that text: with more of it all fits are better, and take longer.
         seed: of whatever is drawn.
+        store: the results directory in which what is fitted is kept and read again; None to fit
+            each time. It is no part of what is asked.
     """
 
     prompts: tuple[Prompt, ...]
@@ -100,6 +102,12 @@ class Request:
     corpus: str = "toy"
     tokens: int = TOKENS
     seed: int = 0
+    store: str | Path | None = field(default=None, compare=False)
+
+    @property
+    def record(self) -> Record:
+        """What is asked, for keys and documents."""
+        return {name: value for name, value in asdict(self).items() if name != "store"}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Look:
     def key(self) -> str:
         """Names what is asked: equal questions have equal keys."""
         model = list(self.checkpoint.identity)
-        return row_key("lens", self.lens.name, model, asdict(self.request))
+        return row_key("lens", self.lens.name, model, self.request.record)
 
     def path(self, directory: Path) -> Path:
         """Where its document is, in a results directory."""
@@ -56,7 +56,8 @@ class Look:
         if not self.path(results.directory).is_file():
             started = time.perf_counter()
             try:
-                finding = self.lens.find(self.checkpoint, self.request)
+                request = replace(self.request, store=results.directory)
+                finding = self.lens.find(self.checkpoint, request)
             except RequestError as refusal:
                 if self.strict:
                     raise
@@ -75,7 +76,7 @@ class Look:
         return document, self._rows(document)
 
     def _document(self, finding: Finding, seconds: float) -> dict[str, Any]:
-        request = asdict(self.request)
+        request = self.request.record
         prompts = [
             prompt | {"pieces": self.checkpoint.pieces(list(prompt["tokens"]))}
             for prompt in request.pop("prompts")

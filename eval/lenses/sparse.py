@@ -7,12 +7,13 @@ fitted for each of a few layers, all of them in the same products.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from eval import plots
+from eval.artefacts import fitted
 from eval.errors import RequestError
 from eval.lenses.features import (
     active_in_text,
@@ -29,6 +30,8 @@ from eval.models import Checkpoint
 HELD_OUT = 0.1  # of the windows, for the figures
 LAYERS = 3  # at most so many, evenly spaced
 LEAST = 1000  # tokens below which nothing is fitted
+WEIGHTS = ("centre", "scale", "encoder", "bias", "decoder")
+QUALITY = ("explained", "active", "dead")
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,8 @@ def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str, Tensor]:
     missed = (autoencoder.decode(features) - streams).square().sum((1, 2))
     whole = (streams - streams.mean(1, keepdim=True)).square().sum((1, 2)).clamp_min(1e-12)
     on = features > 0
-    return {
-        "explained": 1 - missed / whole,
-        "active": on.sum(-1).float().mean(1),
-        "dead": 1 - on.any(1).float().mean(1),
-    }
+    values = 1 - missed / whole, on.sum(-1).float().mean(1), 1 - on.any(1).float().mean(1)
+    return dict(zip(QUALITY, values, strict=True))
 
 
 def draw_quality(documents: Sequence[Document]) -> list[plots.Figure]:
@@ -172,10 +172,19 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     layers = spaced_layers(len(model.blocks), LAYERS)
     count = whole_windows(checkpoint, request, 2, "a sparse autoencoder needs")
     text = stories(checkpoint, request, "fitting", count)
-    streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
-    kept = max(1, round(count * HELD_OUT))
-    autoencoder = fit_sparse(streams[:, kept:].flatten(1, 2), Fit(seed=request.seed))
-    quality = judge(autoencoder, streams[:, :kept].flatten(1, 2))
+    kept, asked = max(1, round(count * HELD_OUT)), Fit(seed=request.seed)
+
+    def fit() -> dict[str, Tensor]:
+        streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
+        found = fit_sparse(streams[:, kept:].flatten(1, 2), asked)
+        judged = judge(found, streams[:, :kept].flatten(1, 2))
+        return {name: getattr(found, name) for name in WEIGHTS} | judged
+
+    about = {"lens": "sparse", "layers": layers, "held out": kept, **asdict(asked)}
+    tensors = fitted(request.store, checkpoint, about, [text.windows], fit)
+    quality = {name: tensors[name] for name in QUALITY}
+    weights = {name: tensors[name] for name in WEIGHTS}
+    autoencoder = SparseAutoencoder(**weights, active=asked.active)
     tokens = retelling_tokens(checkpoint)
     told = streams_of(model, tokens)[layers]
     features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, tokens.shape)
@@ -193,7 +202,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     arrays = {"quality": Named(measured, {"layer": layers, "measured": list(quality)})}
     notes = {
         "features": autoencoder.decoder.shape[1],
-        "tokens": int(streams[0, kept:, :, 0].numel()),
+        "tokens": text.windows[kept:].numel(),
     }
     return Finding(overlaps.arrays | arrays, figures + overlaps.figures, notes)
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
+from eval.artefacts import fitted
 from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.logit_lens import WIDEST, draw, look
 from eval.lenses.stories import Stories, stories, whole_windows
@@ -78,21 +80,26 @@ class Tuned:
         )
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """A fitted lens, with what it and the plain one lose on stories that nobody has seen.
 
     Attributes:
-        lens: the maps.
+        weight, bias: the maps, as of `Tuned`.
         learnt: which layers have a map that is not the identity, `(n,)`.
         plain: D(output || layer) of the plain lens in bits, by window and layer, `(N, n)`.
         tuned: that of the fitted one.
     """
 
-    lens: Tuned
+    weight: Tensor
+    bias: Tensor
     learnt: Tensor
     plain: Tensor
     tuned: Tensor
+
+    @property
+    def lens(self) -> Tuned:
+        """The maps."""
+        return Tuned(self.weight, self.bias)
 
 
 def fit(model: LanguageModel, windows: Sequence[Stories], descent: Descent, seed: int = 0) -> Fit:
@@ -105,7 +112,7 @@ def fit(model: LanguageModel, windows: Sequence[Stories], descent: Descent, seed
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
     best = found.choose(identity, learnt)
     plain = divergences(model, identity, report)
-    return Fit(best, learnt, plain, divergences(model, best, report))
+    return Fit(best.weight, best.bias, learnt, plain, divergences(model, best, report))
 
 
 @torch.no_grad()
@@ -217,18 +224,26 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
     descent = Descent(steps=1 + request.tokens // STEP)
-    fitted = fit(model, split_stories(checkpoint, request), descent, request.seed)
-    streams = trace(model, batch.tokens).streams
+    windows = split_stories(checkpoint, request)
+    about = {"lens": "tuned", **asdict(descent), "seed": request.seed}
+    tensors = fitted(
+        request.store,
+        checkpoint,
+        about,
+        [text.windows for text in windows],
+        lambda: fit(model, windows, descent, request.seed)._asdict(),
+    )
+    best, streams = Fit(**tensors), trace(model, batch.tokens).streams
 
     def read(layer: int, stream: Tensor) -> Tensor:
-        return fitted.lens.read(model, layer, stream)
+        return best.lens.read(model, layer, stream)
 
     finding = look(checkpoint, request, batch, streams, read)
-    for method, losses in (("plain", fitted.plain), ("tuned", fitted.tuned)):
+    for method, losses in (("plain", best.plain), ("tuned", best.tuned)):
         mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
         for layer, (value, about) in enumerate(zip(mean, 1.96 * error, strict=True)):
             place = {"method": method, "layer": layer, "value": float(value)}
             limits = {"low": float(value - about), "high": float(value + about), "n": len(losses)}
             finding.figures.append({"figure": "divergence on other stories", **place, **limits})
-    finding.notes["learnt"] = fitted.learnt.tolist()
+    finding.notes["learnt"] = best.learnt.tolist()
     return finding

@@ -1,14 +1,14 @@
 """What the probes ask of checkpoints: tasks that give rows."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from eval import artefacts
+from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.slices import Slice
@@ -93,22 +93,15 @@ class Probes:
         """One row per offset and kind of probe; what is fitted is kept, or read where it was."""
         train, valid = self.stories.load(self.checkpoint)
         circuit = Circuit(self.checkpoint.model, self.layer)
-        read, fitted = outputs_of(circuit, valid), None
+        read, outputs = outputs_of(circuit, valid), cache(partial(outputs_of, circuit, train))
         T, V = self.stories.length, self.checkpoint.config.vocab_size
         rows = []
         for offset in self.offsets:
             started = time.perf_counter()
             about = {"probe": "linear", **self._fit(offset)}
-            key = row_key(*self.checkpoint.identity, about)
-            if artefact := artefacts.load(results.directory, key):
-                probes = _classifiers(artefact.tensors, valid.device)
-            else:
-                fitted = outputs_of(circuit, train) if fitted is None else fitted
-                probes = fit_linear(fitted, train, offset, circuit.vocabulary, self.training)
-                tensors = {f"{k}.{n}": t for k, p in probes.items() for n, t in p._asdict().items()}
-                about |= {"checkpoint": self.checkpoint.provenance}
-                artefacts.save(results.directory, key, tensors, about)
-            scores = score_linear(read, valid, offset, probes)
+            fit = partial(self._tensors, circuit, outputs, train, offset)
+            tensors = fitted(results.directory, self.checkpoint, about, [train], fit)
+            scores = score_linear(read, valid, offset, _classifiers(tensors))
             nothing = score_unigram(train, valid[:, max(0, offset) : T + min(0, offset)], V)
             seconds = round((time.perf_counter() - started) / len(scores), 4)
             rows += [
@@ -126,6 +119,12 @@ class Probes:
                 for kind, score in scores.items()
             ]
         return rows
+
+    def _tensors(
+        self, circuit: Circuit, outputs: Callable[[], Tensor], train: Tensor, offset: int
+    ) -> dict[str, Tensor]:
+        probes = fit_linear(outputs(), train, offset, circuit.vocabulary, self.training)
+        return {f"{k}.{n}": t for k, p in probes.items() for n, t in p._asdict().items()}
 
     def _fit(self, offset: int) -> dict[str, Any]:
         """What the fit depends on, beside the model."""
@@ -170,13 +169,14 @@ class Inversion:
         circuit = Circuit(self.checkpoint.model, self.layer)
         about = {"probe": "inverter", "layer": self.layer, "slice": str(self.slice)}
         about |= {**self.stories.fit, **asdict(self.decoding)}
-        key = row_key(*self.checkpoint.identity, about)
-        if artefact := artefacts.load(results.directory, key):
-            inverter = Inverter.read(artefact.tensors, self.decoding).to(valid.device)
-        else:
-            inverter = fit_inverter(circuit, self.slice, train, self.decoding)
-            about |= {"checkpoint": self.checkpoint.provenance}
-            artefacts.save(results.directory, key, inverter.state_dict(), about)
+        state = fitted(
+            results.directory,
+            self.checkpoint,
+            about,
+            [train],
+            lambda: fit_inverter(circuit, self.slice, train, self.decoding).state_dict(),
+        )
+        inverter = Inverter.read(state, self.decoding).to(valid.device)
         scores = score_inverter(circuit, self.slice, valid, inverter)
         hidden = [t for t in range(self.stories.length) if t not in set(inverter.shown)]
         V = self.checkpoint.config.vocab_size
@@ -259,10 +259,10 @@ def choose_layers(checkpoint: Checkpoint, layers: Sequence[int] | None) -> tuple
     return tuple(dict.fromkeys(layers or range(1, checkpoint.config.n_layers + 1)))
 
 
-def _classifiers(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Classifier]:
+def _classifiers(tensors: Mapping[str, Tensor]) -> dict[str, Classifier]:
     kinds = dict.fromkeys(name.partition(".")[0] for name in tensors)
     return {
-        kind: Classifier(*(tensors[f"{kind}.{name}"].to(device) for name in Classifier._fields))
+        kind: Classifier(*(tensors[f"{kind}.{name}"] for name in Classifier._fields))
         for kind in sorted(kinds, key=KINDS.index)
     }
 

@@ -8,6 +8,7 @@ import transformers
 
 from eval.__main__ import main
 from eval.errors import RequestError
+from eval.lenses import detokenisation, sparse, tuned_lens
 from eval.lenses import lens as register
 from eval.lenses.lens import REGISTER, Finding, Lens, Named, read_documents
 from eval.rows import ROWS, read_rows
@@ -107,6 +108,38 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
     assert document["arrays"]["numbers"]["values"] == [1.0, None]
     text = (out / "lenses").glob("*.json")
     assert all("NaN" not in path.read_text() for path in text)
+
+
+def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
+    """Other prompts need no other fit; another model, text or seed does. Rows are the same."""
+    fits: list[str] = []
+
+    def counted(module, name):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: fits.append(name) or real(*args))
+
+    counted(tuned_lens, "fit")
+    counted(sparse, "fit_sparse")
+    counted(detokenisation, "gaussian")
+    probes = ["gaussian"] * 3 * len(detokenisation.OFFSETS)
+    out, all_fits = tmp_path / "out", ["fit", *probes, "fit_sparse"]
+    words = ["--lens", "tuned", "detokenisation", "sparse", "--tokens", 1500]
+    toy, other = ("--corpus", "toy:900"), ("--corpus", "toy:1500")
+    tom, ran = ("--text", "Tom sat.", *toy), ("--text", "Tom ran to the dog.", *toy)
+    first, second = model_directory("first"), model_directory("second", d_model=16)
+    for model, expected, *asked in (
+        (first, all_fits, *tom),
+        (first, [], *ran),
+        (first, all_fits, "--text", "Tom sat.", *other),
+        (first, ["fit", "fit_sparse"], *tom, "--seed", 1),
+        (second, all_fits, *tom),
+    ):
+        fits.clear()
+        assert look(model, "--out", out, *words, *asked) == 0
+        assert fits == expected
+    assert look(first, "--out", tmp_path / "new", *words, *ran) == 0
+    rows, fresh = ({r["key"]: r for r in read_rows([place])} for place in (out, tmp_path / "new"))
+    assert fresh.items() <= rows.items()
 
 
 def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
