@@ -34,10 +34,10 @@ def test_any_batch_and_width(batch, features):
 
 @pytest.mark.parametrize("length", [64, 128, 200])
 @members
-def test_operands_large_enough_for_onednn(name, length):
-    batch = -(-masked_conv.ONEDNN // (length * 16)) * 3  # of each head too, but for the first block
-    compare(name, length, torch.float32, batch=batch, features=48)
-    x, w = torch.randn(batch, length, 48), torch.randn(1, length, length)
+def test_operands_large_enough_for_onednn(name, length, monkeypatch):
+    monkeypatch.setattr(masked_conv, "ONEDNN", 3 * 64 * 16)  # three sequences of one head
+    compare(name, length, torch.float32, batch=3, features=48)
+    x, w = torch.randn(3, length, 48), torch.randn(1, length, length)
     for call in (
         lambda: masked_conv._forward(x, w, None),
         lambda: masked_conv._dw(x, x, 1, x.dtype),
@@ -245,8 +245,15 @@ def test_operators_pass_opcheck(device):
 
 # Torch's compiler itself uses deprecated parts of torch.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@devices
-def test_compiles_into_one_graph(device):
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "aot_eager"),
+        pytest.param("cpu", "inductor", marks=pytest.mark.slow),  # writes and builds C++
+        pytest.param("cuda", "inductor", marks=pytest.mark.gpu),
+    ],
+)
+def test_compiles_into_one_graph(device, backend):
     def network(x, w, b):
         x = functional.layer_norm(x, x.shape[-1:])
         x = x + masked_convolution(x, w[0, : x.shape[1], : x.shape[1]], b[0])
@@ -255,7 +262,8 @@ def test_compiles_into_one_graph(device):
     shapes = [(2, 77, 8), (2, 77, 77), (2, 77)]
     inputs = [torch.randn(shape, device=device) / 9 for shape in shapes]
     slope = torch.randn(2, 77, 8, device=device)
-    compiled = torch.compile(network, fullgraph=True)
+    torch.compiler.reset()
+    compiled = torch.compile(network, fullgraph=True, backend=backend)
     expected = gradients(network, inputs, slope)
     torch.testing.assert_close(gradients(compiled, inputs, slope), expected, rtol=1e-4, atol=1e-4)
 

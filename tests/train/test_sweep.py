@@ -2,7 +2,10 @@
 
 import os
 import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from wandb.sdk.launch.sweeps.utils import (
 )
 
 from tests.train.cases import TINY, pack_toy
+from train import sweep
 from train.__main__ import main
 from train.cli import settings
 from train.settings import RunError
@@ -102,6 +106,20 @@ def test_a_trial_without_an_agent_says_so(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs the commands of a sweep by their main functions; a process each would import it all."""
+
+    def run(command):
+        python, flag, room, *words = command
+        assert (python, flag) == (sys.executable, "-m")
+        code = import_module(f"{room}.__main__").main(words)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(run=run))
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_a_sweep_here_goes_on_and_compares(tmp_path, small_tokenizer, capfd):
     data = pack_toy(small_tokenizer, tmp_path / "packed", 200)
     file, out = save(tmp_path / "toy.yaml", TOY), tmp_path / "out"
@@ -124,9 +142,10 @@ def test_a_sweep_here_goes_on_and_compares(tmp_path, small_tokenizer, capfd):
 
 def test_runs_that_fail_do_not_end_the_sweep(tmp_path, capfd):
     file = save(tmp_path / "toy.yaml", TOY)
-    places = ["--data", str(tmp_path / "no"), "--out", str(tmp_path / "out")]
-    assert main(["sweep", str(file), *places]) == 1
+    words = ["--out", str(tmp_path / "out"), "--", "--precision=high"]
+    assert main(["sweep", str(file), *words]) == 1
     said = capfd.readouterr().err
+    assert said.count("--precision") == 2  # of each process
     assert said.count("did not end well") == 2
 
 
