@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from eval import cli, tasks
-from eval.api import Result
 from eval.errors import RequestError
+
+if TYPE_CHECKING:
+    from eval.commands import Result
 
 EXAMPLES = """\
 examples:
@@ -103,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load(name: str) -> Callable[..., Result]:
+def load(name: str) -> "Callable[..., Result]":
     """The function of a command."""
     module, _, function = COMMANDS[name].partition(":")
     return getattr(import_module(module), function)

@@ -22,13 +22,15 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
 from arch import ModelConfig
 from eval.errors import RequestError
-from eval.rows import Row
+
+if TYPE_CHECKING:
+    from eval.schema import Row
 
 SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
 """The training seed at the end of a model's name: `flat-s0`, `mixers=flat_seed=1`."""
@@ -140,7 +142,7 @@ def run_settings(run: Path) -> Facts:
     raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
 
 
-def identified(rows: Iterable[Row]) -> list[Row]:
+def identified(rows: "Iterable[Row]") -> "list[Row]":
     """The rows, each with a `model_id` in its checkpoint; rows of no checkpoint as they are.
 
     A row of an earlier version holds none. It gets that of a row of the same weights, else that of
@@ -158,7 +160,7 @@ def identified(rows: Iterable[Row]) -> list[Row]:
     return [_identified(row, known) for row in rows]
 
 
-def labels(rows: Iterable[Row]) -> dict[str, str]:
+def labels(rows: "Iterable[Row]") -> dict[str, str]:
     """A label for every model of the rows, told apart from the others, by `model_id`."""
     models: dict[str, Described] = {}
     for row in rows:
@@ -232,7 +234,7 @@ def _settings_beside(path: Path) -> Facts:
     return run_settings(run) if inside else {}
 
 
-def _identified(row: Row, known: Mapping[Hashable, str]) -> Row:
+def _identified(row: "Row", known: Mapping[Hashable, str]) -> "Row":
     about = row.get("checkpoint")
     if about is None or "model_id" in about:
         return row

@@ -24,7 +24,6 @@ from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_
 from arch.directory import drop_padding
 from arch.pretrained import check_tokenizer, wrap_model
 from eval import identity as identities
-from eval import tasks
 from eval.errors import RequestError
 
 PRETRAINED = "hf:"
@@ -289,7 +288,9 @@ def device_of(name: str) -> torch.device:
         raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
-    number = tasks.local_rank()
+    number = os.environ.get("LOCAL_RANK")
     if name == "cuda" and number is not None:
-        torch.cuda.set_device(number % torch.cuda.device_count())  # what "cuda" means from here on
+        torch.cuda.set_device(
+            int(number) % torch.cuda.device_count()
+        )  # what "cuda" means from here on
     return torch.device(name)

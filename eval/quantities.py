@@ -226,7 +226,7 @@ def _seeds(
 
 def _bits(row: Row) -> Iterator[Row]:
     """A row for each figure: of one distance, prior and precision, alone or with those before."""
-    from eval.information.figures import lines
+    from eval.bit_figures import lines
 
     names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
     about = {n: row[n] for n in (*names, "prompts", "prompt", "truth")}

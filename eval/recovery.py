@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.errors import RequestError
 from eval.rows import Row
+from eval.slices import Slice
 from eval.statistics import Interval, share
-
-if TYPE_CHECKING:
-    from eval.inversion.slices import Slice
 
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
@@ -221,17 +219,15 @@ def _verdict(rows: list[Row], t: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def _slice(text: str) -> "Slice | None":
+def _slice(text: str) -> Slice | None:
     """The slice of a row; None for one of another form."""
-    from eval.inversion.slices import Slice
-
     try:
         return Slice.parse(text)
     except RequestError:
         return None
 
 
-def _channels(shown: "Slice | None") -> str:
+def _channels(shown: Slice | None) -> str:
     """The range of the channels shown; "" for all of them."""
     if shown is None or (shown.low, shown.high) == (0, None):
         return ""

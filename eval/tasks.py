@@ -159,12 +159,6 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def local_rank() -> int | None:
-    """This process's number on its machine; None where torchrun did not start it."""
-    number = os.environ.get("LOCAL_RANK")
-    return None if number is None else int(number)
-
-
 def world() -> int:
     """How many processes there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))

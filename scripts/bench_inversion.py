@@ -32,9 +32,9 @@ from eval.inversion.problem import Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import BATCH, sweep
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Tools
 from eval.models import open_checkpoint
+from eval.slices import Slice
 from eval.text import held_out_text, story_prompts
 from scripts import pages
 from scripts.pages import BenchmarkError, Rows, positive

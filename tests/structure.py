@@ -134,7 +134,7 @@ def _dotted(path: Path) -> str:
 
 def _folder(name: str) -> str:
     path = ROOT.joinpath(*name.split("."))
-    return name if path.is_dir() else name.rpartition(".")[0]
+    return name if (path / "__init__.py").is_file() else name.rpartition(".")[0]
 
 
 def _lines(path: Path) -> list[str]:

@@ -23,12 +23,12 @@ from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import SHUFFLED, plan
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver, parse_solvers
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
+from eval.slices import Slice
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 

@@ -14,8 +14,8 @@ import yaml
 
 from arch import ModelConfig
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver, parse_solvers
+from eval.slices import Slice
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"

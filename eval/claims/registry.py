@@ -30,9 +30,9 @@ from eval.claims.entries import (
     Term,
 )
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
 from eval.lenses.lens import lenses
+from eval.slices import Slice
 
 Built = TypeVar("Built")
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable, Sequence
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from eval.api import Models, Result, Rows, command
 from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
+from eval.commands import Models, Result, Rows, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from eval.api import Model, Models, Result, command
 from eval.cli import Device, Flag, Positive, Source, listed
+from eval.commands import Model, Models, Result, command
 from eval.errors import RequestError
 
 FIGURES = [

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from eval.api import Models, Result, Rows, command
 from eval.cli import Device, Flag, Natural, Plugins, Source, listed, positive
+from eval.commands import Models, Result, Rows, command
 from eval.errors import RequestError
 
 LINES = 30

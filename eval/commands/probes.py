@@ -1,9 +1,8 @@
 """The commands `probe`, `geometry` and `retrieval`: what is fitted to, or measured of, outputs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from eval.api import Models, Result, Rows, command
 from eval.cli import (
     AboveZero,
     Device,
@@ -15,6 +14,7 @@ from eval.cli import (
     not_negative,
     positive,
 )
+from eval.commands import Models, Result, Rows, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def probe(
         blocks: encoder blocks
         width: features in them, at least
     """
-    from eval.inversion.slices import Slice
     from eval.models import open_models
     from eval.probes.inverter import Decoding
     from eval.probes.linear import Training
     from eval.probes.questions import Stories, plan
+    from eval.slices import Slice
     from eval.tasks import open_results, run_tasks
 
     if slices and not inverter:
@@ -258,7 +258,7 @@ def retrieval(
         seed: of the fit
     """
     from eval.models import open_models
-    from eval.retrieval import Fit, Match, Request, retrieval_table
+    from eval.probes.retrieval import Fit, Match, Request
     from eval.tasks import open_results, run_tasks
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
@@ -274,5 +274,25 @@ def retrieval(
     with open_results(out) as results:
         run_tasks(tasks, results, "matching")
         rows = results.rows()
-    shown = retrieval_table([row for row in rows if row["kind"] == "retrieval"])
+    shown = _matches([row for row in rows if row["kind"] == "retrieval"])
     return Result(rows, shown, results.note if out else "")
+
+
+def _matches(rows: "list[Row]") -> str:
+    """Top-1 by number of candidates, a line for each reading; of unfitted ones the best layer."""
+    from eval.summary import cells
+    from eval.tables import across, terminal
+
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for fitted in dict.fromkeys(str(row["fit"]) for row in rows):
+        for cell in cells([row for row in rows if str(row["fit"]) == fitted], every_seed=True):
+            record = cell.record
+            group = tuple(record[name] for name in ("model", "step", "sentence", "method", "pool"))
+            groups.setdefault((*group, fitted), []).append(record)
+    kept = []
+    for group in groups.values():
+        best = max(group, key=lambda record: (-record["candidates"], record["top1"]))
+        kept += [record for record in group if record["layer"] == best["layer"]]
+    title = "Top-1 % by number of candidates (95 % interval over sentences); unfitted: best layer"
+    places = ("model", "step", "sentence", "method", "pool", "layer")
+    return terminal(across(kept, places, "candidates", [("top1", "top-1", True)], title))

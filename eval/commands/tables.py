@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from eval.api import Result, command
 from eval.cli import Directory, File, Flag, Name, Plugins, listed
+from eval.commands import Result, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eval.bit_figures import QUANTISERS, UNITS, Figures, Kinds
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.information.figures import QUANTISERS, UNITS, Figures, Kinds
 from eval.information.posterior import (
     Bits,
     bits_of_codes,
@@ -30,7 +30,7 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import Measured
-from eval.inversion.slices import Slice
+from eval.slices import Slice
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 TOKENS = 1 << 12  # tokens of candidates that are run at once
@@ -135,7 +135,7 @@ def measure_bits(
 
     Returns:
         `rms`, `effect`, `effect_sampled`, and for `margin_bits` and each prior's `bits` the values
-        at each reported distance, alone and cumulative; see `eval.information.figures.lines`.
+        at each reported distance, alone and cumulative; see `eval.bit_figures.lines`.
 
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.

@@ -18,10 +18,10 @@ from scipy.optimize import isotonic_regression
 from eval.errors import RequestError
 from eval.inversion.questions import Cell, Question, Site
 from eval.inversion.run import Job, plan
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver
 from eval.models import Checkpoint
 from eval.rows import Results, Row, finite_or_none, row_key
+from eval.slices import Slice
 from eval.statistics import CONFIDENCE, RESAMPLES
 from eval.text import Prompt
 

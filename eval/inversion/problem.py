@@ -9,9 +9,9 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer
-from eval.inversion.slices import Slice
 from eval.inversion.spaces import restrict
 from eval.ranks import token_ranks
+from eval.slices import Slice
 
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""

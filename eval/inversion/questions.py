@@ -6,9 +6,9 @@ from typing import Any
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Solver
 from eval.models import Checkpoint
+from eval.slices import Slice
 from eval.text import Prompt
 
 ALL = "all"

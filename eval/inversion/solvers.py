@@ -28,8 +28,8 @@ from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.slices import Slice
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
+from eval.slices import Slice
 
 PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")
 FAMILIES = ("gradient", "prior", "search", "control")

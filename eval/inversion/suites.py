@@ -17,8 +17,8 @@ import yaml
 
 from eval.errors import RequestError
 from eval.inversion.questions import Question
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
+from eval.slices import Slice
 from eval.text import SETS
 
 DIRECTORY = Path(__file__).parent.parent / "suites"

@@ -24,14 +24,13 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.artefacts import fitted
+from eval.classifiers import Classifier, Moments, calibrated, gaussian
 from eval.errors import RequestError
 from eval.lenses import markup
 from eval.lenses.lens import Document, Finding, Named, Request, figure_records, lens, note_table
 from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
 from eval.lenses.trace import gather, streams_of
 from eval.models import Checkpoint
-from eval.probes.linear import calibrated
-from eval.probes.moments import Classifier, Moments, gaussian
 from eval.statistics import wilson
 
 SPACE = ("Ġ", "▁", " ")  # how tokenizers write a space at a token's beginning

@@ -19,7 +19,8 @@ from eval.errors import RequestError
 from eval.files import write_text
 from eval.lenses.lens import FOLDER, Finding, Lens, Request
 from eval.models import Checkpoint
-from eval.rows import SCHEMA, Results, Row, row_key
+from eval.rows import Results, Row, row_key
+from eval.schema import SCHEMA
 
 
 @dataclass(frozen=True)

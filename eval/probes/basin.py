@@ -10,7 +10,7 @@ from eval.circuit import Circuit
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
 from eval.inversion.problem import pose
-from eval.inversion.slices import Slice
+from eval.slices import Slice
 
 Solve = Callable[[Tensor], Tensor]
 """Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""

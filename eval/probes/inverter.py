@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.circuit import Circuit
-from eval.inversion.slices import Slice
-from eval.probes.linear import BATCH, FACTOR_EXAMPLES, HELD_BACK, Score, calibrated
-from eval.probes.moments import Classifier, Moments, gaussian, groups
+from eval.classifiers import Classifier, Moments, calibrated, gaussian, groups
+from eval.probes.linear import BATCH, FACTOR_EXAMPLES, HELD_BACK, Score
+from eval.slices import Slice
 
 WARM_UP = 0.1  # of the steps
 METRIC_FLOOR = 1e-3  # of the whole covariance: no direction is stretched beyond what is of use

@@ -18,15 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval.circuit import Circuit
+from eval.classifiers import Classifier, Moments, calibrated, gaussian, ridge
 from eval.errors import RequestError
-from eval.probes.moments import Classifier, Moments, gaussian, ridge
 from eval.ranks import token_ranks
 
 KINDS = ("ridge", "gaussian", "softmax")
 BATCH = 4096  # tokens sent through the circuit together where nothing is trained
 HELD_BACK = 0.05  # of the training windows, for the factor of closed-form scores
 FACTOR_EXAMPLES = 512
-FACTOR_STEPS = 10
 DECAY = 0.01  # of the weights, in AdamW
 
 
@@ -128,33 +127,6 @@ def fit_linear(
             outputs[held:], windows[held:], offset, covariance, start, training
         )
     return probes
-
-
-def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) -> Classifier:
-    """Probabilities' logits, `factor * score + log share`, that predict some examples best.
-
-    Newton's method, as it is convex in the factor.
-
-    Args:
-        classify: scores in any unit.
-        log_share: of each token beforehand, `(V,)`.
-        x: features of examples that the classifier was not fitted on, `(N, F)`.
-        y: their tokens, `(N,)`.
-    """
-    scores = classify(x).double()
-    scores = scores - scores.mean(dim=1, keepdim=True)
-    unit = float(scores.std().clamp(min=1e-30))
-    scores, factor = scores / unit, 1.0
-    own = scores.gather(1, y[:, None]).mean()
-    for _ in range(FACTOR_STEPS):
-        p = (factor * scores + log_share).softmax(dim=1)
-        expected = (p * scores).sum(dim=1)
-        slope = expected.mean() - own
-        curve = (p * scores.square()).sum(dim=1).mean() - expected.square().mean()
-        moved = factor - float(slope / curve.clamp(min=1e-12))
-        factor = min(max(moved, factor / 3), 3 * factor)
-    factor /= unit
-    return Classifier(classify.center, factor * classify.weight, factor * classify.bias + log_share)
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eval.artefacts import fitted
 from eval.circuit import Circuit
+from eval.classifiers import Classifier
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.models import Checkpoint
 from eval.probes.inverter import Decoding, Inverter, fit_inverter, score_inverter
 from eval.probes.linear import (
@@ -23,8 +23,8 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
-from eval.probes.moments import Classifier
 from eval.rows import Results, Row, row_key
+from eval.slices import Slice
 from eval.text import held_out_text
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from eval import plots
 from eval.drawing import Figure
-from eval.lenses.lens import Document, Lens, lenses
-from eval.retrieval import draw_retrieval
+from eval.lenses.lens import Document, Lens, lenses, model_name
 from eval.rows import Row
 
 
@@ -59,7 +59,7 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
             found.append(_section(name, about, own, known.get(name)))
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
-        drawn = draw_retrieval([_named(row, names) for row in matched])
+        drawn = _retrieval([_named(row, names) for row in matched])
         found.append(Section("retrieval", "Retrieval", about, drawn))
     return found
 
@@ -97,3 +97,29 @@ def _weights(found: Document | Row) -> tuple[str, int, str]:
 
 def _named(found: Document | Row, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
     return {**found, "checkpoint": found["checkpoint"] | {"name": names[_weights(found)]}}
+
+
+def _retrieval(rows: Sequence[Row]) -> list[Figure]:
+    """Top-1 by number of candidates."""
+    shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
+    found = [
+        {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
+        for row in rows
+    ]
+    found = [r for r in found if r["pool"] == "mean"] or found
+    last = {
+        m: max(r["layer"] for r in found if r["model"] == m) for m in plots.options(found, "model")
+    }
+    deepest = [r for r in found if r["layer"] == last[r["model"]]]
+    from_low = {"scale": {"zero": False}}
+    chart = plots.lines(deepest, "candidates", "found first", "model", "method",
+                        x_scale={"type": "log", "base": 2}, upright=from_low)  # fmt: skip
+    return [
+        Figure(
+            "retrieval-top1",
+            "Which story does a sentence belong to?",
+            "Share of sentences whose own story is nearest among so many, by the last layer's "
+            "states averaged over positions: as they are, centred, and after a short fit.",
+            plots.chosen(chart, deepest, "sentence"),
+        )
+    ]

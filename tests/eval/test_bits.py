@@ -12,10 +12,10 @@ from scipy.stats import norm
 
 from eval import bits
 from eval.__main__ import main
+from eval.bit_figures import lines
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.information import task
-from eval.information.figures import lines
 from eval.information.measure import (
     Candidates,
     Passage,
@@ -34,9 +34,9 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import measure
-from eval.inversion.slices import Slice
 from eval.quantities import frame
 from eval.rows import read_rows
+from eval.slices import Slice
 from eval.summary import summarise
 
 V = 40

@@ -12,8 +12,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.circuit import ABLATIONS, PARTS, Circuit, run_together
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import solvers
+from eval.slices import Slice
 
 Make = Callable[..., LanguageModel]
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]

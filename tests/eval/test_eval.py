@@ -14,7 +14,8 @@ import pytest
 
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.rows import SCHEMA, Results, read_rows
+from eval.rows import Results, read_rows
+from eval.schema import SCHEMA
 from eval.text import HeldOutText, inside_prompts
 from tests.eval.report.cases import make_row
 from tokenizer import load_tokenizer

@@ -16,7 +16,8 @@ from eval.__main__ import main
 from eval.claims.evidence import evidence
 from eval.claims.judge import judge
 from eval.claims.registry import claims
-from eval.rows import KINDS, read_rows
+from eval.rows import read_rows
+from eval.schema import KINDS
 from tokenizer.__main__ import main as pack
 
 HERE = Path(__file__).parent

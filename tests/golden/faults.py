@@ -193,11 +193,12 @@ MIXERS = [
     ),
 ]
 PROBLEMS = [
-    _search(
+    Fault(
         "the slice shows one channel too many",
-        "slices:Slice.narrow",
+        "eval.slices:Slice.narrow",
         instead(lambda self, outputs: outputs[..., self.low : self.high and self.high + 1]),
-        "channels",
+        "search",
+        ("channels",),
     ),
     _search("the layer below is read", "questions:Site.circuit", _layer_below, "shown", "chance"),
     _search(
@@ -445,7 +446,7 @@ LENSES = [
 READERS = [
     _reader(
         "linear probe: the mean is not taken away",
-        "probes.moments:Moments.mean",
+        "classifiers:Moments.mean",
         instead(property(lambda self: self.total.new_zeros(self.total.shape[1]))),  # pyright: ignore
         "probe",
     ),
@@ -475,7 +476,7 @@ READERS = [
     ),
     _reader(
         "retrieval: a sentence's own story is one of the others",
-        "retrieval:nearer",
+        "probes.retrieval:nearer",
         gives(lambda better: better + 1),
         "retrieval",
     ),

@@ -10,11 +10,11 @@ from torch import Tensor
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.loop import Rows, drive, normal, with_gradient
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Chance, Tools, solver
 from eval.inversion.spaces import by_pseudo_inverse, embeddings, width
 from eval.inversion.spaces import objective as by_name
 from eval.rows import finite_or_none
+from eval.slices import Slice
 
 SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 

@@ -30,8 +30,8 @@ from eval.inversion.problem import Problem
 from eval.inversion.search.additive import explain, extrapolate
 from eval.inversion.search.propose import settle
 from eval.inversion.search.sweep import sweep_from, try_some
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import ANY, Chance, Tools, solver
+from eval.slices import Slice
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later

@@ -17,7 +17,8 @@ from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WE
 from eval.claims.pages import terminal
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
-from eval.rows import SCHEMA, read_rows, write_rows
+from eval.rows import read_rows, write_rows
+from eval.schema import SCHEMA
 from tests.eval.claims.cases import SOURCE
 from tests.eval.report.cases import make_row
 

@@ -12,9 +12,9 @@ from eval.circuit import Circuit
 from eval.inversion.answer import COLLISIONS, Answer
 from eval.inversion.batch import Batch
 from eval.inversion.problem import pose
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Tools, solvers
 from eval.ranks import token_ranks
+from eval.slices import Slice
 from tests.eval.inversion.search_cases import chance, lexicon, prompts
 
 LENGTH, COUNT = 6, 4

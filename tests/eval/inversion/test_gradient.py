@@ -14,8 +14,8 @@ from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
 from eval.inversion.gradient.descent import descent
 from eval.inversion.problem import Problem, pose
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import Tools
+from eval.slices import Slice
 
 Make = Callable[..., LanguageModel]
 

@@ -24,8 +24,8 @@ from eval.inversion.gradient.pez import pez
 from eval.inversion.gradient.pia import pia
 from eval.inversion.gradient.soda import soda
 from eval.inversion.problem import Problem, pose
-from eval.inversion.slices import Slice
 from eval.inversion.spaces import objective
+from eval.slices import Slice
 
 Make = Callable[..., LanguageModel]
 Solve = Callable[..., list[Answer]]

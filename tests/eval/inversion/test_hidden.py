@@ -16,7 +16,7 @@ from eval.inversion.answer import verdicts
 from eval.inversion.lexicon import Reader
 from eval.inversion.problem import pose
 from eval.inversion.search.alternating import COMBINED, CROSSED, _End, _Search, alternating
-from eval.inversion.slices import Slice
+from eval.slices import Slice
 from tests.eval.inversion.search_cases import (
     MIXERS,
     chance,

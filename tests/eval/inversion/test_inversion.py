@@ -14,8 +14,8 @@ from eval.inversion.problem import ACCEPT, Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import sweep
-from eval.inversion.slices import Slice
 from eval.ranks import token_ranks
+from eval.slices import Slice
 from tests.eval.inversion.search_cases import (
     MIXERS,
     chance,

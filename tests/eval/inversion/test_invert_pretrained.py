@@ -15,9 +15,9 @@ from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.problem import pose
 from eval.inversion.search.propose import propose
-from eval.inversion.slices import Slice
 from eval.models import open_checkpoint
 from eval.rows import read_rows
+from eval.slices import Slice
 from tests.arch import test_decoder
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import FAMILIES, their_model

@@ -8,10 +8,10 @@ import torch
 from eval.inversion import run
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
 from eval.models import open_checkpoint, rows_at_once
 from eval.rows import Results
+from eval.slices import Slice
 from eval.tasks import run_tasks
 from eval.text import random_prompts
 

@@ -7,9 +7,9 @@ import torch
 
 from eval.inversion.questions import Question
 from eval.inversion.run import SHUFFLED, plan
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import solvers
 from eval.models import open_checkpoint
+from eval.slices import Slice
 from eval.text import Prompt
 
 COUNT, LENGTH, VOCAB = 8, 5, 400

@@ -15,10 +15,10 @@ from eval.inversion.problem import pose
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.search.sweep import sweep
-from eval.inversion.slices import Slice
 from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
 from eval.rows import Row
+from eval.slices import Slice
 from eval.summary import summarise
 from eval.text import Prompt
 from tests.eval.inversion.search_cases import lexicon, prompts, solve

@@ -16,7 +16,7 @@ from eval.inversion.search.enumerate import enumerate_hidden
 from eval.inversion.search.others import chance as guess
 from eval.inversion.search.others import expected, snap
 from eval.inversion.search.sweep import sweep
-from eval.inversion.slices import Slice
+from eval.slices import Slice
 from tests.eval.inversion.search_cases import (
     chance,
     found,

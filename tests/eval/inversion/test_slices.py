@@ -12,7 +12,7 @@ from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.problem import ACCEPT, measure, pose
-from eval.inversion.slices import Slice
+from eval.slices import Slice
 
 Make = Callable[..., LanguageModel]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.__main__ import main
 from eval.circuit import Circuit
+from eval.classifiers import PRIOR, RIDGE, Moments, gaussian, ridge
 from eval.errors import RequestError
-from eval.inversion.slices import Slice
 from eval.probes import questions
 from eval.probes.inverter import Decoding, fit_inverter, score_inverter
 from eval.probes.linear import (
@@ -28,8 +28,8 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
-from eval.probes.moments import PRIOR, RIDGE, Moments, gaussian, ridge
 from eval.rows import read_rows
+from eval.slices import Slice
 
 Make = Callable[..., LanguageModel]
 V, D = 12, 5

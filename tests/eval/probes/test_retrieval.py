@@ -10,7 +10,7 @@ import torch
 from arch import load_model
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.retrieval import Fit, Pairs, fit, nearer, states, story_pairs, top1
+from eval.probes.retrieval import Fit, Pairs, fit, nearer, states, story_pairs, top1
 from eval.text import HeldOutText
 
 STORIES = [

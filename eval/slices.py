@@ -2,10 +2,12 @@
 
 import re
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from eval.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _RANGE = r"(-?\d*)(:?)(-?\d*)"
 _FORM = re.compile(rf"\[:,{_RANGE},{_RANGE}\]")
@@ -65,11 +67,11 @@ class Slice:
             )
         return shown
 
-    def select(self, outputs: Tensor) -> Tensor:
+    def select(self, outputs: "Tensor") -> "Tensor":
         """The part shown of `(B, T, D)` outputs."""
         return self.narrow(outputs[:, self.start : self.stop])
 
-    def narrow(self, outputs: Tensor) -> Tensor:
+    def narrow(self, outputs: "Tensor") -> "Tensor":
         """The channels shown of `(..., D)` outputs."""
         return outputs[..., self.low : self.high]
 

@@ -9,7 +9,7 @@ et al. 1807.03748).
 import copy
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,14 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import model_name
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.statistics import Interval, share
-from eval.summary import Record, cells
-from eval.tables import across, terminal
 from eval.text import HeldOutText, Use, held_out_text
 
 SENTENCES = ("first", "last")
@@ -244,32 +240,6 @@ def fit(
     return fitted.eval().requires_grad_(False)
 
 
-def draw_retrieval(rows: Sequence[Row]) -> list[plots.Figure]:
-    """Top-1 by number of candidates."""
-    shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
-    found = [
-        {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
-        for row in rows
-    ]
-    found = [r for r in found if r["pool"] == "mean"] or found
-    last = {
-        m: max(r["layer"] for r in found if r["model"] == m) for m in plots.options(found, "model")
-    }
-    deepest = [r for r in found if r["layer"] == last[r["model"]]]
-    from_low = {"scale": {"zero": False}}
-    chart = plots.lines(deepest, "candidates", "found first", "model", "method",
-                        x_scale={"type": "log", "base": 2}, upright=from_low)  # fmt: skip
-    return [
-        plots.Figure(
-            "retrieval-top1",
-            "Which story does a sentence belong to?",
-            "Share of sentences whose own story is nearest among so many, by the last layer's "
-            "states averaged over positions: as they are, centred, and after a short fit.",
-            plots.chosen(chart, deepest, "sentence"),
-        )
-    ]
-
-
 @dataclass(frozen=True)
 class Request:
     """What is asked of a model.
@@ -389,20 +359,3 @@ def _collect(
         judged.stories[asked:] + others.stories[to_fit:],
         Pairs(others.sentences[:to_fit], others.stories[:to_fit]),
     )
-
-
-def retrieval_table(rows: list[Row]) -> str:
-    """Top-1 by number of candidates, a line for each reading; of unfitted ones the best layer."""
-    groups: dict[tuple[Hashable, ...], list[Record]] = {}
-    for fitted in dict.fromkeys(str(row["fit"]) for row in rows):
-        for cell in cells([row for row in rows if str(row["fit"]) == fitted], every_seed=True):
-            record = cell.record
-            group = tuple(record[name] for name in ("model", "step", "sentence", "method", "pool"))
-            groups.setdefault((*group, fitted), []).append(record)
-    kept = []
-    for group in groups.values():
-        best = max(group, key=lambda record: (-record["candidates"], record["top1"]))
-        kept += [record for record in group if record["layer"] == best["layer"]]
-    title = "Top-1 % by number of candidates (95 % interval over sentences); unfitted: best layer"
-    places = ("model", "step", "sentence", "method", "pool", "layer")
-    return terminal(across(kept, places, "candidates", [("top1", "top-1", True)], title))

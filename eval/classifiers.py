@@ -16,6 +16,7 @@ PRIOR = 1.0  # examples that a mean guessed from the embedding is worth
 RIDGE = 1e-4  # of the mean variance, added to what least squares inverts
 SHRINK = 1e-5  # of the mean variance, added to the covariance within tokens
 TINY = 1e-9  # the same of the whole second moment: at the embedding nothing varies within a token
+FACTOR_STEPS = 10  # of Newton's method
 
 
 class Classifier(NamedTuple):
@@ -104,6 +105,33 @@ def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
     """The Gaussian classifier, every token held equally likely beforehand."""
     means, within = groups(moments, embedding)
     return _discriminant(moments.mean, means, within)
+
+
+def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) -> Classifier:
+    """Probabilities' logits, `factor * score + log share`, that predict some examples best.
+
+    Newton's method, as it is convex in the factor.
+
+    Args:
+        classify: scores in any unit.
+        log_share: of each token beforehand, `(V,)`.
+        x: features of examples that the classifier was not fitted on, `(N, F)`.
+        y: their tokens, `(N,)`.
+    """
+    scores = classify(x).double()
+    scores = scores - scores.mean(dim=1, keepdim=True)
+    unit = float(scores.std().clamp(min=1e-30))
+    scores, factor = scores / unit, 1.0
+    own = scores.gather(1, y[:, None]).mean()
+    for _ in range(FACTOR_STEPS):
+        p = (factor * scores + log_share).softmax(dim=1)
+        expected = (p * scores).sum(dim=1)
+        slope = expected.mean() - own
+        curve = (p * scores.square()).sum(dim=1).mean() - expected.square().mean()
+        moved = factor - float(slope / curve.clamp(min=1e-12))
+        factor = min(max(moved, factor / 3), 3 * factor)
+    factor /= unit
+    return Classifier(classify.center, factor * classify.weight, factor * classify.bias + log_share)
 
 
 def _discriminant(center: Tensor, means: Tensor, within: Tensor) -> Classifier:

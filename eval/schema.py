@@ -1,0 +1,288 @@
+"""What rows of evidence hold: the fields of each kind, and the one migration of earlier ones.
+
+A row is what one question gave: a dictionary whose `kind` says which of the types below it is.
+"""
+
+from typing import Any, TypedDict
+
+from eval.errors import RequestError
+
+SCHEMA = 2
+
+Row = dict[str, Any]
+"""A row of any kind, as JSON gives it: one of the types of `KINDS`, by its `kind`."""
+
+
+class OfModel(TypedDict):
+    """Fields of every row that is about a model.
+
+    `checkpoint` says which: name, model_id, path, step, trained, weights_sha256, and its sizes.
+    """
+
+    schema: int
+    key: str
+    kind: str
+    checkpoint: dict[str, Any]
+
+
+class RecoveryRow(OfModel):
+    """One prompt recovered by one solver from one slice of one site.
+
+    `site` is layer, part and what is left out; `hidden` and `observed` count positions; `truth`,
+    `found`, `rank` and `verdict` go by position; `self` and `nonself` tally tokens.
+    """
+
+    site: dict[str, Any]
+    slice: str
+    length: int
+    observed: int
+    hidden: int
+    padded: bool
+    noise: float
+    control: str | None
+    method: str
+    family: str
+    settings: dict[str, Any]
+    batch: int
+    prompts: str
+    prompt: int
+    seed: int
+    text: str
+    truth: list[int]
+    found: list[int]
+    truth_text: list[str]
+    found_text: list[str]
+    rank: list[float]
+    self: dict[str, Any] | None
+    nonself: dict[str, Any] | None
+    exact: bool
+    set_recall: float | None
+    permuted: bool | None
+    residual: float
+    floor: float
+    margin: float | None
+    margin_floor: float | None
+    margin_bits: float | None
+    at_floor: bool
+    diverged: bool
+    criterion: bool | None
+    certificate: str | None
+    uncertified: str | None
+    verdict: list[str]
+    collisions: list[dict[str, Any]]
+    steps_to_solve: int | None
+    evaluations: int
+    seconds: float
+    notes: dict[str, Any]
+
+
+class CurveRow(OfModel):
+    """Where on an axis half of the tokens are recovered; `values` and `top1` are its points.
+
+    Curves over noise have `snr50` too, in dB, between `snr50_low` and `snr50_high`.
+    """
+
+    site: dict[str, Any]
+    axis: str
+    method: str
+    family: str
+    settings: dict[str, Any]
+    prompts: str
+    count: int
+    length: int
+    values: list[float]
+    top1: list[float]
+    exact: list[float]
+    ambiguous: list[float]
+    threshold: float
+    bracket: list[float] | None
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class ProbeRow(OfModel):
+    """What a trained reader makes of a layer: a linear probe at an offset, or an inverter."""
+
+    site: dict[str, Any]
+    method: str
+    settings: dict[str, Any]
+    seconds: float
+
+
+class LinearRow(ProbeRow):
+    """A linear probe: top-1, nats, information and gain, beside the unigram's."""
+
+    offset: int
+    top1: float
+    nats: float | None
+    information: float | None
+    gain: float | None
+    unigram: dict[str, Any]
+
+
+class InverterRow(ProbeRow):
+    """A trained inverter: the figures of a linear probe, of shown and of hidden tokens."""
+
+    slice: str
+    length: int
+    hidden: int
+    self: dict[str, Any] | None
+    nonself: dict[str, Any] | None
+
+
+class LocalRow(OfModel):
+    """What surrounds one prompt in a layer: its Jacobian, or a basin of descent."""
+
+    site: dict[str, Any]
+    length: int
+    hidden: int
+    prompts: str
+    prompt: int
+    truth: list[int]
+    seconds: float
+
+
+class RetrievalRow(OfModel):
+    """Which story a sentence belongs to, by the states of one layer."""
+
+    corpus: str
+    sentence: str
+    layer: int
+    pool: str
+    method: str
+    candidates: int
+    queries: int
+    top1: float
+    low: float
+    high: float
+    chance: float
+
+
+class LossRow(OfModel):
+    """How well a model predicts text; `parts` are the sums of each story, or of several."""
+
+    corpus: str | None
+    stories: int
+    tokens: int
+    bytes: int
+    nats_per_token: float
+    bits_per_byte: float
+    perplexity: float
+    tokens_per_second: float
+    parts: dict[str, list[Any]]
+
+
+class LensRow(OfModel):
+    """One figure of one lens; further fields say of what it is: a layer, a head, a word."""
+
+    lens: str
+    figure: str
+    value: float | None
+    prompts: int
+    prompt_kind: str
+    length: int
+    look: str
+
+
+class BitsRow(OfModel):
+    """What outputs say of one token at given precisions; see `eval.bit_figures.lines`.
+
+    `truth` is the token asked about, alone; figures go by `distances`.
+    """
+
+    site: dict[str, Any]
+    corpus: str
+    prompts: str
+    prompt: int
+    truth: list[int]
+    tokens: list[int]
+    place: int
+    candidates: int
+    draws: int
+    seed: int
+    distances: list[int]
+    rms: list[float | None]
+    effect: list[float | None]
+    effect_sampled: list[float | None]
+    prior_bits: dict[str, float | None]
+    margin_bits: dict[str, list[float | None]]
+    bits: dict[str, Any]
+    channels: dict[str, Any]
+
+
+class OfClaim(TypedDict):
+    """Which rows answer one arm of a claim under one protocol, of one of `of` models.
+
+    `entry` and `setting` are hashes of what was asked, and of which models and stories; `bench` is
+    the version that asked, `keys` are those of the rows. The curves are asked as a claim too.
+    """
+
+    claim: int | str
+    arm: str
+    protocol: str
+    entry: str
+    bench: int
+    setting: str
+    of: int
+    keys: list[str]
+
+
+KINDS: dict[str, type] = {
+    "recovery": RecoveryRow,
+    "curve": CurveRow,
+    "probe": ProbeRow,
+    "geometry": LocalRow,
+    "basin": LocalRow,
+    "retrieval": RetrievalRow,
+    "loss": LossRow,
+    "bits": BitsRow,
+    "lens": LensRow,
+    "claim": OfClaim,
+    "claim record": dict,
+    "curve record": dict,
+}
+"""What a row of each kind holds, at least; records are rows summed up, where those are gone."""
+
+UNKNOWN = "unknown"
+"""The kind of rows of schema 1 that do not say theirs, and are of none of these."""
+
+
+def migrate(row: Row) -> Row:
+    """A row of an earlier schema as one of this version; rows of this version as they are.
+
+    Schema 1 named the kind of a row only if it was no recovery, and its first rows lack fields.
+
+    Raises:
+        RequestError: a schema that this version does not know.
+    """
+    if row["schema"] == SCHEMA:
+        return row
+    if row["schema"] != 1:
+        raise RequestError(f"schema {row['schema']}, this version reads 1 and {SCHEMA}")
+    if row.get("kind") == "claim":  # its rows are there, but not which
+        return row | {"schema": SCHEMA, "bench": 0, "of": 1, "keys": []}
+    if "question" in row:  # a copy that a claim had of a row
+        tags = {"question", *OfClaim.__annotations__}
+        row = {name: value for name, value in row.items() if name not in tags} | {
+            "key": row["question"]
+        }
+    if row.get("kind", "recovery") != "recovery" or "found" not in row:
+        return {"kind": UNKNOWN} | row | {"schema": SCHEMA}
+    families = {"descent": "gradient", "adam": "gradient",
+                "sweep": "search", "alternating": "search"}  # fmt: skip
+    return {
+        **dict.fromkeys(("control", "criterion", "certificate", "uncertified")),
+        **dict.fromkeys(
+            ("set_recall", "permuted", "margin", "margin_floor", "margin_bits", "steps_to_solve")
+        ),
+        "padded": False,
+        "noise": 0.0,
+        "diverged": False,
+        "notes": {},
+        **row,
+        "schema": SCHEMA,
+        "kind": "recovery",
+        "site": {"part": "block", "without": [], **row["site"]},
+        "family": row.get("family") or families.get(row["method"], "other"),
+    }
