@@ -227,7 +227,10 @@ def _rich(table: Table, width: int) -> list[Any]:
     from rich import table as rich
 
     shown = table.lines[: table.most]
-    headings = [fill(heading, 14, break_long_words=False) for heading in table.headings]
+    headings = [
+        "\n".join(fill(part, 14, break_long_words=False) for part in heading.split("\n"))
+        for heading in table.headings
+    ]
     wide = [
         max(max(map(len, heading.split("\n"))), *(len(line[i]) for line in shown)) + 3
         for i, heading in enumerate(headings)

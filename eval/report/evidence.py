@@ -1,36 +1,37 @@
-"""Rows placed where they can be compared: which model, before or after training, which question.
+"""Recoveries placed where they can be compared: model, question, before or after training.
 
-A row scores up to two questions: its self tokens (their own position is shown) and its non-self
-tokens (it is hidden). Each becomes one `Score`; scores of equal place can then be pooled. Training
-seeds of one recipe are one model (`eval.identity`).
+A row answers up to two questions: about its self tokens (their own position is shown) and its
+non-self tokens (it is hidden). Each answer is a `Score`; scores of equal place can be pooled.
+Training seeds of one recipe are one model (`eval.identity`).
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from eval.errors import RequestError
 from eval.identity import labels
-from eval.recovery import folder, layers, part, positions, variation
+from eval.recovery import channel_count, folder, layers, part, positions, variation
 from eval.rows import Row
 from eval.summary import model_of, recoveries
 
 T = TypeVar("T")
 
-BEFORE, BETWEEN, AFTER = "before", "between", "after"
+BEFORE, BETWEEN, AFTER = PHASES = "before", "between", "after"
 EXACT = {"self": ("sweep", "alternating"), "nonself": ("alternating", "sweep")}
 """The searches that stand for exact search at each question, the one made for it first."""
 SEED = "descent"
 """The published protocol, which always has a column of its own."""
 BEST = "best"
 """The column of the best other gradient method, where there are too many for one each."""
+PLACE = ("model", "prompts", "task", "part", "layer")
+"""Fields that tell lines of a table apart, in the order of reading."""
 COLUMNS = 4
 """Methods that are shown side by side; more are folded into `BEST`."""
 
 
-@dataclass(frozen=True, order=True)
-class Task:
+class Task(NamedTuple):
     """One question: which tokens are asked about, and what is shown of the site."""
 
     nonself: bool
@@ -46,7 +47,8 @@ class Score:
         layer: the deepest of those shown; `part` names the others.
         column: the method; all searches share the column `exact`.
         variation: in what the question departs from the plain one; empty if in nothing.
-        hits: tokens whose best candidate is the true one; `hits5` within the best five.
+        noise, channels: how much, and how many of the first ones, are shown; None where the
+            question departs in something else too.
     """
 
     model: str
@@ -57,17 +59,28 @@ class Score:
     task: Task
     prompts: str
     column: str
-    count: int
-    hits: int
-    hits5: int
-    median_rank: float
+    method: str
+    family: str
     variation: tuple[tuple[str, Any], ...]
+    noise: float | None
+    channels: int | None
     row: Row
 
     @property
-    def method(self) -> str:
-        """The method's own name, as in the row."""
-        return self.row["method"]
+    def place(self) -> tuple[Any, ...]:
+        """The fields of `PLACE`."""
+        return tuple(getattr(self, name) for name in PLACE)
+
+    @property
+    def kind(self) -> str:
+        """The row's tokens that are asked about, and the quantity that counts them."""
+        return "nonself" if self.task.nonself else "self"
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Tokens whose best candidate is the true one, of how many."""
+        tokens = self.row[self.kind]
+        return round(tokens["top1"] * tokens["count"]), tokens["count"]
 
 
 def scores(rows: list[Row]) -> list[Score]:
@@ -80,31 +93,35 @@ def scores(rows: list[Row]) -> list[Score]:
     if not rows:
         raise RequestError("no rows: there is nothing to report; run `python -m eval invert` first")
     names = labels(rows)
-    last = _last_steps(rows)
+    last: dict[Hashable, int] = defaultdict(lambda: -1)  # the last trained step of each run
+    for row in rows:
+        if row["checkpoint"]["trained"]:
+            last[_run(row)] = max(last[_run(row)], row["checkpoint"]["step"])
     placed = []
     for row in rows:
-        for kind in ("self", "nonself"):
-            found = row[kind]
-            if not found or not found["count"]:
-                continue
-            placed.append(
-                Score(
-                    model=names[model_of(row)],
-                    phase=_phase(row, last[_training(row)]),
-                    step=row["checkpoint"]["step"],
-                    layer=max(layers(row)),
-                    part=part(row),
-                    task=Task(kind == "nonself", row["hidden"], positions(row)),
-                    prompts=row["prompts"],
-                    column="exact" if row["family"] == "search" else row["method"],
-                    count=found["count"],
-                    hits=round(found["top1"] * found["count"]),
-                    hits5=round(found["top5"] * found["count"]),
-                    median_rank=found["median_rank"],
-                    variation=tuple(variation(row).items()),
-                    row=row,
-                )
+        step = row["checkpoint"]["step"]
+        ended = AFTER if step == last[_run(row)] else BETWEEN
+        departs = variation(row)
+        placed += [
+            Score(
+                model=names[model_of(row)],
+                phase=ended if row["checkpoint"]["trained"] else BEFORE,
+                step=step,
+                layer=max(layers(row)),
+                part=part(row),
+                task=Task(kind == "nonself", row["hidden"], positions(row)),
+                prompts=row["prompts"],
+                column="exact" if row["family"] == "search" else row["method"],
+                method=row["method"],
+                family=row["family"],
+                variation=tuple(departs.items()),
+                noise=departs.get("noise", 0.0) if departs.keys() <= {"noise"} else None,
+                channels=channel_count(row) if departs.keys() <= {"channels"} else None,
+                row=row,
             )
+            for kind in ("self", "nonself")
+            if row[kind] and row[kind]["count"]
+        ]
     if not placed:
         raise RequestError(f"{len(rows)} rows, but none has a scored token; run the eval anew")
     return placed
@@ -129,6 +146,37 @@ def headline(placed: list[Score]) -> list[Score]:
     return [s for cell in group(placed, _cell).values() for s in _best(cell)]
 
 
+def asked(placed: list[Score], ends: bool = True) -> list[Score]:
+    """What tables ask of each model: self tokens where the most is shown, and all non-self tokens.
+
+    Args:
+        placed: a prompt set is a question of its own.
+        ends: before and after training alone.
+    """
+    kept = []
+    for own in group(placed, lambda s: (s.model, s.prompts)).values():
+        most = min((s.task for s in own if not s.task.nonself), default=None)
+        kept += [s for s in own if s.task.nonself or s.task == most]
+    return [s for s in kept if not ends or s.phase != BETWEEN]
+
+
+def deepest(placed: list[Score]) -> list[Score]:
+    """Of each question, the scores at the deepest site at which most phases were asked.
+
+    Blocks come before other parts.
+    """
+    kept = []
+    for own in group(placed, lambda s: (s.model, s.task, s.prompts)).values():
+        sites = group(own, lambda s: (s.part, s.layer))
+
+        def merit(site: tuple[str, int], sites: dict = sites) -> tuple[bool, int, int, str]:
+            part, layer = site
+            return (part == "block", len({s.phase for s in sites[site]}), layer, part)
+
+        kept += sites[max(sites, key=merit)]
+    return kept
+
+
 def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     """Items by key, in the order of first appearance."""
     groups: dict[Any, list[T]] = {}
@@ -137,23 +185,12 @@ def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     return groups
 
 
-def deepest(placed: list[Score]) -> list[Score]:
-    """The scores at the deepest site at which most phases were asked, blocks before other parts."""
-    sites = group(placed, lambda s: (s.part, s.layer))
-
-    def merit(site: tuple[str, int]) -> tuple[bool, int, int, str]:
-        part, layer = site
-        return (part == "block", len({s.phase for s in sites[site]}), layer, part)
-
-    return sites[max(sites, key=merit)]
-
-
 def _cell(s: Score) -> Hashable:
     return (s.model, s.step, s.layer, s.part, s.task, s.prompts, s.variation)
 
 
 def _one_search(cell: list[Score]) -> list[Score]:
-    preferred = EXACT["nonself" if cell[0].task.nonself else "self"]
+    preferred = EXACT[cell[0].kind]
     present = {s.method for s in cell if s.column == "exact"}
     order = [*preferred, *sorted(present - set(preferred))]
     chosen = next((name for name in order if name in present), None)
@@ -161,36 +198,19 @@ def _one_search(cell: list[Score]) -> list[Score]:
 
 
 def _best(cell: list[Score]) -> list[Score]:
-    others = group([s for s in cell if _is_other_gradient(s)], lambda s: s.column)
+    others = group(
+        [s for s in cell if s.column != SEED and s.family == "gradient"], lambda s: s.column
+    )
 
     def share(column: str) -> float:
-        return sum(s.hits for s in others[column]) / sum(s.count for s in others[column])
+        hits, counts = zip(*(s.counted for s in others[column]), strict=True)
+        return sum(hits) / sum(counts)
 
     best = [replace(s, column=BEST) for s in others[max(others, key=share)]] if others else []
-    kept = [s for s in cell if s.column in (SEED, "exact") or s.row["family"] == "control"]
+    kept = [s for s in cell if s.column in (SEED, "exact") or s.family == "control"]
     return best + kept
 
 
-def _is_other_gradient(s: Score) -> bool:
-    return s.column != SEED and s.row["family"] == "gradient"
-
-
-def _training(row: Row) -> tuple[str, str]:
+def _run(row: Row) -> tuple[str, str]:
     """One training run: its checkpoints lie in one folder."""
     return row["checkpoint"]["name"], folder(row)
-
-
-def _last_steps(rows: list[Row]) -> dict[tuple[str, str], int]:
-    """The last trained step of each training run; -1 where there is none."""
-    last: dict[tuple[str, str], int] = defaultdict(lambda: -1)
-    for row in rows:
-        if row["checkpoint"]["trained"]:
-            last[_training(row)] = max(last[_training(row)], row["checkpoint"]["step"])
-    return last
-
-
-def _phase(row: Row, last_step: int) -> str:
-    """Where a row's checkpoint stands in its training: before, between or after."""
-    if not row["checkpoint"]["trained"]:
-        return BEFORE
-    return AFTER if row["checkpoint"]["step"] == last_step else BETWEEN

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,24 +10,18 @@ from markupsafe import Markup
 
 from eval.drawing import inline
 from eval.plots import lines
-from eval.recovery import channel_count
-from eval.report.evidence import AFTER, BEFORE, BEST, Score, Task, deepest, group
-from eval.report.tables import Record, layer_records, questions, record
-from eval.report.wording import (
-    column_order,
-    method,
-    number,
-    percent,
-    prompt_order,
-    prompt_set,
-    task_label,
-)
+from eval.report.evidence import AFTER, BEFORE, BEST, group
+from eval.report.tables import Record
+from eval.report.wording import column_order, method, percent, prompt_set, task_label
+from eval.tables import text
 
 COLOURS = {"descent": 5, "adam": 1, "best": 1, "exact": 0}
 """Numbers of colours and marks, of six."""
 SIZE = (200, 150)
 X_SCALE = {"zero": False, "nice": False, "padding": 14}
 AXIS = {"grid": False, "domain": False, "ticks": False, "labelPadding": 8, "labelOverlap": "greedy"}
+AXES = {"step": "training step", "channels": "channels shown"}
+"""What fields are called that a curve is over."""
 
 
 @dataclass(frozen=True)
@@ -45,122 +39,33 @@ def colour(column: str, columns: Iterable[str]) -> int:
     return COLOURS[column] if column in COLOURS else 2 + others.index(column) % 3
 
 
-def recovery_by_layer(placed: list[Score]) -> list[Panel]:
-    """Top-1 against layer: one panel per model and question, one line per method and phase."""
-    return _curves([r | {"x": r["layer"]} for r in layer_records(placed)], "layer")
+def by_model(panels: Iterable[Panel]) -> list[tuple[str, list[Panel]]]:
+    """Panels in the order that they come."""
+    return list(group(panels, lambda panel: panel.model).items())
 
 
-def recovery_by_step(placed: list[Score]) -> list[Panel]:
-    """Top-1 against training step at the deepest site, for models with more than two steps."""
-    records = []
-    for own in group(placed, lambda s: s.model).values():
-        if len({s.step for s in own}) <= 2:
-            continue
-        for asked in group(own, lambda s: s.prompts).values():
-            for task in questions(asked):
-                here = deepest([s for s in asked if s.task == task])
-                cells = group(here, lambda s: (s.column, s.step)).values()
-                records += [record(cell) | {"x": cell[0].step, "phase": AFTER} for cell in cells]
-    return _curves(records, "training step")
+def recovery(records: list[Record], field: str) -> list[Panel]:
+    """Top-1 against a field: one panel per model and question, one line per method and phase.
 
-
-def recovery_by_noise(placed: list[Score]) -> list[Panel]:
-    """Top-1 against the noise on the vectors, none of it at the left, where that was varied."""
-
-    def noise(s: Score) -> float | None:
-        departs = dict(s.variation)
-        return departs.get("noise", 0.0) if departs.keys() <= {"noise"} else None
-
-    return _recovery_against(noise, "noise", placed)
-
-
-def recovery_by_channels(placed: list[Score]) -> list[Panel]:
-    """Top-1 against the number of channels shown, from the first one on, where that was varied."""
-
-    def channels(s: Score) -> float | None:
-        departs = dict(s.variation)
-        return channel_count(s.row) if departs.keys() <= {"channels"} else None
-
-    return _recovery_against(channels, "channels shown", placed)
-
-
-def margins(placed: list[Score]) -> list[Panel]:
-    """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
-    records = [r for r in layer_records(placed) if r["column"] == "exact" and r["margin_floor"]]
-    if not records:
-        return []
-    tops = [max(r["margin"], r["margin_floor"]) for r in records]
-    low = math.floor(math.log10(min(r["margin_floor"] for r in records)))
-    high = max(math.ceil(math.log10(max(tops))), low + 1)
-    powers = [10.0**power for power in range(low, high + 1, max(1, round((high - low) / 5)))]
-    upright = {
-        "scale": {"type": "log", "domain": [10.0**low, 10.0**high]},
-        "axis": {"values": powers, "format": ".0e"},
-    }
-    panels = []
-    for model, title, cells in _panels(records):
-        layers = sorted({r["layer"] for r in cells})
-        both = len({r["phase"] for r in cells}) > 1
-        points = [
-            {
-                "layer": layers.index(r["layer"])
-                + (0 if not both else -0.17 if r["phase"] == BEFORE else 0.17),
-                "value": max(r["margin"], r["margin_floor"]),
-                "low": r["margin_floor"],
-                "high": max(r["margin"], r["margin_floor"]),
-                "by": "margin",
-                "training": r["phase"],
-                "text": f"{r['bits']:.0f}",
-                "tip": f"layer {r['layer']}, {r['phase']} training: nearest wrong answer "
-                f"{number(r['margin'])}, floor {number(r['margin_floor'])}, "
-                f"{r['bits']:.1f} bits apart, {_counted(r)}",
-            }
-            for r in _in_order(cells, "layer")
-        ]
-        chart = lines(points, "layer", None, "by", "training", named=True, band=False, size=SIZE,
-            states=(BEFORE, AFTER),
-                      x_scale=X_SCALE, axis=evenly(layers), upright=upright)  # fmt: skip
-        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
-    return panels
-
-
-def _recovery_against(
-    value: Callable[[Score], float | None], axis: str, placed: list[Score]
-) -> list[Panel]:
-    """Panels over a value that scores may have, evenly spaced whatever the values; see above."""
-    records = []
-    known = [s for s in placed if s.phase in (BEFORE, AFTER) and value(s) is not None]
-    tasks = {
-        key: questions(own) for key, own in group(known, lambda s: (s.model, s.prompts)).items()
-    }
-    for asked in group(known, lambda s: (s.model, s.task, s.prompts)).values():
-        lines = group(asked, lambda s: (s.part, s.layer, s.phase, s.column)).values()
-        varied = [s for own in lines if len({value(s) for s in own}) > 2 for s in own]
-        if not varied or asked[0].task not in tasks[asked[0].model, asked[0].prompts]:
-            continue
-        for cell in group(deepest(varied), lambda s: (s.phase, s.column, value(s))).values():
-            records.append(record(cell) | {"x": value(cell[0])})
-    return _curves(records, axis, even=True)
-
-
-def _curves(records: list[Record], axis: str, even: bool = False) -> list[Panel]:
-    """Panels of top-1 over `x`, which `axis` is; `even`: evenly spaced whatever the values."""
+    Noise and channels are evenly spaced, whatever the values.
+    """
+    axis, even = AXES.get(field, field), field in ("noise", "channels")
     columns = column_order({r["column"] for r in records})
     panels = []
     for model, title, cells in _panels(records):
-        xs = sorted({r["x"] for r in cells})
+        xs = sorted({r[field] for r in cells})
         kept = column_order({r["column"] for r in cells})
         points = [
             {
-                axis: xs.index(r["x"]) if even else r["x"],
+                axis: xs.index(r[field]) if even else r[field],
                 "value": 100 * r["top1"],
                 "low": 100 * r["low"],
                 "high": 100 * r["high"],
                 "by": method(r["column"]).short,
-                "training": r["phase"],
-                "tip": _tip(r, axis),
+                "training": _phase(r, field),
+                "tip": _tip(r, field),
             }
-            for r in _in_order(cells, "x")
+            for r in sorted(cells, key=lambda r: (_phase(r, field) != BEFORE, r[field]))
         ]
         chart = lines(
             points, axis, None, "by", "training", share=True, named=True, band=False, size=SIZE,
@@ -172,43 +77,80 @@ def _curves(records: list[Record], axis: str, even: bool = False) -> list[Panel]
     return panels
 
 
-def _in_order(cells: list[Record], x: str) -> list[Record]:
-    return sorted(cells, key=lambda r: (r["phase"] != BEFORE, r[x]))
+def margins(records: list[Record]) -> list[Panel]:
+    """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
+    records = [r for r in records if r["column"] == "exact" and r["margin_floor"]]
+    if not records:
+        return []
+    low = math.floor(math.log10(min(r["margin_floor"] for r in records)))
+    high = max(math.ceil(math.log10(max(map(_top, records)))), low + 1)
+    powers = [10.0**power for power in range(low, high + 1, max(1, round((high - low) / 5)))]
+    upright = {
+        "scale": {"type": "log", "domain": [10.0**low, 10.0**high]},
+        "axis": {"values": powers, "format": ".0e"},
+    }
+    panels = []
+    for model, title, cells in _panels(records):
+        layers = sorted({r["layer"] for r in cells})
+        apart = {BEFORE: -0.17, AFTER: 0.17} if len({r["phase"] for r in cells}) > 1 else {}
+        points = [
+            {
+                "layer": layers.index(r["layer"]) + apart.get(r["phase"], 0),
+                "value": _top(r),
+                "low": r["margin_floor"],
+                "high": _top(r),
+                "by": "margin",
+                "training": r["phase"],
+                "text": f"{r['margin_bits']:.0f}",
+                "tip": f"layer {r['layer']}, {r['phase']} training: nearest wrong answer "
+                f"{text(r['margin'])}, floor {text(r['margin_floor'])}, "
+                f"{r['margin_bits']:.1f} bits apart, {_counted(r)}",
+            }
+            for r in sorted(cells, key=lambda r: (r["phase"] != BEFORE, r["layer"]))
+        ]
+        chart = lines(points, "layer", None, "by", "training", named=True, band=False, size=SIZE,
+                      states=(BEFORE, AFTER),
+                      x_scale=X_SCALE, axis=evenly(layers), upright=upright)  # fmt: skip
+        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
+    return panels
 
 
 def evenly(values: list[float]) -> dict[str, Any]:
     """An axis over the numbers of values, which it names."""
-    names = f"{json.dumps([number(value) for value in values])}[datum.value]"
+    names = f"{json.dumps([text(value) for value in values])}[datum.value]"
     return AXIS | {"values": [*range(len(values))], "labelExpr": names}
 
 
-def _tip(record: Record, axis: str) -> str:
-    where = f"{axis.removeprefix('training ')} {number(record['x'])}"
-    if axis != "training step":
+def _top(record: Record) -> float:
+    return max(record["margin"], record["margin_floor"])
+
+
+def _phase(record: Record, field: str) -> str:
+    """Along training all points are of one line."""
+    return AFTER if field == "step" else record["phase"]
+
+
+def _tip(record: Record, field: str) -> str:
+    where = f"{field if field == 'step' else AXES.get(field, field)} {text(record[field])}"
+    if field != "step":
         where += f", {record['phase']} training"
     # in the column of the best method, which that was
-    name = method(record["method"] if record["column"] == BEST else record["column"]).name
+    name = method(record["method"] if record["column"] == BEST else record["column"]).title
+    low, high = percent(record["low"]), percent(record["high"])
     return (
-        f"{name}, {where}: {percent(record['top1'])} % (95 % interval {percent(record['low'])} to "
-        f"{percent(record['high'])}), {_counted(record)}"
+        f"{name}, {where}: {percent(record['top1'])} % (95 % interval {low} to {high}), "
+        f"{_counted(record)}"
     )
 
 
 def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
-    """Records by panel, in the order of reading: `(model, title, records)`."""
-    models = list(group(records, lambda r: r["model"]))
+    """Records by panel, in their order: `(model, title, records)`."""
     several = len({r["prompts"] for r in records}) > 1
     panels = group(records, lambda r: (r["model"], r["prompts"], r["part"], r["task"]))
-
-    def place(key: tuple[str, str, str, Task]) -> tuple:
-        model, prompts, part, task = key
-        return (models.index(model), prompt_order(prompts), part, task)
-
     found = []
-    for key in sorted(panels, key=place):
-        model, prompts, part, task = key
+    for (model, prompts, part, task), own in panels.items():
         title = task_label(task) + (f", {prompt_set(prompts)}" if several else "")
-        found.append((model, title if part == "block" else f"{title}, {part}", panels[key]))
+        found.append((model, title if part == "block" else f"{title}, {part}", own))
     return found
 
 

@@ -4,17 +4,22 @@ from markupsafe import Markup
 
 from eval.report.evidence import AFTER, BEFORE, BEST, Score
 from eval.report.strips import Prompt, Sheet
-from eval.report.tables import Record, pivot
+from eval.report.tables import Record
 from eval.report.wording import column_order, method, percent, prompt_set, site_label
 
 LINES = 3  # of tokens that the opening example may take
 
 
-def sentences(records: list[Record], placed: list[Score]) -> list[Markup]:
-    """One per model and prompt set on its hardest question, and one on the self tokens."""
-    several = len({r["prompts"] for r in records}) > 1
+def sentences(lines: list[Record], placed: list[Score]) -> list[Markup]:
+    """One per model and prompt set on its hardest question, and one on the self tokens.
+
+    Args:
+        lines: of the summary.
+        placed: the scores that they were made of.
+    """
+    several = len({line["prompts"] for line in lines}) > 1
     hardest: dict[tuple, Record] = {}
-    for line in pivot(records):
+    for line in lines:
         key = (line["model"], line["prompts"])
         if key not in hardest or hardest[key]["task"] < line["task"]:
             hardest[key] = line
@@ -54,7 +59,7 @@ def _sentence(line: Record, several: bool) -> Markup:
             text += Markup(" Before training: {}.").format(_enumerate(named))
             continue
         first, *rest = shares
-        named = [Markup("{} recovers {} of {}").format(method(first[0]).name, first[1], asked)]
+        named = [Markup("{} recovers {} of {}").format(method(first[0]).title, first[1], asked)]
         named += [Markup("{} {}").format(_called(c), share) for c, share in rest]
         start = Markup("At layer {} of the {} {}, {}.")
         text += start.format(
@@ -64,7 +69,7 @@ def _sentence(line: Record, several: bool) -> Markup:
 
 
 def _called(column: str) -> str:
-    return method(column).name if column == BEST else method(column).short
+    return method(column).title if column == BEST else method(column).short
 
 
 def _on_self_tokens(placed: list[Score]) -> list[Markup]:
@@ -73,8 +78,8 @@ def _on_self_tokens(placed: list[Score]) -> list[Markup]:
     if not asked:
         return []
     task = min(s.task for s in asked)
-    asked = [s for s in asked if s.task == task]
-    tokens, missed = sum(s.count for s in asked), sum(s.count - s.hits for s in asked)
+    hits, counts = zip(*(s.counted for s in asked if s.task == task), strict=True)
+    tokens, missed = sum(counts), sum(counts) - sum(hits)
     found = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
     shown = f"the first {task.hidden} hidden" if task.hidden else "every position shown"
     text = "With {}, exact search {}{} of {:,} tokens, counted at every layer and checkpoint."

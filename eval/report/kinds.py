@@ -7,12 +7,12 @@ from typing import Any
 
 from eval.drawing import inline
 from eval.plots import lines
-from eval.quantities import Estimate, Quantity, quantities
+from eval.quantities import Estimate, Quantity
 from eval.report.figures import AXIS, SIZE, X_SCALE, Panel, evenly
-from eval.report.wording import number, percent
+from eval.report.wording import percent
 from eval.rows import Row
-from eval.summary import Cell, cells
-from eval.tables import Table, lay_out
+from eval.summary import Cell
+from eval.tables import Column, Table, lay_out, text
 
 ABOUT = {
     "loss": ("How well text is predicted", "Of held-out stories, or of texts that were given."),
@@ -78,26 +78,31 @@ class Section:
     panels: list[Panel]
 
 
-def sections(rows: Iterable[Row]) -> list[Section]:
+def table(group: Sequence[Cell], more: Iterable[Column] = ()) -> Table:
+    """Every figure of cells of one kind, and some more fields of their records as figures."""
+    known = {q.name: q for cell in group for q in cell.quantities}
+    records = [cell.record for cell in group]
+    fields = dict.fromkeys(name for record in records for name in record)
+    whole = [{name: record.get(name) for name in fields} for record in records]
+    return lay_out(whole, [*((q.name, q.words, q.share) for q in known.values()), *more])
+
+
+def sections(summed: Iterable[Cell]) -> list[Section]:
     """A section for each kind of rows but recoveries, and but those that lenses and claims draw."""
-    summed = [cell for cell in cells(rows) if cell.kind not in ("recovery", "lens", "claim")]
+    summed = [cell for cell in summed if cell.kind not in ("recovery", "lens", "claim")]
     summed = [cell for cell in summed if cell.kind != "bits" or _plain(cell)]
     kinds = {cell.kind for cell in summed}
     made = []
     for kind in [k for k in [*ABOUT, *sorted(kinds - {*ABOUT})] if k in kinds]:
         group = [cell for cell in summed if cell.kind == kind]
-        known = {q.name: q for cell in group for row in cell.rows for q in quantities(row)}
-        records = [cell.record for cell in group]
-        fields = dict.fromkeys(name for record in records for name in record)
-        whole = [{name: record.get(name) for name in fields} for record in records]
-        table = lay_out(whole, [(q.name, q.words, q.share) for q in known.values()])
         if kind == "curve":
             panels = [_curve(cell.about, row) for cell in group for row in cell.rows]
         elif kind == "retrieval":  # drawn with the lenses
             panels = []
         else:
-            panels = [panel for q in known.values() if q.main for panel in _panels(group, q)]
-        made.append(Section(kind, *ABOUT.get(kind, (kind, "")), table, panels[:PANELS]))
+            known = {q.name: q for cell in group for q in cell.quantities if q.main}
+            panels = [panel for q in known.values() for panel in _panels(group, q)]
+        made.append(Section(kind, *ABOUT.get(kind, (kind, "")), table(group), panels[:PANELS]))
     return made
 
 
@@ -170,7 +175,7 @@ def _kept(places: list[Any], name: str, which: Any) -> list[Any]:
 def _point(
     place: dict[str, Any], figure: Estimate, x: str, by: str, quantity: Quantity
 ) -> dict[str, Any]:
-    scale, words = (100, percent) if quantity.share else (1, number)
+    scale, words = (100, percent) if quantity.share else (1, text)
     value, low, high = (figure.value if end is None else end for end in figure[:3])
     said = words(value) + (" %" if quantity.share else "")
     if low < high:
@@ -186,7 +191,7 @@ def _curve(about: dict[str, Any], row: Row) -> Panel:
     shown = "channels shown" if row["axis"] == "channels" else "noise"
     points = [
         {shown: i, "value": 100 * top1, "method": row["method"],
-         "tip": f"{row['method']}, {shown} {number(value)}: {percent(top1)} % of the tokens"}
+         "tip": f"{row['method']}, {shown} {text(value)}: {percent(top1)} % of the tokens"}
         for i, (value, top1) in enumerate(sorted(zip(row["values"], row["top1"], strict=True)))
     ]  # fmt: skip
     chart = lines(

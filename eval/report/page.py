@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -10,20 +10,20 @@ from eval.drawing import colours, library, theme
 from eval.files import write_text
 from eval.lenses.markup import STYLE
 from eval.recovery import VERDICTS, join, question, weights
-from eval.report import figures, findings, kinds, outcomes, provenance, strips, tables, wording
+from eval.report import figures, findings, kinds, provenance, strips, tables, wording
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
 from eval.rows import Row
-from eval.summary import recoveries
+from eval.summary import cells
+from eval.tables import text
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
 OPEN = 2  # prompts drawn unfolded; the rest open on a click
 COLLISIONS = 60  # lines of that table
+COUNTS = [(name, name, False) for name in ("prompts", "models")]
 LINES = 300  # of the table of every number, which the summary command prints in full
 VARIED = 120  # of the table of variations
 FOLD = 40  # lines beyond which a table of variations opens on a click
-
-T = TypeVar("T", figures.Panel, outcomes.Outcome)
 
 
 def render_page(
@@ -39,9 +39,10 @@ def render_page(
     Raises:
         RequestError: there is nothing to show.
     """
-    inside = _inside(documents, rows)
-    measured = [(section, _by_model(section.panels)) for section in kinds.sections(rows)]
-    if (inside or measured) and not recoveries(rows):
+    inside, summed = _inside(documents, rows), cells(rows)
+    measured = [(section, figures.by_model(section.panels)) for section in kinds.sections(summed)]
+    recovered = [cell for cell in summed if cell.kind == "recovery"]
+    if (inside or measured) and not recovered:
         return _environment().get_template("lenses.html").render(
             title=title or LENSES_TITLE, inside=inside, measured=measured, **_drawing(inside)
         )  # fmt: skip
@@ -52,38 +53,38 @@ def render_page(
         question(j.rows[0]): j for j in join(row for _, _, row in _rows(main))
     }
     lines = tables.pivot(tables.summary_records(placed))
-    records = [record for line in lines for record in line["cells"].values()]
-    by_layer = tables.pivot(tables.layer_records(placed))
+    by_layer, departing = tables.by_layer(placed), headline(every)
     varied = tables.varied(every) if len(main) < len(every) else []
     columns = wording.column_order({s.column for s in placed})
     looking = [s for s in placed if s.row["family"] != "control"] or placed
     sample = strips.sample(_rows(looking), joined)
     return _environment().get_template("page.html").render(
         wording=wording,
+        text=text,
         verdicts=VERDICTS,
         title=title or TITLE,
-        sentences=findings.sentences(records, placed),
+        sentences=findings.sentences(lines, placed),
         example=findings.example(sample.prompts),
-        phases=[p for p in (BEFORE, AFTER) if any(r["phase"] == p for r in records)],
+        phases=[p for p in (BEFORE, AFTER) if any(p in cell for r in lines for cell in r["cells"])],
         columns=columns,
         colour_of={c: figures.colour(c, columns) for c in columns},
         several_prompt_sets=len({s.prompts for s in placed}) > 1,
         steps=_steps(placed),
         summary=tables.nested(lines),
-        by_layer=tables.nested(by_layer),
-        outcomes=_by_model(outcomes.outcomes(lines, main, joined)),
+        by_layer=tables.nested(tables.pivot(by_layer)),
+        outcomes=tables.outcomes(lines, main, joined),
         by_method=tables.by_method(lines, main) if BEST in columns else [],
         varied=varied,
-        varied_methods=wording.column_order({name for line in varied for name in line["cells"]}),
+        varied_methods=wording.column_order({m for line in varied for (m,) in line["cells"]}),
         varied_lines=VARIED,
         fold=FOLD,
-        every_cell=tables.every_cell(every),
+        every_number=kinds.table(recovered, COUNTS),
         lines=LINES,
-        layer_panels=_by_model(figures.recovery_by_layer(placed)),
-        step_panels=_by_model(figures.recovery_by_step(placed)),
-        noise_panels=_by_model(figures.recovery_by_noise(headline(every))),
-        channel_panels=_by_model(figures.recovery_by_channels(headline(every))),
-        margin_panels=_by_model(figures.margins(placed)),
+        layer_panels=_panels(by_layer, "layer"),
+        step_panels=_panels(tables.by_step(placed), "step"),
+        noise_panels=_panels(tables.by_value(departing, "noise"), "noise"),
+        channel_panels=_panels(tables.by_value(departing, "channels"), "channels"),
+        margin_panels=figures.by_model(figures.margins(by_layer)),
         sample=sample,
         open=OPEN,
         collisions=provenance.collisions(every),
@@ -149,5 +150,5 @@ def _steps(placed: list[Score]) -> dict[str, str]:
     return found
 
 
-def _by_model(items: list[T]) -> list[tuple[str, list[T]]]:
-    return list(group(items, lambda item: item.model).items())
+def _panels(records: list[tables.Record], field: str) -> list[tuple[str, list[figures.Panel]]]:
+    return figures.by_model(figures.recovery(records, field))

@@ -132,7 +132,7 @@ def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
     groups = group(placed, lambda p: (p[1], p[2]["method"]))
     names = {m: method(m).short for m in methods}
     if len(set(names.values())) < len(names):
-        names = {m: method(m).name for m in methods}
+        names = {m: method(m).title for m in methods}
     strips = []
     for phase in (BEFORE, AFTER):
         rows = [

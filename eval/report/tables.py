@@ -1,24 +1,27 @@
-"""The numbers of the report as tables: the summary, every layer, every cell, the terminal's."""
+"""The numbers of the report as records and lines of tables, and its summary for a terminal.
 
-import io
+Scores are pooled by any of their fields; what they say together is `eval.summary.measure`'s.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from eval.quantities import MEASURED
+from eval.recovery import Joined, margin_bits, question, shares, weights
 from eval.report.evidence import (
     AFTER,
     BEFORE,
+    BETWEEN,
+    PHASES,
+    PLACE,
     Score,
-    Task,
+    asked,
     deepest,
     group,
     headline,
     plain,
     scores,
 )
-from eval.report.measure import measure
 from eval.report.wording import (
     column_order,
     method,
@@ -26,18 +29,24 @@ from eval.report.wording import (
     prompt_order,
     site_label,
     task_label,
+    variation_order,
 )
 from eval.rows import Row
+from eval.summary import measure
+from eval.tables import NONE, Table, terminal
 
 Record = dict[str, Any]
+
+VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
+FAMILIES = ("gradient", "", "search", "control")
+"""In the order of reading; the empty one stands for all others."""
 
 
 def summary_table(rows: list[Row]) -> list[Record]:
     """Before and after training at each model's deepest site, one record per cell.
 
     Questions are the self tokens where the most is shown, and the non-self tokens of every slice.
-    A record holds `model, layer, part, task, prompts, phase, step, column` and what
-    `measure.measure` gives: `count` of prompts, `tokens`, `top1` and its interval `low, high`, ...
+    A record is one of `records`.
 
     Raises:
         RequestError: there are no rows.
@@ -47,114 +56,76 @@ def summary_table(rows: list[Row]) -> list[Record]:
 
 def summary_records(placed: list[Score]) -> list[Record]:
     """`summary_table` of scores already placed."""
-    kept = []
-    for asked in group(_questions(placed), lambda s: (s.model, s.task, s.prompts)).values():
-        kept += deepest(asked)
-    return _records(kept)
+    return records(deepest(asked(placed)), *PLACE, "phase", "column")
 
 
-def layer_records(placed: list[Score]) -> list[Record]:
+def by_layer(placed: list[Score]) -> list[Record]:
     """The summary's questions at every site, before and after training."""
-    return _records(_questions(placed))
+    return records(asked(placed), *PLACE, "phase", "column")
 
 
-def every_cell(placed: list[Score]) -> list[Record]:
-    """Every checkpoint, site, question, prompt set and method, one record each."""
-    cells = group(
-        placed,
-        lambda s: (s.model, s.step, s.part, s.layer, s.task, s.prompts, s.variation, s.method),
+def by_step(placed: list[Score]) -> list[Record]:
+    """The summary's questions at the deepest site, for models with more than two steps."""
+    several = group(placed, lambda s: s.model).values()
+    long = [s for own in several if len({s.step for s in own}) > 2 for s in own]
+    return records(deepest(asked(long, ends=False)), *PLACE, "column", "step")
+
+
+def by_value(placed: list[Score], name: str) -> list[Record]:
+    """The same over the `noise` or `channels`, where more than two values of it were asked."""
+    known = asked([s for s in placed if s.phase != BETWEEN and getattr(s, name) is not None])
+    curves = group(
+        known, lambda s: (s.model, s.task, s.prompts, s.part, s.layer, s.phase, s.column)
     )
-    names = column_order({s.method for s in placed})
-    models = list(group(placed, lambda s: s.model))
-
-    def place(key: tuple) -> tuple:
-        model, step, part, layer, task, prompts, departs, name = key
-        order = (models.index(model), step, part, layer, prompt_order(prompts), task)
-        return (*order, str(departs), names.index(name))
-
-    return [record(cells[key]) | {"method": key[-1]} for key in sorted(cells, key=place)]
+    varied = [own for own in curves.values() if len({getattr(s, name) for s in own}) > 2]
+    return records(deepest([s for own in varied for s in own]), *PLACE, "phase", "column", name)
 
 
-def by_method(lines: list[Record], placed: list[Score]) -> list[tuple[str, list[Record]]]:
-    """Every method at the sites of a table's lines, one line per method, by model.
+def records(placed: Sequence[Score], *by: str) -> list[Record]:
+    """A record for all scores that are equal in some fields, in these fields' order of reading.
 
-    Each has `method`, its `family`, the `asked` lines, and `cells`: records by
-    `(phase, number of the line)`.
+    A record holds the fields of the first of its scores, how many prompts (`count`), `models` and
+    `tokens` it is of, and figures: `top1` between `low` and `high`, `top5`; `margin`,
+    `margin_floor` and `margin_bits` are of the row with the fewest bits.
     """
-    keys = ("model", "task", "prompts", "part", "layer")
-    sites = group(placed, lambda s: tuple(getattr(s, key) for key in keys))
-    found = []
-    for model, asked in group(lines, lambda line: line["model"]).items():
-        cells: dict[str, dict[tuple[str, int], Record]] = {}
-        families = {}
-        for i, line in enumerate(asked):
-            here = [s for s in sites[tuple(line[k] for k in keys)] if s.phase in (BEFORE, AFTER)]
-            for (phase, name), own in group(here, lambda s: (s.phase, s.method)).items():
-                cells.setdefault(name, {})[phase, i] = record(own)
-                families[name] = own[0].row["family"]
-        own_lines = [
-            {"method": name, "family": families[name], "asked": asked, "cells": cells[name]}
-            for name in column_order(set(cells))
-        ]
-        order = {"gradient": 0, "search": 2, "control": 3}
-        found.append((model, sorted(own_lines, key=lambda line: order.get(line["family"], 1))))
-    return found
+    models = list(dict.fromkeys(s.model for s in placed))
+    names = column_order({name for s in placed for name in (s.method, s.column)})
+    order = {
+        "model": models.index,
+        "prompts": prompt_order,
+        "phase": PHASES.index,
+        "variation": variation_order,
+        "method": names.index,
+        "column": names.index,
+        "family": lambda name: FAMILIES.index(name if name in FAMILIES else ""),
+    }
+
+    def place(key: tuple[Any, ...]) -> list[Any]:
+        return [order.get(name, lambda same: same)(v) for name, v in zip(by, key, strict=True)]
+
+    cells = group(placed, lambda s: tuple(getattr(s, name) for name in by))
+    return [_record(cells[key]) for key in sorted(cells, key=place)]
 
 
-def varied(placed: list[Score]) -> list[Record]:
-    """Controls, noise, ablations, padding: one line per question that is not a plain one.
+def pivot(
+    found: Iterable[Record],
+    lines: Sequence[str] = PLACE,
+    cells: Sequence[str] = ("phase", "column"),
+) -> list[Record]:
+    """Records as lines of a table: those that are equal in the fields `lines`.
 
-    Each has `variation`, `model, step, layer, part, task, prompts`, and `cells`, records by method.
+    Each has these fields, `cells`, which are its records by the fields `cells`, and `count`, its
+    prompts in words.
     """
-    kept = []
-    apart = [s for s in placed if s.variation]
-    for asked in group(apart, lambda s: (s.variation, s.model, s.prompts)).values():
-        tasks = questions(asked)
-        kept += [s for s in asked if s.task in tasks]
-    models = list(group(placed, lambda s: s.model))
-    keys = ("variation", "model", "step", "part", "layer", "prompts", "task")
-
-    def place(key: tuple) -> tuple:
-        departs, model, step, part, layer, prompts, task = key
-        noise = dict(departs).get("noise", 0.0)
-        others = str([item for item in departs if item[0] != "noise"])
-        asked = (models.index(model), step, part, layer, prompt_order(prompts), task)
-        return (noise > 0, others, noise, *asked)
-
-    lines = group(kept, lambda s: tuple(getattr(s, key) for key in keys))
-    return [
-        dict(zip(keys, key, strict=True))
-        | {"cells": {n: record(own) for n, own in group(lines[key], lambda s: s.method).items()}}
-        for key in sorted(lines, key=place)
-    ]
-
-
-def questions(placed: list[Score]) -> list[Task]:
-    """The summary's questions: self tokens where the most is shown, then all non-self ones."""
-    tasks = sorted({s.task for s in placed})
-    return [t for t in tasks if not t.nonself][:1] + [t for t in tasks if t.nonself]
-
-
-def pivot(records: list[Record]) -> list[Record]:
-    """Records as lines of a table: one per model, site, question and prompt set.
-
-    Each line has `cells`, the records by `(phase, column)`, and `count`, its prompts in words.
-    """
-    lines = []
-    keys = ("model", "task", "prompts", "part", "layer")
-    models = list(group(records, lambda r: r["model"]))
-    groups = group(records, lambda r: tuple(r[k] for k in keys))
-
-    def place(key: tuple) -> tuple:
-        model, task, prompts, *site = key
-        return (models.index(model), prompt_order(prompts), task, *site)
-
-    for key in sorted(groups, key=place):
-        cells = {(r["phase"], r["column"]): r for r in groups[key]}
-        counts = sorted({r["count"] for r in cells.values()})
-        count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-        lines.append(dict(zip(keys, key, strict=True)) | {"cells": cells, "count": count})
-    return lines
+    pivoted = []
+    for key, own in group(found, lambda r: tuple(r[name] for name in lines)).items():
+        counts = sorted({r["count"] for r in own})
+        pivoted.append(
+            dict(zip(lines, key, strict=True))
+            | {"cells": {tuple(r[name] for name in cells): r for r in own}}
+            | {"count": f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"}
+        )
+    return pivoted
 
 
 def nested(lines: list[Record]) -> list[tuple[str, list[list[Record]]]]:
@@ -165,70 +136,99 @@ def nested(lines: list[Record]) -> list[tuple[str, list[list[Record]]]]:
     ]
 
 
-def terminal_table(rows: list[Row], width: int = 100) -> str:
-    """The summary as plain text, at most `width` characters wide.
+def by_method(
+    lines: list[Record], placed: list[Score]
+) -> list[tuple[str, list[Record], list[Record]]]:
+    """Every method at the sites of a table's lines: by model these, and a line for each method."""
+    sites = {tuple(line[name] for name in PLACE) for line in lines}
+    here = [s for s in asked(placed) if s.place in sites]
+    of_methods = pivot(
+        records(here, "model", "family", "method", *PLACE[1:], "phase"),
+        ("model", "family", "method"),
+        (*PLACE[1:], "phase"),
+    )
+    several = group(of_methods, lambda line: line["model"])
+    return [
+        (model, own, several[model]) for model, own in group(lines, lambda r: r["model"]).items()
+    ]
+
+
+def varied(placed: list[Score]) -> list[Record]:
+    """Controls, noise, ablations, padding: one line per question that is not a plain one."""
+    apart = group([s for s in placed if s.variation], lambda s: s.variation)
+    kept = [s for own in apart.values() for s in asked(own, ends=False)]
+    return pivot(records(kept, *VARIED, "method"), VARIED, ("method",))
+
+
+def outcomes(
+    lines: list[Record], placed: list[Score], joined: Mapping[Hashable, Joined]
+) -> list[tuple[str, list[Record]]]:
+    """What became of the tokens of a table's lines when all methods are taken together, by model.
+
+    Of the lines where both gradients and search were tried: each with the `shares` of the verdicts
+    and how many `tokens` they are of, both by phase.
+
+    Args:
+        lines: of `pivot`.
+        placed: the scores that they were made of.
+        joined: verdicts by `recovery.question`.
+    """
+    cells = group(placed, lambda s: (*s.place, s.phase))
+    kept = []
+    for line in lines:
+        hidden, of, tokens = line["task"].nonself, {}, {}
+        for phase in (BEFORE, AFTER):
+            here = cells.get((*(line[name] for name in PLACE), phase), [])
+            several = dict.fromkeys(question(s.row) for s in here)
+            tried = [joined[q] for q in several if q in joined and joined[q].decisive]
+            if known := shares(tried, hidden):
+                of[phase] = known
+                tokens[phase] = sum(j.count(hidden).total() for j in tried)
+        if of:
+            kept.append(line | {"shares": of, "tokens": tokens})
+    return list(group(kept, lambda line: line["model"]).items())
+
+
+def terminal_table(rows: list[Row]) -> str:
+    """The summary as plain text.
 
     Raises:
         RequestError: there are no rows.
     """
-    records = summary_table(rows)
-    columns = column_order({r["column"] for r in records})
-    several = len({r["prompts"] for r in records}) > 1
-    title = "Tokens recovered before and after training, % (top-1)"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", collapse_padding=True)
-    for name in ("model", "layer", "tokens asked for"):
-        table.add_column(name, no_wrap=name == "layer")
-    for when in (BEFORE, AFTER):
-        for column in columns:
-            table.add_column(f"{when}\n{method(column).word}", justify="right")
-    table.add_column("prompts", justify="right")
-    model = None
-    for line in pivot(records):
-        if model not in (None, line["model"]):
-            table.add_section()
-        asked = task_label(line["task"]) + (f", {line['prompts']}" if several else "")
-        cells = [line["cells"].get((when, c)) for when in (BEFORE, AFTER) for c in columns]
-        table.add_row(
-            line["model"] if line["model"] != model else "",
+    found = summary_table(rows)
+    several = len({r["prompts"] for r in found}) > 1
+    known = {(r["phase"], r["column"]) for r in found}
+    columns = [(phase, column) for phase in (BEFORE, AFTER)
+               for column in column_order({r["column"] for r in found})
+               if (phase, column) in known]  # fmt: skip
+    lines = [
+        [
+            line["model"],
             site_label(line["layer"], line["part"]),
-            asked,
-            *(percent(cell["top1"]) if cell else "–" for cell in cells),
+            task_label(line["task"]) + (f", {line['prompts']}" if several else ""),
+            *(percent(line["cells"][c]["top1"]) if c in line["cells"] else NONE for c in columns),
             line["count"],
-        )
-        model = line["model"]
-    text = io.StringIO()
-    Console(file=text, width=width, color_system=None, highlight=False, markup=False).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        ]
+        for line in pivot(found)
+    ]
+    headings = [f"{phase}\n{method(column).word}" for phase, column in columns]
+    title = "Tokens recovered before and after training, % (top-1)"
+    table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
+    return terminal(table)
 
 
-def _questions(placed: list[Score]) -> list[Score]:
-    """The scores that the summary asks for, before and after training."""
-    kept = []
-    for asked in group(placed, lambda s: (s.model, s.prompts)).values():
-        tasks = questions(asked)
-        kept += [s for s in asked if s.task in tasks and s.phase in (BEFORE, AFTER)]
-    return kept
-
-
-def _records(placed: list[Score]) -> list[Record]:
-    cells = group(
-        placed, lambda s: (s.model, s.part, s.layer, s.task, s.prompts, s.phase, s.column)
+def _record(cell: list[Score]) -> Record:
+    """Scores of equal place as one."""
+    kind, rows = cell[0].kind, [s.row for s in cell]
+    names = {kind: "top1", f"{kind}_tokens": "tokens", f"{kind}_top5": "top5"}
+    figures = measure(rows, [q for q in MEASURED["recovery"].quantities if q.name in names])
+    share = figures[kind]
+    surely = [row for row in rows if margin_bits(row) is not None]
+    nearest = min(surely, key=lambda row: row["margin_bits"], default={})
+    return (
+        vars(cell[0])
+        | {"count": share.n, "models": len({weights(row) for row in rows})}
+        | {names[name]: figure.value for name, figure in figures.items()}
+        | {"low": share.low, "high": share.high}
+        | {name: nearest.get(name) for name in ("margin", "margin_floor", "margin_bits")}
     )
-    return [record(cell) for cell in cells.values()]
-
-
-def record(cell: list[Score]) -> Record:
-    """The record of scores of equal place."""
-    s = cell[0]
-    place = {
-        "model": s.model,
-        "layer": s.layer,
-        "part": s.part,
-        "task": s.task,
-        "prompts": s.prompts,
-        "phase": s.phase,
-        "step": s.step,
-        "column": s.column,
-        "variation": s.variation,
-    }
-    return place | measure(cell)

@@ -1,39 +1,33 @@
 """The words and numbers of the report, the same on the page and in the terminal."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from eval.inversion.solvers import solvers
+from eval.inversion.solvers import Solver, solvers
 from eval.report.evidence import Task
 
 
-@dataclass(frozen=True)
-class Method:
-    """How a method is called and what it does, for a reader who has never met it."""
+class Method(NamedTuple):
+    """How a method is called and what it does: the words that a `Solver` has."""
 
-    name: str
+    title: str
     short: str
     word: str
-    does: str
+    text: str = ""
 
 
 COLUMNS = {
-    "best": Method("the best of the other gradient methods", "other gradient", "other grad.", ""),
-    "exact": Method("exact search", "exact search", "exact", ""),
+    "best": Method("the best of the other gradient methods", "other gradient", "other grad."),
+    "exact": Method("exact search", "exact search", "exact"),
 }
 """Columns of several solvers."""
 PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
 
 
-def method(name: str) -> Method:
+def method(name: str) -> Solver | Method:
     """The wording of a method; an unknown one is called by its name."""
-    known = solvers().get(name)
-    if known is None:
-        return COLUMNS.get(name, Method(name, name, name, ""))
-    return Method(known.title, known.short, known.word, known.text)
+    return solvers().get(name) or COLUMNS.get(name) or Method(name, name, name)
 
 
 def column_order(names: set[str]) -> list[str]:
@@ -55,6 +49,13 @@ def variation_label(departs: Iterable[tuple[str, Any]]) -> str:
         "control": "control: {}",
     }
     return ", ".join(words.get(name, name).format(value) for name, value in departs)
+
+
+def variation_order(departs: tuple[tuple[str, Any], ...]) -> tuple[bool, str, float]:
+    """The place of a variation in the order of reading: noise comes last, the least of it first."""
+    others = [item for item in departs if item[0] != "noise"]
+    noise = dict(departs).get("noise", 0.0)
+    return (noise > 0, str(others), noise)
 
 
 def prompt_set(name: str) -> str:
@@ -94,17 +95,6 @@ def percent(share: float) -> str:
     if text == "0" and share > 0:
         return "<1"
     return ">99" if text == "100" and share < 1 else text
-
-
-def number(value: float | None) -> str:
-    """A number short enough for a table cell; a dash where there is none."""
-    if value is None or math.isnan(value):
-        return "–"
-    if value == 0:
-        return "0"
-    if 0.001 <= abs(value) < 1000:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.1e}"
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,8 @@ import pytest
 
 from eval.errors import RequestError
 from eval.report import render_page, summary_table, terminal_table, write_page
-from eval.report.wording import number, percent, visible
+from eval.report.wording import percent, visible
+from eval.tables import text
 from tests.eval.report.cases import (
     Page,
     expected_lines,
@@ -231,7 +232,7 @@ def test_curves_and_margins_carry_their_numbers(page):
         and r["margin"]
     ]
     row = min(own, key=lambda r: r["margin_bits"])
-    worst = f"nearest wrong answer {number(row['margin'])}, floor {number(row['margin_floor'])}, "
+    worst = f"nearest wrong answer {text(row['margin'])}, floor {text(row['margin_floor'])}, "
     assert f"layer 4, after training: {worst}{row['margin_bits']:.1f} bits apart, 8 prompts" in HTML
 
 
