@@ -1,8 +1,10 @@
 """The solvers by name: a solver is a function with a decorator, in a file of its own.
 
-    @solver("gradient", random=True)
-    def name(batch, chance, tools, *, steps=300) -> list[Answer]:
+    @solver("search", random=True)
+    def name(batch, chance, tools, *, starts=24) -> list[Answer]:
         '''What pages say of it.'''
+
+Those that descend have a decorator with a loop, `gradient.loop.gradient`.
 
 All are called alike: with a batch of problems, a source of chance for each row of the batch, and
 tools that hold what the decorator says it needs; they return an answer for each row. Keyword-only
@@ -247,7 +249,7 @@ def solver(
 
 def _sha256(function: Solve) -> str | None:
     """Of the file that a function stands in; None if it is in none."""
-    file = Path(inspect.getsourcefile(function) or "")
+    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 

@@ -5,32 +5,25 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.gradient.loop import Rows, drive, moments, normal, with_gradient
-from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.gradient.loop import Rows, gradient, moments, normal, with_gradient
+from eval.inversion.solvers import Chance
 from eval.inversion.spaces import decode as decoded
 from eval.inversion.spaces import embeddings, width
-from eval.inversion.spaces import objective as by_name
 
 SPREAD = 2.0  # of a softmax's start: a flatter mixture is short, and lost where norms divide by it
 
 
-@solver("gradient", random=True, title="Adam at the model's scale", short="Adam", word="Adam")
+@gradient(steps=300, random=True, title="Adam at the model's scale", short="Adam", word="Adam")
 def adam(
-    batch: Batch,
-    chance: Chance,
-    tools: Tools = NONE,
+    rows: Rows,
     start: Tensor | None = None,
     free: Tensor | None = None,
     *,
-    steps: int = 300,
     rate: float = 0.2,
-    objective: str = "relative",
     variable: str = "embedding",
     decode: str = "euclid",
-    check: int = 25,
-) -> list[Answer]:
+) -> Iterator[None]:
     """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
 
     Kingma & Ba, 1412.6980, with the rate falling along a half cosine. The start is N(mean, std) of
@@ -38,38 +31,29 @@ def adam(
     vocabulary both are such that the embeddings move alike.
 
     Args:
-        batch: any slices.
-        chance: the source of each row's start.
-        tools: not used.
+        rows: of any slices.
         start: embeddings to start from instead, `(B, T, D)`; for the variable "embedding" alone.
         free: which positions are descended on, `(B, T)`; the others stay as they start.
-        steps: the most that a row takes.
         rate: the first rate, in standard deviations of the embedding.
-        objective: what is lowered.
         variable: what is descended on.
         decode: how tokens are read from the embeddings.
-        check: rows that are solved leave after every so many steps.
     """
-    loss, circuit = by_name(objective), batch.circuit
     assert start is None or variable == "embedding"
 
     def read(x: Tensor) -> Tensor:
-        return embeddings(variable, x, circuit.vocabulary)
+        return embeddings(variable, x, rows.vocabulary)
 
-    def descend(rows: Rows) -> Iterator[None]:
-        x = scaled_start(batch, chance, variable) if start is None else start
-        moving = x.new_ones(len(x), 1, 1) if free is None else free[..., None]
-        first, state = scaled_rate(batch, rate, variable), moments(x)
-        rows.scores = lambda: decoded(circuit, read(x), decode)
-        for i in range(steps):
-            _, gradient = with_gradient(lambda x: rows.batch.losses(read(x), loss), x)
-            falling = (1 + math.cos(math.pi * i / steps)) / 2 * first
-            x = x - falling * state.direction(gradient) * moving
-            rows.spent += 3 * batch.length
-            yield
-            x, moving, state = rows.kept(x, moving, state)
-
-    return drive(batch, chance, descend, steps, check)
+    x = scaled_start(rows.batch, rows.chance, variable) if start is None else start
+    moving = x.new_ones(len(x), 1, 1) if free is None else free[..., None]
+    first, state = scaled_rate(rows.batch, rate, variable), moments(x)
+    rows.scores = lambda: decoded(rows.circuit, read(x), decode)
+    for i in range(rows.steps):
+        _, slope = with_gradient(lambda x: rows.losses(read(x)), x)
+        falling = (1 + math.cos(math.pi * i / rows.steps)) / 2 * first
+        x = x - falling * state.direction(slope) * moving
+        rows.spent += 3 * rows.length
+        yield
+        x, moving, state = rows.kept(x, moving, state)
 
 
 def scaled_start(batch: Batch, chance: Chance, variable: str = "embedding") -> Tensor:

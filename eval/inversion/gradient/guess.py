@@ -26,12 +26,12 @@ class Guess:
     losses: Tensor
     estimates: Tensor
 
-    def try_all(self, batch: Batch, guesses: Tensor, objective: Objective) -> None:
+    def try_all(self, rows: Rows, guesses: Tensor) -> None:
         """Moves to the best of N guesses, `(B, N, T)`, in the rows where it is an improvement."""
-        losses, best = losses_of(batch, guesses, objective).min(dim=1)
-        rows = torch.arange(len(guesses), device=guesses.device)
+        losses, best = losses_of(rows.batch, guesses, rows.objective).min(dim=1)
+        each = torch.arange(len(guesses), device=guesses.device)
         better = losses < self.losses
-        self.tokens = torch.where(better[:, None], guesses[rows, best], self.tokens)
+        self.tokens = torch.where(better[:, None], guesses[each, best], self.tokens)
         self.losses = torch.where(better, losses, self.losses)
 
     @property
@@ -44,13 +44,12 @@ class Guess:
         return Guess(self.tokens[rows], self.losses[rows], self.estimates[rows])
 
 
-def random_guess(rows: Rows, objective: Objective) -> Guess:
+def random_guess(rows: Rows) -> Guess:
     """A guess of random tokens, its losses known, no token yet thought better."""
-    batch, vocabulary = rows.batch, rows.batch.circuit.vocabulary
-    tokens = random_tokens(rows.chance, (batch.length,), vocabulary)
-    losses = losses_of(batch, tokens[:, None], objective)[:, 0]
-    rows.spent += batch.length
-    return Guess(tokens, losses, vocabulary.new_zeros(*tokens.shape, len(vocabulary)))
+    tokens = random_tokens(rows.chance, (rows.length,), rows.vocabulary)
+    losses = losses_of(rows.batch, tokens[:, None], rows.objective)[:, 0]
+    rows.spent += rows.length
+    return Guess(tokens, losses, rows.vocabulary.new_zeros(*tokens.shape, len(rows.vocabulary)))
 
 
 @torch.no_grad()

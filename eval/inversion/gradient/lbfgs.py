@@ -6,30 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import scaled_start
-from eval.inversion.gradient.loop import Rows, dot, drive, with_gradient
-from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.gradient.loop import Rows, dot, gradient, with_gradient
 from eval.inversion.spaces import decode as decoded
-from eval.inversion.spaces import objective as by_name
 
 DECREASE, CURVATURE = 1e-4, 0.9  # the two conditions of Wolfe
 TRIALS = 12  # points along a line before a row stays where it is
 
 
-@solver("gradient", random=True, title="L-BFGS", word="lbfgs")
-def lbfgs(
-    batch: Batch,
-    chance: Chance,
-    tools: Tools = NONE,
-    *,
-    steps: int = 200,
-    history: int = 10,
-    objective: str = "relative",
-    decode: str = "euclid",
-    check: int = 10,
-) -> list[Answer]:
+@gradient(steps=200, check=10, random=True, title="L-BFGS", word="lbfgs")
+def lbfgs(rows: Rows, *, history: int = 10, decode: str = "euclid") -> Iterator[None]:
     """Downhill on the vectors, with what earlier steps taught of the curvature.
 
     Limited-memory BFGS (Nocedal & Wright, algorithm 7.5) on the embeddings. The line search bisects
@@ -37,47 +24,38 @@ def lbfgs(
     as well.
 
     Args:
-        batch: any slices.
-        chance: the source of each row's start, spread as the model's embedding.
-        tools: not used.
-        steps: the most that a row takes.
+        rows: of any slices.
         history: steps remembered.
-        objective: what is lowered.
         decode: how tokens are read from the embeddings.
-        check: rows that are solved leave after every so many steps.
     """
-    loss, unit = by_name(objective), batch.circuit.scale
-    T, D = batch.length, batch.circuit.vocabulary.shape[1]
+    unit, T, D = rows.circuit.scale, rows.length, rows.vocabulary.shape[1]
 
     def read(x: Tensor) -> Tensor:
         return x.unflatten(1, (T, D)) * unit
 
     def evaluate(batch: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-        return with_gradient(lambda x: batch.losses(read(x), loss), x)
+        return with_gradient(lambda x: batch.losses(read(x), rows.objective), x)
 
-    def descend(rows: Rows) -> Iterator[None]:
-        x = scaled_start(batch, chance).flatten(1) / unit
-        at = _Point(x, *evaluate(batch, x))
-        rows.spent += 3 * T
-        rows.scores = lambda: decoded(batch.circuit, read(at.x), decode)
-        (B, N), past = x.shape, x.new_zeros
-        moves = _History(past(B, history, N), past(B, history, N), past(B, history))
-        while True:
-            direction = -moves.inverse_hessian(at.gradient)
-            slope = dot(direction, at.gradient)
-            steepest = slope >= 0  # rounding spoilt the history
-            direction = torch.where(steepest[:, None], -at.gradient, direction)
-            slope = torch.where(steepest, -dot(at.gradient, at.gradient), slope)
-            length = direction.norm(dim=1).clamp(min=1e-30)
-            size = torch.ones_like(length) if moves.weights.any() else N**0.5 / length
-            there, passes = _search(evaluate, rows.batch, at, direction, slope, size)
-            moves.remember(there.x - at.x, there.gradient - at.gradient)
-            at = there
-            rows.spent += 3 * passes * T
-            yield
-            at, moves = rows.kept(at, moves)
-
-    return drive(batch, chance, descend, steps, check)
+    x = scaled_start(rows.batch, rows.chance).flatten(1) / unit
+    at = _Point(x, *evaluate(rows.batch, x))
+    rows.spent += 3 * T
+    rows.scores = lambda: decoded(rows.circuit, read(at.x), decode)
+    (B, N), past = x.shape, x.new_zeros
+    moves = _History(past(B, history, N), past(B, history, N), past(B, history))
+    while True:
+        direction = -moves.inverse_hessian(at.gradient)
+        slope = dot(direction, at.gradient)
+        steepest = slope >= 0  # rounding spoilt the history
+        direction = torch.where(steepest[:, None], -at.gradient, direction)
+        slope = torch.where(steepest, -dot(at.gradient, at.gradient), slope)
+        length = direction.norm(dim=1).clamp(min=1e-30)
+        size = torch.ones_like(length) if moves.weights.any() else N**0.5 / length
+        there, passes = _search(evaluate, rows.batch, at, direction, slope, size)
+        moves.remember(there.x - at.x, there.gradient - at.gradient)
+        at = there
+        rows.spent += 3 * passes * T
+        yield
+        at, moves = rows.kept(at, moves)
 
 
 @dataclass

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import scaled_start
-from eval.inversion.gradient.loop import Rows, dot, drive
-from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.gradient.loop import Rows, dot, gradient
 from eval.inversion.spaces import decode as decoded
 from eval.inversion.spaces import residuals
 from eval.jacobian import Linear, linearise
@@ -17,24 +15,18 @@ from eval.jacobian import Linear, linearise
 ENOUGH = 0.05  # of the gradient may be left when the inner iteration ends
 
 
-@solver(
-    "gradient",
+@gradient(
+    steps=30,
+    check=1,
+    objective="",
     random=True,
     cost=lambda V, T, k: 30 * 130 * T,
     title="Levenberg-Marquardt",
     short="Levenberg",
 )
 def levenberg(
-    batch: Batch,
-    chance: Chance,
-    tools: Tools = NONE,
-    *,
-    steps: int = 30,
-    inner: int = 30,
-    damping: float = 1e-2,
-    decode: str = "euclid",
-    check: int = 1,
-) -> list[Answer]:
+    rows: Rows, *, inner: int = 30, damping: float = 1e-2, decode: str = "euclid"
+) -> Iterator[None]:
     """Solves for the vectors as a least-squares problem, made linear anew at each step.
 
     Levenberg-Marquardt (Nocedal & Wright, section 10.3) on the residuals of the relative objective.
@@ -43,39 +35,32 @@ def levenberg(
     step kept what it promised, and rises where it did not.
 
     Args:
-        batch: any slices.
-        chance: the source of each row's start, spread as the model's embedding.
-        tools: not used.
-        steps: the most that a row takes.
+        rows: of any slices.
         inner: iterations for a step.
         damping: the first; about 1 holds a step back at an identity network.
         decode: how tokens are read from the embeddings.
-        check: rows that are solved leave after every so many steps.
     """
-    T, D = batch.length, batch.circuit.vocabulary.shape[1]
-    unit = batch.circuit.scale * D**0.5  # an embedding's length; so J is about 1
+    T, D = rows.length, rows.vocabulary.shape[1]
+    unit = rows.circuit.scale * D**0.5  # an embedding's length; so J is about 1
 
     def read(x: Tensor) -> Tensor:
         return x.unflatten(1, (T, D)) * unit
 
-    def descend(rows: Rows) -> Iterator[None]:
-        x = scaled_start(batch, chance).flatten(1) / unit
-        damped = torch.full_like(x[:, 0], damping)
-        rows.scores = lambda: decoded(batch.circuit, read(x), decode)
-        while True:
-            near = linearise(lambda x: _residuals(rows.batch, read(x)), x)
-            d, predicted, passes = _solve(near, x, damped[:, None], inner)
-            reached = _residuals(rows.batch, read(x + d)).square().sum(dim=1)
-            before = near.value.square().sum(dim=1)
-            kept = (before - reached) / predicted.clamp(min=1e-30)
-            x = torch.where((reached < before)[:, None], x + d, x)
-            damped = torch.where(kept > 0.75, damped / 4, damped)
-            damped = torch.where(~(kept > 0.25), damped * 4, damped)
-            rows.spent += (2 + passes) * T
-            yield
-            x, damped = rows.kept(x, damped)
-
-    return drive(batch, chance, descend, steps, check)
+    x = scaled_start(rows.batch, rows.chance).flatten(1) / unit
+    damped = torch.full_like(x[:, 0], damping)
+    rows.scores = lambda: decoded(rows.circuit, read(x), decode)
+    while True:
+        near = linearise(lambda x: _residuals(rows.batch, read(x)), x)
+        d, predicted, passes = _solve(near, x, damped[:, None], inner)
+        reached = _residuals(rows.batch, read(x + d)).square().sum(dim=1)
+        before = near.value.square().sum(dim=1)
+        kept = (before - reached) / predicted.clamp(min=1e-30)
+        x = torch.where((reached < before)[:, None], x + d, x)
+        damped = torch.where(kept > 0.75, damped / 4, damped)
+        damped = torch.where(~(kept > 0.25), damped * 4, damped)
+        rows.spent += (2 + passes) * T
+        yield
+        x, damped = rows.kept(x, damped)
 
 
 def _solve(near: Linear, x: Tensor, damping: Tensor, inner: int) -> tuple[Tensor, Tensor, int]:

@@ -1,8 +1,25 @@
-"""What gradient solvers share: one loop, which rows leave once solved, each row's chance, Adam."""
+"""What gradient solvers share: one loop, which rows leave once solved, each row's chance, Adam.
 
+    @gradient(steps=500, title="name on pages")
+    def name(rows, *, rate: float = 0.1):
+        '''What pages say of it.'''
+        x = normal(rows.chance, ...)
+        rows.scores = lambda: by_distance(rows.circuit, x)
+        while True:
+            _, slope = with_gradient(rows.losses, x)
+            x = x - rate * slope
+            rows.spent += 3 * rows.length
+            yield
+            (x,) = rows.kept(x)
+
+A solver is a generator of steps; `drive` takes them.
+"""
+
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -10,7 +27,18 @@ from torch import Tensor
 
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.solvers import Chance
+from eval.inversion.solvers import NONE, Chance, Solve, Tools, solver
+from eval.inversion.spaces import Objective
+from eval.inversion.spaces import objective as by_name
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+SETTINGS = {
+    "steps": "the most that a row takes.",
+    "sweeps": "times that every position is visited; solved rows leave after each.",
+    "objective": "what is lowered.",
+    "check": "rows that are solved leave after every so many steps.",
+}
+"""What those say that solvers share."""
 
 
 class Rows:
@@ -23,13 +51,23 @@ class Rows:
             solver sets it before its first step.
         spent: tokens that each row sent through the circuit since the last step. The solver adds
             to it.
+        steps: the most that each takes.
+        objective: what is lowered.
+        circuit, vocabulary, length: of the batch; the embedding is `(V, D)`.
     """
 
     scores: Callable[[], Tensor]
 
-    def __init__(self, batch: Batch, chance: Chance) -> None:
+    def __init__(self, batch: Batch, chance: Chance, steps: int, objective: Objective) -> None:
         self.batch, self.chance, self.spent = batch, chance, 0
+        self.steps, self.objective = steps, objective
+        self.circuit, self.length = batch.circuit, batch.length
+        self.vocabulary = self.circuit.vocabulary
         self._staying: Tensor | None = None
+
+    def losses(self, embeddings: Tensor) -> Tensor:
+        """The objective of each row, `(B, T, D) -> (B,)`."""
+        return self.batch.losses(embeddings, self.objective)
 
     def kept(self, *state: Any) -> tuple[Any, ...]:
         """What a solver holds for each row, less the rows that left after the last step.
@@ -43,7 +81,7 @@ class Rows:
         """Goes on with some rows only, given by ascending number; with all for None."""
         self._staying = None
         if staying is not None:
-            self._staying = torch.tensor(staying, device=self.batch.circuit.vocabulary.device)
+            self._staying = torch.tensor(staying, device=self.vocabulary.device)
             self.chance = [self.chance[row] for row in staying]
             self.batch = self.batch.of(self._staying)
 
@@ -55,6 +93,7 @@ def drive(
     descend: Callable[[Rows], Iterator[None]],
     steps: int,
     check: int,
+    objective: str = "relative",
 ) -> list[Answer]:
     """Steps until every row is solved, or the steps are used up.
 
@@ -65,11 +104,15 @@ def drive(
             that left (`Rows.kept`).
         steps: the most that any row takes.
         check: after every so many, rows whose tokens explain what is shown leave with them.
+        objective: what is lowered.
+
+    Raises:
+        RequestError: no such objective.
     """
     numbers = list(range(batch.size))  # in the whole batch, of those at work
     evaluations, seconds = [0] * batch.size, [0.0] * batch.size
     answers: dict[int, Answer] = {}
-    rows = Rows(batch, chance)
+    rows = Rows(batch, chance, steps, by_name(objective))
     taking = descend(rows)
     for step in range(1, steps + 1):
         started = time.perf_counter()
@@ -99,6 +142,54 @@ def drive(
     for number, answer in answers.items():
         answer.evaluations, answer.seconds = evaluations[number], seconds[number]
     return [answers[number] for number in sorted(answers)]
+
+
+def gradient(
+    *,
+    steps: int = 0,
+    sweeps: int = 0,
+    check: int = 25,
+    objective: str = "relative",
+    **about: Any,
+) -> Callable[[Callable[..., Iterator[None]]], Solve]:
+    """Enters a generator of steps among the solvers, as one of the family "gradient".
+
+    It is called with `Rows`; its keyword-only arguments are settings. So are those given here, with
+    these defaults.
+
+    Args:
+        steps: the most that a row takes.
+        sweeps: in the place of steps and check, sweeps of as many steps as there are positions.
+        check: solved rows leave after every so many steps.
+        objective: what is lowered; empty for a solver that has its own.
+        about: further arguments of `solver`.
+
+    Raises:
+        RequestError: another solver has the name.
+    """
+    first = {"sweeps": sweeps} if sweeps else {"steps": steps}
+    last = ({"objective": objective} if objective else {}) | ({} if sweeps else {"check": check})
+
+    def enter(descend: Callable[..., Iterator[None]]) -> Solve:
+        @wraps(descend)
+        def solve(
+            batch: Batch, chance: Chance, tools: Tools = NONE, **settings: Any
+        ) -> list[Answer]:
+            shared = {name: settings.pop(name, value) for name, value in (first | last).items()}
+            every = shared.get("check", batch.length)
+            total = shared["sweeps"] * every if sweeps else shared["steps"]
+            taking = partial(descend, **settings)
+            return drive(batch, chance, taking, total, every, shared.get("objective", "relative"))
+
+        own = inspect.signature(descend).parameters.values()
+        settings = first | {p.name: p.default for p in own if p.kind is KEYWORD} | last
+        asked = [inspect.Parameter(n, KEYWORD, default=value) for n, value in settings.items()]
+        solve.__signature__ = inspect.Signature(asked)  # pyright: ignore[reportAttributeAccessIssue]
+        said = "".join(f"\n    {name}: {SETTINGS[name]}" for name in first | last)
+        solve.__doc__ = inspect.cleandoc(descend.__doc__ or "") + said
+        return solver("gradient", **about)(solve)
+
+    return enter
 
 
 @dataclass

@@ -57,15 +57,15 @@ def pia(
         weight = pull / (circuit.scale**2 * W.shape[1])
         rows.scores = lambda: by_distance(circuit, x)
         while True:
-            _, gradient = with_gradient(lambda x: rows.batch.losses(x, loss), x)
+            _, slope = with_gradient(rows.losses, x)
             near = W[by_distance(circuit, x).argmax(dim=-1)]
-            gradient = gradient + 2 * weight * (x - near)
-            x = (x - step * state.direction(gradient)).clamp(W.amin(dim=0), W.amax(dim=0))
+            slope = slope + 2 * weight * (x - near)
+            x = (x - step * state.direction(slope)).clamp(W.amin(dim=0), W.amax(dim=0))
             rows.spent += 3 * batch.length
             yield
             x, state = rows.kept(x, state)
 
-    answers = drive(batch.keeping_scores(), chance, descend, steps, check)
+    answers = drive(batch.keeping_scores(), chance, descend, steps, check, objective)
     remaining = [row for row, answer in enumerate(answers) if answer.certificate is None]
     if remaining:
         started = time.perf_counter()

@@ -19,7 +19,7 @@ from tests.docs_cases import ROOT, blocks
 EXAMPLE = next(
     "\n".join(lines)
     for _, language, lines in blocks((ROOT / "docs/extending.md").read_text(encoding="utf-8"))
-    if language == "python" and any("@solver" in line for line in lines)
+    if language == "python" and any("@gradient" in line for line in lines)
 )
 ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
 
@@ -49,10 +49,10 @@ def test_the_example_of_the_docs_recovers_tokens(
     assert invert(model, out, *asked, "hill.width=200") == 0
     (row,) = read_rows([out])
     assert row["exact"]
-    assert row["settings"].items() >= {"rounds": 20, "width": 200, "objective": "relative"}.items()
+    assert row["settings"].items() >= {"sweeps": 20, "width": 200, "objective": "relative"}.items()
     assert "Exchanges one token at a time for a random one" in render_page([row])
     example.write_text(EXAMPLE.replace("20", "21"))  # other code answers anew
-    assert invert(model, out, *asked, "hill.width=200", "hill.rounds=20") == 0
+    assert invert(model, out, *asked, "hill.width=200", "hill.sweeps=20") == 0
     assert len({row["settings"]["code"] for row in read_rows([out])}) == 2
 
 
@@ -62,9 +62,9 @@ def test_solvers_are_listed_with_settings_and_defaults(
     assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
     listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert set(listed) == set(solvers())
-    rounds = "times that every position is visited; solved rows leave after each."
-    assert listed["hill"]["settings"]["rounds"] == 20
-    assert listed["hill"]["settings_text"]["rounds"] == rounds
+    sweeps = "times that every position is visited; solved rows leave after each."
+    assert listed["hill"]["settings"]["sweeps"] == 20
+    assert listed["hill"]["settings_text"]["sweeps"] == sweeps
     for each in listed.values():
         assert each["family"] in FAMILIES
         assert each["text"]
