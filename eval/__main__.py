@@ -31,6 +31,7 @@ examples:
   python -m eval compare runs results --markdown table.md --plot curves.svg
   python -m eval claims run --group mixers --models runs
   python -m eval report results/flat --out flat.html
+  python -m eval explore runs
 """
 
 COMMANDS = {
@@ -48,6 +49,7 @@ COMMANDS = {
     "summary": "eval.commands.tables:summary",
     "compare": "eval.commands.tables:compare",
     "report": "eval.commands.tables:report",
+    "explore": "eval.commands.explore:explore",
     "claims list": "eval.commands.claims:list_claims",
     "claims show": "eval.commands.claims:show_claims",
     "claims run": "eval.commands.claims:run_claims",

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from eval.errors import RequestError
+from eval.progress import SoFar, tell, watched
 from eval.rows import Results, Row
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
 def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
     for task, following in pairwise([*tasks, None]):
         assert task
+        tell(SoFar())
         results.append(task.run(results))
         if task.checkpoint and (not following or following.checkpoint is not task.checkpoint):
             task.checkpoint.release()
@@ -114,13 +116,17 @@ def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
 def track(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
     """Passes items through, and says on stderr how many are done and how much time is left.
 
-    It is a live line on a terminal, a line now and then on a pipe.
+    It is a live line on a terminal, a line now and then on a pipe, nothing where a caller watches
+    the work (`eval.progress`).
 
     Args:
         items: finished pieces of work, as they come.
         costs: how much work each piece is, for the estimate; their number is the total.
         what: is being done.
     """
+    if watched():  # who watches says it
+        yield from items
+        return
     if sys.stderr.isatty():
         yield from _live(items, costs, what)
         return

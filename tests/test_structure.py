@@ -10,7 +10,7 @@ from tests import structure
 
 TO_COME = {  # capability: its room, the lines that it may add there and to the tests
     "bits": ("eval", 500, 250),
-    "explore": ("eval", 700, 300),
+    "explore": ("eval", 1_150, 450),
     "any decoder": ("arch", 500, 350),
     "experiments": ("scripts", 230, 150),
 }
@@ -29,11 +29,11 @@ LIMITS = {  # measure: limit, target
     "lines: eval": (23_800 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (22_200 + TESTS, 13_000 + TESTS),
-    "files in eval": (134, 80),
+    "files in eval": (138, 84),
     "floors in eval": (5, 5),
-    "arrows between folders of eval": (26, 24),
+    "arrows between folders of eval": (29, 27),
     "longest chain of imports in eval": (16, 8),
-    "files of eval that `eval loss` imports": (15, 12),
+    "files of eval that `eval loss` imports": (16, 12),
     "public names in several files": (88, 20),
     "files above 400 lines": (2, 0),
     "lines of the README": (165, 150),

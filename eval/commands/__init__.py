@@ -56,12 +56,10 @@ class Result:
         """The page, in a frame of its own, for a notebook; the tables where rows have no page."""
         from html import escape
 
-        from eval.report import render_page
-
         try:
             if any("checkpoint" not in row for row in self.rows):
                 raise RequestError("lines of a table are no rows")
-            page = render_page(self.rows, None, self.documents)
+            page = self.html()
         except RequestError:
             return f"<pre>{escape(self.text)}</pre>"
         style = "width:100%;height:40rem;border:0"
@@ -88,6 +86,16 @@ class Result:
         """The rows, as a JSON array."""
         return json.dumps(self.rows, indent=1)
 
+    def html(self, title: str | None = None) -> str:
+        """The rows as one HTML page.
+
+        Raises:
+            RequestError: rows of these kinds have no page.
+        """
+        from eval.report import render_page
+
+        return render_page(self.rows, title, self.documents)
+
     def page(self, path: str, title: str | None = None) -> str:
         """Writes the rows as one HTML page, as `python -m eval report` does; returns its path.
 
@@ -95,9 +103,9 @@ class Result:
             RequestError: rows of these kinds have no page.
             OSError: it cannot be written.
         """
-        from eval.report import render_page, write_page
+        from eval.report import write_page
 
-        write_page(path, render_page(self.rows, title, self.documents))
+        write_page(path, self.html(title))
         return path
 
 

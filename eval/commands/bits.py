@@ -17,6 +17,7 @@ def bits(
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
     count: Positive = 40,
     skip: Natural = 0,
+    text: str | None = None,
     before: Natural = 12,
     distances: Annotated[int | Sequence[int], Flag(natural, "D", several=True)] = (
         0,
@@ -55,6 +56,7 @@ def bits(
         layers: 0 is the embedding; default: the last block
         count: passages, whose tokens asked about all differ
         skip: passages left out before the first that is taken
+        text: is asked about token by token, in place of passages of the corpus
         before: tokens before the one asked about
         distances: positions after it that are reported; 0 is its own
         candidates: the commonest tokens, so many; default: the whole vocabulary
@@ -71,7 +73,7 @@ def bits(
     from eval.models import open_models
     from eval.tasks import open_results, run_tasks
 
-    if prior == "model" and not before:
+    if prior == "model" and not before and text is None:
         raise RequestError(
             "--prior model: no model predicts a first token; give --before 1 or more"
         )
@@ -82,8 +84,8 @@ def bits(
         draws,
         seed,
     )
-    design = Design(corpus, count, before, skip, candidates, tokens)
-    sampler = Sampler(design, max(question.distances))
+    design = Design(corpus, count, before, skip, candidates, tokens, text)
+    sampler = Sampler(design, max(question.distances), min(question.distances))
     wanted = None if layers is None else listed(layers)
     tasks = [
         task

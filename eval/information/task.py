@@ -1,11 +1,12 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.circuit import Circuit
@@ -13,8 +14,9 @@ from eval.errors import RequestError
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import Measured, measure
 from eval.models import Checkpoint
+from eval.progress import SoFar, tell
 from eval.rows import Results, Row, row_key
-from eval.text import HeldOutText, held_out_text, inside_stories
+from eval.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from tokenizer import tokenizer_hash
 
 CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
@@ -31,6 +33,7 @@ class Design:
         skip: passages left out before the first that is taken.
         candidates: the commonest tokens, so many; None for the whole vocabulary.
         counted: tokens of text for fitting in which they are counted.
+        text: asked about token by token, in place of passages of the corpus.
     """
 
     corpus: str
@@ -39,6 +42,7 @@ class Design:
     skip: int = 0
     candidates: int | None = None
     counted: int = 65_536
+    text: str | None = None
 
 
 def draw_candidates(text: HeldOutText, limit: int | None, counted: int) -> Candidates:
@@ -77,6 +81,22 @@ def draw_passages(
     )
 
 
+def text_passages(text: str, tokenizer: Tokenizer, context: int, least: int) -> list[Passage]:
+    """Each token of a text in its place, if `least` tokens or more stand after it.
+
+    Raises:
+        RequestError: an empty text, or one that is too short or longer than the context.
+    """
+    (prompt,) = text_prompts([text], tokenizer)
+    count = len(prompt.tokens)
+    if not least < count <= context:
+        raise RequestError(
+            f"--text: it has {count} tokens; with --distances {least} and this model's context, "
+            f"give {least + 1} to {context}"
+        )
+    return [Passage(place, prompt.tokens, place) for place in range(count - least)]
+
+
 class Sample(NamedTuple):
     """What all models that share a tokenizer are asked.
 
@@ -98,10 +118,12 @@ class Sampler:
     Attributes:
         design: what is drawn.
         after: tokens after the one asked about.
+        least: of a text, the tokens that must stand after the one asked about.
     """
 
     design: Design
     after: int
+    least: int = 0
     _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict)
 
     @property
@@ -119,7 +141,13 @@ class Sampler:
         key = tokenizer_hash(text.tokenizer), text.fraction
         if key not in self._drawn:
             candidates = draw_candidates(text, design.candidates, design.counted)
-            passages = draw_passages(text, design, self.after, candidates)
+            passages = (
+                draw_passages(text, design, self.after, candidates)
+                if design.text is None
+                else text_passages(
+                    design.text, text.tokenizer, checkpoint.config.context, self.least
+                )
+            )
             calibration = text.windows("background", *CALIBRATION)
             self._drawn[key] = Sample(passages, candidates, calibration)
         return self._drawn[key]
@@ -159,7 +187,7 @@ class BitsTask:
     @property
     def cost(self) -> float:
         """Passages times blocks."""
-        return self.design.count * (self.layer + 1)
+        return len(self.sample.passages) * (self.layer + 1)
 
     def run(self, results: Results) -> Iterable[Row]:
         """A row for each passage that has none."""
@@ -168,20 +196,25 @@ class BitsTask:
         passages, candidates, _ = self.sample
         for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
             if key not in results.keys:
+                after = len(passage.tokens) - passage.place
+                reached = tuple(d for d in self.question.distances if d < after)
+                question = replace(self.question, distances=reached)
+                number = number if self.design.text is None else 0
                 figures = measure_bits(
-                    circuit, passage, candidates, largest, measured, number, self.question
+                    circuit, passage, candidates, largest, measured, number, question
                 )
-                yield self._row(key, passage) | figures
+                row = self._row(key, passage, question) | figures
+                tell(SoFar(row=row))
+                yield row
 
-    def _row(self, key: str, passage: Passage) -> dict[str, Any]:
-        question = self.question
+    def _row(self, key: str, passage: Passage, question: Question) -> dict[str, Any]:
         return {
             "key": key,
             "kind": "bits",
             "checkpoint": self.checkpoint.provenance,
             "site": {"layer": self.layer, "part": "block"},
             "corpus": self.design.corpus,
-            "prompts": "inside",
+            "prompts": "inside" if self.design.text is None else "text",
             "prompt": passage.index,
             "tokens": list(passage.tokens),
             "place": passage.place,
@@ -193,7 +226,8 @@ class BitsTask:
         }
 
     def _measured(self, circuit: Circuit) -> Measured:
-        rows = [passage.tokens for passage in self.sample.passages]
+        passages = self.sample.passages
+        rows = [p.tokens for p in (passages if self.design.text is None else passages[:1])]
         return measure(circuit, torch.tensor(rows, device=circuit.vocabulary.device))
 
     def _largest(self, circuit: Circuit) -> Tensor:
@@ -210,7 +244,7 @@ def plan_bits(
     Raises:
         RequestError: a layer that does not exist, or passages longer than the model's context.
     """
-    if sampler.length > checkpoint.config.context:
+    if sampler.design.text is None and sampler.length > checkpoint.config.context:
         raise RequestError(
             f"--before {sampler.design.before} --distances {sampler.after}: passages of "
             f"{sampler.length} tokens, the context of {checkpoint.path} is "

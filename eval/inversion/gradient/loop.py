@@ -30,6 +30,7 @@ from eval.inversion.batch import Batch
 from eval.inversion.solvers import NONE, Chance, Solve, Tools, solver
 from eval.inversion.spaces import Objective
 from eval.inversion.spaces import objective as by_name
+from eval.progress import SoFar, tell
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 SETTINGS = {
@@ -117,11 +118,13 @@ def drive(
     for step in range(1, steps + 1):
         started = time.perf_counter()
         next(taking)
+        tell(SoFar())
         staying = list(range(len(numbers)))
         if step % check == 0 or step == steps:
             rows.spent += batch.length
             scores = rows.scores()
             tokens = scores.argmax(dim=-1)
+            tell(SoFar(tokens))
             solved = rows.batch.solved(tokens).tolist()
             for row, done in enumerate(solved):
                 if done or step == steps:

@@ -31,6 +31,7 @@ from eval.inversion.search.additive import explain, extrapolate
 from eval.inversion.search.propose import settle
 from eval.inversion.search.sweep import sweep_from, try_some
 from eval.inversion.solvers import ANY, Chance, Tools, solver
+from eval.progress import SoFar, tell
 from eval.slices import Slice
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
@@ -196,6 +197,7 @@ class _Search:
         self.sample = drawn[:SAMPLE].to(self.unit.device)
         for _ in range(self.rounds):
             visible = self._sweep(hidden) if thorough else self._read(hidden)
+            tell(SoFar(torch.cat([hidden, visible], dim=1)))
             if self._solved(hidden, visible):
                 return _End(hidden, 0.0, True)
             better, found = self._improve(hidden, visible, thorough)

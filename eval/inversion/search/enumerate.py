@@ -21,6 +21,7 @@ from eval.inversion.batch import Batch
 from eval.inversion.problem import Problem
 from eval.inversion.search.alternating import alternating
 from eval.inversion.solvers import Chance, Tools, solver
+from eval.progress import SoFar, tell
 
 PROBES = 2048  # random pairs run to see how far from additive, or from bfloat16, the model is
 SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat16's errors
@@ -159,6 +160,7 @@ class _Pairs:
         """
         nearest, equal, count = float("inf"), [self.own.new_empty(0, 2)], 0
         for pairs in left:
+            tell(SoFar())
             if not len(pairs):
                 continue
             apart = torch.linalg.vector_norm(self._outputs(pairs) - self.target, dim=-1)

@@ -19,6 +19,7 @@ from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Problem
 from eval.inversion.search.sweep import try_all, try_some
 from eval.inversion.solvers import Chance, Tools, solver
+from eval.progress import SoFar, tell, watched
 
 SHORTLIST = 32  # tokens tried at a position before all of them are, by outputs and by the text
 PATIENCE = 1  # passes that a miss may stay where it is before the shortlist
@@ -124,6 +125,10 @@ def settle(problem: Problem, reader: Reader, given: Tensor | None) -> Proof:
             if stayed[p] >= PATIENCE:
                 _search_at(problem, p, settled[p], whole[i : i + 1, : k + settled[p]], proof)
                 settled[p] += 1
+        if watched():
+            whole = tokens if given is None else torch.cat([given, tokens], dim=1)
+            known = torch.tensor(settled, device=whole.device)[:, None] + k
+            tell(SoFar(whole, torch.arange(k + S, device=whole.device) < known))
         rows = [p for p in rows if settled[p] < S]
     return proof
 

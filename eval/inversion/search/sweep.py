@@ -18,6 +18,7 @@ from eval.inversion.batch import Batch
 from eval.inversion.lexicon import BATCH
 from eval.inversion.problem import Problem
 from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.progress import SoFar, tell, watched
 
 VERIFIED = 64  # tokens that are run again where the first run was coarse
 
@@ -90,6 +91,8 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
         token = tokens[0, :, None]
         found.append(tokens[0])
         distances.append(each)
+        if watched():
+            tell(_progress(problems[0], found, [apart[0] for apart in distances]))
         state = whole.prefix(token, state)
         rough = whole.coarse.prefix(token, rough) if coarse else None
     seconds = (time.perf_counter() - started) / P / len(problems)
@@ -101,6 +104,14 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
         )
         for i, problem in enumerate(problems)
     ]
+
+
+def _progress(problem: Problem, found: list[Tensor], distances: list[Tensor]) -> SoFar:
+    nearest = torch.stack([apart.amin(dim=1) for apart in distances], dim=1)
+    second = distances[-1].topk(2, dim=1, largest=False).values[:, 1]
+    t = len(found)
+    settled, margins = nearest <= problem.limit[:, :t], (second / problem.floor[:, t - 1]).log2()
+    return SoFar(torch.stack(found, dim=1), settled, margins)
 
 
 def _join(outputs: list[Tensor]) -> Tensor:

@@ -1,0 +1,64 @@
+"""The command `explore`: a page in the browser that asks models about one's own sentence."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from eval.cli import Device, Flag, Natural, Source, listed
+from eval.commands import Result, command
+from eval.errors import RequestError
+
+DEMO = "demo"
+"""Where `make demo` puts its models."""
+
+
+@command()
+def explore(
+    runs: Annotated[
+        str | Sequence[str], Flag(metavar="RUNS", several=True, least=0, in_place=True)
+    ] = (),
+    port: Natural = 8765,
+    host: str = "127.0.0.1",
+    corpus: Source = "toy",
+    device: Device = "auto",
+    seconds: Annotated[float, Flag(float)] = 600.0,
+) -> Result:
+    """A page in the browser: type a sentence, hide tokens, watch solvers recover them.
+
+    It listens on the loopback address until it is interrupted (Ctrl-C). Anyone who reaches the page
+    may use this machine's time: another --host is for networks that you trust.
+
+    Args:
+        runs: model directories, runs, or directories of those; `hf:` and the name of a pretrained
+            model; default: those that `make demo` made in demo/
+        port: of the page's address; 0: any that is free
+        host: the address to listen on; default: 127.0.0.1, which this machine alone can reach
+        corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on
+        device: where to compute; auto (default) takes a GPU that is in reach
+        seconds: that one question may take
+    """
+    from eval.explore.asking import Shelf
+    from eval.explore.jobs import Jobs
+    from eval.explore.server import Explorer, listen, server
+    from eval.models import PRETRAINED, device_of
+
+    device_of(device)
+    places = listed(runs) or [DEMO]
+    if not runs and not Path(DEMO).is_dir():
+        raise RequestError(
+            f"no models given, and no {DEMO}/ here: `make demo` makes two in minutes, or give "
+            "model directories, as in: python -m eval explore runs"
+        )
+    for place in places:
+        if not place.startswith(PRETRAINED) and not Path(place).exists():
+            raise RequestError(f"{place}: no such directory; give model directories or runs")
+    library = Shelf(places, corpus, device)
+    with listen(host, port) as at:
+        library.warm()
+        address = f"[{host}]" if ":" in host else host
+        url = f"http://{address}:{at.getsockname()[1]}/"
+        print(f"{len(library.paths)} checkpoints at {url}  (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server(Explorer(library, host, Jobs(seconds=seconds))).run(sockets=[at])
+    return Result([], "the explorer has ended")

@@ -1,0 +1,369 @@
+"""What the page asks: checked, done by the functions of `eval`, and written as a command.
+
+The page names models, solvers and lenses by names that the server gave it; never by a path.
+"""
+
+import shlex
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import eval as evals
+from eval.errors import RequestError
+from eval.gather import gather, labelled
+from eval.inversion.solvers import solvers
+from eval.lenses.lens import lenses
+from eval.lenses.markup import visible
+from eval.models import PRETRAINED, Checkpoint, open_model
+from eval.progress import SoFar, watching
+from eval.recovery import AMBIGUOUS
+from eval.slices import Slice
+from eval.text import text_prompts
+
+if TYPE_CHECKING:
+    from eval.commands import Result
+
+LETTERS = 1000
+TOKENS = 64
+NOISE = 16.0
+OPEN = 4
+"""Models that are in memory at once."""
+MODELS = 2
+"""Models that are asked side by side."""
+SUGGESTED = ("sweep", "alternating", "adam")
+"""Solvers, of which the first that can answer is asked when none is chosen."""
+DISTANCES = [0, 1, 2, 4, 8]
+PRECISION = {"noise": [0.25, 1.0, 4.0], "quantisers": ["int8", "int4", "int2"], "draws": 4}
+"""What bits are measured at, and at the noise that the page asks for."""
+COMMANDS = ("invert", "bits", "lens")
+"""Functions of `eval`."""
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Shelf:
+    """The models that the page may ask, by name; a few of them are kept open.
+
+    Attributes:
+        paths: where each model is.
+        corpus: whose text solvers guess from, tokens are counted in and lenses are fitted on.
+
+    Raises:
+        RequestError: no models in the places.
+    """
+
+    def __init__(self, places: Sequence[str], corpus: str, device: str) -> None:
+        self.corpus, self.device = corpus, device
+        self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
+        saved = [p for p in places if not p.startswith(PRETRAINED)]
+        for label, checkpoints in labelled(gather(saved) if saved else (), True).items():
+            for each in checkpoints:
+                if each.path is not None:
+                    name = f"{label}, step {each.step}"
+                    self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(
+                        each.path
+                    )
+        if not self.paths:
+            raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
+        self._open: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """The model of that name, opened when it is first asked for."""
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = open_model(self.paths[name], self.device)
+            self._open.move_to_end(name)
+            while len(self._open) > OPEN:
+                self._open.popitem(last=False)
+            return self._open[name]
+
+    def warm(self) -> None:
+        """Asks the last model something small, so that the first question does not load torch."""
+        given = {"text": "a a", "models": list(self.paths)[-1:]}
+        Inquiry.read(self, given).run(lambda event: None, lambda: None)
+
+    def inquiry(self, given: Any) -> "Inquiry":
+        """What a browser asks, checked.
+
+        Raises:
+            RequestError: it is not of the form, or beyond the limits.
+        """
+        return Inquiry.read(self, given)
+
+    def about(self) -> dict[str, Any]:
+        """What the page has to know before anything is asked."""
+        return {
+            "models": list(self.paths),
+            "solvers": [
+                {"name": s.name, "title": s.title, "text": s.text, "family": s.family}
+                for s in solvers().values()
+            ],
+            "lenses": [{"name": n, "title": one.title or n} for n, one in lenses().items()],
+            "limits": {"letters": LETTERS, "tokens": TOKENS, "noise": NOISE},
+        }
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """One question of the page.
+
+    Attributes:
+        kind: invert, bits or lens.
+        models: their names in the library.
+        layer: None for the last.
+        shown: the positions whose outputs are kept.
+        solvers: for `invert`; none: one that can answer.
+        noise: added to the outputs, in units of their root mean square.
+        lens: for `lens`.
+    """
+
+    library: Shelf
+    kind: str
+    models: tuple[str, ...]
+    text: str
+    layer: int | None
+    shown: Slice
+    solvers: tuple[str, ...]
+    noise: float
+    lens: str
+
+    @classmethod
+    def read(cls, library: Shelf, given: Any) -> "Inquiry":
+        """Checks what a browser sent.
+
+        Raises:
+            RequestError: it is not of this form, or beyond the limits.
+        """
+        if not isinstance(given, dict):
+            raise RequestError("the question is no JSON object")
+
+        def field(name: str, kind: type, default: Any) -> Any:
+            value = given.get(name, default)
+            number = kind is float and isinstance(value, int)
+            if (not isinstance(value, kind) and not number) or (
+                isinstance(value, bool) and kind is not bool
+            ):
+                raise RequestError(f"{name}: {str(value)[:80]!r} is not {kind.__name__}")
+            return value
+
+        def names(name: str, allowed: Sequence[str], default: list[str], most: int) -> list[str]:
+            values = field(name, list, default)
+            for value in values:
+                if value not in allowed:
+                    raise RequestError(f"{name}: there is no {str(value)[:80]!r} here")
+            if len(values) > most:
+                raise RequestError(f"{name}: {len(values)} chosen; {most} at most")
+            return list(dict.fromkeys(values))
+
+        def choice(name: str, allowed: Sequence[str], default: str) -> str:
+            value = field(name, str, default)
+            if value not in allowed:
+                raise RequestError(f"{name}: there is no {value[:80]!r} here")
+            return value
+
+        text = field("text", str, "")
+        if len(text) > LETTERS:
+            raise RequestError(f"text: {len(text)} letters; give {LETTERS} at most")
+        noise = field("noise", float, 0.0)
+        if not 0 <= noise <= NOISE:
+            raise RequestError(f"noise: {noise} is not between 0 and {NOISE:g}")
+        layer = None if given.get("layer") is None else field("layer", int, 0)
+        stop = None if given.get("stop") is None else field("stop", int, 0)
+        known = list(library.paths)
+        ask = cls(
+            library,
+            choice("kind", COMMANDS, "invert"),
+            tuple(names("models", known, known[-1:], MODELS)),
+            text,
+            layer,
+            Slice(field("start", int, 0), stop),
+            tuple(names("solvers", list(solvers()), [], len(solvers()))),
+            float(noise),
+            choice("lens", list(lenses()), "logit"),
+        )
+        ask.check()
+        return ask
+
+    def check(self) -> None:
+        """Opens the models and reads the sentence.
+
+        Raises:
+            RequestError: a sentence that is empty, too long, or read otherwise by the other model;
+                a layer that one has not; nothing shown.
+        """
+        if not self.models:
+            raise RequestError("models: choose one")
+        for checkpoint in self.checkpoints:
+            most = min(TOKENS, checkpoint.config.context)
+            tokens = self._tokens(checkpoint)
+            if len(tokens) > most:
+                raise RequestError(f"text: {len(tokens)} tokens; give {most} at most")
+            if tokens != self.tokens:
+                raise RequestError(
+                    "models: their tokenizers cut the sentence differently; ask them one by one"
+                )
+            if self.layer is not None:
+                checkpoint.check_layer(self.layer)
+        if self.shown.start < 0 or (self.shown.stop or 1) < 1:
+            raise RequestError("start, stop: must count from the first token")
+        self.shown.positions(len(self.tokens))
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The models, open."""
+        return [self.library.checkpoint(name) for name in self.models]
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """The sentence."""
+        return self._tokens(self.checkpoints[0])
+
+    def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        return text_prompts([self.text], checkpoint.tokenizer)[0].tokens
+
+    @cached_property
+    def refusals(self) -> dict[str, str | None]:
+        """Why each solver cannot be asked this, or None."""
+        length = len(self.tokens)
+        return {name: one.refusal(self.shown, length, True) for name, one in solvers().items()}
+
+    @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """The solvers that are asked."""
+        able = [name for name in SUGGESTED if not self.refusals[name]]
+        return self.solvers or tuple(able[:1])
+
+    def look(self) -> dict[str, Any]:
+        """What the page shows before anything is computed."""
+        checkpoints = self.checkpoints
+        return {
+            "tokens": [visible(piece) for piece in checkpoints[0].pieces(list(self.tokens))],
+            "layers": min(one.config.n_layers for one in checkpoints),
+            "vocabulary": max(one.config.vocab_size for one in checkpoints),
+            "slice": str(self.shown),
+            "refusals": self.refusals,
+            "asked": self.asked,
+            "command": self.command(),
+            "python": self.python(),
+        }
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the function of `eval` that is called."""
+        layer = self.layer
+        if layer is None:
+            layer = min(one.config.n_layers for one in self.checkpoints)
+        shared: dict[str, Any] = {"text": self.text, "corpus": self.library.corpus}
+        if self.library.device != "auto":
+            shared["device"] = self.library.device
+        if self.kind == "lens":
+            return {"lens": self.lens, **shared}
+        if self.kind == "bits":
+            distances = [d for d in DISTANCES if d < len(self.tokens)]
+            noise = sorted({*PRECISION["noise"], *([self.noise] if self.noise else [])})
+            precision = PRECISION | {"noise": noise}
+            return {"layers": layer, "distances": distances, **precision, **shared}
+        noise = {"noise": self.noise} if self.noise else {}
+        chosen = {"layers": layer, "slices": str(self.shown), "methods": list(self.asked)}
+        return chosen | noise | shared
+
+    def command(self) -> str:
+        """The same for a terminal."""
+        words = [self.library.paths[name] for name in self.models]
+        for name, value in (self.arguments() | {"out": "results/explore"}).items():
+            values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+            if values[0].startswith("-"):  # a flag, but for the sign of equality
+                words.append(f"--{name}={values[0]}")
+            else:
+                words += [f"--{name}", *values]
+        return shlex.join(["python", "-m", "eval", self.kind, *words])
+
+    def python(self) -> str:
+        """The same for Python."""
+        paths = [self.library.paths[name] for name in self.models]
+        lines = [f"    {name}={value!r}," for name, value in self.arguments().items()]
+        call = "\n".join([f"result = {self.kind}(", f"    {paths!r},", *lines, ")"])
+        return f"from eval import {self.kind}\n\n{call}\nresult.show()\n"
+
+    def run(self, emit: Emit, check: Callable[[], None]) -> "Result | None":
+        """Asks; everything that came of it as one result, None if all refused.
+
+        Args:
+            emit: takes what the page is to show, as it comes.
+            check: called often; what it raises ends the work.
+        """
+        whole: Result | None = None
+        for number, checkpoint in enumerate(self.checkpoints):
+            for solver in self.asked if self.kind == "invert" else ("",):
+                check()
+                place = {"model": number, "solver": solver}
+                emit({"type": "begin", **place})
+                arguments = self.arguments() | ({"methods": solver} if solver else {})
+                try:
+                    with watching(partial(self._seen, place, checkpoint, emit, check)):
+                        result = getattr(evals, self.kind)(checkpoint, **arguments)
+                except RequestError as error:
+                    emit({"type": "refused", **place, "text": str(error)})
+                    continue
+                for row in result.rows if solver else ():
+                    emit({"type": "answer", **place} | answer(row))
+                if whole is None:
+                    whole = result
+                else:
+                    whole.rows += result.rows
+                    whole.documents += result.documents
+        return whole
+
+    def _seen(
+        self,
+        place: dict[str, Any],
+        checkpoint: Checkpoint,
+        emit: Emit,
+        check: Callable[[], None],
+        progress: SoFar,
+    ) -> None:
+        check()
+        if progress.row:
+            emit({"type": "bits", **place} | information(progress.row))
+        elif progress.tokens is not None:
+            tokens = progress.tokens[0].tolist()
+            settled = progress.settled
+            emit(
+                {
+                    "type": "tokens",
+                    **place,
+                    "found": [visible(piece) for piece in checkpoint.pieces(tokens)],
+                    "right": [a == b for a, b in zip(tokens, self.tokens, strict=False)],
+                    "settled": None if settled is None else settled[0].tolist(),
+                    "margin": None if progress.margins is None else float(progress.margins[0]),
+                }
+            )
+
+
+def answer(row: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of a row of recovery."""
+    shared = ("residual", "floor", "margin_bits", "at_floor", "certificate", "uncertified",
+              "seconds", "evaluations", "diverged")  # fmt: skip
+    return {
+        "found": [visible(piece) for piece in row["found_text"]],
+        "right": [a == b for a, b in zip(row["found"], row["truth"], strict=True)],
+        "ambiguous": [verdict == AMBIGUOUS for verdict in row["verdict"]],
+        **{name: row[name] for name in shared},
+    }
+
+
+def information(row: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of a row of bits: of the token's own output, and of all later ones."""
+    later = len(row["distances"]) > 1
+    return {
+        "place": row["place"],
+        "prior": row["prior_bits"]["uniform"],
+        "margin": row["margin_bits"]["alone"][0],
+        "bits": {
+            precision: [kinds["alone"][0], kinds["cumulative"][-1] if later else None]
+            for precision, kinds in row["bits"]["uniform"].items()
+        },
+    }

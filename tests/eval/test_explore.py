@@ -1,0 +1,209 @@
+"""The explorer's server: its answers are those of the commands, and nothing harms it."""
+
+import json
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import eval as evals
+from arch import save_model
+from eval import watching
+from eval.__main__ import main
+from eval.explore.jobs import Jobs
+from tests.eval.explore_cases import asked, events, running, send
+
+TEXT = "Once upon a time there was a dog."
+FLAT = "flat, step 10"
+SLOW = {"text": f"{TEXT} {TEXT}"[:45], "start": 12, "solvers": ["alternating"]}
+"""Minutes of work."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, small_model, small_tokenizer):
+    place = tmp_path_factory.mktemp("runs")
+    for step in (0, 10):
+        meta = {"name": "flat", "step": step}
+        save_model(place / f"step-{step:06d}", small_model(), small_tokenizer.to_str(), meta)
+    return place
+
+
+@pytest.fixture(scope="module")
+def port(models):
+    with running([str(models)]) as port:
+        yield port
+
+
+@pytest.mark.parametrize(("start", "solver"), [(0, "sweep"), (1, "alternating")])
+def test_solvers_are_watched_until_they_are_right(port, start, solver):
+    said = asked(port, text=TEXT, models=[FLAT], start=start)
+    (answer,) = [event for event in said if event["type"] == "answer"]
+    between = [event for event in said if event["type"] == "tokens"]
+    assert answer["solver"] == solver
+    assert all(answer["right"])
+    assert answer["certificate"]
+    assert between[-1]["found"] == answer["found"][: len(between[-1]["found"])]
+    assert said[-1] == {"type": "end"}
+
+
+def test_a_page_and_a_lens_can_be_opened(port):
+    for question in ({"text": TEXT}, {"text": TEXT, "kind": "lens", "lens": "logit"}):
+        _, answer = send(port, "/jobs", question)
+        assert events(port, answer["job"])[-1] == {"type": "end"}
+        status, page = send(port, f"/jobs/{answer['job']}/page")
+        assert status == 200
+        assert "<figure" in page
+
+
+def test_bits_come_token_by_token(port):
+    said = asked(port, text=TEXT, kind="bits", models=[FLAT])
+    places = [event["place"] for event in said if event["type"] == "bits"]
+    _, look = send(port, "/look", {"text": TEXT})
+    assert places == list(range(len(look["tokens"])))
+
+
+@pytest.mark.parametrize("text", [TEXT, "-x 'a' \"b\" $HOME\n"])
+def test_the_copied_command_and_python_give_the_same(port, text, tmp_path, monkeypatch):
+    question = {"text": text, "models": ["flat, step 0", FLAT], "start": 1}
+    answers = [event for event in asked(port, **question) if event["type"] == "answer"]
+    _, look = send(port, "/look", question)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(look["command"])[3:]) == 0
+    lines = (tmp_path / "results/explore/rows.jsonl").read_text().splitlines()
+    scope: dict = {}
+    exec(look["python"], scope)
+    for rows in (list(map(json.loads, lines)), scope["result"].rows):
+        assert [row["residual"] for row in rows] == [answer["residual"] for answer in answers]
+
+
+def test_lens_and_bits_as_commands(port):
+    for kind in ("lens", "bits"):
+        _, look = send(port, "/look", {"text": TEXT, "kind": kind})
+        assert look["command"].startswith(f"python -m eval {kind} ")
+        assert look["python"].startswith(f"from eval import {kind}\n")
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        (b"{", "no JSON"),
+        (b"[" * 5000, "no JSON"),
+        (b"x" * 20_000, "longer than"),
+        ([], "no JSON object"),
+        ({"text": 1}, "not str"),
+        ({"text": ""}, "nothing to recover"),
+        ({"text": "a" * 1001}, "1000 at most"),
+        ({"text": "a b " * 60}, "at most"),
+        ({"text": TEXT, "models": ["../../etc/passwd"]}, "there is no"),
+        ({"text": TEXT, "models": [[]]}, "there is no"),
+        ({"text": TEXT, "models": []}, "choose one"),
+        ({"text": TEXT, "kind": "claims"}, "there is no"),
+        ({"text": TEXT, "solvers": ["os.system"]}, "there is no"),
+        ({"text": TEXT, "lens": "/etc"}, "there is no"),
+        ({"text": TEXT, "layer": 3}, "layers 0"),
+        ({"text": TEXT, "layer": True}, "not int"),
+        ({"text": TEXT, "noise": 1e400}, "between 0 and 16"),
+        ({"text": TEXT, "noise": -1}, "between 0 and 16"),
+        ({"text": TEXT, "start": 99}, "shows nothing"),
+        ({"text": TEXT, "start": -2}, "from the first token"),
+        ({"text": TEXT, "stop": 0}, "shows nothing"),
+    ],
+)
+def test_what_is_wrong_gets_one_line_and_the_server_lives_on(port, question, says):
+    for path in ("/look", "/jobs"):
+        status, answer = send(port, path, question)
+        assert status == 400
+        assert says in answer["error"]
+        assert "\n" not in answer["error"]
+    assert send(port, "/models")[0] == 200
+
+
+def test_a_solver_that_cannot_answer_says_why_and_the_others_go_on(port):
+    said = asked(port, text=TEXT, models=[FLAT], solvers=["alternating", "sweep"])
+    (refusal,) = [event for event in said if event["type"] == "refused"]
+    assert "needs the first k positions hidden" in refusal["text"]
+    assert [event["solver"] for event in said if event["type"] == "answer"] == ["sweep"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "192.168.1.1"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Host": "localhost"}, 200),
+    ],
+)
+def test_other_hosts_and_origins_are_refused(port, headers, status):
+    assert send(port, "/look", {"text": TEXT}, **headers)[0] == status
+    if "Content_Type" not in headers:
+        assert send(port, "/", **headers)[0] == status
+
+
+@pytest.mark.parametrize(
+    "path", ["/../asking.py", "/%2e%2e/asking.py", "/static/page.html", "/jobs"]
+)
+def test_no_other_file_is_given(port, path):
+    assert send(port, path)[0] in (404, 405)
+
+
+def test_every_one_of_200_requests_is_answered(models):
+    with running([str(models)], Jobs(waiting=4)) as port:
+        first = send(port, "/jobs", SLOW)[1]["job"]
+
+        def ask(_):
+            return send(port, "/jobs", SLOW)
+
+        with ThreadPoolExecutor(200) as pool:
+            answers = list(pool.map(ask, range(200)))
+        taken = [answer["job"] for status, answer in answers if status == 200]
+        refused = [answer["error"] for status, answer in answers if status == 503]
+        assert len(taken) + len(refused) == 200
+        assert 3 <= len(taken) <= 5
+        assert all("busy" in text for text in refused)
+        for job in (first, *taken):
+            assert send(port, f"/jobs/{job}/stop", {})[0] == 200
+        assert events(port, first)[-1]["stopped"] == "stopped"
+        assert asked(port, text="a b", models=[FLAT])[-1] == {"type": "end"}
+
+
+def test_a_job_ends_when_its_time_is_over(models):
+    with running([str(models)], Jobs(seconds=0.5)) as port:
+        assert "stopped after 0.5 s" in asked(port, models=[FLAT], **SLOW)[-1]["stopped"]
+
+
+def test_watching_sees_the_answer_grow_and_can_end_the_work(models):
+    seen = []
+    with watching(lambda progress: seen.append(progress)):
+        (row,) = evals.invert(models / "step-000010", text=TEXT, methods="sweep", layers=1).rows
+    lengths = [one.tokens.shape[1] for one in seen if one.tokens is not None]
+    assert lengths == list(range(1, len(row["truth"]) + 1))
+    assert seen[-1].tokens[0].tolist() == row["found"]
+
+    def stop(progress):
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"), watching(stop):
+        evals.invert(models / "step-000010", text=TEXT, methods="adam", layers=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "make demo"),
+        (["nowhere"], "no such directory"),
+        (["."], "nothing to compare here"),
+        (["MODELS", "--port", "99999999"], "--port 99999999"),
+        (["MODELS", "--host", "203.0.113.7"], "--host 203.0.113.7"),
+        (["MODELS", "--device", "tpu"], "--device tpu"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words, says, models, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [str(models) if word == "MODELS" else word for word in words]
+    assert main(["explore", *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,0 +1,125 @@
+"""The explorer in a real browser: type, hide, solve, stop, reload, two users, text as text."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from arch import save_model
+from tests.browser_cases import NONE, launch
+from tests.eval.explore_cases import running
+
+TEXT = "Once upon a time there was a dog."
+EVIL = "<img src=x onerror=boom()>"
+DONE = re.compile("^done")
+WAIT = 60_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, small_model, small_tokenizer):
+    place = tmp_path_factory.mktemp("runs")
+    for step in (0, 10):
+        meta = {"name": "flat", "step": step}
+        save_model(place / f"step-{step:06d}", small_model(), small_tokenizer.to_str(), meta)
+    with running([str(place)]) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        started = launch(playwright)
+        if started is None:
+            pytest.skip(NONE)
+        yield started[0]
+        started[0].close()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens a page of a user of its own; what went wrong on any of them fails the test."""
+    contexts, wrong = [], []
+
+    def make(url=address, **settings):
+        context = browser.new_context(**settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(url)
+        expect(page.locator("#tokens button").first).to_be_visible(timeout=WAIT)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def typed(page, text):
+    page.fill("#text", text)
+    pieces = page.locator("#tokens button")
+    expect(pieces.last).to_contain_text(text[-1], timeout=WAIT)
+    return pieces
+
+
+def pieces_of(page, side=0):
+    return page.locator(f"#side-{side} .found .t").all_inner_texts()
+
+
+def test_type_hide_by_keyboard_solve_and_reload_the_link(opened):
+    page = opened()
+    tokens = typed(page, TEXT)
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.locator('#tokens [aria-pressed="true"]')).to_have_count(2)
+    expect(page.locator("#shown")).to_contain_text("[:, 2:, :]", timeout=WAIT)
+    expect(page.locator("#chosen")).to_have_text("exact search, alternating")
+    page.focus("#invert")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
+    truth = tokens.all_inner_texts()
+    assert pieces_of(page, 0) == pieces_of(page, 1) == truth
+    expect(page.locator("#side-0 .figures")).to_contain_text("proved")
+    again = opened(page.url)
+    expect(again.locator("#status")).to_have_text(DONE, timeout=WAIT)
+    assert pieces_of(again) == truth
+    assert again.input_value("#text") == TEXT
+    page.evaluate("() => { window.boom = () => { throw new Error('run') } }")
+    expect(typed(page, EVIL).first).to_contain_text("<")
+    assert page.locator("main img").count() == 0
+
+
+def test_a_long_solve_is_stopped_and_another_user_is_served(opened):
+    first, second = opened(), opened()
+    long = typed(first, f"{TEXT} {TEXT}"[:45])
+    long.nth(10).click()
+    expect(first.locator("#shown")).to_contain_text("11 of", timeout=WAIT)
+    first.click("#invert")
+    expect(first.locator("#status")).to_have_text(re.compile("^at work"), timeout=WAIT)
+    typed(second, TEXT)
+    second.click("#invert")
+    expect(second.locator("#status")).to_have_text("waiting; 1 before you", timeout=WAIT)
+    first.click("#stop")
+    expect(first.locator("#status")).to_have_text(re.compile("^stopped after"), timeout=WAIT)
+    expect(first.locator("#stop")).to_be_disabled()
+    expect(second.locator("#status")).to_have_text(DONE, timeout=WAIT)
+    assert pieces_of(second) == second.locator("#tokens button").all_inner_texts()
+
+
+def test_bits_and_a_lens_on_a_telephone_in_the_dark(opened):
+    page = opened(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    typed(page, TEXT)
+    page.click("#bits")
+    expect(page.locator("#status")).to_have_text(DONE, timeout=WAIT)
+    count = page.locator("#tokens button").count()
+    expect(page.locator("#side-1 .token")).to_have_count(count)
+    page.select_option("#precision", "int2")
+    page.click("#look")
+    frame = page.frame_locator("iframe")
+    frame.locator("figure.chart").first.scroll_into_view_if_needed(timeout=WAIT)
+    expect(frame.locator("figure.chart svg").first).to_be_visible(timeout=WAIT)
+    page.click("#copy-command")
+    expect(page.locator("#copied")).to_contain_text("python -m eval lens")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
