@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -47,11 +48,13 @@ class Memory:
         peak: all of it.
         weights: of the model.
         optimiser: its moments.
+        buckets: DDP's copy of the gradients, which it keeps from the first step on.
     """
 
     peak: int
     weights: int
     optimiser: int
+    buckets: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,12 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     print(f"work     {_work(recipe, data)}")
     again = recipe.run.checkpoint_activations
     now, other = (memory(recipe, trainer, micro, parts, each) for each in (again, not again))
-    rest = now.peak - now.weights - now.optimiser
+    rest = now.peak - now.weights - now.optimiser - now.buckets
+    buckets = f", DDP's buckets {size(now.buckets)}" if now.buckets else ""
     print(
         f"memory   {size(now.peak)} on each of {trainer.world_size} "
         f"{trainer.strategy.root_device.type} at the peak: weights {size(now.weights)}, optimiser "
-        f"{size(now.optimiser)}, activations and gradients {size(rest)}\n"
+        f"{size(now.optimiser)}{buckets}, activations and gradients {size(rest)}\n"
         f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
     )
     speed = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
@@ -100,7 +104,7 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
 
     Args:
         recipe: its settings.
-        trainer: knows the precision.
+        trainer: knows the precision and whether DDP averages the gradients.
         micro: windows at once.
         parts: of a step.
         again: whether activations are computed again rather than kept.
@@ -129,7 +133,9 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     held = {str(getattr(kind, "value", kind)): count for kind, count in peak.items()}
-    return Memory(held["Total"], weights, held["Optstate"])
+    ddp = isinstance(trainer.strategy, DDPStrategy)
+    buckets = sum(p.numel() * p.element_size() for p in module.parameters() if ddp)
+    return Memory(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
 def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:

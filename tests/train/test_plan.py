@@ -89,6 +89,20 @@ def test_both_mixed_precisions_need_alike(tmp_path):
     assert peaks["16-mixed"] == pytest.approx(peaks["bf16-mixed"], rel=0.02)
 
 
+def test_ddp_keeps_the_gradients_once_more(capsys):
+    """In its buckets, of which the gradients are no views unless it is asked for that."""
+    assert plan("--measure", "false") == 0
+    alone = capsys.readouterr().out
+    devices = ("--trainer.devices", "2", "--batch.size", "8", "--trainer.strategy", "ddp")
+    assert plan("--measure", "false", *devices) == 0
+    several = capsys.readouterr().out
+    assert "buckets" not in alone
+    assert "weights 69.4 KiB" in alone
+    assert "DDP's buckets 69.4 KiB" in several
+    peaks = [float(re.findall(r"([\d.]+) KiB on each", text)[0]) for text in (alone, several)]
+    assert peaks[1] - peaks[0] == pytest.approx(69.4, abs=0.2)
+
+
 def plan(*words: str) -> int:
     return main(["plan", *SMALL.split(), *words])
 
