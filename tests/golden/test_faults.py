@@ -11,7 +11,8 @@ import pytest
 import eval as evals
 from tests.golden import table
 from tests.golden.adaptor import Table, ask
-from tests.golden.faults import FAULTS, Fault
+from tests.golden.fault import Fault
+from tests.golden.faults import FAULTS
 from tests.golden.suite import SUITE, Step
 
 
