@@ -61,3 +61,21 @@ def model_directory(
         )
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium, one for the tests of a file; they are skipped where there is none.
+
+    Playwright can be started once at a time.
+    """
+    from playwright.sync_api import sync_playwright
+
+    from tests.browser_cases import NONE, launch
+
+    with sync_playwright() as playwright:
+        started = launch(playwright)
+        if started is None:
+            pytest.skip(NONE)
+        yield started[0]
+        started[0].close()

@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from arch import save_model
-from tests.browser_cases import NONE, launch
 from tests.eval.explore_cases import running
 
 TEXT = "Once upon a time there was a dog."
@@ -23,16 +22,6 @@ def address(tmp_path_factory, small_model, small_tokenizer):
         save_model(place / f"step-{step:06d}", small_model(), small_tokenizer.to_str(), meta)
     with running([str(place)]) as port:
         yield f"http://127.0.0.1:{port}/"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        started = launch(playwright)
-        if started is None:
-            pytest.skip(NONE)
-        yield started[0]
-        started[0].close()
 
 
 @pytest.fixture

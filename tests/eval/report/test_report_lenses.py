@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Browser
 
 from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
@@ -57,11 +58,11 @@ OFFERED = """of => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_draws_its_figures_without_network_or_error(tmp_path: Path, scheme: str):
+def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, scheme):
     path = tmp_path / "page.html"
     write_page(path, render_page([], None, [document(0), document(7)]))
     assert path.stat().st_size < 2_000_000
-    with opened(path, scheme) as (page, wrong):
+    with opened(browser, path, scheme) as (page, wrong):
         page.wait_for_selector("figure.chart[data-drawn=yes] svg")
         assert NASTY in (page.text_content("#lens-residual") or "")
         menu = page.locator("figure.chart select")
@@ -128,8 +129,8 @@ def page_of_all(results: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browsed(page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
-    with opened(page_of_all) as (page, wrong):
+def browsed(browser: Browser, page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
+    with opened(browser, page_of_all) as (page, wrong):
         for figure in page.locator("figure.chart").all():
             figure.scroll_into_view_if_needed()
         undrawn = "() => !document.querySelector('figure.chart:not([data-drawn=yes])')"
