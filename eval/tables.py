@@ -106,28 +106,34 @@ def duration_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def lay_out(records: Sequence[Record], columns: Iterable[Column], title: str = "") -> Table:
+def lay_out(
+    records: Sequence[Record],
+    columns: Iterable[Column],
+    title: str = "",
+    places: Iterable[str] | None = None,
+) -> Table:
     """Records as lines; a field that is the same in all is said once, an empty figure not at all.
 
     Args:
         records: of `eval.summary`: at least one.
-        columns: the figures, in order; every other field says what a line is of.
+        columns: the figures, in order.
         title: what stands above.
+        places: the fields that say what a line is of; all that are no figure when not given.
     """
     figures = {heading + " %" * share: [cell(record, name, share) for record in records]
                for name, heading, share in columns}  # fmt: skip
     named = {name + end for name, _, _ in columns for end in ("", "_low", "_high")}
-    fields = [n for n in records[0] if n not in {*named, *UNSHOWN}]
-    places = {WORDS.get(n, n): [_place(record, n) for record in records] for n in fields}
-    constant = {heading: cells[0] for heading, cells in places.items() if len(set(cells)) == 1}
-    if "settings" in places and len(records) > 1:
-        pairs = set(zip(places["method"], places["settings"], strict=True))
-        if len(pairs) == len(set(places["method"])):
+    fields = [n for n in places or records[0] if n not in {*named, *UNSHOWN}]
+    cells = {WORDS.get(n, n): [_place(record, n) for record in records] for n in fields}
+    constant = {heading: own[0] for heading, own in cells.items() if len(set(own)) == 1}
+    if "settings" in cells and len(records) > 1:
+        pairs = set(zip(cells["method"], cells["settings"], strict=True))
+        if len(pairs) == len(set(cells["method"])):
             constant.pop("settings", None)
             constant |= {f"settings of {method}": text for method, text in sorted(pairs)}
-            del places["settings"]
-    drawn = {heading: cells for heading, cells in places.items() if heading not in constant}
-    figures = {heading: cells for heading, cells in figures.items() if set(cells) != {NONE}}
+            del cells["settings"]
+    drawn = {heading: own for heading, own in cells.items() if heading not in constant}
+    figures = {heading: own for heading, own in figures.items() if set(own) != {NONE}}
     return Table(
         [*drawn, *figures],
         [list(line) for line in zip(*drawn.values(), *figures.values(), strict=True)],

@@ -1,6 +1,7 @@
 """The commands `summary`, `compare` and `report`: tables, files and pages of what was measured."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,11 +10,15 @@ from eval.commands import Result, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
-    from eval.summary import Accepts
+    from eval.summary import Accepts, Cell
+    from eval.tables import Table
 
 BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
          "evaluations", "seconds", "prompts", "models")  # fmt: skip
-"""Figures of the summary that a line of a terminal has room for."""
+"""Figures of recoveries that a line of a terminal has room for."""
+COUNTS = ("rows", "prompts", "models")
+MOST = 60
+"""Lines of a table of the summary in a terminal; files have all."""
 
 
 @command()
@@ -22,32 +27,48 @@ def summary(
     csv: File | None = None,
     markdown: File | None = None,
 ) -> Result:
-    """A table of results directories: accuracy with its intervals, proof, margins and cost.
+    """Rows of every kind in tables, with intervals; of recoveries also proof, margins and cost.
 
     Args:
         results: results directories
-        csv: write every figure in full
-        markdown: write the tables as Markdown
+        csv: write every figure in full, a line for each model, step, kind and place
+        markdown: write the tables as Markdown, with every figure
     """
     from eval.files import write_text
     from eval.rows import read_rows
-    from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
+    from eval.summary import VERDICT_COLUMNS, accepts, cells, summarise_verdicts
     from eval.tables import lay_out, terminal, to_csv
     from eval.tables import markdown as markdown_text
 
     rows = read_rows(listed(results))
-    records, verdicts = summarise(rows), summarise_verdicts(rows)
-    accepted = _accepts_text(accepts(rows))
-    full = [*columns("recovery"), *((n, n, False) for n in ("rows", "prompts", "models"))]
-    title = "Verdicts across methods"
-    across = [lay_out(verdicts, VERDICT_COLUMNS, title)] if verdicts else []
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells(rows):
+        groups.setdefault(f"{cell.kind} {cell.place.get('lens', '')}".strip(), []).append(cell)
+    if not groups:
+        raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
+    brief: list[Table] = []
+    full: list[Table] = []
+    for name, several in sorted(groups.items(), key=lambda item: item[0] != "recovery"):
+        quantities = {q.name: q for cell in several for q in cell.quantities}.values()
+        main = BRIEF if name == "recovery" else [q.name for q in quantities if q.main] + [*COUNTS]
+        columns = [(q.name, q.words, q.share) for q in quantities]
+        columns += [(count, count, False) for count in COUNTS]
+        records = [cell.record for cell in several]
+        title = name.capitalize() * (len(groups) > 1)
+        places = list(dict.fromkeys(n for cell in several for n in cell.about | cell.place))
+        few = [column for column in columns if column[0] in main]
+        brief.append(replace(lay_out(records, few, title, places), most=MOST))
+        full.append(lay_out(records, columns, title, places))
+    if verdicts := summarise_verdicts(rows):
+        across = lay_out(verdicts, VERDICT_COLUMNS, "Verdicts across methods")
+        brief, full = [*brief, across], [*full, across]
+    accepted = _accepts_text(accepts(rows)) if "recovery" in groups else ""
+    records = [{"kind": c.kind, **c.record} for several in groups.values() for c in several]
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
-        pages = [markdown_text(table) for table in (lay_out(records, full), *across)]
-        write_text(markdown, "\n".join([*pages, accepted, ""]))
-    brief = lay_out(records, [column for column in full if column[0] in BRIEF])
-    return Result(records, terminal(brief, *across), accepted)
+        write_text(markdown, "\n".join([*map(markdown_text, full), accepted, ""]))
+    return Result(records, terminal(*brief), accepted)
 
 
 def _accepts_text(found: "Accepts") -> str:

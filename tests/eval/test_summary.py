@@ -16,6 +16,7 @@ from eval.statistics import at_most, clustered, wilson
 from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
 from eval.tables import interval_text, lay_out, markdown, number_text, share_text, to_csv
 from tests.eval.report.cases import make_row, make_rows
+from tests.eval.test_tracking_kinds import about, every_kind
 
 ROWS = make_rows(count=6)
 
@@ -292,6 +293,20 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
     assert "model: flat" in files[1].read_text()
     assert "### Verdicts across methods\n\nmodel: flat" in files[1].read_text()
+
+
+def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
+    results = tmp_path / "results"
+    Results(results).append([*make_rows(models=("flat",), count=1), *every_kind(about(100))])
+    assert main(["summary", str(results), "--csv", str(tmp_path / "x.csv")]) == 0
+    printed = capsys.readouterr().out
+    for title in ("Curve", "Geometry", "Lens residual", "Loss", "Probe", "Recovery", "Retrieval"):
+        assert f"{title}\n" in printed
+    assert "_rank" not in printed  # a figure that is not shown is no place either
+        w.strip(":") for w in printed.split("  ")
+    }  # a figure that is not shown is no place either
+    kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
+    assert kinds == {"curve", "geometry", "lens", "loss", "probe", "recovery", "retrieval"}
 
 
 def test_command_counts_false_accepts(tmp_path, capsys):
