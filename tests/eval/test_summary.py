@@ -303,8 +303,6 @@ def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
     for title in ("Curve", "Geometry", "Lens residual", "Loss", "Probe", "Recovery", "Retrieval"):
         assert f"{title}\n" in printed
     assert "_rank" not in printed  # a figure that is not shown is no place either
-        w.strip(":") for w in printed.split("  ")
-    }  # a figure that is not shown is no place either
     kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
     assert kinds == {"curve", "geometry", "lens", "loss", "probe", "recovery", "retrieval"}
 
