@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.errors import RequestError
-from eval.models import Checkpoint
+from eval.models import Checkpoint, windows_at_once
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text
 
@@ -63,13 +63,14 @@ class Measurement:
 
     Attributes:
         stories: only the first so many; all when not given.
-        batch_size: windows sent through the model together.
+        batch_size: windows sent through the model together; None: as many as the device's memory
+            bears.
     """
 
     checkpoint: Checkpoint
     corpus: str
     stories: int | None
-    batch_size: int
+    batch_size: int | None
     texts: tuple[str, ...] | None
 
     @property
@@ -85,13 +86,16 @@ class Measurement:
 
     def run(self, results: Results) -> list[Row]:
         """One row."""
-        loss = measure_loss(self.checkpoint, self.corpus, self.stories, self.batch_size, self.texts)
+        model, context = self.checkpoint.model, self.checkpoint.config.context
+        batch = self.batch_size or windows_at_once(model, context)
+        loss = measure_loss(self.checkpoint, self.corpus, self.stories, batch, self.texts)
         about = {
             "key": self.keys[0],
             "kind": "loss",
             "checkpoint": self.checkpoint.provenance,
             "corpus": self.corpus if self.texts is None else None,
-            "device": self.checkpoint.model.embedding.weight.device.type,
+            "device": model.embedding.weight.device.type,
+            "batch": batch,
         }
         return [about | loss.record()]
 
@@ -101,7 +105,7 @@ def measure_loss(
     checkpoint: Checkpoint,
     corpus: str,
     stories: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     texts: Sequence[str] | None = None,
 ) -> Loss:
     """Loss of a checkpoint on all held-out stories of a corpus, joined by ends of text.
@@ -113,7 +117,8 @@ def measure_loss(
         checkpoint: the model and its tokenizer.
         corpus: a source that `tokenizer.open_corpus` reads.
         stories: only the first so many; all when not given.
-        batch_size: windows sent through the model together.
+        batch_size: windows sent through the model together; as many as the device's memory bears
+            when not given.
         texts: what is predicted in the place of a corpus's stories.
 
     Raises:
@@ -123,6 +128,7 @@ def measure_loss(
     """
     tokens, owner, sizes = _tokens(checkpoint, corpus, stories, texts)
     T = checkpoint.config.context
+    batch_size = batch_size or windows_at_once(checkpoint.model, T)
     device = checkpoint.model.embedding.weight.device
     started, found = time.perf_counter(), []
     whole = (len(tokens) - 1) // T * T

@@ -27,6 +27,8 @@ from eval import identity as identities
 from eval.errors import RequestError
 
 PRETRAINED = "hf:"
+GPU = 16
+"""Rows of a GPU's batch, at most, for each that a CPU's may have."""
 Kept = TypeVar("Kept")
 _MADE: WeakKeyDictionary[LanguageModel, dict[str, Any]] = WeakKeyDictionary()
 
@@ -260,20 +262,52 @@ def of_model(model: LanguageModel, name: str, make: Callable[[], Kept]) -> Kept:
     return made[name]
 
 
-def rows_at_once(checkpoint: Checkpoint, length: int) -> int:
-    """How many prompts of `length` tokens a gradient method treats at once, a power of two.
+def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: bool = True) -> int:
+    """How many rows of `length` tokens are treated at once, a power of two.
 
-    What half of a GPU's free memory holds, or a quarter of the machine's: gradients through all
-    blocks, and scores of the vocabulary. At most 1024 on a GPU and 64 on a CPU, which more rows
-    make no faster. Rows of a batch do not touch each other.
+    What half of a GPU's free memory holds, or a quarter of the machine's: scores of the vocabulary
+    and a block's streams, those of all blocks where gradients pass through them. It is measured
+    once for a model. Rows of a batch do not touch each other.
+
+    Args:
+        model: whose sizes and device count.
+        length: tokens of a row.
+        most: rows on a CPU, at most, which more make no faster; on a GPU sixteen times as many.
+        gradients: whether the scores of rows are differentiated.
     """
-    config, device = checkpoint.config, checkpoint.model.embedding.weight.device
-    if device.type == "cuda":
-        room, most = torch.cuda.mem_get_info(device)[0] // 2, 1024
+    config, device = model.config, model.embedding.weight.device
+    if gradients:
+        token = 4 * (3 * config.vocab_size + 32 * config.d_model * (1 + config.n_layers))
     else:
-        room, most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 64
-    row = 4 * length * (3 * config.vocab_size + 32 * config.d_model * (1 + config.n_layers))
-    return 1 << (max(1, min(most, room // row)).bit_length() - 1)
+        token = 4 * (config.vocab_size + 64 * config.d_model)
+
+    def measured() -> int:
+        gpu = device.type == "cuda"
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if gpu else _machine() // 4
+        rows = max(1, min(most * GPU if gpu else most, memory // (token * length)))
+        return 1 << (rows.bit_length() - 1)
+
+    return of_model(model, f"rows at once {length} {most} {gradients}", measured)
+
+
+def candidates_at_once(model: LanguageModel) -> int:
+    """How many tokens a search tries in one pass of the model: 1024 on a CPU, at most."""
+    return rows_at_once(model, 1, most=1024, gradients=False)
+
+
+def tokens_at_once(model: LanguageModel) -> int:
+    """How many tokens of text a reader's pass has: 4096 on a CPU, at most."""
+    return rows_at_once(model, 1, most=4096, gradients=False)
+
+
+def windows_at_once(model: LanguageModel, length: int) -> int:
+    """How many windows of text the loss is measured on at once: 32 on a CPU, at most."""
+    return rows_at_once(model, length, most=32, gradients=False)
+
+
+def _machine() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_of(name: str) -> torch.device:

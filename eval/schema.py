@@ -44,6 +44,7 @@ class RecoveryRow(OfModel):
     family: str
     settings: dict[str, Any]
     batch: int
+    candidates_at_once: int | None
     prompts: str
     prompt: int
     seed: int
@@ -170,6 +171,7 @@ class LossRow(OfModel):
     bits_per_byte: float
     perplexity: float
     tokens_per_second: float
+    batch: int
     parts: dict[str, list[Any]]
 
 

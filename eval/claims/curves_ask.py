@@ -161,7 +161,7 @@ def batches(jobs: Iterable[Job]) -> Iterator[Job]:
     for own in together.values():
         cells = [cell for job in own for cell in job.cells]
         prompts = max((job.prompts for job in own), key=len)
-        batch = rows_at_once(own[0].checkpoint, len(cells[0].prompt.tokens))
+        batch = rows_at_once(own[0].checkpoint.model, len(cells[0].prompt.tokens))
         for i in range(0, len(cells), batch):
             yield replace(own[0], prompts=prompts, cells=cells[i : i + batch])
 

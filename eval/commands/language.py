@@ -22,7 +22,7 @@ def loss(
     corpus: Source = "toy",
     text: str | list[str] | None = None,
     stories: Positive | None = None,
-    batch_size: Positive = 32,
+    batch_size: Positive | None = None,
     out: Annotated[str | None, Flag(metavar="DIR")] = None,
     device: Device = "auto",
 ) -> Result:
@@ -37,7 +37,8 @@ def loss(
             packing sets aside
         text: these texts, whole, in the place of a corpus
         stories: only the first so many stories
-        batch_size: windows sent through the model together
+        batch_size: windows sent through the model together; default: as many as the device's
+            memory bears
         out: results directory, for `python -m eval compare`
         device: where to compute; auto (default) takes a GPU that is in reach
     """

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eval.circuit import Circuit
+from eval.models import candidates_at_once
 
-BATCH = 1024  # candidates sent through the model at once: what a CPU's caches like
 LENGTHS = (1, 2, 4, 8, 16)  # of the prefixes; together five sweeps of one position
 RIDGE = 1e-4  # of the mean variance, added to the scatter before it is inverted
 
@@ -119,5 +119,5 @@ class Reader:
 
 def _outputs(circuit: Circuit, prefix: Tensor | None) -> Tensor:
     state = None if prefix is None else circuit.prefix(prefix)
-    parts = circuit.vocabulary.split(BATCH)
+    parts = circuit.vocabulary.split(candidates_at_once(circuit.model))
     return torch.cat([circuit.step(tokens[:, None], state)[:, 0] for tokens in parts])

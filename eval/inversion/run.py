@@ -16,7 +16,7 @@ from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Measured, Problem, measure, pose
 from eval.inversion.questions import Cell, Question, Site
 from eval.inversion.solvers import Solver, Tools
-from eval.models import Checkpoint, rows_at_once
+from eval.models import Checkpoint, candidates_at_once, rows_at_once
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt, held_out_text
 
@@ -181,7 +181,7 @@ def plan(
             alone and cannot be shuffled, no method that can answer any slice, or a corpus with too
             little text.
     """
-    batch = batch or rows_at_once(checkpoint, max(len(prompt.tokens) for prompt in prompts))
+    batch = batch or rows_at_once(checkpoint.model, max(len(prompt.tokens) for prompt in prompts))
     _ = held_out_text(checkpoint, corpus).background  # too little of it is refused here
     jobs: list[Job] = []
     refusals = []
@@ -285,6 +285,9 @@ def _row(
         "family": job.solver.family,
         "settings": job.settings,
         "batch": len(job.cells),
+        "candidates_at_once": (
+            candidates_at_once(job.checkpoint.model) if job.solver.family == "search" else None
+        ),
         "prompts": prompt.kind,
         "prompt": prompt.index,
         "seed": cell.seed,

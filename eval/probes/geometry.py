@@ -14,10 +14,11 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.jacobian import linearise
+from eval.models import rows_at_once
 from eval.ranks import effective_rank, participation
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
-BATCH = 2048  # positions sent through the circuit together
+POSITIONS = 2048  # sent through the circuit together on a CPU, at most
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
         return circuit(torch.cat([free, rest], dim=1))[:, hidden:].flatten(1)
 
     parts = []
-    for units in torch.eye(min(inputs, outputs)).to(embeddings).split(max(1, BATCH // T)):
+    rows = max(1, rows_at_once(circuit.model, 1, POSITIONS) // T)
+    for units in torch.eye(min(inputs, outputs)).to(embeddings).split(rows):
         near = linearise(visible, embeddings[:hidden].flatten().expand(len(units), -1))
         parts.append(near.forward(units) if inputs < outputs else near.backward(units))
     return torch.cat(parts).T if inputs < outputs else torch.cat(parts)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, Moments, calibrated, gaussian, groups
-from eval.probes.linear import BATCH, FACTOR_EXAMPLES, HELD_BACK, Score
+from eval.models import tokens_at_once
+from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, Score
 from eval.slices import Slice
 
 WARM_UP = 0.1  # of the steps
@@ -122,7 +123,7 @@ def fit_inverter(circuit: Circuit, shown: Slice, windows: Tensor, decoding: Deco
     positions = shown.positions(T)
     moments = Moments(len(circuit.vocabulary), shown.channels(circuit.width), device)
     held = max(1, round(HELD_BACK * len(windows)))
-    for batch in windows[held:].split(max(1, BATCH // T)):
+    for batch in windows[held:].split(max(1, tokens_at_once(circuit.model) // T)):
         moments.add(shown.select(circuit.of_tokens(batch)), batch[:, positions])
     some = windows[: min(held, FACTOR_EXAMPLES // len(positions) + 1)]
     examples = shown.select(circuit.of_tokens(some)).flatten(0, 1), some[:, positions].flatten()
@@ -164,7 +165,7 @@ def score_inverter(
     V, T = len(circuit.vocabulary), windows.shape[1]
     own, other = Score(V), Score(V)
     hidden = [t for t in range(T) if t not in set(inverter.shown)]
-    for batch in windows.split(max(1, BATCH // T)):
+    for batch in windows.split(max(1, tokens_at_once(circuit.model) // T)):
         logits = inverter(shown.select(circuit.of_tokens(batch)))
         for score, positions in ((own, inverter.shown), (other, hidden)):
             if positions:

@@ -20,10 +20,11 @@ from torch import Tensor
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, Moments, calibrated, gaussian, ridge
 from eval.errors import RequestError
+from eval.models import tokens_at_once
 from eval.ranks import token_ranks
 
 KINDS = ("ridge", "gaussian", "softmax")
-BATCH = 4096  # tokens sent through the circuit together where nothing is trained
+SCORED = 4096  # tokens scored together
 HELD_BACK = 0.05  # of the training windows, for the factor of closed-form scores
 FACTOR_EXAMPLES = 512
 DECAY = 0.01  # of the weights, in AdamW
@@ -90,7 +91,7 @@ def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
     Raises:
         RequestError: numbers that are not finite.
     """
-    batches = windows.split(max(1, BATCH // windows.shape[1]))
+    batches = windows.split(max(1, tokens_at_once(circuit.model) // windows.shape[1]))
     outputs = torch.cat([circuit.of_tokens(batch) for batch in batches])
     if not outputs.isfinite().all():
         raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
@@ -146,7 +147,7 @@ def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> Score:
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + 0.5
     logits = (counts / counts.sum()).log().float()
     score, tokens = Score(vocabulary), valid.flatten()
-    for some in tokens.split(BATCH):
+    for some in tokens.split(SCORED):
         score.add(logits.expand(len(some), -1), some)
     return score
 
@@ -160,7 +161,7 @@ def _examples(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Te
 
 
 def _batches(outputs: Tensor, windows: Tensor, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
-    step = max(1, BATCH // windows.shape[1])
+    step = max(1, SCORED // windows.shape[1])
     for some, of in zip(outputs.split(step), windows.split(step), strict=True):
         yield _examples(some, of, offset)
 

@@ -12,7 +12,7 @@ from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import Classifier
 from eval.errors import RequestError
-from eval.models import Checkpoint
+from eval.models import Checkpoint, tokens_at_once
 from eval.probes.inverter import Decoding, Inverter, fit_inverter, score_inverter
 from eval.probes.linear import (
     KINDS,
@@ -114,6 +114,7 @@ class Probes:
                     "method": kind,
                     "settings": self._settings(kind),
                     **_figures(score, nothing),
+                    "tokens_at_once": tokens_at_once(self.checkpoint.model),
                     "seconds": seconds,
                 }
                 for kind, score in scores.items()
@@ -197,6 +198,7 @@ class Inversion:
                 "settings": self._settings,
                 "self": figures[0],
                 "nonself": figures[1],
+                "tokens_at_once": tokens_at_once(self.checkpoint.model),
                 "seconds": round(time.perf_counter() - started, 4),
             }
         ]

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.errors import RequestError
-from eval.models import Checkpoint
+from eval.models import Checkpoint, rows_at_once
 from eval.rows import Results, Row, row_key
 from eval.statistics import Interval, share
 from eval.text import HeldOutText, Use, held_out_text
 
 SENTENCES = ("first", "last")
 POOLS = ("last", "mean")
-BATCH = 64
 LEAST = 32  # candidates; then doubled as long as there are stories
 _END = re.compile(r"(?<=[.!?])[\"'”’]?\s+")
 
@@ -93,16 +92,19 @@ def story_pairs(
 
 
 @torch.no_grad()
-def states(model: LanguageModel, texts: list[Tokens], pool: str, batch: int = BATCH) -> Tensor:
+def states(
+    model: LanguageModel, texts: list[Tokens], pool: str, batch: int | None = None
+) -> Tensor:
     """What a model makes of each text at every layer, `(n_layers + 1, N, D)`.
 
     Args:
         model: any.
         texts: N of them, of any lengths; those of about equal length share a batch.
         pool: last (the state of the last token) or mean (over all of them).
-        batch: texts at a time.
+        batch: texts at a time; as many as the device's memory bears when not given.
     """
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    batch = batch or _texts_at_once(model)
     layers = len(model.blocks) + 1
     found = torch.empty(layers, len(texts), model.config.d_model)
     for start in range(0, len(order), batch):
@@ -110,6 +112,10 @@ def states(model: LanguageModel, texts: list[Tokens], pool: str, batch: int = BA
         for layer, x in enumerate(_pooled(model, [texts[i] for i in chosen], pool)):
             found[layer, chosen] = x.float().cpu()
     return found
+
+
+def _texts_at_once(model: LanguageModel) -> int:
+    return rows_at_once(model, model.config.context, gradients=False)
 
 
 def _pooled(model: LanguageModel, texts: list[Tokens], pool: str) -> Iterator[Tensor]:
@@ -286,7 +292,12 @@ class Match:
         rows = list(_rows(self.checkpoint, self.sentence, self.request))
         (last,) = self.keys  # so that a write cut short is taken up again
         keys = [*(row_key(last, i) for i in range(1, len(rows))), last]
-        about = {"kind": "retrieval", "checkpoint": self.checkpoint.provenance, **self._asked}
+        about = {
+            "kind": "retrieval",
+            "checkpoint": self.checkpoint.provenance,
+            "batch": _texts_at_once(self.checkpoint.model),
+            **self._asked,
+        }
         return [{"key": key, **about, **row} for key, row in zip(keys, rows, strict=True)]
 
     @property

@@ -56,6 +56,7 @@ ASIDE = {
     "schema", "key", "kind", "checkpoint", "site", "slice", "method", "family", "settings", "seed",
     "prompts", "prompt", "lens", "look", "layer", "figure", "device", "seconds", "corpus", "fit",
     "limits", "pools", "tokens_per_second", "prompt_kind", "parts",
+    "batch", "candidates_at_once", "tokens_at_once",
 }  # fmt: skip
 """Fields of other rows that are no quantities: their place, and how and where they were made."""
 

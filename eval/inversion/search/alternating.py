@@ -25,12 +25,13 @@ from torch import Tensor
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
-from eval.inversion.lexicon import BATCH, Reader
+from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Problem
 from eval.inversion.search.additive import explain, extrapolate
 from eval.inversion.search.propose import settle
 from eval.inversion.search.sweep import sweep_from, try_some
 from eval.inversion.solvers import ANY, Chance, Tools, solver
+from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
 from eval.slices import Slice
 
@@ -284,7 +285,8 @@ class _Search:
         state = circuit.prefix(hidden[:, :j]) if j else None
         rest = self.circuit.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
         self.evaluations += len(tokens) * (1 + rest.shape[1])
-        for candidates in self.vocabulary[tokens].split(max(1, BATCH // (1 + rest.shape[1]))):
+        at_once = max(1, candidates_at_once(self.circuit.model) // (1 + rest.shape[1]))
+        for candidates in self.vocabulary[tokens].split(at_once):
             tail = rest.expand(len(candidates), -1, -1)
             outputs = circuit.step(torch.cat([candidates[:, None], tail], dim=1), state)
             yield self._shown(outputs, self.k - j)

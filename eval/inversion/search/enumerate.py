@@ -21,11 +21,11 @@ from eval.inversion.batch import Batch
 from eval.inversion.problem import Problem
 from eval.inversion.search.alternating import alternating
 from eval.inversion.solvers import Chance, Tools, solver
+from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
 
 PROBES = 2048  # random pairs run to see how far from additive, or from bfloat16, the model is
 SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat16's errors
-BATCH = 1024  # pairs that are run together
 
 
 @solver(
@@ -101,6 +101,7 @@ class _Pairs:
         self.own, self.visible = tokens[:2], tokens[2:3]
         self.target, self.limit = problem.target[0, 0], problem.limit[0, 0]
         self.evaluations = 0
+        self.at_once = candidates_at_once(self.circuit.model)
 
     def all(self, generator: torch.Generator) -> Iterator[Tensor]:
         """Every pair that bfloat16 does not tell from the target, `(n, 2)` at a time.
@@ -116,7 +117,7 @@ class _Pairs:
         self.evaluations += 2 * self.V * self.V
         for first in range(self.V):
             state = coarse.prefix(second[first : first + 1, None])
-            parts = [coarse.step(some, state)[:, 1] for some in both.split(BATCH)]
+            parts = [coarse.step(some, state)[:, 1] for some in both.split(self.at_once)]
             outputs = self.shown.narrow(torch.cat(parts))
             apart = torch.linalg.vector_norm(outputs - self.target, dim=-1)
             near = second[apart <= blur]
@@ -135,7 +136,9 @@ class _Pairs:
         for j in range(2):
             tried = self.own.repeat(self.V, 1)
             tried[:, j] = everything
-            changes.append(torch.cat([self._outputs(some) for some in tried.split(BATCH)]) - base)
+            changes.append(
+                torch.cat([self._outputs(some) for some in tried.split(self.at_once)]) - base
+            )
         drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.own.device)
         added = base + changes[0][drawn[:, 0]] + changes[1][drawn[:, 1]]
         off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)
@@ -151,7 +154,7 @@ class _Pairs:
             count += len(pairs)
             if count > most:
                 return None, allowance
-        return iter(torch.cat(found).split(BATCH)), allowance
+        return iter(torch.cat(found).split(self.at_once)), allowance
 
     def run(self, left: Iterator[Tensor]) -> tuple[float | None, Tensor, int]:
         """Distance of the nearest other pair (None: no other), those within the limit, how many.

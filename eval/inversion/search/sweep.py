@@ -15,9 +15,9 @@ from arch import State
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.lexicon import BATCH
 from eval.inversion.problem import Problem
 from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.models import candidates_at_once
 from eval.progress import SoFar, tell, watched
 
 VERIFIED = 64  # tokens that are run again where the first run was coarse
@@ -71,12 +71,13 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
             for problem, place in zip(problems, places, strict=True)
         ]
 
+    at_once = candidates_at_once(whole.model)
     for t in range(T):
         prefixes = 1 if state is None else P
         first, prefix = (whole.coarse, rough) if coarse else (whole, state)
         batches = [
             look(first, candidates.repeat(prefixes, 1), prefix, t, prefixes)
-            for candidates in whole.vocabulary.split(max(1, BATCH // prefixes))
+            for candidates in whole.vocabulary.split(max(1, at_once // prefixes))
         ]
         each = [torch.cat(parts, dim=1) for parts in zip(*batches, strict=True)]
         if coarse:
@@ -170,7 +171,8 @@ def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
     """
     prefixes = 1 if state is None else len(problem.target)
     distances = []
-    for candidates in problem.circuit.vocabulary.split(max(1, BATCH // prefixes)):
+    at_once = max(1, candidates_at_once(problem.circuit.model) // prefixes)
+    for candidates in problem.circuit.vocabulary.split(at_once):
         distances.append(_try(problem, t, state, candidates.repeat(prefixes, 1), prefixes))
     return torch.cat(distances, dim=1)
 

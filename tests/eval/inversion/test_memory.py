@@ -9,7 +9,7 @@ from eval.inversion import run
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import parse_solvers
-from eval.models import open_checkpoint, rows_at_once
+from eval.models import candidates_at_once, open_checkpoint, rows_at_once
 from eval.rows import Results
 from eval.slices import Slice
 from eval.tasks import run_tasks
@@ -77,9 +77,10 @@ def test_answers_do_not_depend_on_the_batch(model_directory, name):
 
 def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
     checkpoint = open_checkpoint(model_directory())
-    assert rows_at_once(checkpoint, 8) == 64
+    assert rows_at_once(checkpoint.model, 8) == 64
+    assert candidates_at_once(checkpoint.model) == 1024
     page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 10}
     monkeypatch.setattr("os.sysconf", page.get)
-    few = [rows_at_once(checkpoint, length) for length in (1, 4, 16, 32)]
+    few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
     assert few == sorted(few, reverse=True)
     assert 1 <= few[-1] < few[0] <= 64
