@@ -17,9 +17,16 @@ settings.register_profile("remnant", deadline=None)  # a busy machine is no faul
 settings.load_profile("remnant")
 
 
+LONGEST = ("test_docs.py", "train/test_scale.py", "train/test_plan.py")
+"""Files whose tests stand first, so that none of them ends long after the others.
+
+Pages of the docs go on from others, which one process runs once.
+"""
+
+
 def pytest_collection_modifyitems(items):
-    """Puts the commands of the docs first: pages go on from others, which one process runs once."""
-    items.sort(key=lambda item: "test_docs.py" not in item.nodeid)
+    """Puts the longest tests first."""
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))
 
 
 @pytest.fixture(autouse=True)
