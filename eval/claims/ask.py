@@ -1,9 +1,9 @@
 """Asks a claim: each arm under both protocols, as tasks that give the bench's ordinary rows.
 
 The last row of a task says which rows answer it: `keys`, with `claim`, `arm`, `protocol`, `entry`
-(what was asked, as a hash), `bench` (the version that asked), `setting` (of which models and
-stories, as a hash) and `of` (how many such tasks make up the answer). What several claims ask is
-answered once.
+(what was asked, as a hash), `criteria` (by which it is to be judged, as a hash), `bench` (the
+version that asked), `setting` (of which models and stories, as a hash) and `of` (how many such
+tasks make up the answer). What several claims ask is answered once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Part:
         answers = (_look if self.arm.lens else _invert)(self, checkpoint, results)
         (key,) = self.keys
         seconds = round(time.monotonic() - started, 3)
-        return [{"key": key, "kind": "claim", **self.tags, "keys": answers, "seconds": seconds}]
+        last = {"criteria": self.claim.frozen, "keys": answers, "seconds": seconds}
+        return [{"key": key, "kind": "claim", **self.tags, **last}]
 
 
 def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[Part], list[str]]:

@@ -1,14 +1,24 @@
-"""What was measured of a claim: a cell of the table, short, and a list below it, whole."""
+"""What was measured of a claim: a cell of the table, short, and the list of all, whole."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 
-from eval.claims.entries import FAIR, PROTOCOLS, REPORTED, Claim, Term
+from eval.claims.columns import (
+    COLUMNS,
+    ENOUGH,
+    INVALID,
+    NOT_ASKED,
+    OPEN,
+    YES,
+    Cell,
+    Judgement,
+    Outcome,
+    Value,
+)
+from eval.claims.entries import FAIR, PROTOCOLS, Term
 from eval.claims.evidence import Record
-from eval.claims.judge import WEIGHTS, Judgement, Outcome, Value, look_up
-from eval.claims.sources import needs
 
 SHOWN = {
     "self": "shown tokens",
@@ -28,84 +38,61 @@ SHOWN = {
 QUOTED = re.compile(r"“[^”]*”")
 MARKS = str.maketrans({c: f"\\{c}" for c in "\\`*_[]$"})
 SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
-LETTERS = 120  # of all criteria in a cell; of more, one is shown
-WIDTHS = (20, 80)  # of a text that was found: in a cell, in the list
+TICKS = {YES: "✓", OPEN: "?"}
+SIZE = re.compile(r"^.*\b(d\d+ n\d+)\b.*$")
+WIDTH = 80  # of a text that was found
 
 
-def cell(one: Judgement, protocol: str) -> str:
-    """What was measured under a protocol, whether it is as claimed, and of which models."""
-    outcomes = one.outcomes[protocol]
-    if not outcomes:
-        return _lacking(one.claim, protocol)
-    shown, parts = outcomes, [said(outcome, brief=True) for outcome in outcomes]
-    if sum(map(len, parts)) > LETTERS and outcomes[1:]:
-        shown = [next((o for o in outcomes if not o.holds), outcomes[0])]
-        held = sum(outcome.holds for outcome in outcomes)
-        parts = [f"{held} of {len(outcomes)} as claimed", said(shown[0], brief=True)]
-    record = shown[0].left.record
-    if not shown[1:]:
-        found = [quoted(record["found"], WIDTHS[0])] if "found" in record else []
-        parts += found or ([] if outcomes[1:] else _gradients(one, shown[0]))
-    if protocol == REPORTED and any(_astray(outcome.left.record) for outcome in shown):
-        parts.append("descent did not arrive")
-    return (
-        f"{'; '.join(parts)} ({_sizes(one, shown)}; {counted(record['prompts'], record['models'])})"
-    )
+def cell(one: Judgement, column: str, mark: str = "") -> str:
+    """A column's answer, of how many prompts and of which models: `yes (50; d128 n4)`."""
+    own = one.cells[column]
+    if own.answer == NOT_ASKED:
+        return own.answer
+    few = ", too few" if own.prompts < ENOUGH else ""
+    return f"{mark}{own.answer}{mark} (n {own.prompts}{few}; {_sizes(one, own)})"
 
 
-def _astray(record: Record) -> bool:
-    """Whether a descent met its own test of having arrived in no case."""
-    return record.get("method") == "descent" and record.get("criterion") == 0
-
-
-def _sizes(one: Judgement, shown: list[Outcome]) -> str:
+def _sizes(one: Judgement, own: Cell) -> str:
     """Which models were asked, and for which, where a claim is about wider or deeper ones."""
-    sizes = sorted({size for outcome in shown for size in outcome.left.record["sizes"]})
-    names = {outcome.criterion.left.arm for outcome in shown}
+    shapes = {SIZE.sub(r"\1", size) for o in own.outcomes for size in o.left.record["sizes"]}
+    names = {outcome.criterion.left.arm for outcome in own.outcomes}
     asked = [arm.models.config for arm in one.claim.arms if arm.name in names and arm.models.own]
     wanted = {f"d{c['d_model']} n{c['n_layers']}" for c in asked if {"d_model", "n_layers"} <= {*c}}
-    other = sorted(size for size in wanted if not any(f" {size} " in own for own in sizes))
-    words = f"{len(sizes)} kinds of model" if sizes[1:] else ", ".join(sizes)
-    return f"{words}, for {', '.join(other)}" if other else words
+    other = sorted(wanted - shapes)
+    return ", ".join(sorted(shapes)) + (f" for {', '.join(other)}" if other else "")
 
 
-def said(outcome: Outcome, brief: bool = False) -> str:
-    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`.
-
-    Briefly, where a lens's figure was taken is said without the names of its axes.
-    """
-
-    def place(name: str, value: object) -> str:
-        return str(value) if brief else f"{name} {value}"
-
+def said(outcome: Outcome) -> str:
+    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`."""
     left, right = outcome.criterion.left, outcome.criterion.right
     name = SHOWN.get(left.figure, left.figure)
     arm = f"{left.arm}: " if left.arm else ""
-    where = "".join(f", {place(k, v)}" for k, v in left.where.items())
+    where = "".join(f", {k} {v}" for k, v in left.where.items())
     pool = f" ({left.pool})" if left.pool != "mean" and "lens" in outcome.left.record else ""
     if isinstance(outcome.right, Value):
         assert isinstance(right, Term)
         words = [right.arm] if right.arm != left.arm else []
-        words += [place(k, v) for k, v in right.where.items() if left.where.get(k) != v]
+        words += [f"{k} {v}" for k, v in right.where.items() if left.where.get(k) != v]
         words += [right.figure] if right.figure != left.figure else []
         words += [f"by {right.by}"] if right.by != left.by else []
         words += [right.pool] if right.pool != left.pool else []
         other = f"{number(outcome.right)} ({', '.join(words)})"
     else:
         other = bound(left.figure, outcome.right)
-    mark, negated = ("✓", "") if outcome.holds else ("✗", "not ")
+    mark = TICKS.get(outcome.answer, "✗")
+    negated = "" if outcome.answer in TICKS else "not "
     sign = SIGNS[outcome.criterion.operation]
     return f"{mark} {arm}{name}{where}{pool} {number(outcome.left)}, {negated}{sign} {other}"
 
 
 def details(one: Judgement) -> list[str]:
-    """A line for every arm, protocol and figure that is judged: all methods and controls."""
-    lines = [
-        f"{protocol}: {said(outcome)} ({_about(outcome.left.record)})"
-        for protocol in PROTOCOLS
-        for outcome in one.outcomes[protocol]
-        if "lens" in outcome.left.record
-    ]
+    """A line for every column, criterion and control, then for all methods of every figure."""
+    lines = []
+    for column in COLUMNS:
+        own = one.cells[column]
+        lines += [f"{column}: {cell(one, column)}"] if own.outcomes else []
+        lines += [f"{column}: {INVALID} by its control: {said(own.failed)}"] if own.failed else []
+        lines += [f"{column}: {said(o)} ({_about(o.left.record)})" for o in own.outcomes]
     asked = dict.fromkeys((t.arm, t.figure) for c in one.claim.judge for t in c.terms)
     groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for protocol in PROTOCOLS:
@@ -138,30 +125,9 @@ def _reached(record: Record, figure: str) -> str:
     kinds = ["padded"] if record["padded"] and fair else []
     kinds += [record["control"]] if record["control"] else []
     name = record["method"] + (f" ({', '.join(kinds)})" if kinds else "")
-    found = f" {quoted(record['found'], WIDTHS[1])}" if "found" in record else ""
+    found = f" {quoted(record['found'])}" if "found" in record else ""
     limits = (record.get(f"{figure}_{end}") for end in ("low", "high"))
     return f"{name} {share(record[figure], *limits)}{found}"
-
-
-def _gradients(one: Judgement, outcome: Outcome) -> list[str]:
-    """What gradients reached, where the figure is that of a search."""
-    term = outcome.criterion.left
-    if term.by != "best" or outcome.left.record.get("family") != "search":
-        return []
-    own = look_up(one, Term(term.figure, term.arm, "gradient"))
-    return [f"by gradients {number(own)}"] if own else []
-
-
-def _lacking(claim: Claim, protocol: str) -> str:
-    asked = [arm for arm in claim.arms if arm.protocol(protocol)]
-    foreign = [arm.models for arm in asked if not arm.models.own]
-    if not foreign:
-        return "not run" if asked else "–"
-    if protocol == FAIR and any(not arm.models.own for arm in claim.arms if arm.reported):
-        return WEIGHTS
-    first, *others = sorted({m.hub: m for m in foreign}.values(), key=lambda m: -m.parameters)
-    more = f"; and {len(others)} smaller" if others else ""
-    return f"{WEIGHTS}: {needs(first)}{more}"
 
 
 def share(value: float, low: float | None, high: float | None) -> str:
@@ -184,14 +150,9 @@ def bound(figure: str, value: float) -> str:
     return f"{100 * value:g} %" if figure in SHOWN else f"{value:g}"
 
 
-def quoted(text: str, width: int) -> str:
+def quoted(text: str) -> str:
     """A text that was found, cut, in quotes."""
-    return f"“{cut(text, width)}”"
-
-
-def cut(text: str, width: int) -> str:
-    """A text of at most so many letters."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return f"“{text if len(text) <= WIDTH else f'{text[: WIDTH - 1]}…'}”"
 
 
 def escaped(text: str) -> str:

@@ -185,6 +185,11 @@ class Criterion:
         """Its figures: one or two."""
         return [self.left, self.right] if isinstance(self.right, Term) else [self.left]
 
+    @property
+    def upward(self) -> bool:
+        """Whether it says that there is much of something, and not little."""
+        return self.operation in ("above", "more")
+
     def holds(self, left: float, right: float) -> bool:
         """Whether it does, for these values."""
         return OPERATORS[self.operation](left, right)
@@ -226,6 +231,7 @@ class Claim:
         group: mixers, random-init, gpt2, large or lenses.
         arms: what is asked, by name.
         judge: all of these must hold for the claim to.
+        control: what the source's protocol must do for its answer to count.
         note: where what is asked departs from the source.
         changed: how a criterion was changed after the data were seen; empty where none was.
     """
@@ -237,8 +243,14 @@ class Claim:
     group: str
     arms: tuple[Arm, ...]
     judge: tuple[Criterion, ...]
+    control: tuple[Criterion, ...] = ()
     note: str = ""
     changed: str = ""
+
+    @property
+    def frozen(self) -> str:
+        """The criteria, as a hash; rows hold the one by which they are to be judged."""
+        return row_key([str(c) for c in self.judge], [str(c) for c in self.control])
 
     @property
     def command(self) -> str:

@@ -31,7 +31,7 @@ SHARES = (
 )  # fmt: skip
 PLAIN = ("residual_floors", "false_accepts", "tokens_accepted")
 OF_METHOD = ("method", "family", "control", "padded", "site", "slice")
-TAGS = ("claim", "arm", "protocol", "entry", "bench")
+TAGS = ("claim", "arm", "protocol", "entry", "bench", "criteria")
 Asked = tuple[int, str, str]
 """A claim's number, an arm's name, a protocol."""
 ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
@@ -85,7 +85,7 @@ def evidence(
             notes[f"claim {number}{name}, {protocol}: not asked to the end; run it again"] = None
             continue
         wanted = {term.figure for each in claims[number].judge for term in each.terms}
-        tags = {name: parts[0][name] for name in TAGS}
+        tags = {name: parts[0][name] for name in TAGS if name in parts[0]}
         groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for key in keys:
             row = by_key[key]

@@ -1,14 +1,14 @@
-"""The page's text: `findings.md`, a Jinja template whose figures are looked up in the records.
+"""The results' text: `findings.md`, a Jinja template whose figures are looked up in the records.
 
     {{ figure(71, "nonself", by="search") }}       hidden tokens of claim 71, by search (fair)
     {{ figure(69, "self", protocol="reported", arm="trained") }}
     {{ figure(74, "self", by="descent", padded=true) }}         or control="identity"
     {{ figure(88, "agrees", arm="flat", metric="dot") }}        a lens's, with where it is
     {{ figure(90, "norm", arm="flat", pool="last") }}           pooled over what remains, by layer
-    {{ curve("step", "flat", 1000, "nonself", "search") }}      and state="after"
-    {{ verdict(71) }} {{ why(71) }} {{ prompts(71) }}           and models, sizes, found
-    {{ tally() }} {{ tally("mixers") }} {{ which("does not hold", "mixers") }}
-    {{ claim(71, 74) }} {{ curves() }}             links to rows, which hold the commands
+    {{ answer(71, "information") }}                             yes, no, open, invalid or not asked
+    {{ prompts(71) }} {{ models(71) }} {{ sizes(71, arm="flat") }} of fair figures
+    {{ tally("gradients") }} {{ which("no", "gradients") }}     of all claims
+    {{ claim(71, 74) }}                            links to rows, which lead to the commands
     {% assert figure(71, "nonself", by="search").low > figure(71, "nonself", by="gradient").high %}
 
 A paragraph with figures of a claim must link to it, and may have no share that was typed by hand.
@@ -20,8 +20,9 @@ import operator
 import re
 import traceback
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,20 +31,11 @@ from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxEr
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from eval.claims.cells import SHOWN, escaped, number, quoted, share
-from eval.claims.entries import FAIR, POOLS, PROTOCOLS, REPORTED, Term
+from eval.claims.cells import SHOWN, number
+from eval.claims.columns import ANSWERS, COLUMNS, Judgement, look_up
+from eval.claims.entries import FAIR, POOLS, PROTOCOLS, Term
 from eval.claims.evidence import Record
-from eval.claims.judge import (
-    FAILS,
-    HOLDS,
-    NOT_RUN,
-    ONLY_REPORTED,
-    VERDICTS,
-    WEIGHTS,
-    Judgement,
-    look_up,
-)
-from eval.claims.registry import GROUPS
+from eval.claims.pages import tally
 from eval.errors import RequestError
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -55,18 +47,7 @@ OPERATORS = {
     "lt": ("<", operator.lt), "lteq": ("<=", operator.le), "eq": ("==", operator.eq),
     "gteq": (">=", operator.ge), "gt": (">", operator.gt),
 }  # fmt: skip
-OF_SEVERAL = {
-    HOLDS: "hold",
-    ONLY_REPORTED: "hold only as reported",
-    FAILS: "do not hold",
-    WEIGHTS: "need weights",
-    NOT_RUN: "were not run",
-}
-OF_ONE = {verdict: verdict for verdict in VERDICTS} | {NOT_RUN: "was not run"}
-CURVES = "curves"
-"""What figures of curves cite, in place of a claim's number."""
-FACTS = ("verdict", "why", "prompts", "models", "sizes", "found")
-WIDTH = 80  # of a text that was found
+FACTS = ("prompts", "models", "sizes")
 
 
 class Figure(float):
@@ -126,18 +107,16 @@ class Known:
 
     Args:
         judgements: of all claims.
-        points: records of the curves.
         page: put before links, where the text stands in another file than the table.
     """
 
     judgements: list[Judgement]
-    points: list[Record] = field(default_factory=list)
     page: str = ""
 
     @property
     def functions(self) -> dict[str, Any]:
         """All that a template can call, by name."""
-        names = ("figure", "curve", "claim", CURVES, "tally", "which")
+        names = ("figure", "claim", "answer", "tally", "which")
         return {name: getattr(self, name) for name in names} | {
             name: partial(self._fact, name) for name in FACTS
         }
@@ -174,73 +153,37 @@ class Known:
             raise RequestError(f"no record of that; of that arm, {protocol}, there are: {there}")
         return Figure(number(value), *value[:3])
 
-    def curve(
-        self, axis: str, architecture: str, x: Any, slice: str, family: str, **where: Any
-    ) -> Figure:
-        """A point of a curve; x is `none` where an axis has none. A method does for a family.
-
-        Raises:
-            RequestError: not exactly one point is of that.
-        """
-        fields = {"axis": axis, "architecture": architecture, "x": x, "slice": slice} | where
+    def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
+        """How many prompts and models a claim, or its arm, was fairly asked of; their sizes."""
         records = [
             r
-            for r in self.points
-            if family in (r["family"], r["family"].split()[-1], r["method"])
-            and all(r.get(key) == value for key, value in fields.items())
+            for r in self._claim(claim).records
+            if r["protocol"] == FAIR and not r.get("control") and arm in (None, r["arm"])
         ]
-        if len(records) != 1:
-            near = records or [r for r in self.points if r["axis"] == axis] or self.points
-            names = ("axis", "architecture", "x", "state", "slice", "method")
-            there = "; ".join(
-                f"{name} {', '.join(dict.fromkeys(str(r.get(name)) for r in near))}"
-                for name in names
-            )
-            raise RequestError(f"{len(records)} points are of that, not 1; there are: {there}")
-        ends = records[0]["share"], records[0]["low"], records[0]["high"]
-        return Figure(share(*ends), *ends)
-
-    def _fact(self, name: str, claim: int) -> str:
-        """The verdict and what explains it; how many prompts and models, of what size; a text."""
-        one = self._claim(claim)
-        fair = [r for r in one.records if r["protocol"] == FAIR]
-        sizes = sorted({s for r in fair for s in r["sizes"] if not r.get("control")})
-        texts = [r["found"] for r in one.records if r["protocol"] == REPORTED and "found" in r]
-        says = {
-            "verdict": one.verdict,
-            "why": one.why,
-            "prompts": str(max((r["prompts"] for r in fair), default="")),
-            "models": str(max((r["models"] for r in fair), default="")),
-            "sizes": ", ".join(sizes),
-            "found": escaped(quoted(texts[0], WIDTH)) if texts else "",
-        }
-        if not says[name]:
+        if not records:
             raise RequestError(f"{name} of claim {claim} is not known: no record says it")
-        return says[name]
+        if name == "sizes":
+            return ", ".join(sorted({size for r in records for size in r["sizes"]}))
+        return str(max(r[name] for r in records))
 
     def claim(self, *numbers: int) -> str:
         """Links to claims."""
         known = [self._claim(number).claim.number for number in numbers]
         return ", ".join(f"[{number}]({self.page}#claim-{number})" for number in known)
 
-    def curves(self) -> str:
-        """A link to the curves."""
-        if not self.points:
-            raise RequestError("there are no records of curves; give them with --curves")
-        return f"[curves]({self.page}#{CURVES})"
+    def answer(self, claim: int, column: str) -> str:
+        """A column's answer."""
+        return self._claim(claim).cells[_one_of("column", column, COLUMNS)].answer
 
-    def tally(self, group: str = "") -> str:
-        """How many claims, of a group, have which verdict."""
-        return tally(self._group(group)) or "none"
+    def tally(self, column: str) -> str:
+        """How many claims have which answer in a column."""
+        return tally(self.judgements, _one_of("column", column, COLUMNS))
 
-    def which(self, verdict: str, group: str = "") -> str:
-        """Links to the claims, of a group, that have a verdict."""
-        if verdict not in VERDICTS:
-            raise RequestError(f"{verdict!r} is no verdict; there are {', '.join(VERDICTS)}")
-        return (
-            self.claim(*(one.claim.number for one in self._group(group) if one.verdict == verdict))
-            or "none"
-        )
+    def which(self, answer: str, column: str) -> str:
+        """Links to the claims that have an answer in a column."""
+        _one_of("answer", answer, ANSWERS)
+        several = [j for j in self.judgements if self.answer(j.claim.number, column) == answer]
+        return self.claim(*(one.claim.number for one in several)) or "none"
 
     def _claim(self, number: int) -> Judgement:
         for one in self.judgements:
@@ -248,10 +191,11 @@ class Known:
                 return one
         raise RequestError(f"there is no claim {number!r}")
 
-    def _group(self, group: str) -> list[Judgement]:
-        if group not in ("", *GROUPS):
-            raise RequestError(f"{group!r} is no group; there are {', '.join(GROUPS)}")
-        return [one for one in self.judgements if group in ("", one.claim.group)]
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise RequestError(f"{value!r} is no {name}; there are {', '.join(allowed)}")
+    return value
 
 
 def fill(path: Path, known: Known) -> str:
@@ -301,16 +245,6 @@ def readme(path: str | Path, filled: str) -> str:
     return before + block(filled, TEMPLATE.name)[1] + after
 
 
-def tally(judgements: list[Judgement]) -> str:
-    """How many claims have which verdict: `3 hold, 1 does not hold`."""
-    counts = Counter(one.verdict for one in judgements)
-    return ", ".join(
-        f"{counts[verdict]} {(OF_ONE if counts[verdict] == 1 else OF_SEVERAL)[verdict]}"
-        for verdict in VERDICTS
-        if counts[verdict]
-    )
-
-
 def _check_written(environment: Environment, source: str) -> None:
     """Refuses a share that was typed by hand, and figures without a link in their paragraph."""
     plain = PLACEHOLDER.sub(lambda match: "\n" * match[0].count("\n"), source)
@@ -325,10 +259,8 @@ def _check_written(environment: Environment, source: str) -> None:
             links = [f"claim({getattr(node, 'value', '')})" for node in call.args]
             if name == "claim":
                 cited[at] |= {*links}
-            elif name in ("figure", *FACTS):
+            elif name in ("figure", "answer", *FACTS):
                 used[at] |= {*links[:1]}
-            elif name in (CURVES, "curve"):
-                (cited if name == CURVES else used)[at].add("curves()")
     for at in sorted(used):
         if missing := sorted(used[at] - cited[at]):
             message = f"figures without a link to their commands; add {', '.join(missing)}"

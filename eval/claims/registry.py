@@ -114,20 +114,32 @@ def _claim(
     )
     every = [arm.name for arm in arms]
     about = {
-        key: value for key, value in (defaults | entry).items() if key in names - {"arms", "judge"}
+        key: value
+        for key, value in (defaults | entry).items()
+        if key in names - {"arms", "judge", "control"}
     }
-    judge = [
-        _criterion(item | {"arm": arm}, every, where)
-        for item in entry["judge"]
-        for arm in (every if item.get("arm") == EVERY else [item.get("arm", "")])
-    ]
+    judge = _criteria(entry["judge"], every, every, where)
+    reported = [arm.name for arm in arms if arm.reported and not arm.lens]
+    control = _criteria(entry.get("control", defaults.get("control", [])), reported, every, where)
     if about.get("source") not in bibliography():
         raise RequestError(
             f"{where}: no source {about.get('source')!r} in bibliography.yaml; it has "
             f"{', '.join(bibliography())}"
         )
     source = bibliography()[about.pop("source")]
-    return _build(Claim, about, where, source=source, arms=arms, judge=tuple(judge), group=group)
+    given = {"source": source, "arms": arms, "judge": judge, "control": control, "group": group}
+    return _build(Claim, about, where, **given)
+
+
+def _criteria(
+    items: list[dict[str, Any]], every: list[str], arms: list[str], where: str
+) -> tuple[Criterion, ...]:
+    """Criteria, of which one may be of every arm."""
+    return tuple(
+        _criterion(item | {"arm": arm}, arms, where)
+        for item in items
+        for arm in (every if item.get("arm") == EVERY else [item.get("arm", "")])
+    )
 
 
 def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) -> Arm:

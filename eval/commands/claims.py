@@ -12,8 +12,8 @@ from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.claims.ask import Part
+    from eval.claims.columns import Judgement
     from eval.claims.entries import Claim
-    from eval.claims.judge import Judgement
 
 PLACE = "results/claims"
 GROUPS = ("mixers", "random-init", "gpt2", "large", "lenses")
@@ -50,8 +50,8 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
         records: results for what was found, or what `table --store` wrote of them
     """
     from eval.claims.cells import details
+    from eval.claims.columns import judge
     from eval.claims.evidence import evidence
-    from eval.claims.judge import judge
     from eval.claims.registry import choose, claims
     from eval.rows import ROWS, read_rows
 
@@ -61,19 +61,18 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
     texts = []
     judgements = [judge(claim, known) for claim in chosen]
     for claim, found in zip(chosen, judgements, strict=True):
-        answer = [f"  verdict: {found.verdict}{found.why and f': {found.why}'}"] if known else []
-        lines = [*_lines(claim), *answer, *(f"    {line}" for line in details(found))]
+        lines = [*_lines(claim), *(f"    {line}" for line in details(found))]
         texts.append("\n".join(lines))
-    return Result(_verdicts(judgements), "\n\n".join(texts))
+    return Result(_columns(judgements), "\n\n".join(texts))
 
 
-def _verdicts(judgements: "list[Judgement]") -> list[dict[str, Any]]:
-    """The verdicts as rows."""
+def _columns(judgements: "list[Judgement]") -> list[dict[str, Any]]:
+    """The columns as rows."""
     return [
-        {"claim": j.claim.number, "group": j.claim.group, "says": j.claim.claim,
-         "verdict": j.verdict, "why": j.why}
+        {"claim": j.claim.number, "group": j.claim.group, "says": j.claim.claim}
+        | {column: cell.answer for column, cell in j.cells.items()}
         for j in judgements
-    ]  # fmt: skip
+    ]
 
 
 def _lines(claim: "Claim") -> list[str]:
@@ -102,6 +101,7 @@ def _lines(claim: "Claim") -> list[str]:
             if protocol := arm.protocol(name):
                 lines.append(f"    {name}: {protocol}")
     lines += [f"  judged by: {criterion}" for criterion in claim.judge]
+    lines += [f"  replicated only if: {criterion}" for criterion in claim.control]
     lines += [f"  note: {claim.note}"] if claim.note else []
     lines += [f"  {CHANGED}: {claim.changed}"] if claim.changed else []
     return [*lines, f"  {claim.command}"]
@@ -141,8 +141,8 @@ def run_claims(
         device: where to compute; auto (default) takes a GPU that is in reach
     """
     from eval.claims.ask import parts
+    from eval.claims.columns import judge
     from eval.claims.evidence import evidence
-    from eval.claims.judge import judge
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
     from eval.claims.sources import Shelf
@@ -177,7 +177,7 @@ def run_claims(
     records, notes = evidence(rows, claims(), settings)
     judgements = [judge(claim, records) for claim in chosen]
     notes = "\n".join([*notes, results.note])
-    return Result(_verdicts(judgements), f"{terminal(judgements)}\n{notes}")
+    return Result(_columns(judgements), f"{terminal(judgements)}\n{notes}")
 
 
 def _say(lines: list[str]) -> None:
@@ -195,28 +195,30 @@ def table_of_claims(
     ] = (),
     store: File | None = None,
     markdown: File | None = None,
+    results: File | None = None,
     findings: File | None = None,
     figures: Directory | None = None,
     readme: File | None = None,
     group: Group | None = None,
 ) -> Result:
-    """The verdicts.
+    """Each claim in three columns: replicated, gradients, information.
 
     Args:
         places: results of the claims and of their curves, or what --store wrote of them; default:
             results/claims
         store: write the rows that answer, as Parquet where FILE ends in .parquet, else as JSONL
-        markdown: write the page: text, curves and all claims
-        findings: template of the page's text, or none; default: this project's, whose assertions
-            the records must bear out
+        markdown: write the page, and in a folder of its name a page for each claim
+        results: write the text of the results, which cites the page
+        findings: template of that text; default: this project's, whose assertions the records must
+            bear out
         figures: write the curves' figures, as SVG, which the page shows
         readme: put the text's finding between this file's marks too
         group: these alone
     """
+    from eval.claims.columns import judge
     from eval.claims.curves import plan
     from eval.claims.curves_records import records as points_of
     from eval.claims.evidence import answers, evidence
-    from eval.claims.judge import judge
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
     from eval.files import write_text
@@ -224,11 +226,9 @@ def table_of_claims(
 
     if markdown and group:
         raise RequestError(f"--group {group}: a page is of all claims; leave it out")
-    if readme and (not markdown or findings == "none"):
-        raise RequestError(
-            f"--readme {readme}: its finding is the page's, and points there; "
-            "give --markdown FILE too, and leave --findings none out"
-        )
+    for flag, value in (("results", results), ("readme", readme)):
+        if value and not markdown:
+            raise RequestError(f"--{flag} {value}: it points to the page; give --markdown FILE too")
     if not places and not (Path(PLACE) / ROWS).is_file():
         raise RequestError(
             f"no results in {PLACE}; give their directory, or what --store wrote (this project's "
@@ -244,13 +244,13 @@ def table_of_claims(
             "-m eval claims curves"
         )
     judgements = [judge(claim, known) for claim in choose([], group)]
-    pages = _pages(judgements, points, notes, markdown, findings, figures, readme)
+    pages = _pages(judgements, points, notes, markdown, results, findings, figures, readme)
     if store:
         write_rows(store, answers(rows))
     for path, text in pages.items():
         write_text(path, text)
     drawn = _draw(points, None, figures, None)
-    return Result(_verdicts(judgements), "\n".join([terminal(judgements), *notes, *drawn]))
+    return Result(_columns(judgements), "\n".join([terminal(judgements), *notes, *drawn]))
 
 
 def _pages(
@@ -258,28 +258,39 @@ def _pages(
     points: list[dict[str, Any]],
     notes: list[str],
     markdown: str | None,
+    results: str | None,
     findings: str | None,
     figures: str | None,
     readme: str | None,
 ) -> dict[str, str]:
-    """Files to write, by path: the page, and the README that says its finding."""
+    """Files to write, by path: the page, each claim's, the results and the README's finding."""
     from eval.claims.curves_page import markdown as draw
     from eval.claims.findings import TEMPLATE, Known, fill
     from eval.claims.findings import readme as with_finding
+    from eval.claims.pages import CURVES
     from eval.claims.pages import markdown as page_of
+    from eval.claims.pages import page as own_page
 
     if not markdown:
         return {}
     page = Path(markdown)
-    shown = draw(points, _beside(figures, page) if figures else "") if points else ""
-    if findings == "none":
-        return {markdown: page_of(judgements, notes, "", shown)}
+    folder = page.with_suffix("")
+    pages = {markdown: page_of(judgements, notes, folder.name)}
+    if points:
+        curves = folder / "curves.md"
+        pages[str(curves)] = (
+            CURVES + "\n" + draw(points, _beside(figures, curves) if figures else "")
+        )
+    for one in judgements:
+        if one.asked:
+            pages[str(folder / f"{one.claim.number}.md")] = own_page(one)
     template = Path(findings) if findings else TEMPLATE
-    text = fill(template, Known(judgements, points))
-    pages = {markdown: page_of(judgements, notes, text, shown)}
+    if results:
+        pages[results] = fill(template, Known(judgements, _beside(page, Path(results))))
     if readme:
-        linked = Known(judgements, points, _beside(page, Path(readme)))
-        pages[readme] = with_finding(readme, fill(template, linked))
+        pages[readme] = with_finding(
+            readme, fill(template, Known(judgements, _beside(page, Path(readme))))
+        )
     return pages
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.__main__ import main
+from eval.claims.columns import judge
 from eval.claims.evidence import evidence
-from eval.claims.judge import judge
 from eval.claims.registry import claims
 from eval.rows import read_rows
 from eval.schema import KINDS
@@ -236,9 +236,10 @@ def _judgements(case: str, records: str) -> Iterator[tuple[Place, Row]]:
     known, _ = evidence(read_rows([records]), claims())
     for claim in claims().values():
         found = judge(claim, known)
+        columns = {column: cell.answer for column, cell in found.cells.items()}
         outcomes = {
-            f"{protocol} {i}": [outcome.holds, float(outcome.left.value)]
-            for protocol, several in found.outcomes.items()
-            for i, outcome in enumerate(several)
+            f"{column} {i}": [outcome.answer, float(outcome.left.value)]
+            for column, cell in found.cells.items()
+            for i, outcome in enumerate(cell.outcomes)
         }
-        yield Place(case, prompt=f"claim {claim.number}"), {"verdict": found.verdict, **outcomes}
+        yield Place(case, prompt=f"claim {claim.number}"), columns | outcomes

@@ -35,8 +35,9 @@ def _layer_below(circuit: Function) -> Function:
     return wrong
 
 
-def _turned(outcomes: Any) -> Any:
-    return [dataclasses.replace(outcome, holds=not outcome.holds) for outcome in outcomes]
+def _turned(outcome: Any) -> Any:
+    turned = {"yes": "no", "no": "yes"}
+    return outcome and outcome._replace(answer=turned.get(outcome.answer, outcome.answer))
 
 
 MIXERS: dict[str, Entry] = {
@@ -340,7 +341,7 @@ READERS: dict[str, Entry] = {
     ),
     "claims: criteria are turned round": (
         "claims: judged",
-        "claims.judge:outcomes",
+        "claims.columns:_outcome",
         gives(_turned),
     ),
     "texts: the first story is skipped": (

@@ -11,9 +11,10 @@ import yaml
 
 from eval.__main__ import main
 from eval.claims import BENCH, registry
+from eval.claims.cells import details
+from eval.claims.columns import COLUMNS, GRADIENTS, INFORMATION, REPLICATED, judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import answers, evidence
-from eval.claims.judge import FAILS, HOLDS, IDENTITY, NOT_RUN, ONLY_REPORTED, WEIGHTS, judge
 from eval.claims.pages import terminal
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
@@ -154,7 +155,7 @@ def test_what_an_arm_asks_has_a_fingerprint() -> None:
     assert claim.arms[0].fingerprint == same.arms[0].fingerprint != other.arms[0].fingerprint
 
 
-# --- verdicts -----------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------
 
 PROTOCOL = Protocol({"descent": {}}, text=("x",))
 
@@ -178,100 +179,107 @@ def record(protocol: str, method: str, share: float, **others: object) -> dict:
 
 
 LOST = claim_of("below", 0.5)
-SHOWN_LOST = claim_of("below", 0.5, "self")
 FOUND = claim_of("above", 0.9)
-(ARM,) = FOUND.arms
-NARROWER = replace(
-    FOUND,
-    arms=(
-        replace(
-            ARM,
-            without=("mask",),
-            reported=replace(PROTOCOL, methods={"descent": {"rate": 30}}, pad_to=64),
-            fair=replace(PROTOCOL, methods={"descent": {"rate": 3}}),
-        ),
-    ),
-)
+SOME, MOST = record(FAIR, "adam", 0.2), record(FAIR, "adam", 0.9)
 REPORTED_LOST, REPORTED_FOUND = (record(REPORTED, "descent", x) for x in (0.0, 1.0))
+READ = record(FAIR, "descent", 1.0, control="identity")
+CONTROLLED = replace(FOUND, control=(Criterion(Term("self"), "above", 0.9),))
 
 
 @pytest.mark.parametrize(
-    ("claim", "records", "verdict", "why"),
+    ("claim", "records", "answers"),
     [
-        (LOST, [], NOT_RUN, ""),
-        (LOST, [REPORTED_LOST], NOT_RUN, ""),
-        (claim_of("below", 0.5, hub="gpt2"), [], WEIGHTS, ""),
-        (LOST, [REPORTED_LOST, record(FAIR, "propose", 0.2)], HOLDS, ""),
-        (LOST, [REPORTED_FOUND, record(FAIR, "propose", 0.2)], HOLDS, "not with the reported prot"),
-        (LOST, [REPORTED_FOUND, record(FAIR, "propose", 0.9)], FAILS, ""),
-        (
-            LOST,
-            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "alternating", 1.0)],
-            ONLY_REPORTED,
-            "exact search finds what descent does not",
-        ),
-        (
-            LOST,
-            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0)],
-            ONLY_REPORTED,
-            "descent at the model's own scale",
-        ),
-        (
-            SHOWN_LOST,
-            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0),
-             record(FAIR, "descent", 0.0, control="identity")],
-            ONLY_REPORTED,
-            IDENTITY,
-        ),
-        (
-            LOST,  # of hidden tokens, of which the identity tells nothing
-            [REPORTED_LOST, record(FAIR, "descent", 0.1), record(FAIR, "adam", 1.0),
-             record(FAIR, "descent", 0.0, control="identity")],
-            ONLY_REPORTED,
-            "descent at the model's own scale",
-        ),
-        (
-            NARROWER,
-            [REPORTED_FOUND, record(FAIR, "descent", 0.3), record(FAIR, "adam", 0.2),
-             record(FAIR, "descent", 1.0, padded=True)],
-            ONLY_REPORTED,
-            "the same descent without padding with a causal mask at rate 3, on many prompts",
-        ),
-        (FOUND, [REPORTED_FOUND, record(FAIR, "chance", 1.0)], NOT_RUN, ""),
-        (
-            FOUND,
-            [REPORTED_FOUND, record(FAIR, "descent", 0.2), record(FAIR, "alternating", 1.0)],
-            HOLDS,
-            "by exact search; gradients alone do not show it",
-        ),
-        (
-            LOST,
-            [REPORTED_FOUND, record(FAIR, "descent", 0.1), record(FAIR, "alternating", 1.0)],
-            FAILS,
-            "gradients alone would bear it out; exact search does not",
-        ),
-        (LOST, [REPORTED_FOUND, record(FAIR, "adam", 0.55)], FAILS, "by no more than the interval"),
-        (FOUND, [REPORTED_FOUND, record(FAIR, "adam", 0.92)], HOLDS, "in part within the interval"),
-        (
-            NARROWER,
-            [REPORTED_FOUND, record(FAIR, "descent", 0.3, sizes=["flat d8 n1 untrained"])],
-            ONLY_REPORTED,
-            "the same descent without padding with a causal mask at rate 3 at d8 n1, on many",
-        ),
-        (
-            FOUND,
-            [REPORTED_FOUND, record(FAIR, "adam", 0.1),
-             record(FAIR, "adam", 1.0, control="shuffled")],
-            ONLY_REPORTED,
-            "own scale",
-        ),
+        (LOST, [], "not asked, not asked, not asked"),
+        (LOST, [REPORTED_LOST], "yes, not asked, not asked"),
+        (FOUND, [REPORTED_LOST], "no, not asked, not asked"),
+        (CONTROLLED, [REPORTED_FOUND | {"self": None}], "not asked, not asked, not asked"),
+        (LOST, [record(FAIR, "chance", 0.0)], "not asked, not asked, not asked"),
+        (LOST, [record(FAIR, "descent", 0.1), SOME], "not asked, yes, not asked"),
+        (LOST, [record(FAIR, "descent", 0.1), MOST], "not asked, no, not asked"),
+        (LOST, [record(FAIR, "adam", 0.45)], "not asked, open, not asked"),  # within the interval
+        (LOST, [record(FAIR, "adam", 0.9, padded=True)], "not asked, not asked, not asked"),
+        (FOUND, [record(FAIR, "alternating", 1.0)], "not asked, not asked, yes"),
+        (FOUND, [record(FAIR, "alternating", 0.2, self=1.0)], "not asked, not asked, no"),
+        (LOST, [record(FAIR, "alternating", 0.2, self=1.0)], "not asked, not asked, open"),
+        (LOST, [record(FAIR, "alternating", 1.0)], "not asked, not asked, no"),
+        (FOUND, [REPORTED_FOUND, SOME, record(FAIR, "propose", 1.0)], "yes, no, yes"),
     ],
 )  # fmt: skip
-def test_verdicts(claim: Claim, records: list[dict], verdict: str, why: str) -> None:
+def test_three_columns_have_answers_of_their_own(
+    claim: Claim, records: list[dict], answers: str
+) -> None:
     found = judge(claim, records)
-    assert found.verdict == verdict
-    assert why in found.why
-    assert bool(found.why) == bool(why)
+    assert ", ".join(found.cells[column].answer for column in COLUMNS) == answers
+    assert found.asked == (answers != "not asked, not asked, not asked")
+
+
+@pytest.mark.parametrize(
+    ("claim", "records", "column"),
+    [
+        (CONTROLLED, [record(REPORTED, "descent", 1.0, self=0.2)], REPLICATED),
+        (FOUND, [record(FAIR, "adam", 1.0), READ | {"self": 0.2}], GRADIENTS),
+        (FOUND, [record(FAIR, "alternating", 1.0, self=0.2)], INFORMATION),
+    ],
+)
+def test_a_column_is_invalid_where_its_control_fails(
+    claim: Claim, records: list[dict], column: str
+) -> None:
+    """It cannot be yes, though all that is claimed was measured; it is where the control passes."""
+    own = judge(claim, records).cells[column]
+    assert own.failed is not None
+    assert (own.answer, own.failed.criterion.left.figure) == ("invalid", "self")
+    assert [outcome.answer for outcome in own.outcomes] == ["yes"]
+    passing = [r | {"self": 1.0} for r in records]
+    assert judge(claim, passing).cells[column].answer == "yes"
+
+
+def test_no_claim_that_was_asked_is_yes_where_a_control_fails() -> None:
+    """Of all claims: with every control failing no replicated column is yes or no."""
+    for claim in claims().values():
+        arms = [arm for arm in claim.arms if arm.reported and not arm.lens]
+        assert bool(claim.control) == bool(arms), claim.number
+        names = ("self", "self_top5", "criterion", "anywhere", "minimised", "nonself", "exact",
+                 "set_recall", "hidden_anywhere", "nonself_top5")  # fmt: skip
+        tags = {"claim": claim.number, **dict.fromkeys(names, 0.0)}
+        records = [record(REPORTED, "descent", 0.0, **tags, arm=arm.name) for arm in arms]
+        if arms:
+            assert judge(claim, records).cells[REPLICATED].answer == "invalid", claim.number
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "answer"),
+    [
+        ((0.2, 0.1, 0.3), (0.6, 0.5, 0.7), "yes"),
+        ((0.6, 0.5, 0.7), (0.2, 0.1, 0.3), "no"),
+        ((0.4, 0.2, 0.6), (0.6, 0.5, 0.7), "open"),
+        ((1.0, 0.9, 1.0), (1.0, 0.9, 1.0), "open"),  # a tie at a ceiling is no contrast
+    ],
+)
+def test_two_figures_are_compared_by_their_intervals(
+    left: tuple, right: tuple, answer: str
+) -> None:
+    arms = tuple(Arm(name, Models({"mixers": ("flat",)}), fair=PROTOCOL) for name in "ab")
+    criterion = Criterion(Term("self", "a"), "less", Term("self", "b"))
+    claim = Claim(7, "a", "b", SOURCE, "mixers", arms, (criterion,))
+    records = [
+        record(FAIR, "adam", 0.0, arm=arm, self=share, self_low=low, self_high=high)
+        for arm, (share, low, high) in (("a", left), ("b", right))
+    ]
+    assert judge(claim, records).cells[GRADIENTS].answer == answer
+
+
+def test_criteria_that_are_not_those_of_the_rows_are_said_to_be_changed() -> None:
+    same, other = ([REPORTED_LOST | {"criteria": c}] for c in (LOST.frozen, "older"))
+    assert not judge(LOST, same).changed
+    assert not judge(LOST, [REPORTED_LOST]).changed  # rows from before there were hashes
+    assert judge(LOST, other).changed == "they are not those of its rows"
+    assert LOST.frozen != claim_of("below", 0.6).frozen != CONTROLLED.frozen
+
+
+def test_fewer_than_thirty_prompts_are_said_in_the_cell() -> None:
+    text = terminal([judge(LOST, [REPORTED_LOST | {"prompts": 29}])], width=200)
+    assert "yes (n 29, too few; d16 n1)" in text
+    assert "too few" not in terminal([judge(LOST, [REPORTED_LOST | {"prompts": 30}])], width=200)
 
 
 def test_figures_of_lenses_are_pooled_and_compared() -> None:
@@ -287,9 +295,11 @@ def test_figures_of_lenses_are_pooled_and_compared() -> None:
         }  # fmt: skip
 
     records = [norm(10, 3.0), norm(2, 1.0), norm(11, 0.5, "y")]
-    assert judge(claim, records).verdict == HOLDS
-    assert "norm, x (last) 3, > 1 (first)" in terminal([judge(claim, records)], width=400)
-    assert judge(claim, [norm(10, 1.0), norm(2, 3.0)]).verdict == FAILS
+    own = judge(claim, records)
+    assert own.cells[INFORMATION].answer == "yes"
+    assert "information: ✓ norm, part x (last) 3, > 1 (first)" in "\n".join(details(own))
+    turned = judge(claim, [norm(10, 1.0), norm(2, 3.0)])
+    assert turned.cells[INFORMATION].answer == "no"
 
 
 def part(setting: str, model: str, of: int = 1, **others: Any) -> list[dict]:

@@ -10,10 +10,10 @@ import pytest
 
 from eval.__main__ import main
 from eval.claims import BENCH
+from eval.claims.columns import judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.findings import END, START, Known, fill
-from eval.claims.judge import ONLY_REPORTED, WEIGHTS, judge
-from eval.claims.pages import markdown
+from eval.claims.pages import markdown, page
 from eval.claims.registry import bibliography, claims
 from eval.errors import RequestError
 from eval.rows import write_rows
@@ -21,6 +21,7 @@ from tests.eval.claims.cases import SOURCE
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "results" / "claims.md"
+TO = ("--results", "{}/results.md")
 CELL = 190  # letters; longer ones are not read
 PROTOCOL = Protocol({"descent": {}}, text=("x",), pad_to=64)
 FAMILIES = {"descent": "gradient", "adam": "gradient", "chance": "control"}
@@ -76,7 +77,7 @@ JUDGED = [judge(claim_of(), RECORDS), judge(claim_of(8, ("flat", "llama"), "resi
 def filled(template: str, tmp_path: Path) -> str:
     path = tmp_path / "text.md"
     path.write_text(template)
-    return fill(path, Known(JUDGED, [point(0, 0.2), point(1000, 0.1), point(1000, 0.3, "soda")]))
+    return fill(path, Known(JUDGED))
 
 
 @pytest.mark.parametrize(
@@ -91,28 +92,22 @@ def filled(template: str, tmp_path: Path) -> str:
         ('figure(8, "norm", arm="flat", layer=2)', "9 (8 to 10)"),
         ('figure(8, "norm", arm="flat", part="x y", pool="last")', "27"),
         ('figure(8, "norm", arm="flat", pool="first")', "3 (2 to 4)"),
-        ('curve("step", "flat", 0, "nonself", "gradient")', "20.0 % (10.0 to 40.0)"),
-        (
-            'curve("step", "flat", 1000, "nonself", "soda", state="after")',
-            "30.0 % (15.0 to 60.0)",
-        ),
-        ("verdict(7)", ONLY_REPORTED),
-        ("why(7)", "the same descent without padding, on many prompts, does not show it"),
-        ("found(7)", "“x\\|y↵\\*&lt;/s>”"),
+        ('answer(7, "replicated")', "yes"),
+        ('answer(7, "gradients")', "no"),
+        ('answer(8, "information")', "yes"),
         ("prompts(7)", "50"),
         ("models(7)", "3"),
         ("sizes(7)", "flat d16 n1 untrained"),
-        ("tally()", "1 holds, 1 holds only as reported"),
-        ('tally("lenses")', "none"),
-        ('which("holds only as reported", "mixers")', "[7](#claim-7)"),
-        ('which("does not hold")', "none"),
+        ('sizes(8, arm="flat")', "flat"),
+        ('tally("gradients")', "1 no, 1 not asked"),
+        ('which("yes", "replicated")', "[7](#claim-7)"),
+        ('which("open", "gradients")', "none"),
         ("claim(7, 8)", "[7](#claim-7), [8](#claim-8)"),
-        ("curves()", "[curves](#curves)"),
     ],
 )
 def test_placeholders_say_what_records_say(words: str, text: str, tmp_path: Path) -> None:
-    links = "{{ claim(7, 8) }} {{ curves() }}"
-    expected = f"{text} [7](#claim-7), [8](#claim-8) [curves](#curves)\n"
+    links = "{{ claim(7, 8) }}"
+    expected = f"{text} [7](#claim-7), [8](#claim-8)\n"
     assert filled(f"{{{{ {words} }}}} {links}", tmp_path) == expected
 
 
@@ -135,32 +130,24 @@ def test_placeholders_say_what_records_say(words: str, text: str, tmp_path: Path
             "there are: nonself descent, nonself descent padded, nonself adam",
         ),
         ('{{ figure(7, "nonself", "descent", control="identity") }}', "no record of that"),
-        (
-            '{{ curve("step", "flat", 1000, "nonself", "gradient") }}',
-            "2 points are of that, not 1; there are:",
-        ),
-        (
-            '{{ curve("width", "flat", 64, "nonself", "gradient") }}',
-            "0 points are of that, not 1; there are: axis",
-        ),
-        ('{{ tally("fish") }}', "'fish' is no group; there are mixers"),
-        ('{{ which("fish") }}', "'fish' is no verdict; there are holds"),
-        ("{{ why(8) }}", "why of claim 8 is not known: no record says it"),
+        ('{{ tally("fish") }}', "'fish' is no column; there are replicated, gradients, inf"),
+        ('{{ which("fish", "gradients") }}', "'fish' is no answer; there are yes, no, open"),
+        ('{{ sizes(8, arm="llama") }}', "sizes of claim 8 is not known: no record says it"),
         ('{% assert figure(7, "nonself") %}', "needs a figure, one of < <= == >= >, and another"),
-        ("{% assert verdict(7) == 1 %}", "'holds only as reported' cannot be compared with 1"),
+        ('{% assert answer(7, "gradients") == 1 %}', "'no' cannot be compared with 1"),
         ('{% assert figure(8, "norm", arm="flat", layer=10).low > 1 %}', "it has no interval"),
         (
             '{% assert figure(7, "nonself") > 0.32 %}',
             "the records say otherwise: 31.0 % (21.0 to 36.0) > 0.32 is not so",
         ),
-        ('{% assert verdict(7) == "holds" %}', "holds only as reported == holds is not so"),
+        ('{% assert answer(7, "gradients") == "yes" %}', "no == yes is not so"),
     ],
 )
 def test_a_placeholder_that_means_nothing_is_named(
     words: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        filled(f"# A\n\nText\n{words} ({{{{ claim(7, 8) }}}} {{{{ curves() }}}})\n", tmp_path)
+        filled(f"# A\n\nText\n{words} ({{{{ claim(7, 8) }}}})\n", tmp_path)
     assert str(caught.value).startswith(f"text.md, line 4: {words} (")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -171,13 +158,13 @@ def test_text_is_filled_and_assertions_leave_no_trace(tmp_path: Path) -> None:
 # What was found
 
 {% assert figure(7, "nonself") > 0.3 %}
-{% assert verdict(8) == "holds" %}
+{% assert answer(8, "information") == "yes" %}
 
 {% assert figure(7, "nonself", "descent").high < figure(7, "nonself").low %}
 Descent finds {{ figure(7, "nonself", by="descent") }}, Adam {{ figure(7, "nonself",
 by="adam") }} ({{ claim(7) }}).
 {% assert figure(8, "norm", arm="flat", pool="last") >= 27 %}
-Training ({{ curves() }}): {{ curve("step", "flat", 0, "nonself", "adam") }}.
+Streams ({{ claim(8) }}) grow to {{ figure(8, "norm", arm="flat", pool="last") }}.
 """
     assert (
         filled(template, tmp_path)
@@ -185,7 +172,7 @@ Training ({{ curves() }}): {{ curve("step", "flat", 0, "nonself", "adam") }}.
 # What was found
 
 Descent finds 12.0 % (2.0 to 17.0), Adam 31.0 % (21.0 to 36.0) ([7](#claim-7)).
-Training ([curves](#curves)): 20.0 % (10.0 to 40.0).
+Streams ([8](#claim-8)) grow to 27.
 """
     )
 
@@ -197,7 +184,7 @@ Training ([curves](#curves)): 20.0 % (10.0 to 40.0).
             'a\n\nIt finds {{ figure(7, "nonself") }}.',
             'line 3: It finds {{ figure(7, "nonself") }}.: figures without a link to',
         ),
-        ('{{ curve("step", "flat", 0, "nonself", "adam") }}', "commands; add curves()"),
+        ('{{ answer(7, "gradients") }}', "figures without a link to their commands; add claim(7)"),
         ("{{ claim(7) }}\n\n{{ prompts(7) }}", "figures without a link to their commands; add cl"),
         ("a\n\nIt finds 12.5 % of them.", "line 3: It finds 12.5 % of them.: 12.5 % is typed by"),
         ('It is {{ figure(7, "nonself") }', "line 1: It is {{ figure(7"),
@@ -212,31 +199,32 @@ def test_text_that_cannot_be_checked_is_refused(text: str, message: str, tmp_pat
 
 def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it() -> None:
     odd = replace(JUDGED[0], claim=replace(JUDGED[0].claim, claim="a | b <script>"))
-    page = markdown([JUDGED[1], odd], ["left out: something"], "TEXT\n", "CURVES\n")
-    rows = [line for line in page.splitlines() if line.startswith("| <a id=")]
+    text = markdown([JUDGED[1], odd], ["left out: something"])
+    rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
     assert [re.findall(r'id="claim-(\d+)"', row) for row in rows] == [["7"], ["8"]]
-    assert rows[0].count(" | ") == 5
-    assert "a \\| b &lt;script>" in rows[0]
-    assert "✓ hidden tokens 100.0 % (90.0 to 105.0), ≥ 95 %; “x\\|y↵\\*&lt;/s>”" in rows[0]
-    assert "✗ hidden tokens 31.0 % (21.0 to 36.0), not ≥ 95 % (flat d16 n1 untrained; 50" in rows[0]
-    assert "**holds only as reported**: the same descent without padding" in rows[0]
-    assert "`python -m eval claims run 7 --corpus STORIES`" in rows[0]
-    assert "> left out: something" in page
-    assert page.index("TEXT") < page.index("CURVES") < page.index("| #")
-    assert "padding, on many prompts, does not show it: [7](#claim-7)" in page
-    assert "- fair: hidden tokens by descent 12.0 % (2.0 to 17.0); descent (padded) 97.0 %" in page
-    assert "; adam (shuffled) 0.1 % (-9.9 to 5.1); chance 0.0 %" in page
-    assert "- fair: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page
+    assert rows[0] == (
+        '| <a id="claim-7"></a>[7](claims/7.md) | a \\| b &lt;script> | **yes** (n 50; d16 n1) '
+        "| **no** (n 50; d16 n1) | not asked |"
+    )
+    assert "> left out: something" in text
+    assert "| gradients | – | 1 | – | – | 1 |" in text
+    own = page(JUDGED[0])
+    assert "- gradients: ✗ hidden tokens 31.0 % (21.0 to 36.0), not ≥ 95 % (flat d16 n1" in own
+    assert "- fair: hidden tokens by descent 12.0 % (2.0 to 17.0); descent (padded) 97.0 %" in own
+    assert "; adam (shuffled) 0.1 % (-9.9 to 5.1); chance 0.0 %" in own
+    assert "“x\\|y↵\\*&lt;/s>”" in own
+    assert "`python -m eval claims run 7 --corpus STORIES`" in own
+    assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page(JUDGED[1])
 
 
 def test_a_page_cites_its_sources_and_says_which_criteria_were_changed() -> None:
-    page = markdown([judge(claim, []) for claim in claims().values()], [])
+    text = markdown([judge(claim, []) for claim in claims().values()], [])
     for source in bibliography().values():
-        assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in page
-    assert re.findall(r"\)\. Claims? ([\d, -]+)\.", page) == ["1-84", "86-93", "85", "94-101"]
-    rows = re.findall(r'id="claim-(\d+)".*\(criterion changed after the data were seen\) \|', page)
-    assert rows == ["44", "45", "60", "79", "87", "97"]
-    assert "- [97](#claim-97): the mean over distances was replaced" in page
+        assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in text
+    assert re.findall(r"\)\. Claims? ([\d, -]+)\.", text) == ["1-84", "86-93", "85", "94-101"]
+    changed = re.findall(r"- † \[(\d+)\]", text)
+    assert changed == ["44", "45", "60", "72", "73", "78", "79", "82", "87", "97"]
+    assert "- † [97](#claim-97): the mean over distances was replaced" in text
 
 
 def synthetic() -> list[dict[str, Any]]:
@@ -281,21 +269,21 @@ def _records(claim: Claim, arm: Arm, tags: dict[str, Any], asked: Protocol) -> l
 
 
 def test_a_page_of_all_claims_can_be_read() -> None:
-    records = synthetic()
-    judged = [judge(claim, records) for claim in claims().values()]
-    page = markdown(judged, [])
-    rows = [line for line in page.splitlines() if line.startswith("| <a id=")]
-    assert len(rows) == 101
+    judged = [judge(claim, synthetic()) for claim in claims().values()]
+    text = markdown(judged, [])
+    assert re.findall(r'id="claim-(\d+)"', text).sort() == [str(n) for n in claims()].sort()
+    rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
     for row in rows:
         for cell in row.split(" | "):
             assert len(cell) <= CELL, cell
-    for one, row in zip(judged, rows, strict=True):
-        if one.verdict == WEIGHTS:
-            assert "GB to download" in row
-            assert "GB of memory" in row
-            assert "--download`" in row
-    links = set(re.findall(r"\(#([\w-]+)\)", page))
-    assert links <= set(re.findall(r'id="([\w-]+)"', page))
+    unasked = [one.claim.number for one in judged if not one.asked]
+    assert unasked
+    below = text[text.index("## Not asked") :]
+    assert all(f'<a id="claim-{number}">' in below for number in unasked)
+    assert "GB to download" in below
+    assert "GB of memory" in below
+    links = set(re.findall(r"\(#([\w-]+)\)", text))
+    assert links <= set(re.findall(r'id="([\w-]+)"', text))
 
 
 def run(*words: object) -> int:
@@ -313,48 +301,41 @@ def records(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_page_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
-    text, readme, page = tmp_path / "text.md", tmp_path / "README.md", tmp_path / "docs" / "page.md"
-    words = 'All: {{ figure(74, "nonself") }} ({{ claim(74) }}).'
+def test_pages_results_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
+    text, readme, made = tmp_path / "text.md", tmp_path / "README.md", tmp_path / "docs" / "page.md"
+    results = tmp_path / "docs" / "README.md"
+    words = 'All: {{ figure(74, "nonself", by="adam") }} ({{ claim(74) }}).'
     text.write_text(f"## In short\n\n{START}\n{words}\n{END}\n")
     readme.write_text(f"# Name\n\n{START}\nold\n{END}\n\nrest\n")
-    assert run(records, "--findings", text, "--markdown", page, "--readme", readme) == 0
+    places = ("--markdown", made, "--results", results, "--readme", readme)
+    assert run(records, "--findings", text, *places) == 0
     said = "All: 50.0 % (40.0 to 55.0) ([74]({}#claim-74))."
-    assert said.format("") in page.read_text()
+    assert said.format("page.md") in results.read_text()
     assert readme.read_text() == (
         f"# Name\n\n{START}\n{said.format('docs/page.md')}\n{END}\n\nrest\n"
     )
-    assert run(records, "--findings", "none", "--markdown", page) == 0
-    assert "In short" not in page.read_text()
+    assert "[74](page/74.md)" in made.read_text()
+    assert (made.with_suffix("") / "74.md").read_text().startswith("# Claim 74\n")
 
 
-def test_a_page_shows_the_curves(records: Path, tmp_path: Path) -> None:
-    curves, text, page = tmp_path / "curves.jsonl", tmp_path / "text.md", tmp_path / "d" / "page.md"
+def test_the_curves_have_a_page(records: Path, tmp_path: Path) -> None:
+    curves, made = tmp_path / "curves.jsonl", tmp_path / "d" / "page.md"
     drawn = [point(0, 0.2), point(1000, 0.1)]
     write_rows(curves, [p | {"key": str(p["x"]), "kind": "curve record"} for p in drawn])
-    text.write_text('{{ curve("step", "flat", 1000, "nonself", "adam") }} ({{ curves() }})\n')
-    words = ("--findings", text, "--markdown", page, "--figures", tmp_path / "d" / "drawn")
-    assert run(records, curves, *words) == 0
+    assert run(records, curves, "--markdown", made, "--figures", tmp_path / "d" / "drawn") == 0
     assert (tmp_path / "d" / "drawn" / "curves-step.svg").is_file()
-    made = page.read_text()
-    assert "10.0 % (5.0 to 20.0) ([curves](#curves))" in made
-    assert '<a id="curves"></a>' in made
-    assert "](drawn/curves-step.svg)" in made
-    assert "20 (10–40)" in made
+    text = (tmp_path / "d" / "page" / "curves.md").read_text()
+    assert "](../drawn/curves-step.svg)" in text
+    assert "20 (10–40)" in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--figures", "x"], "--figures x: are of the curves, and no curve is in the results"),
-        (
-            ["--findings", "{}/bare.md"],
-            "bare.md, line 1: {{ curves() }}: there are no records of curves",
-        ),
-        (["--findings", "{}/false.md"], "false.md, line 1: {{ 74 nonself }}"),
-        (["--findings", "{}/absent.md"], "absent.md"),
+        (["--findings", "{}/false.md", *TO], "false.md, line 1: {{ 74 nonself }}"),
+        (["--findings", "{}/absent.md", *TO], "absent.md"),
         (["--group", "mixers"], "--group mixers: a page is of all claims; leave it out"),
-        (["--findings", "none", "--readme", "{}/no.md"], "no.md: its finding is the page's"),
         (["--findings", "{}/true.md", "--readme", "{}/no.md"], "no.md: needs one <!-- finding -->"),
         (["--findings", "{}/short.md", "--readme", "{}/no.md"], "needs one <!-- finding -->"),
     ],
@@ -368,7 +349,6 @@ def test_what_cannot_be_made_is_refused_in_a_line(
 ) -> None:
     (tmp_path / "false.md").write_text("{{ 74 nonself }} {{ claim(74) }}")
     (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
-    (tmp_path / "bare.md").write_text("{{ curves() }}")
     (tmp_path / "short.md").write_text("yes\n")
     (tmp_path / "no.md").write_text("# Name\n")
     page = tmp_path / "page.md"
@@ -381,15 +361,24 @@ def test_what_cannot_be_made_is_refused_in_a_line(
     assert (tmp_path / "no.md").read_text() == "# Name\n"
 
 
-def test_the_committed_page_is_what_its_records_say(tmp_path: Path) -> None:
-    """And its figures and the README's finding: all made anew, from the records beside the page."""
+def test_results_without_a_page_are_refused(records: Path, capsys: pytest.CaptureFixture) -> None:
+    for flag in ("--results", "--readme"):
+        assert run(records, flag, "x.md") == 2
+        assert f"{flag} x.md: it points to the page; give --markdown" in capsys.readouterr().err
+
+
+def test_the_committed_pages_are_what_their_records_say(tmp_path: Path) -> None:
+    """And figures, results and the README's finding: all made anew, from the records beside."""
     made = tmp_path / "docs" / "results" / "claims.md"
     readme = Path(shutil.copy(ROOT / "README.md", tmp_path))
-    words = ("--figures", made.with_suffix(""), "--markdown", made, "--readme", readme)
-    assert run(PAGE.with_suffix(".parquet"), *words) == 0
-    figures = {path.name for path in PAGE.with_suffix("").iterdir()}
-    assert {path.name for path in made.with_suffix("").iterdir()} == figures
-    for link in re.findall(r"\]\((?!http)([^#)\s]+)", made.read_text()):
-        assert (PAGE.parent / link).is_file()
-    assert made.read_text() == PAGE.read_text()
+    results = made.with_name("README.md")
+    words = ("--figures", made.with_suffix(""), "--markdown", made, "--results", results)
+    assert run(PAGE.with_suffix(".parquet"), *words, "--readme", readme) == 0
+    names = {path.name for path in PAGE.with_suffix("").iterdir()}
+    assert {path.name for path in made.with_suffix("").iterdir()} == names
+    for path in (made, results, *made.with_suffix("").glob("*.md")):
+        there = PAGE.parent / path.relative_to(made.parent)
+        assert path.read_text() == there.read_text(), path.name
+        for link in re.findall(r"\]\((?!http)([^#)\s]+)", path.read_text()):
+            assert (there.parent / link).exists(), link
     assert readme.read_text() == (ROOT / "README.md").read_text()

@@ -1,0 +1,254 @@
+"""What became of a claim, in three columns that are never folded into one word.
+
+    replicated    the source's protocol, one prompt or few; valid only where its positive control
+                  passes: it must do what its source says that it does where nothing is in question
+    gradients     descent and tuned gradients on many prompts of several models; valid only where
+                  they read a network that does nothing
+    information   exact search, and lenses, which measure directly; valid only where the search
+                  finds the tokens that are shown
+
+A criterion compares a figure with a number, or with another figure; a figure is the best that any
+method of the column reached. Between two figures of many prompts their intervals must be disjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from eval.claims.entries import FAIR, POOLS, REPORTED, Claim, Criterion, Term
+from eval.claims.evidence import Record
+
+YES, NO, OPEN, INVALID, NOT_ASKED = ANSWERS = ("yes", "no", "open", "invalid", "not asked")
+REPLICATED, GRADIENTS, INFORMATION = COLUMNS = ("replicated", "gradients", "information")
+FAMILY = {GRADIENTS: "gradient", INFORMATION: "search"}
+READ, FOUND = 0.5, 0.9
+"""Of shown tokens: what gradients must read of a network that does nothing, and search of any."""
+ENOUGH = 30
+"""Independent prompts; a cell of fewer says so."""
+ARRIVAL = ("minimised", "criterion")
+"""Figures of the descent itself, of which the tokens that it reads say nothing."""
+
+
+class Value(NamedTuple):
+    """A figure with its interval, where it has one, and whose it is."""
+
+    value: float
+    low: float | None
+    high: float | None
+    record: Record
+
+
+class Outcome(NamedTuple):
+    """What became of one criterion in one column."""
+
+    criterion: Criterion
+    left: Value
+    right: Value | float
+    answer: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A column of one claim.
+
+    Attributes:
+        answer: one of `ANSWERS`.
+        outcomes: of its criteria.
+        failed: the positive control that failed, where one did.
+    """
+
+    answer: str = NOT_ASKED
+    outcomes: tuple[Outcome, ...] = ()
+    failed: Outcome | None = None
+
+    @property
+    def prompts(self) -> int:
+        """Independent prompts, of the criterion that has fewest."""
+        return min(outcome.left.record["prompts"] for outcome in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim, its columns, and the records that they are made of."""
+
+    claim: Claim
+    cells: dict[str, Cell]
+    records: list[Record]
+
+    @property
+    def asked(self) -> bool:
+        """Whether any column has an answer."""
+        return any(cell.answer != NOT_ASKED for cell in self.cells.values())
+
+    @property
+    def changed(self) -> str:
+        """How criteria were changed after the data were seen; empty where none was."""
+        frozen = self.claim.frozen
+        other = any(record.get("criteria", frozen) != frozen for record in self.records)
+        return self.claim.changed or ("they are not those of its rows" if other else "")
+
+
+def judge(claim: Claim, records: list[Record]) -> Judgement:
+    """The three columns of one claim."""
+    records = [record for record in records if record["claim"] == claim.number]
+    return Judgement(claim, {name: _cell(claim, records, name) for name in COLUMNS}, records)
+
+
+def look_up(
+    one: Judgement, term: Term, protocol: str = FAIR, padded: bool = False, control: str = ""
+) -> Value | None:
+    """A figure by any method that its term admits, or as it is padded or of a control.
+
+    None where no record bears it.
+    """
+    plain = not padded and not control
+    records = [
+        r
+        for r in one.records
+        if r["protocol"] == protocol
+        and ("lens" in r or (_admits(term, r) and r["control"] == (control or None)))
+        and ((protocol == REPORTED and plain) or r.get("padded", False) == padded)
+    ]
+    return value_of(term, records)
+
+
+def _cell(claim: Claim, records: list[Record], column: str) -> Cell:
+    protocol = REPORTED if column == REPLICATED else FAIR
+    arms = {arm.name for arm in claim.arms if arm.protocol(protocol)}
+    wanted = [c for c in claim.judge if {t.arm for t in c.terms} <= arms and _is_of(c, column)]
+    own = _of_column(records, column)
+    outcomes = [o for criterion in wanted if (o := _outcome(criterion, own, column))]
+    controls = _controls(claim, records, own, column, outcomes)
+    if not wanted or len(outcomes) < len(wanted) or None in controls:
+        return Cell()
+    failed = next((control for control in controls if control and control.answer == NO), None)
+    answers = {outcome.answer for outcome in outcomes}
+    answer = NO if NO in answers else OPEN if OPEN in answers else YES
+    return Cell(INVALID if failed else answer, tuple(outcomes), failed)
+
+
+def _is_of(criterion: Criterion, column: str) -> bool:
+    """Whether a criterion names no method, or one of the column."""
+    names = {term.by for term in criterion.terms} - {"best"}
+    search = {"search", "propose", "alternating", "sweep", "enumerate"}
+    return column == REPLICATED or not names or (names <= search) == (column == INFORMATION)
+
+
+def _of_column(records: list[Record], column: str) -> list[Record]:
+    """Records that answer a column's question: no controls, and fairly no pads."""
+    if column == REPLICATED:
+        return [r for r in records if r["protocol"] == REPORTED and not r.get("control")]
+    return [
+        r
+        for r in records
+        if r["protocol"] == FAIR
+        and (
+            column == INFORMATION
+            if "lens" in r
+            else r["family"] == FAMILY[column] and not r["control"] and not r["padded"]
+        )
+    ]
+
+
+def _outcome(criterion: Criterion, records: list[Record], column: str) -> Outcome | None:
+    left, right = value_of(criterion.left, records), criterion.right
+    if isinstance(right, Term):
+        right = value_of(right, records)
+    if left is None or right is None:
+        return None
+    bound = right.value if isinstance(right, Value) else right
+    held = criterion.holds(left.value, bound)
+    answer = YES if held else NO
+    if column != REPLICATED and _unsettled(left, right):
+        answer = OPEN
+    if held and column == INFORMATION and "lens" not in left.record and not criterion.upward:
+        answer = OPEN  # what a search does not find may be there
+    return Outcome(criterion, left, right, answer)
+
+
+def _unsettled(left: Value, right: Value | float) -> bool:
+    """Whether intervals leave the answer open: more prompts could turn it.
+
+    Not against a number where the share is of all or none: nothing varied there.
+    """
+    low, high = left.low, left.high
+    if isinstance(right, Value):
+        if None in (low, high, right.low, right.high):
+            return False
+        assert low is not None
+        assert high is not None
+        assert right.low is not None
+        return low <= (right.high or 0.0) and right.low <= high
+    varied = "lens" in left.record or 0 < left.value < 1
+    return varied and low is not None and high is not None and low < right < high
+
+
+def _controls(
+    claim: Claim, records: list[Record], own: list[Record], column: str, outcomes: list[Outcome]
+) -> list[Outcome | None]:
+    """The positive controls of a column; None for one that was not measured."""
+    if column == REPLICATED:
+        return [_outcome(control, own, column) for control in claim.control]
+    if all(o.criterion.left.figure in ARRIVAL for o in outcomes):
+        return []
+    least = READ if column == GRADIENTS else FOUND
+    identity = [r for r in records if r.get("control") == "identity"]
+    tried = [
+        r
+        for r in (identity if column == GRADIENTS else own)
+        if r.get("self") is not None and r["family"] != "control"
+    ]
+    return [
+        _outcome(Criterion(Term("self", arm), "above", least), tried, REPLICATED)
+        for arm in dict.fromkeys(r["arm"] for r in tried)
+    ]
+
+
+def value_of(term: Term, records: list[Record]) -> Value | None:
+    """A term's figure in some records, the best of several methods; None where none bears it."""
+    own = [record for record in records if record["arm"] == term.arm]
+    lens = [r for r in own if "lens" in r and r["figure"] == term.figure]
+    if lens:
+        return _pooled(term, lens)
+    tried = [
+        r for r in own if "method" in r and r.get(term.figure) is not None and _admits(term, r)
+    ]
+    if not tried:
+        return None
+    best = max(tried, key=lambda record: record[term.figure])
+    low, high = (best.get(f"{term.figure}_{end}") for end in ("low", "high"))
+    return Value(best[term.figure], low, high, best)
+
+
+def _admits(term: Term, record: Record) -> bool:
+    """Whether a term is of a record's method; `best` is of any gradient and any search."""
+    if term.by == "best":
+        return record["family"] in ("gradient", "search")
+    return term.by in (record["family"], record["method"])
+
+
+def _pooled(term: Term, records: list[Record]) -> Value | None:
+    own = [
+        r
+        for r in records
+        if r["value"] is not None
+        and all(r["where"].get(name) == value for name, value in term.where.items())
+    ]
+    if not own:
+        return None
+    layers = [record for record in own if isinstance(record["where"].get("layer"), int)]
+    own = layers or own  # a row labelled "tokens" is no layer
+    own.sort(key=lambda record: _layer(record["where"].get("layer")))
+    value = POOLS[term.pool]([record["value"] for record in own])
+    if term.pool == "mean":  # as if the layers erred together, which is the wide side
+        ends = [[record[end] for record in own] for end in ("low", "high")]
+        low, high = (None if None in several else fmean(several) for several in ends)
+        return Value(value, low, high, own[0])
+    (same, *_) = [record for record in own if record["value"] == value]
+    return Value(value, same["low"], same["high"], same)
+
+
+def _layer(label: Any) -> float:
+    return float(label) if isinstance(label, (int, float)) else -1.0
