@@ -12,6 +12,7 @@ from arch import count_parameters, load_model, save_model
 from arch.__main__ import main
 from scripts.baselines import ReferenceMixer
 from tests.arch.cases import random_tokens, small_model, tokenizer_json
+from tests.said import complaint
 
 LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
 
@@ -26,10 +27,7 @@ def llama(tmp_path):
 def failed(capsys, *words):
     """The one line that a command complained with."""
     assert main([*map(str, words)]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: ")
-    assert line.count("\n") == 1
-    return line
+    return complaint(capsys)
 
 
 def test_describe_adds_up(llama, capsys):

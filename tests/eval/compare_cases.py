@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from eval.__main__ import main
@@ -61,13 +60,6 @@ def lens_row(value: float, **changes: Any) -> dict[str, Any]:
 
 def columns(*places: Path, chosen: tuple[str, ...] = ("all",), every: bool = False) -> Any:
     return side_by_side(enter(gather(places), every), list(chosen))
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1, said
-    assert said[0].startswith("error: ")
-    return said[0]
 
 
 def run_compare(*words: object) -> int:

@@ -10,8 +10,9 @@ import pytest
 from eval.comparison import enter, side_by_side
 from eval.gather import gather
 from eval.rows import Results
-from tests.eval.compare_cases import columns, complaint, lens_row, make_run, run_compare
+from tests.eval.compare_cases import columns, lens_row, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows
+from tests.said import complaint
 
 # What is said.
 

@@ -18,6 +18,7 @@ from eval.rows import Results, read_rows
 from eval.schema import SCHEMA
 from eval.text import HeldOutText, inside_prompts
 from tests.eval.report.cases import make_row
+from tests.said import complaint
 from tokenizer import load_tokenizer
 
 Directory = Callable[..., Path]
@@ -109,13 +110,6 @@ def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:
     content = json.loads((path / name).read_text())
     change(content)
     (path / name).write_text(json.dumps(content))
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_directories_that_are_not_models(model_directory, tmp_path, capsys):

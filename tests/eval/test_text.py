@@ -14,6 +14,7 @@ from eval.__main__ import main
 from eval.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, held_out_text, inside_prompts, story_prompts
+from tests.said import complaint
 from tests.train.cases import fit
 from tokenizer import open_corpus, pack, train_tokenizer
 from tokenizer.pack import Layout
@@ -178,9 +179,7 @@ def test_text_that_cannot_be_used_is_refused_in_one_line(
         (tmp_path / name / "valid.txt").write_text("<|endoftext|>".join([STORIES[0]] * 4))
     words = ["invert", model_directory(), "--corpus", tmp_path / name, "--count", 1, "--length", 4]
     assert main([*map(str, words), "--out", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    assert message in complaint(capsys)
 
 
 def test_a_trained_model_records_the_fraction(make_source, tokenizer_file, tmp_path):

@@ -15,6 +15,7 @@ from wandb.sdk.launch.sweeps.utils import (
     create_sweep_command_args,
 )
 
+from tests.said import complaint
 from tests.train.cases import TINY, pack_toy
 from train import sweep
 from train.__main__ import main
@@ -190,10 +191,7 @@ def test_seeds_stand_at_the_end_of_names():
 def test_what_cannot_be_run_is_one_line(tmp_path, capsys, change, message):
     file = save(tmp_path / "bad.yaml", TOY | change)
     assert main(["sweep", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in complaint(capsys)
 
 
 DRAWN = TOY | {"method": "random", "parameters": {"seed": {"min": 1, "max": 9}}}
@@ -214,10 +212,7 @@ def test_a_sweep_ends(tmp_path, capsys, monkeypatch, content, words, message):
     monkeypatch.setattr("train.sweep._draw", lambda *_: next(endless))
     file = save(tmp_path / "bad.yaml", content)
     assert main(["sweep", str(file), *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in complaint(capsys)
 
 
 def test_files_that_are_no_sweeps(tmp_path):

@@ -16,6 +16,7 @@ from eval.models import open_checkpoint
 from eval.rows import Results, Row, read_rows
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
+from tests.said import complaint
 from tokenizer import open_corpus, train_tokenizer
 
 Directory = Callable[..., Path]
@@ -199,9 +200,7 @@ def test_wrong_requests_get_one_line(
     out = tmp_path / "out"
     quick = ["--corpus", "toy:200", "--count", "2", "--length", "4", "--out", str(out)]
     assert main(["curves", str(model_directory()), *quick, *words]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    assert message in complaint(capsys)
     assert not out.exists()
 
 

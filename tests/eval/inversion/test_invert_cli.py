@@ -12,6 +12,7 @@ from arch import load_model, save_model
 from eval.__main__ import main
 from eval.inversion.suites import DIRECTORY, load_suite, read_suite
 from eval.rows import read_rows
+from tests.said import complaint
 from tokenizer import open_corpus, train_tokenizer
 
 Directory = Callable[..., Path]
@@ -21,13 +22,6 @@ ONE = [*QUICK, "--layers", "1", "--slices", "[:, 0:, :]"]
 
 def invert(*words: object) -> int:
     return main(["invert", *map(str, words)])
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def by_control(rows: list[dict[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:

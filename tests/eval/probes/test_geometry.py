@@ -15,6 +15,7 @@ from eval.errors import RequestError
 from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry, jacobian
 from eval.rows import read_rows
+from tests.said import complaint
 
 Make = Callable[..., LanguageModel]
 Directory = Callable[..., Path]
@@ -171,9 +172,7 @@ def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, m
     out = tmp_path / "out"
     quick = ["--corpus", "toy:200", "--count", "2", "--length", "6", "--out", str(out)]
     assert main(["geometry", str(model_directory()), *quick, *words]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+    assert message in complaint(capsys)
     assert not out.exists()
 
 

@@ -30,6 +30,7 @@ from eval.probes.linear import (
 )
 from eval.rows import read_rows
 from eval.slices import Slice
+from tests.said import complaint
 
 Make = Callable[..., LanguageModel]
 V, D = 12, 5
@@ -274,13 +275,6 @@ QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
 
 def probe(*words: object) -> int:
     return main(["probe", *map(str, (*words, *QUICK))])
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1, said
-    assert said[0].startswith("error: ")
-    return said[0]
 
 
 def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
