@@ -1,5 +1,6 @@
 """What many tests stand on: a small tokenizer, small models, their directories."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tokenizer import open_corpus, train_tokenizer
 
 VOCAB = 400
 
-settings.register_profile("remnant", deadline=None)  # a busy machine is no fault
+# A busy machine is no fault.
+settings.register_profile("remnant", deadline=None)
 settings.load_profile("remnant")
+os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
 LONGEST = ("test_docs.py", "train/test_scale.py", "train/test_plan.py")

@@ -1,21 +1,69 @@
-"""What each of several processes runs, started by torchrun: trainings, one after the other.
+"""What each of two processes runs: trainings, one after the other, with torchrun's environment."""
 
-torchrun --standalone --nproc-per-node 2 tests/train/scale_runs.py '[["fit", "--data", ...], ...]'
-"""
-
-import json
+import multiprocessing
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from train.__main__ import main
+
+WAIT = 300
+"""Seconds after which two processes are taken to hang."""
+
+
+def in_two_processes(commands: list[list[str] | str], folder: Path) -> list[str]:
+    """Runs command lines, and preparations by their names; what each process said.
+
+    The processes are forked from one that has imported everything: torchrun's would import it anew.
+    As under torchrun they meet in a store that another process keeps, at a port that is free.
+
+    Raises:
+        AssertionError: one of them did not end well.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.train.forked"])
+    logs = [folder / f"{rank}.log" for rank in range(2)]
+    processes = [
+        context.Process(target=_run, args=(rank, store.port, log, commands), daemon=True)
+        for rank, log in enumerate(logs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT)
+        process.kill()
+    said = [log.read_text() for log in logs]
+    assert [process.exitcode for process in processes] == [0, 0], "\n".join(said)
+    return said
+
+
+def _run(rank: int, port: int, log: Path, commands: list[list[str] | str]) -> None:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+    sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}
+    agent = {"RUN_ID": "tests", "USE_AGENT_STORE": True, "RESTART_COUNT": 0, "MAX_RESTARTS": 0}
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+    own |= places | sizes | {f"TORCHELASTIC_{name}": value for name, value in agent.items()}
+    os.environ.update({name: str(value) for name, value in own.items()})
+    rank_zero_only.rank = rank  # Lightning read it from the environment when it was imported
+    torch.set_num_threads(1)
+    with log.open("w", buffering=1) as file:
+        sys.stdout = sys.stderr = file
+        for command in commands:
+            if isinstance(command, str):
+                PREPARATIONS[command]()
+            else:
+                print(f"exit code {main(command)}\nend of a command", flush=True)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 def compile_by_tracing() -> None:
     """Compile without a compiler of C++, and say for which graphs."""
-    import torch
     from torch._dynamo.backends.debugging import aot_eager
 
     compile_ = torch.compile
@@ -48,7 +96,6 @@ def announce_decisions() -> None:
 
 def terminate_one_at_step_2() -> None:
     """Send SIGTERM to the last of the processes while it takes its second step."""
-    import os
     import signal
 
     from train.module import LanguageModule
@@ -67,11 +114,3 @@ PREPARATIONS = {
     function.__name__: function
     for function in (compile_by_tracing, announce_decisions, terminate_one_at_step_2)
 }
-
-if __name__ == "__main__":
-    sys.stderr = sys.stdout
-    for command in json.loads(sys.argv[1]):
-        if isinstance(command, str):
-            PREPARATIONS[command]()
-        else:
-            print(f"exit code {main(command)}\nend of a command", flush=True)

@@ -1,7 +1,5 @@
 """Runs of two processes: the data, losses and files of one; and resuming on another number."""
 
-import json
-import os
 import re
 import signal
 import subprocess
@@ -13,9 +11,9 @@ import torch
 from safetensors.torch import load
 
 from tests.train.cases import TINY, fit, interrupt, pack_toy, rows, weights
+from tests.train.scale_runs import in_two_processes
 from tokenizer.pack import Layout
 
-ROOT = Path(__file__).parents[2]
 FLAGS = "--precision 64-true --schedule.decay none --checkpoint_every 3 --batch.size 6"
 FLAGS += " --model.context 40"
 SHARED = "--trainer.devices 2 --trainer.strategy ddp"
@@ -34,10 +32,7 @@ def command(data: Path, run: Path, flags: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
-    """A folder of runs in two processes, which start once for all; what they said, by the run.
-
-    Each process writes into files of its own: lines sent to one pipe may cut each other in two.
-    """
+    """A folder of runs in two processes, which start once for all; what they said, by the run."""
     folder = tmp_path_factory.mktemp("runs")
     assert fit(data, folder / "one", *FLAGS.split()) == 0
     assert fit(data, folder / "grown", *FLAGS.split(), "--trainer.max_steps", "3") == 0
@@ -58,16 +53,7 @@ def runs(data, tmp_path_factory):
         each if isinstance(each, str) else command(data, folder / each[0], f"{SHARED} {each[1]}")
         for each in steps
     ]
-    words = ["--standalone", "--nproc-per-node", "2", "--redirects", "3"]
-    words += ["--log-dir", str(folder / "logs"), str(ROOT / "tests" / "train" / "scale_runs.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    logs = [path.read_text() for path in sorted((folder / "logs").rglob("stdout.log"))]
-    assert done.returncode == 0, done.stderr + "".join(logs)
+    logs = in_two_processes(commands, folder)
     names = [each[0] for each in steps if not isinstance(each, str)]
     parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
     return folder, {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}
@@ -124,6 +110,15 @@ def test_two_processes_compile_and_train_as_one(runs):
     assert said["compiled"].count("compiled a graph") >= 2  # in either process
     assert_alike(folder / "one", folder / "compiled", "loss")
     assert_alike(folder / "one", folder / "compiled", "val_loss")
+
+
+@pytest.mark.slow
+def test_torchrun_starts_two_processes(data, tmp_path):
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m train"
+    words = [*launch.split(), *command(data, tmp_path / "run", SHARED)]
+    done = subprocess.run([sys.executable, *words], cwd=Path(__file__).parents[2])
+    assert done.returncode == 0
+    assert samples_seen(tmp_path / "run") == 6 * 6
 
 
 def test_a_slurm_job_is_left_to_its_script(data, tmp_path, monkeypatch, at_step):
