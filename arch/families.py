@@ -12,6 +12,8 @@ from arch.errors import ModelError
 from arch.model import Block
 from arch.wrapped import HalvesRotation, PairsRotation, ParallelBlock, WrappedAttention
 
+QKV = "q_proj k_proj v_proj"
+
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -58,16 +60,24 @@ def check_family(family: object) -> None:
         )
 
 
+def _mixer(
+    attention: Any, inputs: str, output: str, heads: int, rotation: nn.Module | None = None
+) -> WrappedAttention:
+    """Attention, by the names of its projections."""
+    scaling = getattr(attention, "scaling", attention.head_dim**-0.5)
+    return WrappedAttention(
+        [getattr(attention, name) for name in inputs.split()],
+        getattr(attention, output),
+        heads,
+        attention.head_dim,
+        scaling,
+        rotation,
+    )
+
+
 def _gpt2(model: Any) -> Anatomy:
     def block(layer: Any) -> Block:
-        attention = layer.attn
-        mixer = WrappedAttention(
-            [attention.c_attn],
-            attention.c_proj,
-            attention.num_heads,
-            attention.head_dim,
-            attention.scaling,
-        )
+        mixer = _mixer(layer.attn, "c_attn", "c_proj", layer.attn.num_heads)
         return Block(layer.ln_1, mixer, layer.ln_2, layer.mlp)
 
     body = model.transformer
@@ -87,14 +97,7 @@ def _opt(model: Any) -> Anatomy:
     _require(config, "word_embed_proj_dim", config.hidden_size)
 
     def block(layer: Any) -> Block:
-        attention = layer.self_attn
-        mixer = WrappedAttention(
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            attention.out_proj,
-            attention.num_heads,
-            attention.head_dim,
-            attention.scaling,
-        )
+        mixer = _mixer(layer.self_attn, QKV, "out_proj", layer.self_attn.num_heads)
         channel_mixer = nn.Sequential(layer.fc1, layer.activation_fn, layer.fc2)
         return Block(layer.self_attn_layer_norm, mixer, layer.final_layer_norm, channel_mixer)
 
@@ -111,15 +114,8 @@ def _opt(model: Any) -> Anatomy:
 
 def _gptj(model: Any) -> Anatomy:
     def block(layer: Any) -> Block:
-        attention = layer.attn
-        mixer = WrappedAttention(
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            attention.out_proj,
-            attention.num_attention_heads,
-            attention.head_dim,
-            attention.head_dim**-0.5,
-            PairsRotation(attention.embed_positions),
-        )
+        rotation = PairsRotation(layer.attn.embed_positions)
+        mixer = _mixer(layer.attn, QKV, "out_proj", layer.attn.num_attention_heads, rotation)
         return ParallelBlock(layer.ln_1, mixer, layer.ln_1, layer.mlp)
 
     body = model.transformer
@@ -143,15 +139,7 @@ def _llama(model: Any) -> Anatomy:
     rotation = HalvesRotation(body.rotary_emb)
 
     def block(layer: Any) -> Block:
-        attention = layer.self_attn
-        mixer = WrappedAttention(
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            attention.o_proj,
-            config.num_attention_heads,
-            attention.head_dim,
-            attention.scaling,
-            rotation,
-        )
+        mixer = _mixer(layer.self_attn, QKV, "o_proj", config.num_attention_heads, rotation)
         return Block(layer.input_layernorm, mixer, layer.post_attention_layernorm, layer.mlp)
 
     # Within its window, a model with a sliding window is like any other; further we do not go.
