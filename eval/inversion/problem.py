@@ -21,6 +21,10 @@ TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are 
 WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
 
 
+Part = slice
+"""Of the positions shown."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """P prompts of one length seen through one circuit and slice. Solvers never see the truth.
@@ -117,9 +121,25 @@ class Problem:
         Raises:
             RequestError: the positions shown are not neighbours.
         """
-        shown = self.slice.positions(self.length)
-        channels = {"low": self.slice.low, "high": self.slice.high}
-        return replace(self, length=shown[-1] + 1, slice=Slice(shown[0], None, **channels))
+        return self.showing(slice(None), self.slice.positions(self.length)[-1] + 1)
+
+    def showing(self, some: Part, length: int | None = None) -> "Problem":
+        """With only some of the shown positions, which are neighbours, shown.
+
+        Args:
+            some: of the S positions.
+            length: tokens of the prompt; as many as before when not given.
+        """
+        shown = self.slice.positions(self.length)[some]
+        return replace(
+            self,
+            length=length or self.length,
+            slice=Slice(shown[0], shown[-1] + 1, self.slice.low, self.slice.high),
+            target=self.target[:, some],
+            floor=self.floor[:, some],
+            limit=self.limit[:, some],
+            noise=self.noise[:, some],
+        )
 
     def distances(self, outputs: Tensor) -> Tensor:
         """Distance to the target at each shown position: `(P, T, width)` outputs to `(P, S)`."""

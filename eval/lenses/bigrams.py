@@ -20,7 +20,7 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.geometry import embeddings
-from eval.lenses.lens import Document, Finding, Named, Request, lens, note_table, records
+from eval.lenses.lens import Document, Finding, Named, Request, lens, named, note_table, records
 from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.text import held_out_text
@@ -222,11 +222,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     for table in TABLES:
         found = structure(checkpoint.model, some, table, request.seed)
         values.append([list(record.values()) for record in found.values()])
-        figures += [
-            {"figure": f"bigram {name}", "table": table, "pairs": pairs, "value": value}
-            for pairs, record in found.items()
-            for name, value in record.items()
-        ]
+        for pairs, record in found.items():
+            values_of = {f"bigram {name}": value for name, value in record.items()}
+            figures += named(values_of, table=table, pairs=pairs)
     axes = {
         "table": TABLES,
         "pairs": PAIRED,

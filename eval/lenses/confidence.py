@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.lenses.lens import Document, Finding, Named, Request, lens, records
+from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
 from eval.lenses.trace import gather
 from eval.models import Checkpoint
 
@@ -112,22 +111,23 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     best, entropy = by_scale[0, :, :, 1], by_scale[0, :, :, 0]
     unmoved = by_scale[1, 1:, :, 0]
     moved = unmoved.amax(dim=0) - unmoved.amin(dim=0)
-    figures: list[dict[str, Any]] = [
-        {"figure": "entropy at length 0", "value": float(entropy[0].mean())},
-        {"figure": "entropy of uniform", "value": math.log2(checkpoint.config.vocab_size)},
-        {"figure": "best probability at length 1000", "value": float(best[-1].mean())},
-        {"figure": "confidence rises with length", "value": monotone(best, rising=True)},
-        {"figure": "entropy falls with length", "value": monotone(entropy, rising=False)},
-        {"figure": "confidence falls with heat", "value": monotone(by_heat[..., 1], rising=False)},
-        {"figure": "best probability at T 0.001", "value": float(by_heat[0, :, 1].mean())},
-        {"figure": "best probability at T 1000", "value": float(by_heat[-1, :, 1].mean())},
-        {"figure": "entropy range before norm", "value": float(moved.mean())},
-    ]
+    values = {
+        "entropy at length 0": entropy[0].mean(),
+        "entropy of uniform": math.log2(checkpoint.config.vocab_size),
+        "best probability at length 1000": best[-1].mean(),
+        "confidence rises with length": monotone(best, rising=True),
+        "entropy falls with length": monotone(entropy, rising=False),
+        "confidence falls with heat": monotone(by_heat[..., 1], rising=False),
+        "best probability at T 0.001": by_heat[0, :, 1].mean(),
+        "best probability at T 1000": by_heat[-1, :, 1].mean(),
+        "entropy range before norm": moved.mean(),
+    }
+    figures = named(values)
     own = sharpness(logits)[0]
     for place, vectors in zip(PLACES, (final, hidden), strict=True):
         value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), own]))[0, 1])
         if not math.isnan(value):
-            figures.append({"figure": "length with entropy", "part": place, "value": value})
+            figures += named({"length with entropy": value}, part=place)
     axes = {"measure": ("entropy", "best"), "quantile": QUANTILES}
     return Finding(
         arrays={

@@ -27,7 +27,16 @@ from eval.artefacts import fitted
 from eval.classifiers import Classifier, Moments, calibrated, gaussian
 from eval.errors import RequestError
 from eval.lenses import markup
-from eval.lenses.lens import Document, Finding, Named, Request, figure_records, lens, note_table
+from eval.lenses.lens import (
+    Document,
+    Finding,
+    Named,
+    Request,
+    figure_records,
+    lens,
+    named,
+    note_table,
+)
 from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
 from eval.lenses.trace import gather, streams_of
 from eval.models import Checkpoint
@@ -302,7 +311,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             ]
     figures += _turns(values, layers)
     census = words_of(train.cpu(), known)
-    figures += [{"figure": k, "value": v} for k, v in word_lengths(census).items()]
+    figures += named(word_lengths(census))
     axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
     return Finding(
         arrays={
@@ -323,11 +332,10 @@ def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
             if top1.isfinite().all():
                 turns = {
                     "read best at layer": layers[int(top1.argmax())],
-                    "lost by the end": float(top1.max() - top1[-1]),
-                    "back at the end": float(top1[-1] - top1.min()),
+                    "lost by the end": top1.max() - top1[-1],
+                    "back at the end": top1[-1] - top1.min(),
                 }
-                place = {"group": group, "offset": o}
-                figures += [{"figure": name, **place, "value": v} for name, v in turns.items()]
+                figures += named(turns, group=group, offset=o)
     return figures
 
 

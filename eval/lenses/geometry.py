@@ -25,6 +25,7 @@ from eval.lenses.lens import (
     Request,
     lens,
     model_name,
+    named,
     note_table,
     records,
     word_tokens,
@@ -111,19 +112,14 @@ def others(values: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.values, top.indices
 
 
-def closeness(queries: Tensor, keys: Tensor, metric: str) -> Tensor:
-    """What a metric orders keys `(V, D)` by for queries `(N, D)`: `(N, V)`, largest the nearest."""
-    products = queries @ keys.T
-    if metric == "cosine":  # the query's own length changes no order
-        return products / keys.norm(dim=1).clamp(min=1e-30)
-    if metric == "euclid":  # nor does its square: |q - k|^2 = |q|^2 - 2 (q k - |k|^2 / 2)
-        return products - keys.square().sum(dim=1) / 2
-    return products
-
-
 def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tensor:
-    """The nearest keys, `(N, count)`, the nearest first."""
-    return closeness(queries, keys, metric).topk(count, dim=1).indices
+    """The nearest of keys `(V, D)` to queries `(N, D)`, `(N, count)`, the nearest first."""
+    near = queries @ keys.T
+    if metric == "cosine":  # the query's own length changes no order
+        near /= keys.norm(dim=1).clamp(min=TINY)
+    elif metric == "euclid":  # nor does its square: |q - k|^2 = |q|^2 - 2 (q k - |k|^2 / 2)
+        near -= keys.square().sum(dim=1) / 2
+    return near.topk(count, dim=1).indices
 
 
 def agreement(queries: Tensor, keys: Tensor, answers: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -152,23 +148,23 @@ def lengths(
     plain = {name: rows.norm(dim=1).cpu() for name, rows in embeddings(checkpoint.model).items()}
     units = {name: norms / norms.median().clamp(min=TINY) for name, norms in plain.items()}
     edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)
-    unseen, figures, named = counts == 0, [], []
+    unseen, figures, shown = counts == 0, [], []
     for name, unit in units.items():
         z, odd = robust_z(unit), outliers(unit)
-        values: dict[str, float] = {
-            "length median": float(plain[name].median()),
-            "length spread": float(unit.std()),
+        values: dict[str, float | Tensor] = {
+            "length median": plain[name].median(),
+            "length spread": unit.std(),
             "length outliers": len(odd) / len(unit),
         }
         if odd:
             values["length outliers unseen"] = _share(unseen[odd])
         values["tokens unseen"] = _share(unseen)
         if unit.min() < unit.max() and counts.min() < counts.max():
-            values["length with frequency"] = float(spearmanr(unit, counts).statistic)  # pyright: ignore
+            values["length with frequency"] = spearmanr(unit, counts).statistic  # pyright: ignore
         if unseen.any():
-            values["length of unseen"] = float(unit[unseen].mean())
-        figures += [{"figure": key, "matrix": name, "value": v} for key, v in values.items()]
-        named += [
+            values["length of unseen"] = unit[unseen].mean()
+        figures += named(values, matrix=name)
+        shown += [
             {
                 "matrix": name,
                 "token": token,
@@ -179,7 +175,7 @@ def lengths(
             }
             for token in odd[:SHOWN]
         ]
-    return {"lengths": _histogram(units, edges, "matrix", "length")}, figures, named
+    return {"lengths": _histogram(units, edges, "matrix", "length")}, figures, shown
 
 
 def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[dict[str, Named], list[Record]]:
@@ -188,13 +184,13 @@ def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[dict[str, Named], lis
     cosines = alignment(both["input"], both["output"], rows)
     rank = cosines.pop("rank").float()
     values = {
-        "own cosine": float(cosines["cosine"].mean()),
-        "own cosine control": float(cosines["control"].mean()),
-        "own rank": float(rank.median()),
+        "own cosine": cosines["cosine"].mean(),
+        "own cosine control": cosines["control"].mean(),
+        "own rank": rank.median(),
         "own first": _share(rank == 0),
         "own rank as share": float(rank.mean()) / max(1, len(both["input"]) - 1),
     }
-    figures = [{"figure": name, "n": len(rows), "value": value} for name, value in values.items()]
+    figures = named(values, n=len(rows))
     kinds = {kind: cosine.cpu().clamp(-1, 1) for kind, cosine in cosines.items()}
     edges = torch.linspace(-1, 1, BINS + 1)
     return {"alignment": _histogram(kinds, edges, "rows", "cosine")}, figures
@@ -217,16 +213,14 @@ def returned(
         values = round_trip(both["input"], both["output"], asked, method).cpu()
         own = values.gather(1, asked[:, None].cpu())[:, 0]
         top, tokens = others(values, asked.cpu(), OTHERS)
-        figures += [
-            {"figure": f"round trip {name}", "method": method, "n": N, "value": value}
-            for name, value in {
-                "own value": float(own[:N].mean()),
-                "largest other": float(top[:N, 0].mean()),
-                "spread of others": float(values[:N].std(dim=1).mean()),
-                "own largest": _share(own[:N] > top[:N, 0]),
-                **_variants(word_of, rows.cpu(), tokens[:N]),
-            }.items()
-        ]
+        back = {
+            "own value": own[:N].mean(),
+            "largest other": top[:N, 0].mean(),
+            "spread of others": values[:N].std(dim=1).mean(),
+            "own largest": _share(own[:N] > top[:N, 0]),
+            **_variants(word_of, rows.cpu(), tokens[:N]),
+        }
+        figures += named({f"round trip {name}": v for name, v in back.items()}, method=method, n=N)
         table += [
             {
                 "piece": checkpoint.pieces([token])[0],
@@ -314,11 +308,9 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def vector_tables(documents: Sequence[Document]) -> list[Markup]:
     """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
+    matrices = {True: "input and output are one matrix", False: "input and output are two matrices"}
     tied = [
-        Markup("<li>{}: {}</li>").format(
-            model_name(d),
-            f"input and output are {'one matrix' if d['notes']['tied'] else 'two matrices'}",
-        )
+        Markup("<li>{}: {}</li>").format(model_name(d), matrices[d["notes"]["tied"]])
         for d in documents
     ]
     odd = note_table(
@@ -377,16 +369,10 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     trip_figures, trips = returned(checkpoint, rows, shown)
     near, nearby = neighbours(checkpoint, request, shown)
     agreed = near["agreement"].records(figure="agrees")
-    return Finding(
-        arrays={**norms, **cosines, **near},
-        figures=[*length_figures, *own_figures, *trip_figures, *agreed],
-        notes={
-            "tied": bool(checkpoint.config.tied),
-            "outliers": odd,
-            "round trip": trips,
-            "nearest": nearby,
-        },
-    )
+    figures = [*length_figures, *own_figures, *trip_figures, *agreed]
+    tied = bool(checkpoint.config.tied)
+    notes = {"tied": tied, "outliers": odd, "round trip": trips, "nearest": nearby}
+    return Finding({**norms, **cosines, **near}, figures, notes)
 
 
 def _histogram(groups: dict[str, Tensor], edges: Tensor, axis: str, unit: str) -> Named:

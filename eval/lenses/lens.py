@@ -118,7 +118,7 @@ class Finding:
         arrays: by name; what figures are drawn from.
         figures: records of single numbers, which become rows: `figure` (its name), `value`, and
             whatever places it (`layer`, `part`, `method`, ...); `low`, `high`, `n` for an interval;
-            `by_axis` and `mean_record` make them.
+            `by_axis`, `named` and `mean_record` make them.
         notes: anything else that the page shows, as JSON holds it: `tokens` (a list of pieces for
             each prompt), tables, texts.
     """
@@ -218,6 +218,11 @@ def by_axis(
 ) -> list[Record]:
     """A record of `Finding.figures` for each number of a tensor that has these axes."""
     return list(Named(values, axes).records(figure=figure, **more))
+
+
+def named(values: Mapping[str, float | Tensor], **place: Any) -> list[Record]:
+    """A record of `Finding.figures` for each number by its name, all of one place."""
+    return [{"figure": name, **place, "value": float(value)} for name, value in values.items()]
 
 
 def mean_record(values: Sequence[float], clusters: Sequence[Hashable] = ()) -> Record:

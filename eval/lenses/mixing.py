@@ -37,7 +37,7 @@ from arch.mixers import (
 )
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import Document, Finding, Named, Request, lens, records
+from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
 from eval.lenses.ov import value_maps
 from eval.lenses.trace import blocks_of, gather, mixer_name, mixers_of
 from eval.models import Checkpoint
@@ -85,15 +85,15 @@ class Map:
         """That of the first prompt, `(T, T)`."""
         return (self.weights if self.weights.dim() == 2 else self.weights[0]).float()
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Tensor]:
         """Means over prompts; ranks are of the first prompt's."""
         weights, singular = self.weights.float(), spectrum(self.first)
         return {
-            "looks on itself": float(own_share(weights).mean()),
-            "looks on the first": float(first_share(weights).mean()),
-            "looks back": float(mean_distance(weights).mean()),
-            "map effective rank": float(effective_rank(singular)),
-            "map participation": float(participation(singular)),
+            "looks on itself": own_share(weights).mean(),
+            "looks on the first": first_share(weights).mean(),
+            "looks back": mean_distance(weights).mean(),
+            "map effective rank": effective_rank(singular),
+            "map participation": participation(singular),
         }
 
 
@@ -206,18 +206,18 @@ class Change:
         values = spectrum(self.stages)
         return F.pad(values, (0, max(0, CORNER - values.shape[1])))
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Tensor]:
         """Growth of the size; from a saved start also how far, and in which direction."""
         now, before, moved = self.stages
         size = before.norm().clamp(min=TINY)
-        figures = {"weights grown": float(now.norm() / size)}
+        figures = {"weights grown": now.norm() / size}
         if self.start == SAVED:
             angle = (now * before).sum() / size / now.norm().clamp(min=TINY)
             figures |= {
-                "weights changed": float(moved.norm() / size),
-                "weights cosine with start": float(angle),
-                "change effective rank": float(effective_rank(self.spectra[2])),
-                "change participation": float(participation(self.spectra[2])),
+                "weights changed": moved.norm() / size,
+                "weights cosine with start": angle,
+                "change effective rank": effective_rank(self.spectra[2]),
+                "change participation": participation(self.spectra[2]),
             }
         return figures
 
@@ -356,18 +356,11 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         context = range(checkpoint.config.context)
         arrays["change by lag"] = Named(torch.stack(lags), {**axes, "lag": context})
         arrays["change spectrum"] = Named(spectra, {**axes, "rank": range(CORNER)})
-    figures = [
-        {"figure": figure, **one.place, "value": value}
-        for one in maps
-        for figure, value in one.figures().items()
-    ]
+    figures = [record for one in maps for record in named(one.figures(), **one.place)]
     for record in separated(model, tokens[:1, :CORNER], request.seed):
         figures.append({"figure": "minds", **record})
-    figures += [
-        {"figure": figure, **one.now.place, "start": one.start, "value": value}
-        for one in moved
-        for figure, value in one.figures().items()
-    ]
+    for one in moved:
+        figures += named(one.figures(), **one.now.place, start=one.start)
     return Finding(arrays, figures, {"start": moved[0].start if moved else None})
 
 

@@ -19,7 +19,7 @@ from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import Document, Finding, Named, Request, lens, records
+from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
 from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
 from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation, token_ranks
@@ -200,9 +200,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         parts = [f"head {head}" for head in range(len(ranks))]
         labels += [f"{heads.layer} {part}" for part in parts]
         for part, row in zip(parts, table[-1], strict=True):
-            for name, value in zip(columns, row.tolist(), strict=True):
-                place = {"layer": heads.layer, "part": part}
-                figures.append({"figure": f"OV {name}", **place, "value": value})
+            values_of = {f"OV {name}": v for name, v in zip(columns, row.tolist(), strict=True)}
+            figures += named(values_of, layer=heads.layer, part=part)
     measures = ("copying", "tokens", "effective rank", "participation", "own rank", "own first")
     return Finding(
         arrays={"ov": Named(torch.cat(table), {"head": labels, "measure": measures})},

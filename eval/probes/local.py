@@ -1,18 +1,66 @@
-"""Local geometry and basins of checkpoints, as tasks that give rows."""
+"""What surrounds a prompt in a site: its Jacobian, and its basin of attraction; as tasks.
+
+The basin says how far from the truth a solver may start and still end there.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
+from eval.inversion.batch import Batch
+from eval.inversion.gradient.adam import adam
+from eval.inversion.problem import pose
 from eval.models import Checkpoint
-from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry
 from eval.rows import Results, Row, row_key
+from eval.slices import Slice
 from eval.text import Prompt
+
+Solve = Callable[[Tensor], Tensor]
+"""Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
+
+
+@torch.no_grad()
+def basin(
+    solve: Solve, circuit: Circuit, tokens: Tensor, radii: Sequence[float], seed: int = 0
+) -> list[Tensor]:
+    """Which tokens come out right, `(P, T)`, from starts at each of several distances.
+
+    Args:
+        solve: the solver, which knows its target already; called once a radius.
+        circuit: whose embeddings are meant.
+        tokens: the truth, `(P, T)`.
+        radii: r; every token's embedding e is moved by r |e|, in the same direction for all r.
+        seed: of the directions.
+    """
+    truth = circuit.embed(tokens)
+    noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed)).to(truth)
+    direction = noise / noise.norm(dim=-1, keepdim=True) * truth.norm(dim=-1, keepdim=True)
+    return [solve(truth + r * direction) == tokens for r in radii]
+
+
+def descend(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
+    """The solver `adam` towards the outputs after the first `hidden` positions, from a start.
+
+    Args:
+        circuit: any site.
+        tokens: the truth, `(P, T)`.
+        hidden: k.
+        steps: the most that it takes; a prompt that is solved earlier stops.
+    """
+    problem = pose(circuit, tokens, Slice(hidden))
+
+    def solve(start: Tensor) -> Tensor:
+        unused = [torch.Generator()] * len(tokens)  # nothing is drawn from a given start
+        answers = adam(Batch((problem,)), unused, start=start, steps=steps)
+        return torch.stack([answer.tokens for answer in answers])
+
+    return solve
 
 
 @dataclass(frozen=True)
@@ -61,18 +109,18 @@ class Local:
             rows.append({**about, **figures, "seconds": seconds})
         started = time.perf_counter()
         solve = descend(circuit, tokens, self.hidden, self.steps)
-        ends = basin(solve, circuit, tokens, list(self.radii), self.seed)
+        ends = basin(solve, circuit, tokens, self.radii, self.seed)
         each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
-        for i, end in enumerate(ends):
-            for prompt, right in zip(self.prompts, end.right.float().cpu(), strict=True):
-                about = self._about(self._keys(prompt)[1 + i], "basin", prompt)
+        for i, (radius, end) in enumerate(zip(self.radii, ends, strict=True), start=1):
+            for prompt, right in zip(self.prompts, end.float().cpu(), strict=True):
+                about = self._about(self._keys(prompt)[i], "basin", prompt)
                 rows.append(
                     {
                         **about,
                         "method": "adam",
                         "settings": {"steps": self.steps},
                         "seed": self.seed,
-                        "radius": end.radius,
+                        "radius": radius,
                         "exact": bool(right.all()),
                         "self": float(right[self.hidden :].mean()),
                         "nonself": float(right[: self.hidden].mean()),

@@ -240,8 +240,8 @@ LENSES: dict[str, Entry] = {
     ),
     "geometry": (
         "every metric is the inner product",
-        "geometry:closeness",
-        takes(lambda queries, keys, metric: (queries, keys, "dot")),
+        "geometry:nearest",
+        takes(lambda queries, keys, metric, *count: (queries, keys, "dot", *count)),
     ),
     "bigrams": (
         "pairs are counted backwards",

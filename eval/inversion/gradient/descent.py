@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from eval.inversion.solvers import Chance, Tools, solver
 from eval.inversion.spaces import by_pseudo_inverse, embeddings, width
 from eval.inversion.spaces import objective as by_name
 from eval.rows import finite_or_none
-from eval.slices import Slice
 
 SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 
@@ -108,17 +106,7 @@ def _only(batch: Batch, t: int) -> tuple[Tensor, Batch] | None:
         if t in shown:
             at = slice(shown.index(t), shown.index(t) + 1)
             rows.extend(range(start, end))
-            problems.append(
-                replace(
-                    problem,
-                    slice=Slice(t, t + 1, problem.slice.low, problem.slice.high),
-                    length=t + 1 if causal else problem.length,
-                    target=problem.target[:, at],
-                    floor=problem.floor[:, at],
-                    limit=problem.limit[:, at],
-                    noise=problem.noise[:, at],
-                )
-            )
+            problems.append(problem.showing(at, t + 1 if causal else None))
         start = end
     if not problems:
         return None

@@ -33,7 +33,6 @@ from eval.inversion.search.sweep import sweep_from, try_some
 from eval.inversion.solvers import ANY, Chance, Tools, solver
 from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
-from eval.slices import Slice
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later
@@ -116,16 +115,7 @@ class _Search:
         self.screen = SCREENS[0]
         self.vocabulary = self.circuit.vocabulary
         length = min(problem.length, self.k + WINDOW)
-        channels = {"low": problem.slice.low, "high": problem.slice.high}
-        self.window: Problem = replace(
-            problem,
-            length=length,
-            slice=Slice(self.k, length, **channels),
-            target=problem.target[:, :WINDOW],
-            floor=problem.floor[:, :WINDOW],
-            limit=problem.limit[:, :WINDOW],
-            noise=problem.noise[:, :WINDOW],
-        )
+        self.window = problem.showing(slice(WINDOW), length)
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
         self.evaluations = 0
         self.sample = torch.empty(0, dtype=torch.long)  # drawn at every start
@@ -140,9 +130,8 @@ class _Search:
         started = time.perf_counter()
         end, count = self.rest(starts)
         if not end.proved and self.problem.target.shape[1] > 1:
-            wider = _Search(
-                _hiding_one_more(self.problem), self.reader, self.generator, self.rounds, self.beams
-            )
+            hiding_one_more = self.problem.showing(slice(1, None))
+            wider = _Search(hiding_one_more, self.reader, self.generator, self.rounds, self.beams)
             found, more = wider.rest(starts)
             self.evaluations += wider.evaluations
             count += more
@@ -354,19 +343,6 @@ class _Search:
         return torch.linalg.vector_norm(
             shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
         )
-
-
-def _hiding_one_more(problem: Problem) -> Problem:
-    """The same prompts without the output of the first position shown."""
-    shown = problem.slice.positions(problem.length)
-    return replace(
-        problem,
-        slice=Slice(shown[1], shown[-1] + 1, low=problem.slice.low, high=problem.slice.high),
-        target=problem.target[:, 1:],
-        floor=problem.floor[:, 1:],
-        limit=problem.limit[:, 1:],
-        noise=problem.noise[:, 1:],
-    )
 
 
 def _nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:

@@ -12,8 +12,8 @@ from arch import LanguageModel
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.probes.basin import basin, descend
 from eval.probes.geometry import geometry, jacobian
+from eval.probes.local import basin, descend
 from eval.rows import read_rows
 from tests.said import complaint
 
@@ -116,13 +116,14 @@ def test_starts_lie_at_the_distance_asked_for(small_model):
         starts.append(start)
         return torch.cdist(start, circuit.vocabulary[None]).argmin(dim=-1)
 
-    ends = basin(nearest, circuit, tokens, [0.0, 0.1, 20.0])
-    for start, end in zip(starts, ends, strict=True):
+    radii = [0.0, 0.1, 20.0]
+    right = basin(nearest, circuit, tokens, radii)
+    for radius, start in zip(radii, starts, strict=True):
         apart = (start - truth).norm(dim=-1)
-        assert torch.allclose(apart, end.radius * truth.norm(dim=-1), rtol=1e-4, atol=1e-6)
-    assert ends[0].right.all()
-    assert ends[1].right.all()
-    assert ends[2].right.float().mean() < 0.5
+        assert torch.allclose(apart, radius * truth.norm(dim=-1), rtol=1e-4, atol=1e-6)
+    assert right[0].all()
+    assert right[1].all()
+    assert right[2].float().mean() < 0.5
     assert torch.allclose((starts[2] - truth) / 200, starts[1] - truth, atol=1e-4)
 
 
@@ -131,8 +132,8 @@ def test_descent_comes_back_from_nearby(small_model):
     tokens = torch.stack([prompt(10), prompt(10).flip(0)])
     solve = descend(circuit, tokens, 1, steps=60)
     near, far = basin(solve, circuit, tokens, [0.1, 50.0])
-    assert near.right.all()
-    assert not far.right.all()
+    assert near.all()
+    assert not far.all()
 
 
 def measure(*words: object) -> int:
