@@ -21,7 +21,7 @@ TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are 
 WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
 
 
-Part = slice
+Shown = slice
 """Of the positions shown."""
 
 
@@ -123,7 +123,7 @@ class Problem:
         """
         return self.showing(slice(None), self.slice.positions(self.length)[-1] + 1)
 
-    def showing(self, some: Part, length: int | None = None) -> "Problem":
+    def showing(self, some: Shown, length: int | None = None) -> "Problem":
         """With only some of the shown positions, which are neighbours, shown.
 
         Args:
