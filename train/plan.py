@@ -23,9 +23,10 @@ from arch import LanguageModel
 from arch.describe import total_cost
 from tokenizer import PackedData
 from train.data import Windows
+from train.inputs import open_data
 from train.module import LanguageModule
 from train.progress import duration
-from train.run import build_trainer, open_data
+from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
 from train.speed import compiles, peak_flops, prepare

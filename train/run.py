@@ -15,10 +15,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from arch import LanguageModel, ModelConfig, count_parameters
-from tokenizer import PackedData
+from arch import LanguageModel, count_parameters
 from train.data import PackedDataModule
 from train.initial import initialise
+from train.inputs import given, open_data
 from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, Watch
@@ -44,8 +44,8 @@ class Run:
     def __init__(self, recipe: Recipe) -> None:
         settings, self.total = recipe.run, recipe.trainer.max_steps
         self.recipe = recipe
-        _given("data", settings.data)
-        run_path = _given("run", settings.run)
+        given("data", settings.data)
+        run_path = given("run", settings.run)
         data = open_data(recipe)
         self.directory = RunDirectory(Path(run_path))
         self.main = rank_zero_only.rank == 0
@@ -161,19 +161,6 @@ class Run:
         )
 
 
-def open_data(recipe: Recipe) -> PackedData:
-    """The data that a recipe names.
-
-    Raises:
-        RunError: it names none, or its vocabulary or layout is not the recipe's.
-        tokenizer.CorpusError: it is not there, or not packed data.
-    """
-    data = PackedData(_given("data", recipe.run.data))
-    _check_vocabulary(recipe.model, data)
-    _check_layout(recipe.run.layout, data)
-    return data
-
-
 def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
     """Lightning's trainer, as a recipe has it.
 
@@ -224,32 +211,3 @@ def _best_precision(gpu: bool) -> Literal["bf16-mixed", "32-true"]:
         if gpu and torch.cuda.is_bf16_supported(including_emulation=False)
         else "32-true"
     )
-
-
-def _given(flag: str, value: str | None) -> str:
-    if value is None:
-        what = {
-            "data": "a directory of packed data, from python -m tokenizer pack",
-            "run": "a directory for the run, for example runs/first",
-        }[flag]
-        raise RunError(f"--{flag} is missing; give {what}")
-    return value
-
-
-def _check_vocabulary(model: ModelConfig, data: PackedData) -> None:
-    size = data.meta["vocab_size"]
-    if size != model.vocab_size:
-        raise RunError(
-            f"--data {data.path}: packed with a vocabulary of {size}, --model.vocab_size is "
-            f"{model.vocab_size}; make them equal"
-        )
-
-
-def _check_layout(wanted: str | None, data: PackedData) -> None:
-    found = data.meta["layout"]
-    if wanted not in (None, found):
-        advice = " --context N" if wanted == "rows" else ""
-        raise RunError(
-            f"--data {data.path}: its layout is {found}, the recipe's is {wanted}; pack it with "
-            f"--layout {wanted}{advice}, or train with --layout {found}"
-        )

@@ -181,6 +181,14 @@ print("loaded:", [n for n in ("torch", "lightning", "wandb", "datasets") if n in
     assert shown.stdout.endswith("loaded: []\n")
 
 
+def test_data_that_is_not_there_is_said_before_lightning_is_imported():
+    code = "import sys, train.__main__ as m; code = m.main('fit --data nowhere --run x'.split()); "
+    code += "sys.exit(1 if 'lightning' in sys.modules else code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nowhere: no such directory of packed data; make one ")
+
+
 def test_names_of_arch_that_are_also_modules_are_the_functions():
     code = "import arch.describe, arch.generate; from arch import describe, generate; "
     code += "assert describe.__name__ == 'describe' and callable(generate); arch.nothing"
