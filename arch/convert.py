@@ -13,7 +13,7 @@ mixers have the shapes of flat ones: know what you have.
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +130,41 @@ def import_transformers(directory: str | Path) -> LoadedModel:
         raise ModelError(f"{directory}: no such model directory")
     if missing := [f for f in ("config.json", "tokenizer.json") if not (directory / f).is_file()]:
         raise ModelError(f"{directory} has no {', '.join(missing)}; save model and tokenizer there")
-    config = _our_config(read_json(directory / "config.json"), directory)
     tokenizer_json = read_text(directory / "tokenizer.json")
-    size = vocabulary(directory / "tokenizer.json", tokenizer_json)
+    config = read_json(directory / "config.json")
+    return from_transformers(config, lambda: _read_shards(directory), tokenizer_json, directory)
+
+
+def from_transformers(
+    theirs: dict[str, Any],
+    weights: Callable[[], dict[str, Tensor]],
+    tokenizer_json: str,
+    source: Path,
+) -> LoadedModel:
+    """A Llama of transformers as a model of ours.
+
+    Args:
+        theirs: its configuration.
+        weights: gives its tensors by their names, once the configuration is checked.
+        tokenizer_json: the text of its `tokenizer.json`.
+        source: where it comes from, a directory or a file.
+
+    Raises:
+        ModelError: as `import_transformers`.
+    """
+    config = _our_config(theirs, source)
+    size = vocabulary(source / "tokenizer.json", tokenizer_json)
     if config.vocab_size not in {-(-size // multiple) * multiple for multiple in MULTIPLES}:
-        raise other_vocabulary(directory / "tokenizer.json", size, config.vocab_size)
+        raise other_vocabulary(source / "tokenizer.json", size, config.vocab_size)
     ours = {theirs: name for name, theirs in _NAMES.items()}
-    weights = {
+    tensors = {
         renamed(name, ours): tensor
-        for name, tensor in _read_shards(directory).items()
+        for name, tensor in weights().items()
         if not name.endswith("rotary_emb.inv_freq")  # old files hold what can be computed
     }
-    model = drop_padding(build_model(config, weights, str(directory)), size)
-    meta = {"name": directory.name, "source": "transformers"}
-    return LoadedModel(model, model.config, tokenizer_json, meta, directory)
+    model = drop_padding(build_model(config, tensors, str(source)), size)
+    meta = {"name": source.name, "source": "transformers"}
+    return LoadedModel(model, model.config, tokenizer_json, meta, source)
 
 
 def open_directory(path: str | Path) -> LoadedModel:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from arch.convert import from_transformers
 from arch.decoder import Decoder, PretrainedConfig
 from arch.directory import LoadedModel, drop_padding
 from arch.errors import ModelError
@@ -81,22 +82,8 @@ def load_pretrained(
         ModelError: transformers, bitsandbytes or a GPU is missing, the model cannot be found, or
             it is no causal decoder.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
-    from transformers import AutoModelForCausalLM, PreTrainedConfig
-
     options = _eight_bit_options(device) if eight_bit else {"dtype": dtype}
-    place, more = (name, {}) if not name.endswith(GGUF) else _gguf(Path(name))
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(place, **more)
-        if config.get("is_encoder_decoder"):
-            raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
-        tokenizer = _tokenizer(place, more)
-        model = AutoModelForCausalLM.from_pretrained(place, **options, **more)
-    except (OSError, SafetensorError, ValueError, IndexError, KeyError, struct.error) as error:
-        # transformers says by a ValueError that a model has no causal form, or a GGUF file no end
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{name} cannot be loaded: {reason}") from None
+    model, tokenizer = _read(name, options)
     wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
@@ -111,6 +98,16 @@ def load_pretrained(
     return LoadedModel(wrapped, wrapped.config, tokenizer.to_str(), meta, Path(name))
 
 
+def import_gguf(file: Path) -> LoadedModel:
+    """A Llama in a GGUF file as a model of ours, its weights dequantised to float32.
+
+    Raises:
+        ModelError: as `load_pretrained` and `import_transformers`.
+    """
+    theirs, tokenizer = _read(str(file), {"dtype": torch.float32})
+    return from_transformers(theirs.config.to_dict(), theirs.state_dict, tokenizer.to_str(), file)
+
+
 def wrap_model(model: Any) -> LanguageModel:
     """A transformers causal model in memory as a `LanguageModel`, around the same weights.
 
@@ -121,6 +118,25 @@ def wrap_model(model: Any) -> LanguageModel:
         return PretrainedModel(model)
     except ModelError:  # a family, or a variant of one, whose parts are not known
         return Decoder(model)
+
+
+def _read(name: str, options: dict[str, Any]) -> tuple[Any, Tokenizer]:
+    """A model of transformers and its tokenizer."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ModelError("pretrained models need transformers; fix: pip install '.[pretrained]'")
+    from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+    place, more = (name, {}) if not name.endswith(GGUF) else _gguf(Path(name))
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(place, **more)
+        if config.get("is_encoder_decoder"):
+            raise ModelError(f"{name} is an encoder and a decoder; give a decoder-only model")
+        tokenizer = _tokenizer(place, more)
+        return AutoModelForCausalLM.from_pretrained(place, **options, **more), tokenizer
+    except (OSError, SafetensorError, ValueError, IndexError, KeyError, struct.error) as error:
+        # transformers says by a ValueError that a model has no causal form, or a GGUF file no end
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{name} cannot be loaded: {reason}") from None
 
 
 def _gguf(file: Path) -> tuple[str, dict[str, Any]]:

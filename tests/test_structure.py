@@ -13,6 +13,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "explore": ("eval", 1_150, 450),
     "any decoder": ("arch", 500, 350),
     "experiments": ("scripts", 230, 150),
+    "SmolLM2 from PyPI": ("arch", 170, 130),
 }
 """What limits and targets leave room for."""
 
