@@ -8,7 +8,7 @@ from pathlib import Path
 
 from arch import smollm2
 from arch.config import ModelConfig
-from arch.convert import download, export_transformers, import_reference, open_directory
+from arch.convert import download, export_transformers, open_directory
 from arch.describe import Part, describe
 from arch.directory import (
     LoadedModel,
@@ -21,6 +21,7 @@ from arch.directory import (
 from arch.errors import ModelError
 from arch.files import read_text
 from arch.pretrained import GGUF, import_gguf
+from arch.reference import import_reference
 
 HUB = "hub:"
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from arch import ModelError, import_reference, load_model, save_model
-from arch.convert import from_reference
+from arch.reference import from_reference
 from tests.arch.cases import tokenizer_json
 
 V, L, D, N = 11, 12, 8, 2

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from arch import export_transformers, load_model
-from arch.convert import from_reference
+from arch.reference import from_reference
 from scripts import bench_learning
 from scripts.baselines import ReferenceMixer
 from tests.train.cases import fit, pack_toy

@@ -1,0 +1,134 @@
+"""Checkpoints of the reference code, maskedmixers (Badger, 2409.01482).
+
+It masks its convolutions in place before each use, so what it saves after a step of the optimiser
+is not causal: the weights are masked on the way in. Flat, expanded and kernel-k mixers are told
+apart by their shapes. Its softmax mixers have the shapes of flat ones: know what you have.
+"""
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from arch.config import ModelConfig
+from arch.directory import build_model, read_weights, renamed
+from arch.errors import ModelError
+from arch.model import LanguageModel
+
+_REFERENCE_FILES = ("model.safetensors", "pytorch_model.bin")
+_BLOCK = r"mixerblocks\.(\d+)\."
+_REFERENCE_NAMES = {  # theirs and ours, see renamed; the convolutions are for _token_mixer
+    "wte": "embedding",
+    "mixerblocks.#.seq_layernorm": "blocks.#.norm_token",
+    "mixerblocks.#.patch_layernorm": "blocks.#.norm_channel",
+    "mixerblocks.#.patch_ff.0": "blocks.#.channel_mixer.up",
+    "mixerblocks.#.patch_ff.2": "blocks.#.channel_mixer.down",
+    "lm_head": "head",
+}
+
+
+def import_reference(path: str | Path) -> LanguageModel:
+    """Reads a checkpoint: a directory of the trainer's, a `.safetensors` or a torch file.
+
+    Raises:
+        ModelError: no such file, not tensors, or names and shapes of another model.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = [path / name for name in _REFERENCE_FILES if (path / name).is_file()]
+        if not found:
+            raise ModelError(f"{path} has none of {', '.join(_REFERENCE_FILES)}")
+        path = found[0]
+    if path.suffix == ".safetensors":
+        return from_reference(read_weights(path), str(path))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is not a torch file"
+        raise ModelError(f"{path} cannot be read: {reason}") from None
+    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ModelError(f"{path} holds no state dict: tensors by their names")
+    return from_reference(state, str(path))
+
+
+def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") -> LanguageModel:
+    """Builds a model from a state dict with the reference's names; the dict stays as it is.
+
+    Raises:
+        ModelError: names or shapes of another model.
+    """
+    numbers = {int(found[1]) for name in state if (found := re.match(_BLOCK, name))}
+    if "wte.weight" not in state or not numbers:
+        raise ModelError(f"{source} has no wte.weight and mixerblocks.0.*: not a reference mixer")
+    mixers, contexts, weights = [], [], {}
+    for i in range(max(numbers) + 1):
+        prefix = f"mixerblocks.{i}.conv."
+        conv = {
+            name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)
+        }
+        mixer, context, tensors = _token_mixer(conv, f"{source}: {prefix}*")
+        mixers.append(mixer)
+        contexts.append(context)
+        weights |= {f"blocks.{i}.token_mixer.{name}": t for name, t in tensors.items()}
+    others = {name: t for name, t in state.items() if ".conv." not in name}
+    weights |= {renamed(name, _REFERENCE_NAMES): t for name, t in others.items()}
+    up = weights.get("blocks.0.channel_mixer.up.weight")
+    vocab_size, d_model = state["wte.weight"].shape
+    config = ModelConfig(
+        vocab_size=vocab_size,
+        context=contexts[0],
+        d_model=d_model,
+        n_layers=len(mixers),
+        mixers=tuple(mixers) if len(set(mixers)) > 1 else (mixers[0],),
+        channel_mixer=f"gelu(bias={'blocks.0.channel_mixer.up.bias' in weights})",
+        d_ff=None if up is None else len(up),
+        final_norm=False,
+        tied="head.weight" not in weights,
+        init="reference",
+    )
+    return build_model(config, weights, source)
+
+
+def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:
+    """The pattern's entry, the context, and our tensors, of one block's convolutions."""
+    shapes = {name: tuple(t.shape) for name, t in conv.items() if name.endswith("weight")}
+    biases = {name for name in conv if name.endswith("bias")}
+    match shapes:
+        case {"weight": (L, columns, size), **rest} if (
+            columns == L and not rest and biases <= {"bias"}
+        ):
+            taps = conv["weight"].permute(2, 0, 1)
+            if size == 1:
+                entry, tensors = "flat", {"mix.weight": taps[0]}
+            else:
+                entry, tensors = f"kernel(size={size})", {"mix.weight": taps}
+            if biases:
+                tensors["mix.bias"] = conv["bias"]
+        case {"0.weight": (hidden, L, 1), "2.weight": (out, inner, 1), **rest} if (
+            (out, inner) == (L, hidden)
+            and hidden % L == 0
+            and not rest
+            and biases in (set(), {"0.bias", "2.bias"})
+        ):
+            expand, contract = conv["0.weight"][..., 0], conv["2.weight"][..., 0]
+            if hidden == L:
+                entry, expand, contract = "expanded(factor=1)", expand[None], contract[None]
+            else:
+                entry = f"rectangular(factor={hidden // L})"
+            tensors = {"expand.weight": expand, "contract.weight": contract}
+            if biases:
+                tensors["expand.bias"] = conv["0.bias"].reshape(expand.shape[:-1])
+                tensors["contract.bias"] = conv["2.bias"]
+        case _:
+            raise ModelError(
+                f"{source} has the shapes {shapes} and the biases {sorted(biases)}; allowed: "
+                "weight (L, L, k), or 0.weight (n L, L, 1) and 2.weight (L, n L, 1)"
+            )
+    return entry if biases else _without_bias(entry), L, tensors
+
+
+def _without_bias(entry: str) -> str:
+    return f"{entry[:-1]}, bias=false)" if entry.endswith(")") else f"{entry}(bias=false)"
