@@ -1,7 +1,7 @@
 """A site of a model as a function of embeddings: what the evidence is taken from."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -247,6 +247,53 @@ def run_together(circuits: list[Circuit], rows: list[int], embeddings: Tensor) -
         `(rows, T, width)` of each circuit.
     """
     return _walk(circuits, rows, embeddings, circuits[-1]._mix_whole, 0)
+
+
+def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | None) -> list[Tensor]:
+    """One more position of several circuits' own candidates, in a single pass of their model.
+
+    Args:
+        circuits: L that differ in their layers only, in any order.
+        embeddings: K candidates of each circuit for each of P prefixes, `(L, P, K, D)`; they leave
+            the pass when their circuit's deepest layer is reached.
+        state: of the prefixes; None at the first position.
+
+    Returns:
+        `(P, K, width)` of each circuit.
+    """
+    order = sorted(range(len(circuits)), key=lambda i: circuits[i].depth)
+    chosen = [circuits[i] for i in order]
+    _, P, K, D = embeddings.shape
+
+    def mix(i: int, mixer: Any, x: Tensor) -> Tensor:
+        if state is None:
+            return mixer(x)
+        by_prefix = x.view(-1, P, K, D).transpose(0, 1).reshape(-1, 1, D)
+        y = mixer.step(by_prefix, state.blocks[i])
+        return y.view(P, -1, K, D).transpose(0, 1).reshape(-1, 1, D)
+
+    x, start = embeddings[order].reshape(-1, 1, D), state.length if state else 0
+    outputs = dict(zip(order, _walk(chosen, [P * K] * len(order), x, mix, start), strict=True))
+    return [outputs[i].view(P, K, -1) for i in range(len(order))]
+
+
+def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[Tensor]]]:
+    """One circuit with all layers of several, and what cuts its `(..., width)` outputs into theirs.
+
+    Args:
+        circuits: they differ in their layers only.
+    """
+    layers = sorted({layer for circuit in circuits for layer in circuit.sites})
+    places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
+
+    def cut(outputs: Tensor) -> list[Tensor]:
+        parts = outputs.chunk(len(layers), dim=-1)
+        return [
+            parts[place[0]] if len(place) == 1 else torch.cat([parts[i] for i in place], dim=-1)
+            for place in places
+        ]
+
+    return replace(circuits[0], layers=tuple(layers)), cut
 
 
 def _walk(

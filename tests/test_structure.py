@@ -14,6 +14,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "any decoder": ("arch", 500, 350),
     "experiments": ("scripts", 230, 150),
     "SmolLM2 from PyPI": ("arch", 170, 130),
+    "reading by linear maps": ("eval", 480, 140),
 }
 """What limits and targets leave room for."""
 

@@ -1,12 +1,13 @@
 """One inversion problem: what is shown of a circuit's output, and how exact that showing is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from eval.circuit import Circuit
+from eval.circuit import Circuit, join
 from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer
 from eval.inversion.spaces import restrict
@@ -191,7 +192,6 @@ class Measured(NamedTuple):
         return torch.maximum(apart, rounding)
 
 
-@torch.no_grad()
 def measure(circuit: Circuit, tokens: Tensor) -> Measured:
     """Computes the outputs of `tokens`, `(P, T)`, and how exact they are.
 
@@ -199,20 +199,28 @@ def measure(circuit: Circuit, tokens: Tensor) -> Measured:
         RequestError: prompts longer than the context, outputs that are not finite, a circuit that
             is taken for causal and is not.
     """
-    context = circuit.model.config.context
+    return measure_layers([circuit], tokens)[0]
+
+
+@torch.no_grad()
+def measure_layers(circuits: Sequence[Circuit], tokens: Tensor) -> list[Measured]:
+    """As `measure`, of circuits that differ in their layers only, in the same passes."""
+    whole, cut = join(circuits)
+    context = whole.model.config.context
     if tokens.shape[1] > context:
         raise RequestError(
             f"a prompt of {tokens.shape[1]} tokens is longer than the model's context of {context};"
             " give a shorter one"
         )
-    outputs = circuit.of_tokens(tokens)
+    outputs = whole.of_tokens(tokens)
     if not outputs.isfinite().all():
         raise RequestError(
-            f"layer {_first_broken(circuit, tokens)} gives numbers that are not finite"
+            f"layer {_first_broken(whole, tokens)} gives numbers that are not finite"
         )
-    measured = Measured(outputs, _apart(circuit, tokens, outputs), circuit.precision)
-    if circuit.causal:
-        _check_causal(circuit, tokens, measured)
+    apart = cut(_apart(whole, tokens, outputs))
+    measured = [Measured(*each, whole.precision) for each in zip(cut(outputs), apart, strict=True)]
+    if whole.causal:
+        _check_causal(circuits, tokens, measured)
     return measured
 
 
@@ -275,22 +283,25 @@ def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
     return torch.stack(ways) - outputs
 
 
-def _check_causal(circuit: Circuit, tokens: Tensor, measured: Measured) -> None:
+def _check_causal(
+    circuits: Sequence[Circuit], tokens: Tensor, measured: Sequence[Measured]
+) -> None:
     """Other tokens in the second half must leave the outputs of the first as they are."""
-    half = tokens.shape[1] // 2
+    half, (whole, cut) = tokens.shape[1] // 2, join(circuits)
     if not half:
         return
     other = tokens.clone()
-    other[:, half:] = (other[:, half:] + 1) % len(circuit.vocabulary)
+    other[:, half:] = (other[:, half:] + 1) % len(whole.vocabulary)
     first = Slice(0, half)
-    moved = (circuit.of_tokens(other) - measured.outputs)[:, :half].norm(dim=-1)
-    # steps cannot see what comes after, so how they differ would excuse what is looked for here
-    whole = measured._replace(apart=measured.apart[:WHOLE])
-    if (moved > ACCEPT * whole.floor(first)).any():
-        raise RequestError(
-            f"layer {circuit.depth} is not causal: tokens after position {half} change outputs "
-            "before it; exact search needs a causal model"
-        )
+    for circuit, each, outputs in zip(circuits, measured, cut(whole.of_tokens(other)), strict=True):
+        moved = (outputs - each.outputs)[:, :half].norm(dim=-1)
+        # steps cannot see what comes after: how they differ would excuse what is looked for here
+        without = each._replace(apart=each.apart[:WHOLE])
+        if (moved > ACCEPT * without.floor(first)).any():
+            raise RequestError(
+                f"layer {circuit.depth} is not causal: tokens after position {half} change outputs "
+                "before it; exact search needs a causal model"
+            )
 
 
 def _first_broken(circuit: Circuit, tokens: Tensor) -> int:

@@ -3,18 +3,22 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from eval.artefacts import fitted
 from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
 from eval.inversion.answer import COLLISIONS, Answer, extras, nearest_rival, tally, verdicts
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Measured, Problem, measure, pose
+from eval.inversion.problem import Measured, Problem, measure_layers, pose
 from eval.inversion.questions import Cell, Question, Site
+from eval.inversion.readback import WINDOWS, ReadBack, fit_readbacks
 from eval.inversion.solvers import Solver, Tools
 from eval.models import Checkpoint, candidates_at_once, rows_at_once
 from eval.rows import Results, Row, row_key
@@ -32,6 +36,7 @@ class Job:
         prompts: all of the run, so that floors are measured on all of one length at once.
         corpus: whose background text the searches guess from.
         allowed: the tokens that gradient solvers may answer with; None for all.
+        directory: of results, where fits are kept; None where they are not.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +46,7 @@ class Job:
     corpus: str
     allowed: tuple[int, ...] | None = None
     cells: list[Cell] = field(default_factory=list)
+    directory: Path | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,7 +95,8 @@ class Job:
         cells = [cell for cell in self.cells if self.key(cell) not in results.keys]
         shared = self.solver.together == "layers"
         batches = _batches(cells, len(self.cells), shared)
-        return [row for some in batches for row in replace(self, cells=some).rows()]
+        parts = [replace(self, cells=some, directory=results.directory) for some in batches]
+        return [row for part in parts for row in part.rows()]
 
     def rows(self) -> list[Row]:
         """Answers the cells: a row of each."""
@@ -112,7 +119,8 @@ class Job:
     def _solve(self, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
         chance = [_generator(cell.prompt, cell.seed) for cell in cells]
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
-        tools = Tools(self._lexicon, truth.to(problems[0].target.device))
+        device = problems[0].target.device
+        tools = Tools(self._lexicon, truth.to(device), self._readbacks)
         asked = Batch(tuple(replace(problem, allowed=self.allowed) for problem in problems))
         return self.solver.answer(asked, chance, tools)
 
@@ -130,14 +138,24 @@ class Job:
         return pose(circuit, truth, first.slice, of_these, first.noise, chance, ranked=True)
 
     def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
+        """Of all prompts of one length; of all layers asked for here, in the same passes."""
         same = tuple(prompt for prompt in self.prompts if len(prompt.tokens) == length)
-
-        def make() -> tuple[dict[Prompt, int], Measured]:
+        kept = self.checkpoint.kept
+        if ("measured", site, same) not in kept:
+            sites = dict.fromkeys([site, *(cell.site for cell in self.cells)])
+            wanted = [
+                each
+                for each in sites
+                if (each.part, each.without) == (site.part, site.without)
+                and ("measured", each, same) not in kept
+            ]
             device = self.checkpoint.model.embedding.weight.device
             truth = torch.tensor([prompt.tokens for prompt in same], device=device)
-            return {p: i for i, p in enumerate(same)}, measure(self._circuit(site), truth)
-
-        return self.checkpoint.keep(("measured", site, same), make)
+            numbers = {p: i for i, p in enumerate(same)}
+            results = measure_layers([self._circuit(each) for each in wanted], truth)
+            for each, measured in zip(wanted, results, strict=True):
+                kept["measured", each, same] = numbers, measured
+        return kept["measured", site, same]
 
     def _lexicon(self, circuit: Circuit) -> Lexicon:
         """Of as many sites as fit into the memory that the model takes, or into `ROOM`."""
@@ -151,6 +169,22 @@ class Job:
             background = held_out_text(self.checkpoint, self.corpus).background
             lexicons[circuit] = Lexicon(circuit, background.to(model.embedding.weight.device))
         return lexicons[circuit]
+
+    def _readbacks(self, circuits: list[Circuit]) -> list[ReadBack]:
+        """Of circuits that differ in their layers only: those not fitted yet, in one pass."""
+        checkpoint = self.checkpoint
+        kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", self.corpus), dict)
+        missing = [circuit for circuit in circuits if circuit not in kept]
+        if missing:
+            text = held_out_text(checkpoint, self.corpus).windows("fitting", *WINDOWS)
+            text = text.to(checkpoint.model.embedding.weight.device)
+            fits = cache(lambda: fit_readbacks(missing, text))
+            for i, circuit in enumerate(missing):
+                site = {"layers": circuit.sites, "part": circuit.part}
+                about = {"fit": "readback", **site, "without": sorted(circuit.without)}
+                tensors = fitted(self.directory, checkpoint, about, [text], lambda i=i: fits()[i])
+                kept[circuit] = ReadBack(circuit.vocabulary, tensors)
+        return [kept[circuit] for circuit in circuits]
 
     def _circuit(self, site: Site) -> Circuit:
         return self.checkpoint.keep(("circuit", site), lambda: site.circuit(self.checkpoint))

@@ -30,6 +30,7 @@ from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
+from eval.inversion.readback import ReadBack
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
 from eval.slices import Slice
 
@@ -56,11 +57,13 @@ class Tools:
 
     Attributes:
         lexicon: of a circuit, to guess tokens from outputs.
+        readback: of circuits that differ in their layers only, for the same.
         truth: the tokens, `(B, T)`; only the published protocol's own criterion looks at them.
     """
 
     lexicon: Callable[[Circuit], Lexicon] | None = None
     truth: Tensor | None = None
+    readback: Callable[[list[Circuit]], list[ReadBack]] | None = None
 
 
 NONE = Tools()

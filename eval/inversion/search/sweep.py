@@ -6,13 +6,13 @@ the floor it is proved. The candidates of all prompts go through the model toget
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from arch import State
-from eval.circuit import Circuit
+from eval.circuit import Circuit, join
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.problem import Problem
@@ -57,18 +57,16 @@ def sweep(
 def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
     """The answers of each problem; the time of the pass is shared evenly."""
     circuits = [problem.circuit for problem in problems]
-    layers = sorted({layer for circuit in circuits for layer in circuit.sites})
-    whole, D = replace(circuits[0], layers=tuple(layers)), circuits[0].model.config.d_model
-    places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
+    whole, cut = join(circuits)
     started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
     found, distances = [], []
 
     def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
-        outputs = circuit.step(x[:, None], state)[:, 0].split(D, dim=1)
+        outputs = cut(circuit.step(x[:, None], state)[:, 0])
         return [
-            _distances(problem, t, _join([outputs[i] for i in place]), P)
-            for problem, place in zip(problems, places, strict=True)
+            _distances(problem, t, output, P)
+            for problem, output in zip(problems, outputs, strict=True)
         ]
 
     at_once = candidates_at_once(whole.model)
@@ -113,10 +111,6 @@ def _progress(problem: Problem, found: list[Tensor], distances: list[Tensor]) ->
     t = len(found)
     settled, margins = nearest <= problem.limit[:, :t], (second / problem.floor[:, t - 1]).log2()
     return SoFar(torch.stack(found, dim=1), settled, margins)
-
-
-def _join(outputs: list[Tensor]) -> Tensor:
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 def _answers(problem: Problem, swept: "Swept", proof: str, seconds: float) -> list[Answer]:

@@ -1,0 +1,181 @@
+"""Read-backs: how a circuit's output moves with the token at its position, fitted as a linear map.
+
+After one and the same prefix, outputs of different tokens are x A + c + scatter: x is a token's
+embedding, A the slopes, c what the prefix adds. Slopes and the scatter's covariance are fitted on
+tokens that stand after prefixes of ordinary text, each prefix's mean taken out. Where the output of
+some token after the prefix is known, c drops out, and every other token is judged by the distance
+of the target from where the slopes put it, in the scatter's metric: linear discriminant analysis
+with class means that are linear in the embedding. At the first position nothing stands before, so
+that c is one constant, which is fitted as well. A read-back guesses; solvers verify.
+
+One pass serves the circuits of all layers; each layer's map is fitted on its own outputs alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from eval.circuit import Circuit, join
+
+PREFIXES = 128  # after which tokens are run; half of them with half of their tokens drawn at random
+CANDIDATES = 64  # tokens after each: half of them drawn from text, half from the vocabulary
+ALONE = 4096  # tokens run at the first position
+TOGETHER = 1024  # of them at once
+WINDOWS = 32, 32  # of text, and the tokens of each
+SHRINK = (
+    1e-3  # of the mean variance is added to the embeddings', of each channel's to the scatter's
+)
+LEAST = 1e-6  # of the mean variance of channels: no channel's scatter is taken for less
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What was fitted of a circuit.
+
+    Attributes:
+        embeddings: of all tokens, `(V, D)`.
+        tensors: `slopes` `(D, width)` and `scatter` `(width, width)` after a prefix; the same at
+            the first position, `first.slopes` and `first.scatter`, with the means `first.embedding`
+            `(D,)` and `first.output` `(width,)`.
+    """
+
+    embeddings: Tensor
+    tensors: dict[str, Tensor]
+    _guessers: dict[tuple[int, int | None, bool], "Guesser"] = field(default_factory=dict)
+
+    def guesser(self, low: int, high: int | None, first: bool) -> "Guesser":
+        """Guesses from the channels low ... high, at the first position or after a prefix."""
+        key = low, high, first
+        if key not in self._guessers:
+            kind = "first." if first else ""
+            slopes = self.tensors[f"{kind}slopes"][:, low:high].double()
+            scatter = self.tensors[f"{kind}scatter"][low:high, low:high].double()
+            size = scatter.diagonal().sqrt()
+            like = scatter / size / size[:, None]
+            like = like + SHRINK * torch.eye(len(size)).to(like)
+            metric = torch.linalg.cholesky(torch.linalg.inv(like)) / size[:, None]
+            self._guessers[key] = Guesser(
+                self.embeddings, metric.to(self.embeddings), (slopes @ metric).to(self.embeddings)
+            )
+        return self._guessers[key]
+
+    def start(self, low: int, high: int | None) -> tuple[Tensor, Tensor]:
+        """The mean output at the first position, `(1, C)`, and the embedding behind it."""
+        return self.tensors["first.output"][None, low:high], self.tensors["first.embedding"][None]
+
+
+class Guesser:
+    """Guesses tokens from shown channels.
+
+    Args:
+        embeddings: of all tokens, `(V, D)`.
+        metric: turns a difference of outputs into one of unit scatter, `(C, C)`.
+        slopes: the same for a difference of embeddings, `(D, C)`.
+    """
+
+    def __init__(self, embeddings: Tensor, metric: Tensor, slopes: Tensor) -> None:
+        self.embeddings, self.metric, self.slopes = embeddings, metric, slopes
+        parts = [(part @ slopes).square().sum(dim=-1) for part in embeddings.split(TOGETHER)]
+        self.lengths = torch.cat(parts) / 2
+
+    def read(self, target: Tensor, output: Tensor, embedding: Tensor) -> Tensor:
+        """What `scores` weighs embeddings with, `(P, D)`.
+
+        Args:
+            target: the outputs shown, `(P, C)`.
+            output: those of known tokens after the same prefix, or means of several, `(P, C)`.
+            embedding: of these tokens, `(P, D)`.
+        """
+        return ((target - output) @ self.metric + embedding @ self.slopes) @ self.slopes.T
+
+    def scores(self, read: Tensor) -> Tensor:
+        """How well each token of the vocabulary fits, `(P, D)` to `(P, V)`; higher is better."""
+        return read @ self.embeddings.T - self.lengths
+
+    def nearest(self, target: Tensor, outputs: Tensor) -> Tensor:
+        """The number of the output nearest to a target `(C,)` among `(N, C)`, in the metric."""
+        return ((outputs - target) @ self.metric).square().sum(dim=-1).argmin()
+
+
+class _Moments:
+    """Sums of embeddings `(N, D)` and outputs `(N, width)` around a shift, in float64."""
+
+    def __init__(self) -> None:
+        self.count, self.shift, self.sums = 0, None, []
+
+    def add(self, x: Tensor, y: Tensor, apart: bool = False) -> None:
+        """Adds more; what is `apart` is taken around its own mean, all else around the first's."""
+        x, y = x.double(), y.double()
+        if apart or self.shift is None:
+            self.shift = x.mean(dim=0), y.mean(dim=0)
+        x, y = x - self.shift[0], y - self.shift[1]
+        more = [x.sum(dim=0), y.sum(dim=0), x.T @ x, x.T @ y, y.T @ y]
+        self.sums = [a + b for a, b in zip(self.sums, more, strict=True)] if self.sums else more
+        self.count += len(x)
+
+    def fit(self) -> dict[str, Tensor]:
+        """Slopes, the scatter around them, and the means."""
+        assert self.shift
+        x, y, xx, xy, yy = (total / self.count for total in self.sums)
+        xx, xy, yy = xx - x[:, None] * x, xy - x[:, None] * y, yy - y[:, None] * y
+        ridge = SHRINK * xx.diagonal().mean() * torch.eye(len(xx)).to(xx)
+        slopes = torch.linalg.solve(xx + ridge, xy)
+        scatter = yy - slopes.T @ xy - xy.T @ slopes + slopes.T @ xx @ slopes
+        least = LEAST * yy.diagonal().mean() + torch.finfo(torch.float32).tiny
+        scatter.diagonal().clamp_(min=least)
+        return {
+            "slopes": slopes.float(),
+            "scatter": scatter.float(),
+            "embedding": (self.shift[0] + x).float(),
+            "output": (self.shift[1] + y).float(),
+        }
+
+
+@torch.no_grad()
+def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, Tensor]]:
+    """The tensors of each circuit's `ReadBack`, in one pass for all.
+
+    Args:
+        circuits: they differ in their layers only.
+        text: windows of ordinary text, `(N, M)`, none of it ever asked about.
+    """
+    whole, cut = join(circuits)
+    chance, (V, _) = torch.Generator().manual_seed(0), whole.vocabulary.shape
+    after, first = ([_Moments() for _ in circuits] for _ in range(2))
+
+    def drawn(count: int) -> Tensor:
+        return torch.randint(V, (count,), generator=chance).to(text.device)
+
+    def from_text(count: int) -> Tensor:
+        places = torch.randint(text.numel(), (count,), generator=chance)
+        return text.flatten()[places.to(text.device)]
+
+    tokens = torch.arange(V, device=text.device) if V <= ALONE else drawn(ALONE)
+    for some in tokens.split(TOGETHER):
+        x = whole.vocabulary[some]
+        for moments, y in zip(first, cut(whole.step(x[:, None], None)[:, 0]), strict=True):
+            moments.add(x, y)
+    longest = min(text.shape[1], whole.model.config.context - 1)
+    for number in range(PREFIXES if longest else 0):
+        length = 1 + number % longest
+        start = int(torch.randint(text.shape[1] - length + 1, (), generator=chance))
+        prefix = text[number % len(text), start : start + length].clone()
+        if number // len(text) % 2:
+            changed = torch.rand(length, generator=chance).to(text.device) < 0.5
+            prefix[changed] = drawn(int(changed.sum()))
+        half = CANDIDATES // 2
+        x = whole.vocabulary[torch.cat([from_text(half), drawn(CANDIDATES - half)])]
+        outputs = whole.step(x[:, None], whole.prefix(prefix[None]))[:, 0]
+        for moments, y in zip(after, cut(outputs), strict=True):
+            moments.add(x, y, apart=True)
+    fits = []
+    for alone, later in zip(first, after, strict=True):
+        fit = alone.fit()
+        slopes = later.fit() if later.count else fit
+        fits.append(
+            {name: slopes[name] for name in ("slopes", "scatter")}
+            | {f"first.{name}": tensor for name, tensor in fit.items()}
+        )
+    return fits

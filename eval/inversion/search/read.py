@@ -1,0 +1,257 @@
+"""Read, then verify: exact recovery of shown tokens from many layers in one pass.
+
+Left to right, all prompts and layers together. At each position the tokens that the text makes
+likeliest are run once for all layers. What the target of a layer has more than the mean of their
+outputs says, through the layer's read-back, which tokens to try beside: its own shortlist, which is
+run as deep as the layer. A token within the limit is proved and ends the search of its position.
+Where none is, the shortlist is drawn anew from the nearest token so far and grows eightfold, until
+the whole vocabulary has been run. So the answer is exact whatever guesses are worth.
+
+Layers share the pass, not their evidence: a layer's tokens are chosen from its own candidates, by
+its own stream, after its own tokens. Where they are not those that the pass went on with, the layer
+goes on alone.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arch import State
+from eval.circuit import Circuit, join, step_together
+from eval.inversion.answer import Answer
+from eval.inversion.batch import Batch
+from eval.inversion.lexicon import BATCH
+from eval.inversion.problem import Problem
+from eval.inversion.readback import Guesser, ReadBack
+from eval.inversion.solvers import Chance, Tools, solver
+
+GROWTH = 8  # of a shortlist that does not hit
+
+
+@solver(
+    "search",
+    hidden=range(1),
+    together="layers",
+    needs=("readback",),
+    cost=lambda V, T, k: 40 * T,
+    title="exact search, read and verify",
+    short="exact search",
+    word="exact",
+)
+def read(
+    batch: Batch, chance: Chance, tools: Tools, *, likely: int = 16, shortlist: int = 4
+) -> list[Answer]:
+    """Reads each token off the stream by a fitted linear map and verifies it by running it.
+
+    Where a guess does not hit, more tokens are tried, by and by the whole vocabulary. For positions
+    that are shown; all layers of a prompt share one pass.
+
+    Args:
+        batch: problems of circuits that differ in their layers only, of the same prompts.
+        chance: not used.
+        tools: the read-backs.
+        likely: tokens that the text makes likeliest, run at each position.
+        shortlist: tokens nearest by the read-back that are run at first.
+    """
+    assert tools.readback
+    started, problems = time.perf_counter(), list(batch.problems)
+    V = len(problems[0].circuit.vocabulary)
+    readbacks = tools.readback([problem.circuit for problem in problems])
+    reading = Reading(problems, readbacks, min(likely, V), min(shortlist, V))
+    paths = reading.together()
+    seconds = (time.perf_counter() - started) / batch.size
+    answers = []
+    for i, problem in enumerate(problems):
+        for p in range(len(problem.target)):
+            started = time.perf_counter()
+            row = reading.alone(i, p, paths)
+            answer = Answer(
+                tokens=row.tokens,
+                scores=row.scores(problem, readbacks[i]),
+                certificate="residual" if row.proved else None,
+                evaluations=row.evaluations,
+                notes={"alone": row.searched, "swept": row.swept},
+            )
+            answer = problem.ranked(p, answer)
+            answer.seconds = seconds + time.perf_counter() - started
+            answers.append(answer)
+    return answers
+
+
+@dataclass
+class Paths:
+    """What the pass of all layers came to: L layers, P prompts, T positions.
+
+    Attributes:
+        path: the tokens that the pass went on with, `(P, T)`.
+        reads: what each layer read, `(L, P, T, D)`.
+        good: whether a layer's token is within the limit and the path's, `(L, P, T)`, on the CPU.
+    """
+
+    path: Tensor
+    reads: Tensor
+    good: Tensor
+
+
+@dataclass
+class Row:
+    """One layer's answer to one prompt.
+
+    Attributes:
+        tokens: `(T,)`.
+        reads: what the read-back made of the target at each position, `(T, D)`.
+        proved: whether every token is within the limit.
+        evaluations: tokens sent through the circuit for this layer.
+        searched: positions that the pass of all layers did not settle.
+        swept: positions at which the whole vocabulary was run.
+    """
+
+    tokens: Tensor
+    reads: Tensor
+    proved: bool = True
+    evaluations: int = 0
+    searched: int = 0
+    swept: int = 0
+
+    def scores(self, problem: Problem, readback: ReadBack) -> Tensor:
+        """How well each token fits each position by the read-back, `(T, V)`."""
+        shown = problem.slice.low, problem.slice.high
+        later = readback.guesser(*shown, first=False).scores(self.reads[1:])
+        return torch.cat([readback.guesser(*shown, first=True).scores(self.reads[:1]), later])
+
+
+class Reading:
+    """The search for problems whose circuits differ in their layers only.
+
+    Args:
+        problems: L of them, each of the same P prompts.
+        readbacks: of their circuits.
+        likely: tokens that the text makes likeliest, run at each position.
+        shortlist: tokens nearest by the read-back that are run at first.
+    """
+
+    def __init__(
+        self, problems: list[Problem], readbacks: list[ReadBack], likely: int, shortlist: int
+    ) -> None:
+        self.problems, self.readbacks = problems, readbacks
+        self.likely, self.shortlist = likely, shortlist
+        self.circuits = [problem.circuit for problem in problems]
+        self.whole, self.cut = join(self.circuits)
+        self.model = self.whole.model
+        self.text = Circuit(self.model, self.model.config.n_layers, without=self.whole.without)
+
+    def together(self) -> Paths:
+        """One pass of all positions, layers and prompts; the host waits once, at the end."""
+        T = self.problems[0].length
+        state, likely = None, None
+        path, reads, good = [], [], []
+        for t in range(T):
+            known = self._known(self.whole, state, likely)
+            outputs = None if known is None else self.cut(known)
+            layers = list(enumerate(self.problems))
+            read = [
+                self._read(i, t, each, outputs[i] if outputs else None, likely)
+                for i, each in layers
+            ]
+            scores = (self._guesser(i, t).scores(read[i]) for i, _ in layers)
+            best = torch.stack([each.topk(self.shortlist).indices for each in scores])
+            ran = step_together(self.circuits, self.model.embed(best), state)
+            chosen, hits = [], []
+            for i, problem in layers:
+                tokens, candidates = best[i], ran[i]
+                if outputs is not None and likely is not None:
+                    tokens = torch.cat([likely, tokens], dim=1)
+                    candidates = torch.cat([outputs[i], candidates], dim=1)
+                apart = _distances(problem, t, candidates)
+                nearest = apart.argmin(dim=1, keepdim=True)
+                chosen.append(tokens.gather(1, nearest)[:, 0])
+                hits.append(apart.gather(1, nearest)[:, 0] <= problem.limit[:, t])
+            token, hit = torch.stack(chosen), torch.stack(hits)
+            first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first
+            path.append(token.gather(0, first)[0])
+            reads.append(torch.stack(read))
+            good.append(hit & (token == path[-1]))
+            if t + 1 < T:
+                state, likely = self._go_on(path[-1][:, None], state)
+        return Paths(
+            torch.stack(path, dim=1), torch.stack(reads, dim=2), torch.stack(good, dim=2).cpu()
+        )
+
+    def alone(self, i: int, p: int, paths: Paths) -> Row:
+        """Layer i of prompt p: what the pass settled, and the other positions searched."""
+        problem, good = self.problems[i].of([p]), paths.good[i, p].tolist()
+        row = Row(paths.path[p].clone(), paths.reads[i, p].clone())
+        on_path = True
+        for t in range(len(good)):
+            row.evaluations += 1 + (self.likely if t else 0) + self.shortlist
+            if not (on_path and good[t]):
+                row.searched += 1
+                self._search(i, t, problem, row)
+                on_path &= bool(row.tokens[t] == paths.path[p, t])
+        return row
+
+    def _search(self, i: int, t: int, problem: Problem, row: Row) -> None:
+        """Puts the nearest token at position t, those before it being settled."""
+        state, likely = self._go_on(row.tokens[None, :t], None) if t else (None, None)
+        known, circuit = self._known(problem.circuit, state, likely), problem.circuit
+        guesser, V, size = self._guesser(i, t), len(circuit.vocabulary), self.shortlist
+        read = self._read(i, t, problem, known, likely)
+        tokens = row.tokens.new_empty(0) if likely is None else likely[0]
+        outputs = row.reads.new_empty(0, circuit.width) if known is None else known[0]
+        row.evaluations += t + len(tokens)
+        while True:
+            scores = guesser.scores(read)[0]
+            scores[tokens] = -torch.inf
+            best = scores.topk(min(size, V - len(tokens))).indices
+            ran = circuit.step(circuit.embed(best)[:, None], state)[:, 0]
+            tokens, outputs = torch.cat([tokens, best]), torch.cat([outputs, ran])
+            row.evaluations += len(best)
+            apart = _distances(problem, t, outputs[None])[0]
+            row.reads[t] = read[0]
+            hit = bool(apart.min() <= problem.limit[0, t])
+            if hit or len(tokens) == V:
+                break
+            shown = problem.slice.narrow(outputs)
+            nearest = guesser.nearest(problem.target[0, t], shown)
+            embedding = circuit.embed(tokens[nearest])[None]
+            read = guesser.read(problem.target[:, t], shown[nearest][None], embedding)
+            size = min(GROWTH * size, BATCH)
+        row.tokens[t] = tokens[apart.argmin()]
+        row.proved &= hit
+        row.swept += len(tokens) == V
+
+    def _go_on(self, tokens: Tensor, state: State | None) -> tuple[State, Tensor]:
+        """The state after `(P, S)` more tokens, and what the text makes likeliest, `(P, n)`."""
+        hidden, state = self.text.extend(tokens, state)
+        logits = self.model.logits(hidden[:, -1:].to(self.model.embedding.weight.dtype))
+        return state, logits[:, 0].topk(self.likely).indices
+
+    def _known(self, circuit: Circuit, state: State | None, likely: Tensor | None) -> Tensor | None:
+        """Outputs of the likeliest tokens, `(P, n, width)`; none at the first position."""
+        if likely is None:
+            return None
+        x = self.model.embed(likely).flatten(0, 1)[:, None]
+        return circuit.step(x, state).view(*likely.shape, -1)
+
+    def _guesser(self, i: int, t: int) -> Guesser:
+        shown = self.problems[i].slice
+        return self.readbacks[i].guesser(shown.low, shown.high, first=not t)
+
+    def _read(
+        self, i: int, t: int, problem: Problem, known: Tensor | None, likely: Tensor | None
+    ) -> Tensor:
+        """What layer i reads at position t from the mean of known tokens' outputs, `(P, D)`."""
+        if known is None or likely is None:
+            output, embedding = self.readbacks[i].start(problem.slice.low, problem.slice.high)
+        else:
+            output = problem.slice.narrow(known).mean(dim=1)
+            embedding = self.whole.embed(likely).mean(dim=1)
+        return self._guesser(i, t).read(problem.target[:, t], output, embedding)
+
+
+def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:
+    """Of `(P, n, width)` outputs from the targets at position t, `(P, n)`."""
+    apart = problem.slice.narrow(outputs) - problem.target[:, t, None]
+    return torch.linalg.vector_norm(apart, dim=-1)
