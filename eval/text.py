@@ -92,13 +92,14 @@ class HeldOutText:
             if (number % BACKGROUND == 0) == (use == "background")
         )
 
-    def windows(self, use: Use, count: int, length: int) -> Tensor:
+    def windows(self, use: Use, count: int, length: int, least: int | None = None) -> Tensor:
         """The first windows of the stories of one use, joined by end-of-text: `(count, length)`.
 
         Args:
             use: evaluation, fitting or background.
             count: how many windows.
             length: tokens of each.
+            least: windows that will do where there are no more; all of `count` if None.
 
         Raises:
             RequestError: too few tokens.
@@ -109,6 +110,7 @@ class HeldOutText:
         while len(tokens) < count * length and (batch := list(islice(stories, BATCH))):
             for encoded in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 tokens += [*encoded.ids, *end]
+        count = min(count, max(least or count, len(tokens) // length))
         if len(tokens) < count * length:
             raise RequestError(
                 f"--corpus {self.corpus}: its held-out stories for {use} have {len(tokens):,} "

@@ -23,7 +23,7 @@ PREFIXES = 128  # after which tokens are run; half of them with half of their to
 CANDIDATES = 64  # tokens after each: half of them drawn from text, half from the vocabulary
 ALONE = 4096  # tokens run at the first position
 TOGETHER = 1024  # of them at once
-WINDOWS = 32, 32  # of text, and the tokens of each
+WINDOWS = 64, 32, 8  # of text, the tokens of each, and windows that will do
 SHRINK = (
     1e-3  # of the mean variance is added to the embeddings', of each channel's to the scatter's
 )

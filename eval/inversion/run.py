@@ -176,7 +176,7 @@ class Job:
         kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", self.corpus), dict)
         missing = [circuit for circuit in circuits if circuit not in kept]
         if missing:
-            text = held_out_text(checkpoint, self.corpus).windows("fitting", *WINDOWS)
+            text = held_out_text(checkpoint, self.corpus).windows("background", *WINDOWS)
             text = text.to(checkpoint.model.embedding.weight.device)
             fits = cache(lambda: fit_readbacks(missing, text))
             for i, circuit in enumerate(missing):

@@ -68,7 +68,7 @@ SUITE: dict[str, dict[str, Step]] = {
         "shown": invert(
             [FLAT, LLAMA],
             [SHOWN],
-            ["sweep", "propose", "expected", "chance"],
+            ["sweep", "propose", "read", "expected", "chance"],
             layers=["0", "1", "2", "1+2"],
             text=[CAT, DOG],
         ),
