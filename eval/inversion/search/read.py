@@ -22,10 +22,10 @@ from arch import State
 from eval.circuit import Circuit, join, step_together
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.lexicon import BATCH
 from eval.inversion.problem import Problem
 from eval.inversion.readback import Guesser, ReadBack
 from eval.inversion.solvers import Chance, Tools, solver
+from eval.models import candidates_at_once
 
 GROWTH = 8  # of a shortlist that does not hit
 
@@ -217,7 +217,7 @@ class Reading:
             nearest = guesser.nearest(problem.target[0, t], shown)
             embedding = circuit.embed(tokens[nearest])[None]
             read = guesser.read(problem.target[:, t], shown[nearest][None], embedding)
-            size = min(GROWTH * size, BATCH)
+            size = min(GROWTH * size, candidates_at_once(self.model))
         row.tokens[t] = tokens[apart.argmin()]
         row.proved &= hit
         row.swept += len(tokens) == V
