@@ -155,7 +155,7 @@ def across(
     Args:
         records: each has its place, and some figures.
         places: fields that tell the lines apart.
-        over: the field that tells the columns apart.
+        over: the field that tells the columns apart: numbers by size, then words as they come.
         columns: the figures of a cell, side by side; a single one stands between its limits.
         title: what stands above.
     """
@@ -167,7 +167,8 @@ def across(
         if len(columns) == 1:
             shown = [cell(record, columns[0][0], columns[0][2])]
         lines.setdefault(tuple(record.get(n) for n in places), {})[record[over]] = " ".join(shown)
-    order = sorted(values, key=lambda value: (isinstance(value, str), value))
+    named = [value for value in values if isinstance(value, str)]
+    order = [*sorted(values.keys() - named), *named]
     body = [[*(text(v) if v is not None else "" for v in place), *(own.get(v, "") for v in order)]
             for place, own in lines.items()]  # fmt: skip
     headings = [*places, *(text(value) for value in order)]

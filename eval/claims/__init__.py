@@ -2,3 +2,5 @@
 
 BENCH = 1
 """The bench's version: raised when the same question would be answered otherwise than before."""
+CURVES = "curves"
+"""What stands for a claim's number where rows answer the curves."""

@@ -1,34 +1,49 @@
-"""The curves behind the claims: the points that are asked, read from `curves.yaml`.
+"""The curves behind the claims: the points that are asked, read from `curves.yaml`, as tasks.
 
-A curve varies one thing of the base point. A point that several curves share is one point.
+A curve varies one thing of the base point. A point that several curves share is one point. The last
+row of a task says which rows answer it, as of a claim, whose number is `CURVES`.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import yaml
+from tokenizers import Tokenizer
 
 from arch import ModelConfig
+from eval.claims import BENCH, CURVES
+from eval.claims.entries import FAIR
+from eval.claims.sources import drawn
+from eval.claims.trained import kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
+from eval.inversion.curves import answer
+from eval.inversion.questions import Question
+from eval.inversion.run import Job
+from eval.inversion.run import plan as plan_jobs
 from eval.inversion.solvers import Solver, parse_solvers
+from eval.models import Checkpoint, open_checkpoint
+from eval.rows import Results, Row, row_key
 from eval.slices import Slice
+from eval.text import held_out_text, story_prompts
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"
-CURVES = "curves"
-"""What stands for a claim's number where rows answer the curves."""
 BEFORE, AFTER = "before", "after"
-SELF, NONSELF = "self", "nonself"
-KINDS = (SELF, NONSELF)
+KINDS = SELF, NONSELF = "self", "nonself"
 """Every position shown, and the first one hidden."""
-PUBLISHED, TUNED, SEARCH = "published descent", "tuned gradient", "search"
-FAMILIES = (PUBLISHED, TUNED, SEARCH)
+FAMILIES = PUBLISHED, TUNED, SEARCH = "published descent", "tuned gradient", "search"
 
 Methods = dict[str, dict[str, Solver]]
+"""Solvers by kind of token and label."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +73,28 @@ class Point:
 
     def at(self, axis: str, value: Any) -> Point:
         """The point with another value on an axis; the last layer and all channels stay such."""
-        if axis == "width":
-            return replace(self, width=value, channels=value)
-        if axis == "depth":
-            return replace(self, depth=value, layer=value)
         if axis == "observed":
             return replace(self, length=value + 1)
-        return replace(self, **{axis: value})
+        beside = {"width": "channels", "depth": "layer"}.get(axis, axis)
+        return replace(self, **{axis: value, beside: value})
 
-    def on(self, axis: str, kind: str) -> float | int:
-        """Its place on an axis; positions are counted that are shown."""
+    def on(self, axis: str, kind: str) -> float | int | None:
+        """Its place on an axis; positions are counted that are shown. None of the base."""
         if axis == "observed":
             return self.length - (kind == NONSELF)
-        return getattr(self, axis)
+        return getattr(self, axis, None)
 
     def shown(self, kind: str) -> Slice:
         """The slice."""
         high = None if self.channels == self.width else self.channels
         return Slice(start=int(kind == NONSELF), high=high)
+
+
+class Ask(NamedTuple):
+    """How a point is asked: by which methods, about how many stories of each model."""
+
+    methods: Methods
+    stories: int
 
 
 @dataclass(frozen=True)
@@ -92,30 +111,6 @@ class Axis:
     methods: Methods
     unasked: dict[Any, list[str]]
 
-    def by(self, value: Any) -> Methods:
-        """The methods that a value is asked by."""
-        left = self.unasked.get(value, [])
-        return {
-            kind: {name: method for name, method in own.items() if name not in left}
-            for kind, own in self.methods.items()
-        }
-
-
-@dataclass(frozen=True)
-class Ask:
-    """How a point is asked.
-
-    Attributes:
-        axis, value: where it was met first.
-        methods: by kind of token and label.
-        stories: of each model.
-    """
-
-    axis: str
-    value: Any
-    methods: Methods
-    stories: int
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -127,7 +122,7 @@ class Plan:
         steps: at which it is asked.
         context, seeds: of the models.
         axes: by name.
-        methods: of the base, by kind of token and name.
+        methods: of the base.
         stories: per model, at the base and off it (`axes`); a seed's begin `apart` stories after
             those of the seed before.
     """
@@ -142,10 +137,12 @@ class Plan:
     stories: dict[str, int]
 
     def curve(self, name: str) -> list[Point]:
-        """The points of an axis, at every step it is asked at."""
+        """The points of an axis, at every step it is asked at; those of the base alone."""
+        if name == BASE:
+            return [self.base.at("step", step) for step in self.steps]
         axis = self.axes[name]
-        bases = [self.base.at("step", step) for step in axis.steps]
-        found = [base.at(name, value) for base in bases for value in axis.values]
+        asked = product(axis.steps, axis.values)
+        found = [self.base.at("step", step).at(name, value) for step, value in asked]
         return list(dict.fromkeys(found))
 
     def points(self, axes: list[str] | None = None) -> dict[Point, Ask]:
@@ -154,18 +151,19 @@ class Plan:
         Raises:
             RequestError: there is no such axis.
         """
-        for name in axes or []:
+        found = dict.fromkeys(self.curve(BASE), Ask(self.methods, self.stories[BASE]))
+        for name in axes or self.axes:
             if name not in self.axes:
                 known = ", ".join(self.axes)
                 raise RequestError(f"--axis {name}: there is no such axis; use one of {known}")
-        base = Ask(BASE, None, self.methods, self.stories[BASE])
-        found = {self.base.at("step", step): base for step in self.steps}
-        for name in axes or self.axes:
+            axis = self.axes[name]
             for point in self.curve(name):
-                value = point.on(name, NONSELF)
-                methods = self.axes[name].by(value)
-                ask = Ask(name, value, methods, self.stories["axes"])
-                found.setdefault(point, ask)
+                left = axis.unasked.get(point.on(name, NONSELF), [])
+                methods = {
+                    kind: {label: method for label, method in own.items() if label not in left}
+                    for kind, own in axis.methods.items()
+                }
+                found.setdefault(point, Ask(methods, self.stories["axes"]))
         return found
 
     def config(self, architecture: str, point: Point, vocabulary: int) -> ModelConfig:
@@ -189,27 +187,20 @@ def read(data: dict[str, Any]) -> Plan:
     Raises:
         RequestError: a method or a setting that does not exist.
     """
-    base, context = dict(data["base"]), data["base"]["context"]
-    del base["context"]
-    methods = _methods(data["methods"])
-    return Plan(
-        data["architectures"],
-        Point(layer=base["depth"], step=0, channels=base["width"], **base),
-        tuple(data["steps"]),
-        context,
-        data["seeds"],
-        {
-            name: Axis(
-                tuple(own["values"]),
-                tuple(own.get("steps", (0,))),
-                methods | _methods(own.get("methods", {})),
-                own.get("unasked", {}),
-            )
-            for name, own in data["axes"].items()
-        },
-        methods,
-        data["stories"],
-    )
+    context, methods = data["base"]["context"], _methods(data["methods"])
+    base = {name: value for name, value in data["base"].items() if name != "context"}
+    axes = {
+        name: Axis(
+            tuple(own["values"]),
+            tuple(own.get("steps", (0,))),
+            methods | _methods(own.get("methods", {})),
+            own.get("unasked", {}),
+        )
+        for name, own in data["axes"].items()
+    }
+    point = Point(layer=base["depth"], step=0, channels=base["width"], **base)
+    steps, stories = tuple(data["steps"]), data["stories"]
+    return Plan(data["architectures"], point, steps, context, data["seeds"], axes, methods, stories)
 
 
 def family(method: Solver) -> str:
@@ -217,6 +208,137 @@ def family(method: Solver) -> str:
     if method.name == "descent":
         return PUBLISHED
     return TUNED if method.family == "gradient" else SEARCH
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model, and all that is asked of it.
+
+    Attributes:
+        path: of a trained model; None for one that is drawn from its seed.
+        skip: stories before the first that it is asked.
+        corpus: where stories come from.
+        tokenizer: of models that are drawn.
+        device: where the model runs.
+    """
+
+    architecture: str
+    config: ModelConfig
+    seed: int
+    skip: int
+    path: Path | None
+    asks: dict[Point, Ask]
+    corpus: str
+    tokenizer: Tokenizer
+    device: torch.device
+    checkpoint = None  # it is opened when it is asked
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in no unit."""
+        work = sum(point.depth * ask.stories for point, ask in self.asks.items())
+        return float(self.config.d_model * work)
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """As those of a claim's task."""
+        asked = [
+            (point, kind, label, method.name, method.record, ask.stories)
+            for point, ask in self.asks.items()
+            for kind in KINDS
+            for label, method in ask.methods[kind].items()
+        ]
+        model = row_key(str(self.path) if self.path else self.config.to_json(), self.seed)
+        return {
+            "claim": CURVES,
+            "arm": self.architecture,
+            "protocol": FAIR,
+            "entry": row_key(asked),
+            "bench": BENCH,
+            "setting": row_key(model, self.skip, self.corpus),
+            "of": 1,
+        }
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the row that says which rows answer it."""
+        return [row_key("claim", self.tags)]
+
+    def run(self, results: Results) -> list[Row]:
+        """Asks it: the bench's rows are saved as they come, the row that names them is the last."""
+        if self.path:
+            checkpoint = open_checkpoint(self.path, self.device)
+        else:
+            size = f"d{self.config.d_model}-n{self.config.n_layers}"
+            name = f"{self.architecture}-{size}-s{self.seed}"
+            checkpoint = drawn(name, self.config, self.seed, self.tokenizer, self.device)
+        jobs = list(self._jobs(checkpoint))
+        answer(jobs, results)
+        (key,) = self.keys
+        keys = list(dict.fromkeys(key for job in jobs for key in job.keys))
+        return [{"key": key, "kind": "claim", **self.tags, "keys": keys}]
+
+    def _jobs(self, checkpoint: Checkpoint) -> Iterator[Job]:
+        text = held_out_text(checkpoint, self.corpus)
+        most: dict[int, int] = defaultdict(int)  # stories of each length
+        for point, ask in self.asks.items():
+            most[point.length] = max(ask.stories, most[point.length])
+        prompts = {n: story_prompts(text, count, n, self.skip) for n, count in most.items()}
+        for (point, ask), kind in product(self.asks.items(), KINDS):
+            shown, noise = (point.shown(kind),), (point.noise,)
+            question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
+            stories = prompts[point.length][: ask.stories]
+            yield from plan_jobs(checkpoint, question, stories, self.corpus)
+
+
+def tasks(
+    plan: Plan,
+    asks: dict[Point, Ask],
+    models: Path | None,
+    corpus: str,
+    tokenizer: Tokenizer,
+    device: torch.device,
+) -> tuple[list[Task], list[str]]:
+    """What there is to ask, and a line for each architecture whose trained models are not here."""
+    there = [(one, (kind_of(one.config), shape_of(one.config)))
+             for one in (trained(models) if models else [])]  # fmt: skip
+    several, missing = [], []
+    for name in plan.architectures:
+        sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)
+        for point, ask in asks.items():
+            sizes[point.width, point.depth, point.step][point] = ask
+        lacking: dict[int, ModelConfig] = {}
+        for (_, _, step), points in sizes.items():
+            config = plan.config(name, next(iter(points)), tokenizer.get_vocab_size())
+            paths: Sequence[Path | None] = [None] * plan.seeds
+            if step:
+                wanted = kind_of(config), shape_of(config)
+                alike = seeds_of_one(one for one, size in there if size == wanted)
+                paths = [one.path for one in alike if one.step == step][: plan.seeds]
+            if not paths:
+                lacking[step] = config
+            several += [
+                Task(name, config, seed, seed * plan.stories["apart"], path, points,
+                     corpus, tokenizer, device)
+                for seed, path in enumerate(paths)
+            ]  # fmt: skip
+        if lacking:
+            missing.append(_lack(name, lacking, models))
+    return several, missing
+
+
+def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:
+    config = next(iter(lacking.values()))
+    where = f"none under {models}" if models else "no --models given"
+    recipe = "llama" if config.channel_mixer == "swiglu" else "flat"
+    return (
+        f"{name} after {', '.join(map(str, sorted(lacking)))} steps: {where}; left out. "
+        f"fix: python -m train fit --config {recipe}-small --data DATA --run RUNS/{name}-s0 "
+        f"--model.mixers '{json.dumps(list(config.mixers))}' --model.d_model {config.d_model} "
+        f"--model.n_layers {config.n_layers} --model.context {config.context} "
+        f"--save_steps '{json.dumps(sorted(lacking))}' --trainer.max_steps {max(lacking)}, "
+        "then --models RUNS"
+    )
 
 
 def _methods(data: dict[str, dict[str, Any]]) -> Methods:

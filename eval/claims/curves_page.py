@@ -1,16 +1,33 @@
-"""The curves drawn: a figure for each axis, one of the base point, and all of it as tables."""
+"""The curves as records, of the rows that answer them; drawn, a figure for each axis; as tables."""
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from eval import plots, tables
-from eval.claims.curves import AFTER, BASE, BEFORE, FAMILIES, KINDS, NONSELF
-from eval.claims.curves_records import Record
+from eval.claims import BENCH, CURVES
+from eval.claims.curves import (
+    AFTER,
+    BASE,
+    BEFORE,
+    FAMILIES,
+    KINDS,
+    NONSELF,
+    SELF,
+    Plan,
+    Point,
+    family,
+)
 from eval.drawing import Figure, write_figures
+from eval.recovery import channel_count, weights
+from eval.rows import Row
+from eval.summary import measure
+
+Record = dict[str, Any]
 
 PANEL = (104, 120)  # of an axis' figure, width and height
 DOTS = (330, 190)  # of the base point's
@@ -26,23 +43,53 @@ TITLES = {
 LOGARITHMIC = ("width", "depth", "channels", "observed")
 FROM_ZERO = {"step": 30, "noise": 1 / 256}
 """Axes that begin with 0: symmetric logarithms, linear up to this."""
-APART = 1 / 6  # of an axis, between two labels
-SHOWN = {"self": "shown tokens", "nonself": "hidden first token"}
+SHOWN = {SELF: "shown tokens", NONSELF: "hidden first token"}
 STATES = {BEFORE: "before training", AFTER: "after training"}
 COMMAND = "python -m eval claims curves --models RUNS --corpus STORIES"
 
 
-def figures(found: list[Record]) -> list[Figure]:
-    """All figures that there are records for."""
-    axes = [axis for axis in TITLES if any(r["axis"] == axis for r in found)]
-    base = [r for r in found if r["axis"] == BASE]
-    drawn = [_summary(base)] if base else []
-    return drawn + [_curve(axis, [r for r in found if r["axis"] == axis]) for axis in axes]
+def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
+    """The records, the base by itself first, and a line for rows that were left out.
+
+    One for each place on an axis, architecture, state, method and slice. Rows that another version
+    of the bench asked for, and of methods with other settings, are left out; records among the rows
+    are taken as they are.
+    """
+    asks, by_key = plan.points(), {row["key"]: row for row in rows}
+    parts = [r for r in by_key.values() if r["kind"] == "claim" and r["claim"] == CURVES]
+    asked = {key: part["arm"] for part in parts if part["bench"] == BENCH for key in part["keys"]}
+    fewer = sum(len(part["keys"]) for part in parts if part["bench"] != BENCH)
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for key, architecture in asked.items():
+        row = by_key[key]
+        point, kind, label = _point(row), NONSELF if row["hidden"] else SELF, row["method"]
+        method = asks[point].methods[kind].get(label) if point in asks else None
+        if method is None or method.settings != row["settings"]:
+            fewer += 1
+        else:
+            groups[architecture, point, kind, label].append(row)
+    figures = {key: _figures(several, key[2]) for key, several in groups.items()}
+    several = [row for row in by_key.values() if row["kind"] == "curve record"]
+    for axis in (BASE, *plan.axes):
+        for name, point, kind in product(plan.architectures, plan.curve(axis), KINDS):
+            about = {"axis": axis, "x": point.on(axis, kind), "architecture": name}
+            several += [
+                about
+                | {"state": point.state, "family": family(method), "method": label, "slice": kind}
+                | figures[name, point, kind, label]
+                for label, method in asks[point].methods[kind].items()
+                if (name, point, kind, label) in figures
+            ]
+    words = f"left out: {fewer} rows that this bench, or curves.yaml as it is now, asks otherwise"
+    return several, [words] if fewer else []
 
 
 def write(directory: str | Path, found: list[Record]) -> list[Path]:
-    """Writes every figure as SVG."""
-    return write_figures(directory, figures(found), "svg")
+    """Writes every figure that there are records for, as SVG."""
+    own = {axis: [r for r in found if r["axis"] == axis] for axis in (BASE, *TITLES)}
+    figures = [_curve(axis, several) if axis != BASE else _summary(several)
+               for axis, several in own.items() if several]  # fmt: skip
+    return write_figures(directory, figures, "svg")
 
 
 def markdown(found: list[Record], drawn: str = "") -> str:
@@ -53,39 +100,32 @@ def markdown(found: list[Record], drawn: str = "") -> str:
         drawn: where the figures lie, seen from the page; "" leaves them out.
     """
     parts = []
-    base = [r for r in found if r["axis"] == BASE]
-    if base:
-        parts += [*_image("curves-summary", drawn), *_base_table(base)]
+    if base := [r for r in found if r["axis"] == BASE]:
+        parts = [*_image("summary", drawn), _table(base, ["architecture", "training"], "asked")]
+        parts.append(_counts(base))
     for axis, title in TITLES.items():
-        own = [r for r in found if r["axis"] == axis]
-        if own:
-            parts += [
-                f"### Against {title}\n",
-                *_image(f"curves-{axis}", drawn),
-                f"`{COMMAND} --axis {axis}`\n",
-                "<details><summary>the numbers</summary>\n",
-                *_axis_table(own),
-                "</details>\n",
-            ]
+        if own := [r for r in found if r["axis"] == axis]:
+            parts += [f"### Against {title}\n", *_image(axis, drawn)]
+            parts += [f"`{COMMAND} --axis {axis}`\n", "<details><summary>the numbers</summary>\n"]
+            parts += [_table([r for r in own if r["slice"] == kind],
+                             [SHOWN[kind], "training", "by"], "x") for kind in KINDS]  # fmt: skip
+            parts += [_counts(own), "</details>\n"]
     return "\n".join(parts)
 
 
-def _summary(records: list[Record]) -> Figure:
-    chart = plots.dots(
-        _percent(records), "tokens found, %", "architecture", "family", "slice", "state", DOTS
-    )
+def _summary(found: list[Record]) -> Figure:
+    size = "architecture", "family", "slice", "state", DOTS
     about = (
         "Tokens recovered from the last block's output, before and after training: those whose "
         "own position is shown, and a first token that is hidden. By the published gradient "
         "descent, by a tuned one, and by exact search. Lines are 95 % intervals."
     )
+    chart = plots.dots(_percent(found), "tokens found, %", *size)
     return Figure("curves-summary", "What can be found again, and by what", about, chart)
 
 
-def _curve(axis: str, records: list[Record]) -> Figure:
-    shown = sorted(_percent(records), key=lambda r: r["state"], reverse=True)  # the last: whole
-    if axis == "step":  # one line, which training is along
-        shown = [r | {"state": STATES[AFTER]} for r in shown]
+def _curve(axis: str, found: list[Record]) -> Figure:
+    shown = sorted(_percent(found), key=lambda r: r["state"], reverse=True)  # the last: whole
     kind: dict[str, Any] = {"zero": False}
     if axis in FROM_ZERO:
         kind = {"type": "symlog", "constant": FROM_ZERO[axis]}
@@ -97,16 +137,18 @@ def _curve(axis: str, records: list[Record]) -> Figure:
         "x",
         "tokens found, %",
         "family",
-        "" if axis == "step" else "state",
+        "" if axis == "step" else "state",  # one line, which training is along
         states=list(STATES.values()),
         share=True,
         x_scale=kind | {"nice": False, "padding": 7},
         axis={
             "title": None,
-            "values": _ticks(axis, records),
+            "values": sorted({r["x"] for r in found if r["slice"] == NONSELF}),
             "grid": False,
             "labelFlush": False,
             "labelFontSize": 10,
+            "labelOverlap": "greedy",
+            "labelSeparation": 4,
             "labelExpr": f"{fractions}format(datum.value, ',')",
         },
         series={family: i for i, family in enumerate(FAMILIES)},
@@ -124,93 +166,79 @@ def _curve(axis: str, records: list[Record]) -> Figure:
     return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
 
 
-def _ticks(axis: str, found: list[Record]) -> list[float]:
-    """The values that have a label, the last one first; those too near to another have none."""
-    values = sorted({r["x"] for r in found if r["slice"] == NONSELF}, reverse=True)
-    places = {x: _place(axis, x) for x in values}
-    span = places[values[0]] - places[values[-1]] or 1.0
-    kept: list[float] = []
-    for x in values:
-        if not kept or places[kept[-1]] - places[x] >= APART * span:
-            kept.append(x)
-    return kept
-
-
-def _place(axis: str, x: float) -> float:
-    """Where a value lies on its axis' scale, in no unit."""
-    if axis in FROM_ZERO:
-        return math.log1p(x / FROM_ZERO[axis])
-    return math.log(x) if axis in LOGARITHMIC else x
-
-
 def _percent(found: list[Record]) -> list[Record]:
     """What the charts look at, in percent and words."""
     return [
         {name: r[name] for name in ("x", "architecture", "family")}
-        | {"slice": SHOWN[r["slice"]], "state": STATES[r["state"]]}
+        | {"slice": SHOWN[r["slice"]]}
+        | {"state": STATES[AFTER if r["axis"] == "step" else r["state"]]}
         | {"value": round(100 * r["share"], 2)}
         | {name: round(100 * r[name], 2) for name in ("low", "high")}
         for r in found
     ]
 
 
-def _order(found: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(r["architecture"] for r in found))
+def _table(found: list[Record], places: list[str], over: str) -> str:
+    """A line for each architecture and state of training."""
+    lines = [
+        {
+            "architecture": r["architecture"],
+            SHOWN[r["slice"]]: r["architecture"],
+            "training": r["state"],
+            "by": r["family"],
+            "asked": f"{SHOWN[r['slice']]}: {r['family']}",
+            "x": r["x"],
+            "share": r["share"],
+            "share_low": r["low"],
+            "share_high": r["high"],
+        }
+        for r in found
+    ]
+    return tables.markdown(tables.across(lines, places, over, [("share", "", True)]))
 
 
 def _image(name: str, drawn: str) -> list[str]:
-    return [f"![{name.replace('-', ' ')}]({drawn}/{name}.svg)\n"] if drawn else []
-
-
-def _base_table(found: list[Record]) -> list[str]:
-    columns = [(kind, name) for kind in KINDS for name in FAMILIES]
-    head = ["architecture", "training", *(f"{SHOWN[kind]}: {name}" for kind, name in columns)]
-    rows = []
-    for name in _order(found):
-        for state in (BEFORE, AFTER):
-            own = {(r["slice"], r["family"]): r for r in found
-                   if (r["architecture"], r["state"]) == (name, state)}  # fmt: skip
-            if own:
-                rows.append([name, state, *(_cell(own.get(column)) for column in columns)])
-    return [tables.markdown(tables.Table(head, rows)), _counts(found)]
-
-
-def _axis_table(found: list[Record]) -> list[str]:
-    lines = []
-    for kind in KINDS:
-        values = sorted({r["x"] for r in found if r["slice"] == kind})
-        groups: dict[tuple[str, str, str], dict[Any, Record]] = {}
-        for r in found:
-            if r["slice"] == kind:
-                place = r["architecture"], r["state"], r["family"]
-                groups.setdefault(place, {})[r["x"]] = r
-        head = [SHOWN[kind], "training", "by", *(f"{value:g}" for value in values)]
-        rows = [[*place, *(_cell(own.get(v)) for v in values)] for place, own in groups.items()]
-        lines.append(tables.markdown(tables.Table(head, rows)))
-    return [*lines, _counts(found)]
-
-
-def _cell(record: Record | None) -> str:
-    if record is None:
-        return ""
-    low, high = (f"{100 * record[end]:.0f}" for end in ("low", "high"))
-    return f"{100 * record['share']:.0f} ({low}–{high})"
+    return [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
 
 
 def _counts(found: list[Record]) -> str:
     """How many tokens a figure is of, at the least and at the most."""
 
-    def span(name: str, own: list[Record]) -> str:
-        counts = [r[name] for r in own]
-        low, high = min(counts), max(counts)
-        return f"{low}" if low == high else f"{low} to {high}"
+    def span(name: str, *kinds: str) -> str:
+        counts = [r[name] for r in found if r["slice"] in kinds]
+        ends = dict.fromkeys((min(counts), max(counts)))
+        return " to ".join(map(str, ends))
 
-    told = [
-        f"{span('tokens', own)} {SHOWN[kind].removesuffix('s')}s"
-        for kind in KINDS
-        if (own := [r for r in found if r["slice"] == kind])
-    ]
+    known = [kind for kind in KINDS if any(r["slice"] == kind for r in found)]
+    tokens = [f"{span('tokens', kind)} {SHOWN[kind].removesuffix('s')}s" for kind in known]
     return (
-        f"Percent of tokens, 95 % interval; a figure is of {' and '.join(told)}, "
-        f"of {span('prompts', found)} prompts and {span('models', found)} models.\n"
+        f"Percent of tokens, 95 % interval; a figure is of {' and '.join(tokens)}, "
+        f"of {span('prompts', *KINDS)} prompts and {span('models', *KINDS)} models.\n"
     )
+
+
+def _point(row: Row) -> Point:
+    about = row["checkpoint"]
+    return Point(
+        width=about["d_model"],
+        depth=about["n_layers"],
+        layer=row["site"]["layer"],
+        step=about["step"],
+        channels=channel_count(row) or 0,
+        length=row["length"],
+        noise=row["noise"],
+    )
+
+
+def _figures(rows: list[Row], kind: str) -> Record:
+    """The share of shown tokens, or of the hidden one, with its interval."""
+    figures = measure(rows)
+    share = figures[kind]
+    return {
+        "share": round(share.value, 6),
+        "low": round(share.low or 0.0, 6),
+        "high": round(share.high or 0.0, 6),
+        "tokens": figures[f"{kind}_tokens"].value,
+        "prompts": share.n,
+        "models": len({weights(row) for row in rows}),
+    }

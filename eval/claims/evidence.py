@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from eval.claims import BENCH
-from eval.claims.curves import CURVES
+from eval.claims import BENCH, CURVES
 from eval.claims.entries import REPORTED, Claim
 from eval.claims.sources import size_of
 from eval.inversion.answer import set_recall

@@ -217,7 +217,7 @@ def table_of_claims(
     """
     from eval.claims.columns import judge
     from eval.claims.curves import plan
-    from eval.claims.curves_records import records as points_of
+    from eval.claims.curves_page import records as points_of
     from eval.claims.evidence import answers, evidence
     from eval.claims.pages import terminal
     from eval.claims.registry import choose, claims
@@ -327,8 +327,7 @@ def curves_of_claims(
         markdown: write the tables
     """
     from eval.claims import curves
-    from eval.claims.curves_ask import tasks
-    from eval.claims.curves_records import records
+    from eval.claims.curves_page import records
     from eval.claims.sources import Shelf
     from eval.models import device_of
     from eval.tasks import open_results, run_tasks
@@ -338,7 +337,7 @@ def curves_of_claims(
     with open_results(out) as results:
         trained = Path(models) if models else None
         tokenizer = Shelf(results.directory, trained).tokenizer
-        todo, missing = tasks(plan, points, trained, corpus, tokenizer, device_of(device))
+        todo, missing = curves.tasks(plan, points, trained, corpus, tokenizer, device_of(device))
         _say(missing)
         run_tasks(todo[:limit], results, "models")
         known, notes = records(plan, results.rows())

@@ -139,6 +139,7 @@ def curves(
     corpus: Source = "toy",
     layers: Annotated[Layers, Flag(metavar="L", several=True)] = "last",
     methods: Annotated[Words, Flag(metavar="NAME", several=True)] = ("sweep", "adam", "expected"),
+    plugin: Plugins = None,
     channels: bool = False,
     noise: bool = False,
     count: Positive = 8,
@@ -157,6 +158,8 @@ def curves(
             packing sets aside
         layers: last (default), all, or numbers
         methods: gradient methods, sweep, propose, and expected (noise alone)
+        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
+            times. It is run as your own code, with all your rights: give only files that you trust
         channels: the curve over channels alone
         noise: the curve over noise alone
         count: story prompts
@@ -165,9 +168,11 @@ def curves(
     """
     from eval.inversion.curves import Curve, plan_curves
     from eval.models import open_models
+    from eval.plugins import run_plugins
     from eval.tasks import open_results, run_tasks
     from eval.text import held_out_text, story_prompts
 
+    run_plugins(plugin, [*listed(models), out])
     wanted = {"channels": channels, "noise": noise}
     axes = [name for name in wanted if wanted[name]] or list(wanted)
     sites, solvers = _layers(layers or "last", joined=False), _methods(listed(methods or ()), axes)

@@ -9,7 +9,7 @@ is a row of its own, of kind "curve".
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from eval.errors import RequestError
 from eval.inversion.questions import Cell, Question, Site
 from eval.inversion.run import Job, plan
 from eval.inversion.solvers import Solver
-from eval.models import Checkpoint
+from eval.models import Checkpoint, rows_at_once
 from eval.rows import Results, Row, finite_or_none, row_key
 from eval.slices import Slice
 from eval.statistics import CONFIDENCE, RESAMPLES
@@ -149,10 +149,9 @@ class Curve:
         points: dict[float, list[Row]] = {}
         wanted: tuple[float, ...] = self.axis.grid
         while wanted:
-            for job in self.jobs(wanted):
-                rows = job.run(results)
-                results.append(rows)
-                known |= {row["key"]: row for row in rows}
+            jobs = self.jobs(wanted)
+            known |= {row["key"]: row for row in answer(jobs, results)}
+            for job in jobs:
                 for cell in job.cells:
                     points.setdefault(self.axis.of(cell), []).append(known[job.key(cell)])
             wanted = self._next(points)
@@ -216,6 +215,35 @@ class Curve:
                 "snr50_high": decibels(low),
             }
         return row
+
+
+def answer(jobs: Iterable[Job], results: Results) -> list[Row]:
+    """Saves the rows that are not there yet as they come, and returns them.
+
+    What a gradient solver can treat at once becomes one batch, whatever is shown.
+    """
+    remaining: list[Job] = []
+    together: dict[str, list[Job]] = {}
+    for job in jobs:
+        length = len(job.cells[0].prompt.tokens)
+        if job.solver.family == "gradient":
+            together.setdefault(row_key(job.label, job.settings, length), []).append(job)
+        else:
+            remaining.append(job)
+    for several in together.values():
+        cells = [cell for job in several for cell in job.cells]
+        prompts = max((job.prompts for job in several), key=len)
+        batch = rows_at_once(several[0].checkpoint.model, len(cells[0].prompt.tokens))
+        remaining += [
+            replace(several[0], prompts=prompts, cells=cells[i : i + batch])
+            for i in range(0, len(cells), batch)
+        ]
+    found = []
+    for job in remaining:
+        rows = job.run(results)
+        results.append(rows)
+        found += rows
+    return found
 
 
 def plan_curves(

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from eval.__main__ import main
 from eval.claims import BENCH, curves
 from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, TUNED, Plan, Point
-from eval.claims.curves_page import figures
-from eval.claims.curves_records import records
+from eval.claims.curves_page import records, write
 from eval.rows import ROWS, read_rows
+from eval.tables import share_text
 from tests.eval.claims.cases import prepared, use_tiny_curves
 
 ARCHITECTURES = ["flat", "expanded", "parallel", "headed", "hybrid", "llama"]
@@ -63,7 +63,7 @@ def test_a_point_that_axes_share_is_one() -> None:
         assert len(own) == len(axis.values) * len(axis.steps)
         apart += len(set(own) - set(bases))
     assert len(asks) == len(bases) + apart
-    assert {asks[base].axis for base in bases} == {BASE}
+    assert {asks[base].stories for base in bases} == {whole.stories[BASE]}
 
 
 def test_what_a_point_shows() -> None:
@@ -144,7 +144,7 @@ def _check_pages(
     rows = [line for line in text.splitlines() if line.startswith("| llama | before")]
     base = [p for p in points if (p["axis"], p["architecture"]) == (BASE, "llama")]
     point = next(p for p in base if p["slice"] == SELF)
-    assert f"| {100 * point['share']:.0f} (" in rows[0]
+    assert f"| {share_text(point['share'])} (" in rows[0]
 
 
 def test_trained_models_are_found_by_shape_and_step(
@@ -179,7 +179,7 @@ def test_rows_that_are_asked_otherwise_are_left_out(plan: Plan, out: Path) -> No
     points, notes = records(plan, rows)
     base = [p for p in points if p["axis"] == BASE]
     assert (len(base), notes) == (len(KINDS) * len(FAMILIES), [])
-    assert [figure.name for figure in figures(base)] == ["curves-summary"]
+    assert [path.name for path in write(out / "drawn", base)] == ["curves-summary.svg"]
     (end,) = (row for row in rows if row["kind"] == "claim")
     others = [row | {"settings": {"steps": 99}} for row in rows if row is not end]
     for changed in ([*others, end], [*rows, end | {"bench": BENCH + 1}]):
