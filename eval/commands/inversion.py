@@ -1,7 +1,7 @@
 """The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
 
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from eval.inversion.solvers import Solver
     from eval.models import Checkpoint
     from eval.rows import Results, Row
-    from eval.tables import Table
     from eval.text import Prompt
 
 CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
@@ -299,65 +298,46 @@ def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
 
 def curve_tables(rows: "list[Row]") -> str:
     """The rows of kind "curve" as tables for a terminal, one for each axis."""
-    from eval.tables import terminal
+    from eval.tables import Table, number_text, share_text, terminal
 
-    curves = [row for row in rows if row["kind"] == "curve"]
+    def place(row: "Row") -> tuple[Hashable, ...]:
+        about = row["checkpoint"]
+        return about["name"], about["step"], row["site"]["layer"], row["method"]
+
+    def limits(*values: float | None) -> str:
+        """Open where the curve does not reach them."""
+        return f"({' to '.join('open' if v is None else number_text(v) for v in values)})"
+
+    def channels(row: "Row") -> list[str]:
+        if row["value"] is None:
+            return [f"more than {max(row['values'])}", ""]
+        beside = "" if row["bracket"] is None else number_text(row["bracket"][1])
+        return [f"{number_text(row['value'])} {limits(row['low'], row['high'])}", beside]
+
+    def noise(row: "Row") -> list[str]:
+        if row["value"] is None:
+            return ["", f"more than {max(row['values']):g}"]
+        if not row["value"]:
+            return ["", "none is too much"]
+        ends = limits(row["snr50_low"], row["snr50_high"])
+        return [f"{number_text(row['snr50'])} {ends}", number_text(row["value"])]
+
     parts = []
-    for axis, title in (("channels", CHANNELS), ("noise", NOISE)):
-        own = [row for row in curves if row["axis"] == axis]
+    for axis, title, headings, read in (
+        ("channels", CHANNELS, ("cliff", "asked beside"), channels),
+        ("noise", NOISE, ("SNR50, dB", "noise"), noise),
+    ):
+        own = [row for row in rows if row["kind"] == "curve" and row["axis"] == axis]
         if own:
-            parts.append(_table(own, axis, title))
+            grid = sorted(set.intersection(*(set(row["values"]) for row in own)))
+            lines = []
+            for row in sorted(own, key=place):
+                shares = dict(zip(row["values"], row["top1"], strict=True))
+                lines.append([*map(str, place(row)), *(share_text(shares[v]) for v in grid),
+                              *read(row)])  # fmt: skip
+            names = ["model", "step", "layer", "method", *map(number_text, grid), *headings]
+            parts.append(Table(names, lines, 4, title))
     return terminal(*parts)
-
-
-def _table(curves: "list[Row]", axis: str, title: str) -> "Table":
-    from eval.tables import Table, number_text, share_text
-
-    grid = sorted(set.intersection(*(set(row["values"]) for row in curves)))
-    read = ["cliff", "asked beside"] if axis == "channels" else ["SNR50, dB", "noise"]
-    lines = []
-    for row in sorted(curves, key=_place):
-        shares = dict(zip(row["values"], row["top1"], strict=True))
-        cells = [share_text(shares[value]) for value in grid]
-        lines.append([*map(str, _place(row)), *cells, *_CELLS[axis](row)])
-    headings = ["model", "step", "layer", "method", *map(number_text, grid), *read]
-    return Table(headings, lines, 4, title)
-
-
-def _place(row: "Row") -> tuple[Hashable, ...]:
-    about = row["checkpoint"]
-    return about["name"], about["step"], row["site"]["layer"], row["method"]
-
-
-def _channels(row: "Row") -> list[str]:
-    from eval.tables import number_text
-
-    if row["value"] is None:
-        return [f"more than {max(row['values'])}", ""]
-    between = row["bracket"]
-    beside = "" if between is None else number_text(between[1])
-    return [f"{number_text(row['value'])} ({_end(row['low'])} to {_end(row['high'])})", beside]
-
-
-def _noise(row: "Row") -> list[str]:
-    from eval.tables import number_text
-
-    if row["value"] is None:
-        return ["", f"more than {max(row['values']):g}"]
-    if not row["value"]:
-        return ["", "none is too much"]
-    interval = f"({_end(row['snr50_low'])} to {_end(row['snr50_high'])})"
-    return [f"{number_text(row['snr50'])} {interval}", number_text(row["value"])]
-
-
-_CELLS: dict[str, "Callable[[Row], list[str]]"] = {"channels": _channels, "noise": _noise}
-
-
-def _end(value: float | None) -> str:
-    """A limit; open where the curve does not reach it."""
-    from eval.tables import number_text
-
-    return "open" if value is None else number_text(value)
 
 
 @command()

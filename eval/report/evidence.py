@@ -177,6 +177,11 @@ def deepest(placed: list[Score]) -> list[Score]:
     return kept
 
 
+def once(placed: Iterable[Score]) -> list[Score]:
+    """Each row once, though it may have two scores."""
+    return list({s.row["key"]: s for s in placed}.values())
+
+
 def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     """Items by key, in the order of first appearance."""
     groups: dict[Any, list[T]] = {}

@@ -11,7 +11,7 @@ from eval.files import write_text
 from eval.lenses.markup import STYLE
 from eval.recovery import VERDICTS, join, question, weights
 from eval.report import figures, findings, kinds, provenance, strips, tables, wording
-from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, plain, scores
+from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, once, plain, scores
 from eval.rows import Row
 from eval.summary import cells
 from eval.tables import text
@@ -49,15 +49,13 @@ def render_page(
     every = scores(rows)
     main = plain(every)
     placed = headline(main)
-    joined: strips.Verdicts = {
-        question(j.rows[0]): j for j in join(row for _, _, row in _rows(main))
-    }
+    joined: strips.Verdicts = {question(j.rows[0]): j for j in join(s.row for s in once(main))}
     lines = tables.pivot(tables.summary_records(placed))
     by_layer, departing = tables.by_layer(placed), headline(every)
     varied = tables.varied(every) if len(main) < len(every) else []
     columns = wording.column_order({s.column for s in placed})
-    looking = [s for s in placed if s.row["family"] != "control"] or placed
-    sample = strips.sample(_rows(looking), joined)
+    looking = [s for s in placed if s.family != "control"] or placed
+    sample = strips.sample(once(looking), joined)
     return _environment().get_template("page.html").render(
         wording=wording,
         text=text,
@@ -130,11 +128,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _rows(placed: list[Score]) -> list[tuple[str, str, Row]]:
-    """Each row once, though it may have two scores, with its model and phase."""
-    return list({s.row["key"]: (s.model, s.phase, s.row) for s in placed}.values())
 
 
 def _steps(placed: list[Score]) -> dict[str, str]:

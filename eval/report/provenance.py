@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from eval.recovery import hidden_positions
-from eval.report.evidence import Score, group
+from eval.recovery import hidden_positions, prompt
+from eval.report.evidence import Score, group, once
 from eval.report.wording import column_order, prompt_set, site_label, visible
 from eval.rows import Row
 
@@ -12,22 +12,21 @@ from eval.rows import Row
 def collisions(placed: list[Score]) -> list[dict[str, Any]]:
     """Positions at which an exact search could not tell several tokens apart."""
     found = []
-    for score in {s.row["key"]: s for s in placed}.values():
-        row = score.row
-        hidden = hidden_positions(row)
-        for collision in row["collisions"]:
-            found.append(
-                {
-                    "model": score.model,
-                    "step": score.step,
-                    "site": site_label(score.layer, score.part),
-                    "slice": row["slice"],
-                    "prompt": f"{prompt_set(row['prompts'])} {row['prompt'] + 1}",
-                    "position": collision["position"] + 1,
-                    "hidden": collision["position"] in hidden,
-                    "tokens": [visible(token) for token in collision["tokens"]],
-                }
-            )
+    for score in once(placed):
+        row, hidden = score.row, hidden_positions(score.row)
+        found += [
+            {
+                "model": score.model,
+                "step": score.step,
+                "site": site_label(score.layer, score.part),
+                "slice": row["slice"],
+                "prompt": f"{prompt_set(score.prompts)} {row['prompt'] + 1}",
+                "position": collision["position"] + 1,
+                "hidden": collision["position"] in hidden,
+                "tokens": [visible(token) for token in collision["tokens"]],
+            }
+            for collision in row["collisions"]
+        ]
     return found
 
 
@@ -45,10 +44,10 @@ def checkpoints(placed: list[Score]) -> list[dict[str, Any]]:
 
 def methods(placed: list[Score]) -> list[dict[str, Any]]:
     """Every method used, with its settings and what it cost."""
-    groups = group(_rows(placed), lambda row: row["method"])
+    groups = group(once(placed), lambda s: s.method)
     found = []
     for name in column_order(set(groups)):
-        own = groups[name]
+        own = [s.row for s in groups[name]]
         settings = [", ".join(_setting(*item) for item in row["settings"].items()) for row in own]
         found.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(own))
     return found
@@ -56,18 +55,15 @@ def methods(placed: list[Score]) -> list[dict[str, Any]]:
 
 def totals(placed: list[Score]) -> dict[str, Any]:
     """Counts over all rows."""
-    rows = _rows(placed)
+    placed = once(placed)
+    rows = [s.row for s in placed]
     return {
-        "prompts": len({(row["prompts"], tuple(row["truth"])) for row in rows}),
+        "prompts": len({prompt(row) for row in rows}),
         "models": len({s.model for s in placed}),
         "lengths": sorted({row["length"] for row in rows}),
         "seeds": len({row["seed"] for row in rows}),
-        "exact": len({s.row["key"] for s in placed if s.column == "exact"}),
+        "exact": sum(s.column == "exact" for s in placed),
     } | _cost(rows)
-
-
-def _rows(placed: list[Score]) -> list[Row]:
-    return list({s.row["key"]: s.row for s in placed}.values())
 
 
 def _cost(rows: list[Row]) -> dict[str, Any]:

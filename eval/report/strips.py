@@ -10,11 +10,9 @@ from eval.recovery import (
     SEARCH,
     Joined,
     hidden_positions,
-    layers,
-    part,
     question,
 )
-from eval.report.evidence import AFTER, BEFORE, group
+from eval.report.evidence import AFTER, BEFORE, BETWEEN, Score, group
 from eval.report.wording import column_order, method, prompt_order, visible
 from eval.rows import Row
 
@@ -24,10 +22,8 @@ CELLS = 15_000  # tokens drawn on a page, to keep it under a megabyte
 LETTERS = {GRADIENT: ("g", "g"), SEARCH: ("s", "s"), AMBIGUOUS: ("m", "≈"), NOT_FOUND: ("n", "–")}
 """Mark and text of a verdict across methods."""
 
-Placed = tuple[str, str, Row]
-"""A row with its model and phase."""
 Verdicts = dict[Hashable, Joined]
-"""Verdicts across methods by `verdicts.question`."""
+"""Verdicts across methods by `recovery.question`."""
 
 
 @dataclass(frozen=True)
@@ -93,50 +89,49 @@ class Sample:
     turns: bool
 
 
-def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Sample:
+def sample(placed: list[Score], verdicts: Verdicts, cells: int = CELLS) -> Sample:
     """The prompts to draw; their other sites only where there is room for them.
 
     Args:
-        placed: every row to draw; rows between the first and the last step are not drawn, and of
-            several seeds the first is.
+        placed: every row to draw, once; rows between the first and the last step are not drawn, and
+            of several seeds the first is.
         verdicts: of the rows' questions.
         cells: how many tokens may be drawn.
     """
-    placed = [item for item in placed if item[1] in (BEFORE, AFTER)]
-    groups = group(placed, lambda p: (p[2]["prompts"], p[2]["prompt"], tuple(p[2]["truth"])))
-    keys = sorted(groups, key=lambda key: (key[1], prompt_order(key[0]), key[2]))
-    whole = [_prompt(key[0], key[1], groups[key], verdicts) for key in keys[:1]]
+    placed = [s for s in placed if s.phase != BETWEEN]
+    groups = group(placed, lambda s: (s.row["prompt"], prompt_order(s.prompts), *s.row["truth"]))
+    keys = sorted(groups)
+    whole = [_prompt(groups[key], verdicts) for key in keys[:1]]
     turns = bool(whole) and _cost(whole[0].sheets) > cells / 8
     with_others = bool(whole) and _cost(whole[0].sheets + whole[0].others) <= cells / 2
     drawn: list[Prompt] = []
     for i, key in enumerate(keys):
-        items = groups[key]
+        own = groups[key]
         if turns:
-            models = list(group(items, lambda p: p[0]).values())
-            items = models[i % len(models)]
-        prompt = _prompt(key[0], key[1], items, verdicts, with_others)
+            models = list(group(own, lambda s: s.model).values())
+            own = models[i % len(models)]
+        prompt = _prompt(own, verdicts, with_others)
         cost = _cost(prompt.sheets + prompt.others)
         if drawn and cost > cells:
             break
         cells -= cost
         drawn.append(prompt)
-    return Sample(drawn, len(keys) - len(drawn), turns and len({p[0] for p in placed}) > 1)
+    return Sample(drawn, len(keys) - len(drawn), turns and len({s.model for s in placed}) > 1)
 
 
-def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
+def _sheet(placed: list[Score], verdicts: Verdicts) -> Sheet:
     """The strips of rows with the same prompt, model, site and slice."""
-    row = placed[0][2]
-    hidden = hidden_positions(row)
-    families = {row["method"]: row["family"] for _, _, row in placed}
+    first, hidden = placed[0], hidden_positions(placed[0].row)
+    families = {s.method: s.family for s in placed}
     methods = sorted(column_order(set(families)), key=lambda name: families[name] == "search")
-    groups = group(placed, lambda p: (p[1], p[2]["method"]))
+    groups = group(placed, lambda s: (s.phase, s.method))
     names = {m: method(m).short for m in methods}
     if len(set(names.values())) < len(names):
         names = {m: method(m).title for m in methods}
     strips = []
     for phase in (BEFORE, AFTER):
         rows = [
-            min((r for _, _, r in groups[phase, name]), key=lambda r: (_model(r), r["seed"]))
+            min((s.row for s in groups[phase, name]), key=_seed)
             for name in methods
             if (phase, name) in groups
         ]
@@ -144,12 +139,12 @@ def sheet(model: str, placed: list[Placed], verdicts: Verdicts) -> Sheet:
         joined = verdicts.get(question(rows[0])) if rows else None
         if joined and joined.decisive:
             strips.append(_verdict_strip(phase, joined))
-    truth = [visible(token) for token in row["truth_text"]]
+    truth = [visible(token) for token in first.row["truth_text"]]
     return Sheet(
-        model=model,
-        layer=max(layers(row)),
-        part=part(row),
-        slice=row["slice"],
+        model=first.model,
+        layer=first.layer,
+        part=first.part,
+        slice=first.row["slice"],
         shown=len(truth) - len(hidden),
         truth=truth,
         hidden=[i in hidden for i in range(len(truth))],
@@ -162,34 +157,27 @@ def _cost(sheets: list[Sheet]) -> int:
     return sum(len(s.strips) * len(s.truth) for s in sheets)
 
 
-def _model(row: Row) -> tuple[str, str]:
-    return row["checkpoint"]["name"], row["checkpoint"]["weights_sha256"]
+def _seed(row: Row) -> tuple[str, str, int]:
+    """Of a model and of a solver."""
+    return row["checkpoint"]["name"], row["checkpoint"]["weights_sha256"], row["seed"]
 
 
-def _prompt(
-    kind: str, index: int, placed: list[Placed], verdicts: Verdicts, others: bool = True
-) -> Prompt:
-    models = list(group(placed, lambda p: p[0]))
-    groups = group(placed, lambda p: (p[0], p[2]["slice"], part(p[2]), layers(p[2])))
-    top = {}
-    for model, shown, where, at in groups:
-        best = top.get((model, shown))
-        if best is None or (where == "block", at) > (best[0] == "block", best[1]):
-            top[model, shown] = (where, at)
-    sheets = {
-        key: sheet(key[0], items, verdicts)
-        for key, items in groups.items()
-        if others or top[key[:2]] == key[2:]
-    }
+def _prompt(placed: list[Score], verdicts: Verdicts, others: bool = True) -> Prompt:
+    """Of each model and slice the sheet of the deepest site, blocks before other parts."""
+    models = list(group(placed, lambda s: s.model))
+    first, rest = [], []
+    for own in group(placed, lambda s: (s.model, s.row["slice"])).values():
+        sites = group(own, lambda s: (s.part == "block", s.layer, s.part))
+        top = max(sites, key=lambda site: site[:2])
+        first.append(_sheet(sites.pop(top), verdicts))
+        rest += [_sheet(several, verdicts) for several in sites.values() if others]
 
-    def place(key: tuple) -> tuple:
-        s = sheets[key]
-        return (models.index(s.model), -s.shown, s.slice, s.part, -s.layer)
+    def place(sheet: Sheet) -> tuple[int, int, str, str, int]:
+        return (models.index(sheet.model), -sheet.shown, sheet.slice, sheet.part, -sheet.layer)
 
-    order = sorted(sheets, key=place)
-    first = [sheets[key] for key in order if top[key[:2]] == key[2:]]
-    rest = [sheets[key] for key in order if top[key[:2]] != key[2:]]
-    return Prompt(kind, index, placed[0][2]["text"], first, rest)
+    row = placed[0].row
+    text, index = row["text"], row["prompt"]
+    return Prompt(row["prompts"], index, text, sorted(first, key=place), sorted(rest, key=place))
 
 
 def _verdict_strip(phase: str, joined: Joined) -> Strip:

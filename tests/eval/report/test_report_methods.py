@@ -175,7 +175,7 @@ def test_several_layers_at_once_are_a_part_of_their_own():
 
 
 def placed(rows):
-    return [(s.model, s.phase, s.row) for s in scores(rows) if s.task.nonself]
+    return [s for s in scores(rows) if s.task.nonself]
 
 
 def test_many_models_take_turns_in_the_strips():
