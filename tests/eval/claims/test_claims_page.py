@@ -326,7 +326,7 @@ def test_the_curves_have_a_page(records: Path, tmp_path: Path) -> None:
     assert (tmp_path / "d" / "drawn" / "curves-step.svg").is_file()
     text = (tmp_path / "d" / "page" / "curves.md").read_text()
     assert "](../drawn/curves-step.svg)" in text
-    assert "20 (10–40)" in text
+    assert "20.0 (10.0–40.0)" in text
 
 
 @pytest.mark.parametrize(
