@@ -1,12 +1,13 @@
-"""Trainings to be killed or starved of disk, in processes forked from one that imported everything.
+"""Trainings to be killed, measured or starved of disk, in processes forked from one.
 
-What they leave is judged here too.
+That one has imported everything. What they leave is judged here too.
 """
 
 import contextlib
 import ctypes
 import io
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -20,10 +21,12 @@ import torch._dynamo
 import torch.utils.data
 
 import train.run
-from arch import load_model
+from arch import LanguageModel, ModelConfig, load_model
 from tests.train.cases import names
 from train.__main__ import main
+from train.module import LanguageModule
 from train.rundir import read_whole_checkpoint
+from train.settings import OptimizerSettings, ScheduleSettings
 
 PRELOADED = (lightning.pytorch.callbacks, torch._dynamo, torch.utils.data, train.run)
 
@@ -59,6 +62,36 @@ def train_until_killed(words: list[str], fatal: int | None, saving: Event) -> No
     sys.addaudithook(hook)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         sys.exit(main(words))
+
+
+def measure_growth(mixer: str, again: bool, answer: Connection) -> None:
+    """Sends how many bytes a process grows by in two steps of training.
+
+    Args:
+        mixer: of a model of 4 blocks, 256 wide, with a context of 256.
+        again: whether activations are computed again rather than kept.
+        answer: takes the number.
+    """
+    # Every tensor a mapping of its own, gone when it is freed: glibc would keep pieces of its heap.
+    m_mmap_threshold = -3
+    assert ctypes.CDLL(None).mallopt(m_mmap_threshold, 65536)
+    torch.set_num_threads(1)
+
+    def train(width: int, layers: int, context: int) -> int:
+        config = ModelConfig(400, context, width, layers, (mixer,))
+        module = LanguageModule(LanguageModel(config), OptimizerSettings(), ScheduleSettings(), 9)
+        module.model.checkpoint_activations = again
+        optimizer: Any = module.configure_optimizers()["optimizer"]
+        tokens = torch.zeros(16, context, dtype=torch.long)
+        for count in (1, 16):  # the first step makes the moments, the second needs the most
+            part = tokens[:count]
+            module.training_step((part, part, 1.0), 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = train(8, 1, 8)  # imports what is imported late
+    answer.send(train(256, 4, 256) - before)
 
 
 def train_on_small_disk(

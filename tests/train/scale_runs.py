@@ -1,6 +1,5 @@
 """What each of two processes runs: trainings, one after the other, with torchrun's environment."""
 
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ WAIT = 300
 """Seconds after which two processes are taken to hang."""
 
 
-def in_two_processes(commands: list[list[str] | str], folder: Path) -> list[str]:
+def in_two_processes(forked: Any, commands: list[list[str] | str], folder: Path) -> list[str]:
     """Runs command lines, and preparations by their names; what each process said.
 
     The processes are forked from one that has imported everything: torchrun's would import it anew.
@@ -26,11 +25,9 @@ def in_two_processes(commands: list[list[str] | str], folder: Path) -> list[str]
         AssertionError: one of them did not end well.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.forked"])
     logs = [folder / f"{rank}.log" for rank in range(2)]
     processes = [
-        context.Process(target=_run, args=(rank, store.port, log, commands), daemon=True)
+        forked.Process(target=_run, args=(rank, store.port, log, commands), daemon=True)
         for rank, log in enumerate(logs)
     ]
     for process in processes:

@@ -5,7 +5,6 @@ renamed, removed, ...), half at a random time, and as every step saves everythin
 into a save. The disk is a small real one.
 """
 
-import multiprocessing
 import random
 import signal
 from pathlib import Path
@@ -22,14 +21,6 @@ from tests.train.forked import (
 
 KILLS = 50
 STEPS = 15
-
-
-@pytest.fixture(scope="module")
-def forked():
-    """Starts processes from one that has imported everything, which takes it seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.forked"])
-    return context
 
 
 def words(data: Path, run: Path) -> list[str]:

@@ -1,9 +1,6 @@
 """What a run would need, compared with what it takes."""
 
-import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,6 +10,7 @@ from lightning.pytorch import Trainer
 import train.plan
 from arch import ModelConfig
 from tests.train.cases import TINY, fit
+from tests.train.forked import measure_growth
 from train.__main__ import main
 from train.plan import memory
 from train.run import build_trainer
@@ -23,56 +21,25 @@ SMALL = f"{TINY} --save_steps [3]"
 
 CASES = [("flat", False), ("flat", True), ("attention(heads=4)", False)]
 
-MEASURE = """
-import os, resource, sys
-import torch
-from arch import LanguageModel, ModelConfig
-from train.module import LanguageModule
-from train.settings import OptimizerSettings, ScheduleSettings
 
-def train(mixer, again, d, n, context):
-    config = ModelConfig(400, context, d, n, (mixer,))
-    module = LanguageModule(LanguageModel(config), OptimizerSettings(), ScheduleSettings(), 9)
-    module.model.checkpoint_activations = again == "True"
-    optimizer = module.configure_optimizers()["optimizer"]
-    tokens = torch.zeros(16, context, dtype=torch.long)
-    for count in (1, 16):  # the first step makes the moments, the second needs the most
-        part = tokens[:count]
-        module.training_step((part, part, 1.0), 0).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-def grown(*case):
-    train(*case, 8, 1, 8)  # imports what is imported late
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train(*case, 256, 4, 256)
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-
-torch.set_num_threads(1)
-for case in zip(sys.argv[1::2], sys.argv[2::2]):
-    if not os.fork():  # a process of its own, as what is grown is not given back
-        print(grown(*case), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_the_memory_is_what_a_process_takes(tmp_path):
+@pytest.mark.parametrize(("mixer", "again"), CASES)
+def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
     """Within a tenth of how much a process grows."""
-    words = [sys.executable, "-c", MEASURE, *(str(word) for case in CASES for word in case)]
-    # Every tensor a mapping of its own, gone when it is freed: glibc would keep pieces of its heap.
-    own = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=own)
-    for (mixer, again), grown in zip(CASES, done.stdout.split(), strict=True):
-        recipe = Recipe(
-            model=ModelConfig(400, 256, 256, 4, (mixer,)),
-            batch=BatchSettings(16),
-            trainer=TrainerSettings("cpu", max_steps=9),
-        )
-        trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
-        needs = memory(recipe, trainer, 16, 1, again)
-        assert needs.peak / 1.1 < int(grown) < needs.peak * 1.1
-        assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
+    answer, other = forked.Pipe()
+    process = forked.Process(target=measure_growth, args=(mixer, again, other), daemon=True)
+    process.start()
+    other.close()
+    grown = answer.recv()  # EOFError: it did not end well
+    process.join()
+    recipe = Recipe(
+        model=ModelConfig(400, 256, 256, 4, (mixer,)),
+        batch=BatchSettings(16),
+        trainer=TrainerSettings("cpu", max_steps=9),
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    needs = memory(recipe, trainer, 16, 1, again)
+    assert needs.peak / 1.1 < grown < needs.peak * 1.1
+    assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
 
 
 def test_both_mixed_precisions_need_alike(tmp_path):

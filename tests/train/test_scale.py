@@ -31,7 +31,7 @@ def command(data: Path, run: Path, flags: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):
+def runs(data, forked, tmp_path_factory):
     """A folder of runs in two processes, which start once for all; what they said, by the run."""
     folder = tmp_path_factory.mktemp("runs")
     assert fit(data, folder / "one", *FLAGS.split()) == 0
@@ -53,7 +53,7 @@ def runs(data, tmp_path_factory):
         each if isinstance(each, str) else command(data, folder / each[0], f"{SHARED} {each[1]}")
         for each in steps
     ]
-    logs = in_two_processes(commands, folder)
+    logs = in_two_processes(forked, commands, folder)
     names = [each[0] for each in steps if not isinstance(each, str)]
     parts = [re.split(r"(?<=\nend of a command\n)", log)[:-1] for log in logs]
     return folder, {name: "".join(of) for name, *of in zip(names, *parts, strict=True)}
