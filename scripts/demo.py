@@ -10,6 +10,7 @@ and all that they print are in OUT/log.txt. Finished steps are not done again.
 
 import argparse
 import contextlib
+import os
 import shlex
 import shutil
 import sys
@@ -66,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     table = log.read_text(encoding="utf-8").rpartition(TABLE)[2].partition("\nrows: ")[0]
     print(f"\n{TABLE}{table.rstrip()}")
     print(f"\n{time.perf_counter() - started:.0f} s in all\npage: {(out / 'page.html').resolve()}")
+    command = [os.path.relpath(sys.executable), "-m", "eval", "explore", str(out)]
+    print(f"try your own sentence: {shlex.join(command)}")
     return 0
 
 

@@ -68,6 +68,7 @@ NOT_RUN = {
     r"--wandb offline": "starts W&B's process; tests/eval/test_tracking.py has it",
     r"fineweb-edu|--download|arch smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_smollm2.py makes and imports such a file",
+    r"eval explore": "serves until it is interrupted; tests/eval/test_explore.py has it",
     r"docs/results/claims\.parquet --figures": (
         "makes the page that tests/eval/claims/test_claims_page.py makes anew"
     ),

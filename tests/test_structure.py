@@ -38,7 +38,7 @@ LIMITS = {  # measure: limit, target
     "files of eval that `eval loss` imports": (16, 12),
     "public names in several files": (88, 20),
     "files above 400 lines": (1, 0),
-    "lines of the README": (165, 150),
+    "lines of the README": (150, 150),
 }
 
 

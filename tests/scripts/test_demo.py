@@ -31,7 +31,8 @@ def test_a_line_a_step_and_one_table(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:4]] == ["a story", "tokens back"]
     assert lines[5:7] == ["Tokens recovered, %", "flat 100"]
-    assert lines[-1] == f"page: {tmp_path / 'out' / 'page.html'}"
+    assert lines[-2] == f"page: {tmp_path / 'out' / 'page.html'}"
+    assert lines[-1].endswith(f"python -m eval explore {tmp_path / 'out'}")
 
 
 def test_a_step_that_fails_ends_it_with_its_error(tmp_path, capsys, monkeypatch):
@@ -56,6 +57,6 @@ def test_the_whole_demo_at_toy_size(tmp_path, capsys, monkeypatch):
     for _ in range(2):
         assert demo.main(["--out", str(tmp_path)]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) < 48
+        assert len(lines) < 49
         assert (tmp_path / "page.html").stat().st_size > 1e5
     assert not any("trained for" in line for line in lines)
