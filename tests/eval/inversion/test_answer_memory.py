@@ -1,6 +1,5 @@
 """What answers keep: a few numbers a token, however large the vocabulary and the batch."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -39,9 +38,7 @@ def solve(name: str, model: LanguageModel, ranked: bool) -> tuple[list[Answer], 
 
 
 @pytest.mark.parametrize("name", list(solvers()))
-def test_answers_keep_ranks_and_no_scores(
-    small_model: Callable[..., LanguageModel], name: str
-) -> None:
+def test_answers_keep_ranks_and_no_scores(small_model, name):
     model = small_model()
     answers, truth = solve(name, model, ranked=True)
     kept = {}

@@ -1,7 +1,6 @@
 """Curves where the answer is known: an identity, a noisy channel, a fit by scipy."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from eval.text import Prompt, random_prompts
 from tests.said import complaint
 from tokenizer import open_corpus, train_tokenizer
 
-Directory = Callable[..., Path]
 CHANNELS, NOISE = ["channels"], ["noise"]
 
 
@@ -49,9 +47,7 @@ def nearest_share(embedding: np.ndarray, prompts: list[Prompt], noise: float) ->
     return float(((lengths - 2 * target @ embedding.T).argmin(axis=1) == tokens).mean())
 
 
-def test_half_of_an_identity_is_lost_where_nearest_neighbours_say(
-    model_directory: Directory, tmp_path: Path
-) -> None:
+def test_half_of_an_identity_is_lost_where_nearest_neighbours_say(model_directory, tmp_path):
     directory = model_directory()
     (row,) = trace(directory, tmp_path / "out", NOISE, {"sweep": {}}, count=32)
     checkpoint = open_checkpoint(directory)
@@ -68,9 +64,7 @@ def test_half_of_an_identity_is_lost_where_nearest_neighbours_say(
         assert share == pytest.approx(nearest_share(embedding, prompts, noise), abs=0.12)
 
 
-def test_search_reads_all_of_one_channel_or_says_which_tokens_collide(
-    model_directory: Directory, tmp_path: Path
-) -> None:
+def test_search_reads_all_of_one_channel_or_says_which_tokens_collide(model_directory, tmp_path):
     out = tmp_path / "out"
     (curve,) = trace(model_directory(), out, CHANNELS, {"sweep": {}})
     rows = [row for row in read_rows([out]) if row["kind"] == "recovery"]
@@ -83,9 +77,7 @@ def test_search_reads_all_of_one_channel_or_says_which_tokens_collide(
     assert curve["values"] == [32, 16, 8, 4, 2, 1]
 
 
-def test_the_cliff_is_where_the_information_begins(
-    model_directory: Directory, tmp_path: Path
-) -> None:
+def test_the_cliff_is_where_the_information_begins(model_directory, tmp_path):
     directory = model_directory()
     checkpoint = open_checkpoint(directory)
     with torch.no_grad():
@@ -99,7 +91,7 @@ def test_the_cliff_is_where_the_information_begins(
     assert shown[16] == shown[32] == 0
 
 
-def test_chance_never_reaches_one_half(model_directory: Directory, tmp_path: Path) -> None:
+def test_chance_never_reaches_one_half(model_directory, tmp_path):
     axes = CHANNELS + NOISE
     by_channels, by_noise = trace(model_directory(), tmp_path / "out", axes, {"chance": {}})
     assert by_channels["value"] is by_channels["low"] is by_channels["high"] is None
@@ -107,7 +99,7 @@ def test_chance_never_reaches_one_half(model_directory: Directory, tmp_path: Pat
     assert by_noise["snr50"] is by_noise["bracket"] is None
 
 
-def test_gradient_and_prior_are_asked_alike(model_directory: Directory, tmp_path: Path) -> None:
+def test_gradient_and_prior_are_asked_alike(model_directory, tmp_path):
     out = tmp_path / "out"
     asked = {"adam": {"steps": 40}, "expected": {}}
     adam, expected = trace(model_directory(), out, NOISE, asked)
@@ -120,7 +112,7 @@ def test_gradient_and_prior_are_asked_alike(model_directory: Directory, tmp_path
     assert not trace(model_directory(), out, CHANNELS, {"expected": {}})
 
 
-def test_crossings() -> None:
+def test_crossings():
     x = np.array([-np.inf, 0.0, 1.0, 2.0])
     shares = np.array(
         [
@@ -135,7 +127,7 @@ def test_crossings() -> None:
     assert [bracket(share) for share in shares] == [2, 0, None, None, 1]
 
 
-def test_intervals_widen_with_how_prompts_differ() -> None:
+def test_intervals_widen_with_how_prompts_differ():
     x = np.linspace(0, 8, 33)
 
     def curves(spread: float) -> np.ndarray:
@@ -157,9 +149,7 @@ def ask(*words: object) -> int:
     )
 
 
-def test_command(
-    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command(model_directory, tmp_path, capsys):
     model, out = model_directory(d_model=16), tmp_path / "out"
     words = [model, "--out", out, "--methods", "sweep"]
     assert ask(*words) == 0
@@ -190,13 +180,7 @@ def test_command(
         (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
     ],
 )
-def test_wrong_requests_get_one_line(
-    model_directory: Directory,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-) -> None:
+def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
     out = tmp_path / "out"
     quick = ["--corpus", "toy:200", "--count", "2", "--length", "4", "--out", str(out)]
     assert main(["curves", str(model_directory()), *quick, *words]) == 2
@@ -205,8 +189,8 @@ def test_wrong_requests_get_one_line(
 
 
 def test_two_models_of_one_name_that_read_text_otherwise_are_refused(
-    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    model_directory, tmp_path, capsys
+):
     tokenizer = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=300).to_str()
     config = ModelConfig(vocab_size=300, context=32, d_model=16, n_layers=1)
     other = save_model(tmp_path / "other", LanguageModel(config), tokenizer, {"name": "flat"})

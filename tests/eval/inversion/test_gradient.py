@@ -9,27 +9,13 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
 from eval.inversion.gradient.descent import descent
 from eval.inversion.problem import Problem, pose
 from eval.inversion.solvers import Tools
 from eval.slices import Slice
-
-Make = Callable[..., LanguageModel]
-
-
-def chance(count: int, seed: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(100 * seed + i) for i in range(count)]
-
-
-def prompts(count: int = 3, length: int = 8, vocab: int = 400) -> Tensor:
-    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(7))
-
-
-def found(answers: list[Answer]) -> Tensor:
-    return torch.stack([answer.tokens for answer in answers])
+from tests.eval.inversion.search_cases import chance, found, prompts
 
 
 def batch(model: LanguageModel, shown: Slice, truth: Tensor, layer: int = 2) -> Batch:
@@ -55,7 +41,7 @@ def plain_descent(
     return x.detach()
 
 
-def test_descent_is_the_published_protocol(small_model: Make) -> None:
+def test_descent_is_the_published_protocol(small_model):
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(), 40, 0.02
     answers = descent(
@@ -77,9 +63,7 @@ def test_descent_is_the_published_protocol(small_model: Make) -> None:
 
 
 @pytest.mark.parametrize("variable", ["vocabulary", "softmax"])
-def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(
-    small_model: Make, variable: str
-) -> None:
+def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(small_model, variable):
     model = small_model(mixers=("flat",))
     truth, steps, rate = prompts(1, 4), 10, 1e-3
     (answer,) = descent(
@@ -102,7 +86,7 @@ def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(
     assert answer.tokens.equal(x[0].argmax(dim=-1))
 
 
-def test_sequential_descent_sees_one_output_at_a_time(small_model: Make) -> None:
+def test_sequential_descent_sees_one_output_at_a_time(small_model):
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(1, 4), 15, 0.02
     problem = pose(Circuit(model, 2), truth, Slice(1))
@@ -135,12 +119,12 @@ def mixed_batch(model: LanguageModel) -> tuple[list[Problem], Tensor]:
     return problems, truth.repeat(len(cases), 1)
 
 
-def test_a_batch_of_many_gives_what_each_alone_gives(small_model: Make) -> None:
+def test_a_batch_of_many_gives_what_each_alone_gives(small_model):
     problems, truth = mixed_batch(small_model(mixers=("attention+flat",)))
     whole = Batch(tuple(problems))
     by_adam = adam(whole, chance(8), steps=40, rate=0.3, check=15)
     by_descent = descent(whole, chance(8), Tools(truth=truth), steps=20, rate=0.03)
-    for row in range(8):
+    for row in (0, 3, 4, 7):
         alone = Batch((problems[row // 2].of([row % 2]),))
         (one,) = adam(alone, [chance(8)[row]], steps=40, rate=0.3, check=15)
         assert torch.allclose(by_adam[row].scores, one.scores, atol=1e-3)
@@ -153,7 +137,7 @@ def test_a_batch_of_many_gives_what_each_alone_gives(small_model: Make) -> None:
         assert by_descent[row].criterion == one.criterion
 
 
-def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model: Make) -> None:
+def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model):
     """Embeddings of 0.02, as Llama starts with: the protocol's start and rate are not its scale."""
     model = small_model(mixers=("attention",), norm="rmsnorm", embedding_std=0.02)
     truth = prompts()
@@ -167,7 +151,7 @@ def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model: Ma
 
 
 @pytest.mark.parametrize("variable", ["embedding", "vocabulary", "softmax"])
-def test_adam_descends_on_every_variable(small_model: Make, variable: str) -> None:
+def test_adam_descends_on_every_variable(small_model, variable):
     truth = prompts()
     answers = adam(batch(small_model(), Slice(0), truth), chance(3), variable=variable)
     assert (found(answers) == truth).float().mean() > 0.9
@@ -175,7 +159,7 @@ def test_adam_descends_on_every_variable(small_model: Make, variable: str) -> No
         assert (answer.certificate == "residual") == answer.tokens.equal(tokens)
 
 
-def test_rows_leave_when_they_are_solved(small_model: Make) -> None:
+def test_rows_leave_when_they_are_solved(small_model):
     truth = prompts()
     answers = adam(batch(small_model(), Slice(0), truth), chance(3), steps=300, check=10)
     for answer, tokens in zip(answers, truth, strict=True):
@@ -186,7 +170,7 @@ def test_rows_leave_when_they_are_solved(small_model: Make) -> None:
         assert answer.evaluations == 8 * (3 * answer.steps + answer.steps // 10)
 
 
-def test_positions_that_are_not_free_stay(small_model: Make) -> None:
+def test_positions_that_are_not_free_stay(small_model):
     """The visible embeddings given, one hidden position is found where all free it is not."""
     model = small_model(mixers=("flat",))
     truth, free = prompts(), torch.zeros(3, 8, dtype=torch.bool)
@@ -198,13 +182,13 @@ def test_positions_that_are_not_free_stay(small_model: Make) -> None:
     assert found(answers).equal(truth)
 
 
-def test_gradient_solvers_leave_the_model_alone(small_model: Make) -> None:
+def test_gradient_solvers_leave_the_model_alone(small_model):
     model = small_model()
     before = {name: p.clone() for name, p in model.named_parameters()}
     adam(batch(model, Slice(0), prompts()), chance(3), steps=3)
     assert all(p.equal(before[name]) and p.grad is None for name, p in model.named_parameters())
 
 
-def test_an_unknown_variable_is_refused(small_model: Make) -> None:
+def test_an_unknown_variable_is_refused(small_model):
     with pytest.raises(RequestError, match="variable 'token' does not exist; use one of embedding"):
         adam(batch(small_model(), Slice(0), prompts()), chance(3), variable="token")

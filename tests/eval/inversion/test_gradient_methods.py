@@ -26,8 +26,8 @@ from eval.inversion.gradient.soda import soda
 from eval.inversion.problem import Problem, pose
 from eval.inversion.spaces import objective
 from eval.slices import Slice
+from tests.eval.inversion.search_cases import chance, prompts
 
-Make = Callable[..., LanguageModel]
 Solve = Callable[..., list[Answer]]
 METHODS: dict[Solve, dict[str, Any]] = {
     levenberg: {"steps": 6},
@@ -42,12 +42,7 @@ METHODS: dict[Solve, dict[str, Any]] = {
 every_method = pytest.mark.parametrize("solve", METHODS, ids=lambda solve: solve.__name__)
 
 
-def chance(count: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(i) for i in range(count)]
-
-
-def prompts(count: int = 3, length: int = 6) -> Tensor:
-    return torch.randint(400, (count, length), generator=torch.Generator().manual_seed(7))
+TRUTH = prompts(3, 6)
 
 
 def posed(model: LanguageModel, truth: Tensor, layer: int, shown: Slice) -> Problem:
@@ -56,8 +51,8 @@ def posed(model: LanguageModel, truth: Tensor, layer: int, shown: Slice) -> Prob
 
 @every_method
 @pytest.mark.parametrize("mixer", ["flat", "attention"])
-def test_shown_tokens_are_recovered(small_model: Make, solve: Solve, mixer: str) -> None:
-    truth = prompts()
+def test_shown_tokens_are_recovered(small_model, solve, mixer):
+    truth = TRUTH
     batch = Batch((posed(small_model(mixers=(mixer,)), truth, 2, Slice(0)),))
     answers = solve(batch, chance(3), **METHODS[solve])
     right = torch.stack([answer.tokens for answer in answers]) == truth
@@ -70,9 +65,9 @@ def test_shown_tokens_are_recovered(small_model: Make, solve: Solve, mixer: str)
 
 
 @every_method
-def test_a_wrong_certificate_is_never_claimed(small_model: Make, solve: Solve) -> None:
+def test_a_wrong_certificate_is_never_claimed(small_model, solve):
     """Hidden positions and too few steps: what is claimed is so."""
-    truth = prompts()
+    truth = TRUTH
     few = METHODS[solve] | ({"sweeps": 1} if solve is arca else {"steps": 3})
     problem = posed(small_model(), truth, 2, Slice(2))
     answers = solve(Batch((problem,)), chance(3), **few)
@@ -83,8 +78,8 @@ def test_a_wrong_certificate_is_never_claimed(small_model: Make, solve: Solve) -
 
 
 @every_method
-def test_rows_do_not_touch_each_other(small_model: Make, solve: Solve) -> None:
-    model, truth = small_model(), prompts(2)
+def test_rows_do_not_touch_each_other(small_model, solve):
+    model, truth = small_model(), TRUTH[:2]
     problems = (posed(model, truth, 2, Slice(1)), posed(model, truth, 1, Slice(0, None, 0, 24)))
     few = {"sweeps": 1} if solve is arca else {"steps": 8, "check": 4}
     answers = solve(Batch(problems), chance(4), **(METHODS[solve] | few))
@@ -95,9 +90,9 @@ def test_rows_do_not_touch_each_other(small_model: Make, solve: Solve) -> None:
         assert answer.steps == one.steps
 
 
-def test_levenberg_is_exact_where_the_circuit_is_linear(small_model: Make) -> None:
+def test_levenberg_is_exact_where_the_circuit_is_linear(small_model):
     """At layer 0 the outputs are the embeddings: a few steps leave nothing but rounding."""
-    model, truth = small_model(), prompts(2)
+    model, truth = small_model(), TRUTH[:2]
     batch = Batch((posed(model, truth, 0, Slice(0)),))
     answers = levenberg(batch, chance(2), steps=4, check=4, decode="dot")
     for answer, tokens in zip(answers, truth, strict=True):
@@ -105,7 +100,7 @@ def test_levenberg_is_exact_where_the_circuit_is_linear(small_model: Make) -> No
         assert torch.allclose(answer.scores, expected, atol=1e-2)
 
 
-def test_lbfgs_reaches_what_scipy_reaches(small_model: Make) -> None:
+def test_lbfgs_reaches_what_scipy_reaches(small_model):
     model, truth = small_model(mixers=("flat",)), prompts(1, 3)
     batch = Batch((posed(model, truth, 1, Slice(1, None, 0, 20)),))
     loss = objective("relative")
@@ -129,8 +124,8 @@ def test_lbfgs_reaches_what_scipy_reaches(small_model: Make) -> None:
         assert reached < 1e-4 * float(batch.losses(start, loss)[0])
 
 
-def test_guesses_are_evaluated_as_one_by_one(small_model: Make) -> None:
-    model, truth = small_model(), prompts(2)
+def test_guesses_are_evaluated_as_one_by_one(small_model):
+    model, truth = small_model(), TRUTH[:2]
     problems = (posed(model, truth, 2, Slice(1)), posed(model, truth, 1, Slice(0)))
     guesses = torch.randint(400, (4, 5, 6), generator=torch.Generator().manual_seed(1))
     losses = losses_of(Batch(problems), guesses, objective("l1"))
@@ -141,10 +136,10 @@ def test_guesses_are_evaluated_as_one_by_one(small_model: Make) -> None:
         assert torch.allclose(losses[row], expected, rtol=1e-4)
 
 
-def test_the_gradient_at_tokens_is_autograds(small_model: Make) -> None:
-    model, truth = small_model(mixers=("attention",)), prompts(2)
+def test_the_gradient_at_tokens_is_autograds(small_model):
+    model, truth = small_model(mixers=("attention",)), prompts(2, 6)
     batch = Batch((posed(model, truth, 1, Slice(0)),))
-    guess = prompts(4)[2:]
+    guess = prompts(4, 6)[2:]
     x = model.embed(guess).requires_grad_()
     target = model.hidden(model.embed(truth), 1)
     (model.hidden(x, 1) - target).square().sum().backward()

@@ -2,7 +2,6 @@
 
 import itertools
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +28,10 @@ from tests.eval.inversion.search_cases import (
     with_twins,
 )
 
-Make = Callable[..., LanguageModel]
-
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("k", [1, 3])
-def test_alternating_finds_hidden_tokens_with_nothing_given(
-    small_model: Make, mixer: str, k: int
-) -> None:
+def test_alternating_finds_hidden_tokens_with_nothing_given(small_model, mixer, k):
     circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(2, 10)
     problem = pose(circuit, truth, Slice(k))
     assert problem.target.shape == (2, 10 - k, 64)
@@ -53,26 +48,36 @@ def test_alternating_finds_hidden_tokens_with_nothing_given(
 @pytest.mark.parametrize(
     "mixer", ["flat", pytest.param("attention(heads=2)", marks=pytest.mark.slow)]
 )
-def test_alternating_finds_five(small_model: Make, mixer: str) -> None:
+def test_alternating_finds_five(small_model, mixer):
     circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(1, 12)
     answers = solve(alternating, pose(circuit, truth, Slice(5)), lexicon(circuit), chance(1))
     assert found(answers).equal(truth)
     assert answers[0].certificate == "residual"
 
 
-def test_alternating_does_not_need_good_guesses(small_model: Make) -> None:
-    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 9)
-    answers = solve(alternating, pose(circuit, truth, Slice(2)), useless(circuit), chance(2))
+@pytest.mark.parametrize(
+    ("model", "site", "shown", "size", "guesses"),
+    [
+        ({}, (2,), "[:, 2:, :]", (2, 9), useless),
+        ({"factor": 2.0}, (2,), "[:, 2:, :]", (2, 9), lexicon),
+        ({}, (2,), "[:, -1, :]", (2, 3), lexicon),
+        ({"mixers": ("attention",)}, (2, "mixer"), "[:, 1:, :]", (1, 8), lexicon),
+        ({"mixers": ("attention",)}, ((1, 2), "block"), "[:, 1:, :]", (1, 8), lexicon),
+    ],
+    ids=["without good guesses", "large weights", "the last position alone", "part", "layers"],
+)
+def test_hidden_tokens_are_found(small_model, model, site, shown, size, guesses):
+    factor = model.get("factor", 1.0)
+    settings = {name: value for name, value in model.items() if name != "factor"}
+    made = sharpened(small_model(d_model=64, **settings), factor)
+    circuit, truth = Circuit(made, *site), prompts(*size)
+    problem = pose(circuit, truth, Slice.parse(shown))
+    answers = solve(alternating, problem, guesses(circuit), chance(len(truth)))
     assert found(answers).equal(truth)
+    assert all(answer.certificate for answer in answers)
 
 
-def test_hidden_tokens_behind_large_weights(small_model: Make) -> None:
-    circuit, truth = Circuit(sharpened(small_model(d_model=64), 2.0), 2), prompts(2, 9)
-    answers = solve(alternating, pose(circuit, truth, Slice(2)), lexicon(circuit), chance(2))
-    assert found(answers).equal(truth)
-
-
-def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) -> None:
+def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model):
     """One start comes to rest beside the truth; with one more token hidden it does not."""
     circuit, truth = (
         Circuit(sharpened(small_model(mixers=("flat",), d_model=64), 4.0), 2),
@@ -87,9 +92,7 @@ def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model: Make) 
 
 
 @pytest.mark.parametrize("blurred", [0, 4, 7])
-def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(
-    small_model: Make, blurred: int
-) -> None:
+def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(small_model, blurred):
     """At the first positions nothing tells tokens apart, as if noise hid it; at the others all."""
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 8)
     problem = pose(circuit, truth, Slice(1))
@@ -109,25 +112,7 @@ def test_rivals_of_a_single_hidden_token_are_checked_at_every_position(
     assert several == (len(answers) if blurred == 7 else 0)
 
 
-def test_the_last_position_alone(small_model: Make) -> None:
-    """`[:, -1, :]`: one visible position, all others hidden."""
-    circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 3)
-    problem = pose(circuit, truth, Slice.parse("[:, -1, :]"))
-    assert problem.hidden == 2
-    answers = solve(alternating, problem, lexicon(circuit), chance(2))
-    assert found(answers).equal(truth)
-    assert all(answer.certificate == "residual" for answer in answers)
-
-
-def test_hidden_tokens_from_a_part_and_from_joined_layers(small_model: Make) -> None:
-    model, truth = small_model(mixers=("attention",), d_model=64), prompts(1, 8)
-    for layers, part in ((2, "mixer"), ((1, 2), "block")):
-        circuit = Circuit(model, layers, part)
-        answers = solve(alternating, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(1))
-        assert found(answers).equal(truth)
-
-
-def test_the_same_seed_gives_the_same_answer(small_model: Make) -> None:
+def test_the_same_seed_gives_the_same_answer(small_model):
     circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
     problem = pose(circuit, truth, Slice(4))
     both = [
@@ -141,7 +126,7 @@ def test_the_same_seed_gives_the_same_answer(small_model: Make) -> None:
 @pytest.mark.parametrize(
     ("mixers", "count"), [(["flat"], 4), pytest.param(MIXERS, 16, marks=pytest.mark.slow)]
 )
-def test_no_false_accept(small_model: Make, mixers: list[str], count: int) -> None:
+def test_no_false_accept(small_model, mixers, count):
     """A search cut short is often wrong: whatever it certifies is the truth."""
     certified = wrong = 0
     for mixer in mixers:
@@ -161,7 +146,7 @@ def test_no_false_accept(small_model: Make, mixers: list[str], count: int) -> No
     assert wrong > 0  # or nothing was tested
 
 
-def test_one_hidden_token_with_a_twin_is_ambiguous(small_model: Make) -> None:
+def test_one_hidden_token_with_a_twin_is_ambiguous(small_model):
     truth = prompts(1, 6)
     one = int(truth[0, 0])
     circuit = Circuit(with_twins(small_model(d_model=64), one, 11), 2)
@@ -193,18 +178,14 @@ def crossed(
     return tried[0], peak
 
 
-def test_ends_of_few_hidden_tokens_are_combined_in_every_way(
-    small_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_of_few_hidden_tokens_are_combined_in_every_way(small_model, monkeypatch):
     ends = torch.tensor([[5, 7, 9, 1], [4, 7, 2, 0], [5, 3, 8, 6]])
     tried, _ = crossed(small_model(), 4, ends, monkeypatch)
     ways = itertools.product([4, 5], [3, 7], [2, 8, 9], [0, 1, 6])
     assert tried.tolist() == [*ends.tolist(), *map(list, ways)]
 
 
-def test_combining_many_hidden_tokens_takes_little_memory(
-    small_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combining_many_hidden_tokens_takes_little_memory(small_model, monkeypatch):
     k = 9
     ends = torch.arange(CROSSED * k).view(CROSSED, k)
     tried, peak = crossed(small_model(), k, ends, monkeypatch)

@@ -1,15 +1,12 @@
 """Exact search on small models where all is shown: the sweep, propose and verify."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer, tally, verdicts
-from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import ACCEPT, Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
@@ -29,12 +26,11 @@ from tests.eval.inversion.search_cases import (
 )
 
 ALL_MIXERS = [*MIXERS, "expanded(factor=2)", "parallel(branches=2)", "headed(heads=2)", "toeplitz"]
-Make = Callable[..., LanguageModel]
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_sweep_recovers_every_token(small_model: Make, mixer: str, layer: int) -> None:
+def test_sweep_recovers_every_token(small_model, mixer, layer):
     circuit, truth = Circuit(small_model(mixers=(mixer,)), layer), prompts()
     problem = pose(circuit, truth, Slice(0))
     answers = solve(sweep, problem)
@@ -51,7 +47,7 @@ def test_sweep_recovers_every_token(small_model: Make, mixer: str, layer: int) -
     assert (residual <= ACCEPT * problem.floor.norm(dim=-1)).all()
 
 
-def test_the_sweep_is_brute_force(small_model: Make) -> None:
+def test_the_sweep_is_brute_force(small_model):
     """Each token's distance at each position, against one whole pass per candidate."""
     circuit, truth = Circuit(small_model(mixers=("attention+flat",)), 2), prompts(2, 4)
     problem = pose(circuit, truth, Slice.parse("[:, :, 3:20]"))
@@ -73,7 +69,7 @@ def by_layer(problems: list[Problem], coarse: bool = False) -> list[list[Answer]
 
 
 @pytest.mark.parametrize("text", ["[:, :, :]", "[:, :, 4:12]"])
-def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: str) -> None:
+def test_layers_swept_together_are_layers_swept_alone(small_model, text):
     model, truth = small_model(mixers=("flat", "attention"), n_layers=3), prompts()
     layers = [2, 0, (1, 3), 3]
     problems = [pose(Circuit(model, layer), truth, Slice.parse(text)) for layer in layers]
@@ -87,7 +83,7 @@ def test_layers_swept_together_are_layers_swept_alone(small_model: Make, text: s
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_a_sweep_screened_in_low_precision_finds_the_same(small_model: Make, mixer: str) -> None:
+def test_a_sweep_screened_in_low_precision_finds_the_same(small_model, mixer):
     model, truth = sharpened(small_model(mixers=(mixer,)), 3.0), prompts(4)
     problems = [pose(Circuit(model, layer), truth, Slice()) for layer in (1, 2)]
     for answers, problem in zip(by_layer(problems, coarse=True), problems, strict=True):
@@ -99,7 +95,7 @@ def test_a_sweep_screened_in_low_precision_finds_the_same(small_model: Make, mix
             torch.testing.assert_close(answer.runner_up, exact.runner_up, atol=1e-4, rtol=1e-4)
 
 
-def test_layers_that_disagree_are_swept_alone(small_model: Make) -> None:
+def test_layers_that_disagree_are_swept_alone(small_model):
     """With noise, layers find different tokens: each goes on with its own."""
     model, truth = small_model(), prompts()
     problems = [
@@ -116,9 +112,7 @@ def test_layers_that_disagree_are_swept_alone(small_model: Make) -> None:
     ("mixer", "guesses"),
     [*((mixer, lexicon) for mixer in ALL_MIXERS), *((mixer, useless) for mixer in MIXERS)],
 )
-def test_proposals_are_exact_whatever_the_guesses(
-    small_model: Make, mixer: str, guesses: Callable[[Circuit], Lexicon]
-) -> None:
+def test_proposals_are_exact_whatever_the_guesses(small_model, mixer, guesses):
     """Untrained and with large weights, at every layer: every token, each proved."""
     for factor in (1.0, 4.0):
         model, truth = sharpened(small_model(mixers=(mixer,)), factor), prompts(6)
@@ -131,7 +125,7 @@ def test_proposals_are_exact_whatever_the_guesses(
             assert all(answer.scores.shape == (8, 400) for answer in answers)
 
 
-def test_proposals_cost_a_few_passes_where_guesses_hit(small_model: Make) -> None:
+def test_proposals_cost_a_few_passes_where_guesses_hit(small_model):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(6)
     answers = solve(propose, pose(circuit, truth, Slice(0)), lexicon(circuit))
     assert found(answers).equal(truth)
@@ -141,7 +135,7 @@ def test_proposals_cost_a_few_passes_where_guesses_hit(small_model: Make) -> Non
 
 @pytest.mark.parametrize("part", ["mixer", "stream"])
 @pytest.mark.parametrize("text", ["[:, :, :]", "[:, :, :12]", "[:, :, 5:20]"])
-def test_proposals_of_parts_and_channels(small_model: Make, part: str, text: str) -> None:
+def test_proposals_of_parts_and_channels(small_model, part, text):
     for layers in (2, (1, 2)):
         circuit = Circuit(small_model(mixers=("attention+flat",)), layers, part)
         problem = pose(circuit, prompts(), Slice.parse(text))
@@ -150,7 +144,7 @@ def test_proposals_of_parts_and_channels(small_model: Make, part: str, text: str
         assert found(answers).equal(prompts())
 
 
-def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model: Make) -> None:
+def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model):
     circuit, truth = Circuit(small_model(), 2), prompts(8)
     for noise in (0.1, 1.0, 4.0):
         problem = pose(circuit, truth, Slice(), noise=noise, generators=chance(8))
@@ -159,7 +153,7 @@ def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model
         assert within.tolist() == [answer.certificate == "residual" for answer in answers]
 
 
-def test_what_cannot_be_explained_is_not_certified(small_model: Make) -> None:
+def test_what_cannot_be_explained_is_not_certified(small_model):
     """Targets that no tokens give: an answer all the same, and nothing that vouches for it."""
     circuit = Circuit(small_model(), 2)
     real = pose(circuit, prompts(4, 7), Slice(0))
@@ -179,7 +173,7 @@ def test_what_cannot_be_explained_is_not_certified(small_model: Make) -> None:
     assert all(answer.notes["swept"] > 0 for answer in answers["propose"])
 
 
-def test_a_wrong_answer_is_not_at_the_floor(small_model: Make) -> None:
+def test_a_wrong_answer_is_not_at_the_floor(small_model):
     truth = prompts(16)
     problem = pose(Circuit(small_model(), 2), truth, Slice(1))
     for t in range(8):
@@ -191,7 +185,7 @@ def test_a_wrong_answer_is_not_at_the_floor(small_model: Make) -> None:
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make, mixer: str) -> None:
+def test_equal_embedding_rows_are_reported_as_collisions(small_model, mixer):
     truth = prompts()
     one = int(truth[0, 3])
     problem = pose(Circuit(with_twins(small_model(mixers=(mixer,)), one, 11), 2), truth, Slice(0))
@@ -204,7 +198,7 @@ def test_equal_embedding_rows_are_reported_as_collisions(small_model: Make, mixe
     assert said[2] == "recovered"
 
 
-def test_ranks_and_tallies() -> None:
+def test_ranks_and_tallies():
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.0, 0.0, 1.0]])
     rank = token_ranks(scores, torch.tensor([2, 0, 0]), torch.tensor([1, 0, 2])).tolist()
     assert rank == [1, 0, 1.5]

@@ -34,7 +34,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_saved_model_is_inverted(directory: Path, tmp_path: Path) -> None:
+def test_a_saved_model_is_inverted(directory, tmp_path):
     out = tmp_path / "out"
     words = ["--count", "2", "--length", "8", "--layers", "0", "3", "--methods", "propose", "sweep"]
     words += ["--slices", "[:, 0:, :]", "--text", "Tom sat.", "--prompts", "story", "random"]
@@ -49,18 +49,18 @@ def test_a_saved_model_is_inverted(directory: Path, tmp_path: Path) -> None:
     assert again.weights_sha256 == about["weights_sha256"]
 
 
-def test_hidden_tokens_of_a_saved_model_are_found(directory: Path, tmp_path: Path) -> None:
+def test_hidden_tokens_of_a_saved_model_are_found(directory, tmp_path):
     out = tmp_path / "out"
-    words = ["--count", "2", "--length", "8", "--layers", "2", "--slices", "[:, 1:, :]"]
+    words = ["--count", "1", "--length", "8", "--layers", "2", "--slices", "[:, 1:, :]"]
     asked = ["--methods", "alternating"]
     assert main(["invert", f"hf:{directory}", "--out", str(out), *words, *asked]) == 0
     rows = read_rows([out])
-    assert [row["hidden"] for row in rows] == [1, 1]
+    assert [row["hidden"] for row in rows] == [1]
     assert all(row["exact"] and row["certificate"] == "enumerated" for row in rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_up_its_tokens(family: str) -> None:
+def test_every_family_gives_up_its_tokens(family):
     model = PretrainedModel(their_model(family, dtype=torch.float32))
     truth = prompts(3, 10, 256)
     for layers in (0, 2, (1, 3)):
@@ -71,7 +71,7 @@ def test_every_family_gives_up_its_tokens(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "mamba"])
-def test_any_decoder_gives_up_its_tokens(name: str) -> None:
+def test_any_decoder_gives_up_its_tokens(name):
     model = Decoder(test_decoder.their_model(name))
     truth = prompts(3, 10, 256)
     for layers in (0, 2, (1, 3)):
@@ -84,7 +84,7 @@ def test_any_decoder_gives_up_its_tokens(name: str) -> None:
             Circuit(model, 2, part, frozenset(without))
 
 
-def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between() -> None:
+def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between():
     model = PretrainedModel(their_model("gptj", dtype=torch.float32))
     truth = prompts(2, 9, 256)
     for part, without in (("stream", ()), ("block", ("residual",)), ("mixer", ("norms",))):
@@ -99,15 +99,13 @@ def test_a_block_whose_mixers_stand_side_by_side_has_no_stream_between() -> None
     assert not Circuit(model, 2, "block", frozenset({"mask"})).causal
 
 
-def test_a_model_that_was_not_built_here_has_no_identity(directory: Path) -> None:
+def test_a_model_that_was_not_built_here_has_no_identity(directory):
     checkpoint = open_checkpoint(f"hf:{directory}")
     with pytest.raises(RequestError, match="was not built here and cannot be built anew"):
         derive(checkpoint, "identity")
 
 
-def test_no_pad_and_no_model(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_pad_and_no_model(directory, tmp_path, capsys):
     words = ["--out", str(tmp_path / "out"), "--count", "1", "--length", "30"]
     assert main(["invert", f"hf:{directory}", *words, "--methods", "propose"]) == 2
     assert "30 tokens is longer than the context" in capsys.readouterr().err

@@ -36,8 +36,8 @@ def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
     shown = Slice(hidden)
     question = Question({name: method}, (shown,), layers=(1,), shuffled=True)
-    rows = [row for job in plan(checkpoint, question, prompts, "toy:2000") for row in job.rows()]
-    rows = [row for row in rows if row["control"] == SHUFFLED]
+    jobs = plan(checkpoint, question, prompts, "toy:2000")
+    rows = [row for job in jobs if job.cells[0].control == SHUFFLED for row in job.rows()]
     assert len(rows) == COUNT
     hits = others = 0
     for row in rows:

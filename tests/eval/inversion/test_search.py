@@ -1,7 +1,6 @@
 """What search stands on, against brute force: enumeration, additive model, snap, prior, chance."""
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from tests.eval.inversion.search_cases import (
     with_twins,
 )
 
-Make = Callable[..., LanguageModel]
 V = 40
 
 
@@ -52,7 +50,7 @@ def all_pairs(problem: Problem, truth: Tensor) -> tuple[list[tuple[int, int]], f
 
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_enumeration_of_two_is_brute_force(mixer: str, exact: bool) -> None:
+def test_enumeration_of_two_is_brute_force(mixer, exact):
     circuit, truth = Circuit(tiny(mixer), 2), prompts(3, 6, V)
     problem = pose(circuit, truth, Slice(2))
     answers = solve(enumerate_hidden, problem, lexicon(circuit), chance(3), exact=exact)
@@ -72,7 +70,7 @@ def test_enumeration_of_two_is_brute_force(mixer: str, exact: bool) -> None:
             assert answer.certificate in ("screened", "residual")
 
 
-def test_two_hidden_tokens_with_a_twin_collide() -> None:
+def test_two_hidden_tokens_with_a_twin_collide():
     truth = prompts(1, 6, V)
     one = int(truth[0, 1])
     twin = next(t for t in range(V) if t not in truth[0].tolist())
@@ -85,7 +83,7 @@ def test_two_hidden_tokens_with_a_twin_collide() -> None:
     assert fit == sorted([(int(truth[0, 0]), one), (int(truth[0, 0]), twin)])
 
 
-def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
+def test_pairs_that_later_positions_tell_apart_do_not_collide():
     """In a few noisy channels pairs look alike at one position, but not at all of them."""
     circuit, truth = Circuit(tiny(), 2), prompts(1, 9, V)
     for noise in (0.01, 0.3):
@@ -102,7 +100,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide() -> None:
 
 @pytest.mark.parametrize("part", ["block", "mixer"])
 @pytest.mark.parametrize("noise", [0.02, 0.5])
-def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part: str, noise: float) -> None:
+def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part, noise):
     circuit, truth = Circuit(tiny(), 1, part), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2), noise=noise, generators=chance(1))
     (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1))
@@ -115,9 +113,7 @@ def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part: str, noise: flo
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_screen_that_loses_the_answer_certifies_nothing(
-    monkeypatch: pytest.MonkeyPatch, exact: bool
-) -> None:
+def test_a_screen_that_loses_the_answer_certifies_nothing(monkeypatch, exact):
     circuit, truth = Circuit(tiny(), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
     monkeypatch.setattr("eval.inversion.search.enumerate.SPARE", -1.0)
@@ -128,14 +124,14 @@ def test_a_screen_that_loses_the_answer_certifies_nothing(
     assert not answer.collisions
 
 
-def test_one_hidden_token_is_enumerated(small_model: Make) -> None:
+def test_one_hidden_token_is_enumerated(small_model):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 7)
     answers = solve(enumerate_hidden, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(2))
     assert found(answers).equal(truth)
     assert all(answer.certificate == "enumerated" for answer in answers)
 
 
-def test_too_many_possible_pairs_leave_the_answer_as_it_was() -> None:
+def test_too_many_possible_pairs_leave_the_answer_as_it_was():
     circuit, truth = Circuit(sharpened(tiny(), 2.0), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
     (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), most=1)
@@ -144,7 +140,7 @@ def test_too_many_possible_pairs_leave_the_answer_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_additive_model_explains_as_brute_force_does(k: int) -> None:
+def test_the_additive_model_explains_as_brute_force_does(k):
     """With every choice followed, the best sum of changes; with few, one nearly as good."""
     generator = torch.Generator().manual_seed(k)
     changes = [torch.randn(12, 9, generator=generator, dtype=torch.float64) for _ in range(k)]
@@ -164,7 +160,7 @@ def test_the_additive_model_explains_as_brute_force_does(k: int) -> None:
         assert few[0].equal(best)
 
 
-def test_explanations_come_best_first_and_all_different() -> None:
+def test_explanations_come_best_first_and_all_different():
     generator = torch.Generator().manual_seed(0)
     changes = [torch.randn(30, 6, generator=generator) for _ in range(3)]
     missing = torch.randn(6, generator=generator)
@@ -175,14 +171,14 @@ def test_explanations_come_best_first_and_all_different() -> None:
     assert len(given.unique(dim=0)) == len(given)
 
 
-def test_lists_of_different_lengths_are_explained() -> None:
+def test_lists_of_different_lengths_are_explained():
     generator = torch.Generator().manual_seed(0)
     changes = [torch.randn(n, 8, generator=generator) for n in (3, 20, 1)]
     missing = changes[0][2] + changes[1][11] + changes[2][0]
     assert explain(changes, missing, 4, 16, generator)[0].tolist() == [2, 11, 0]
 
 
-def test_extrapolation_is_ridge_regression() -> None:
+def test_extrapolation_is_ridge_regression():
     """As numpy solves it: least squares with sqrt(ridge) rows below the features."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(50, 6, generator=generator, dtype=torch.float64)
@@ -199,7 +195,7 @@ def test_extrapolation_is_ridge_regression() -> None:
     assert given[sample].equal(changes)
 
 
-def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model: Make) -> None:
+def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(4, 8)
     problem = pose(circuit, truth, Slice(1))
     answers = solve(snap, problem, lexicon(circuit), chance(4), steps=150, resolve=150)
@@ -209,7 +205,7 @@ def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model: M
     assert all(answer.scores.shape == (8, 400) for answer in answers)
 
 
-def test_snap_of_many_hidden_tokens_goes_one_by_one(small_model: Make) -> None:
+def test_snap_of_many_hidden_tokens_goes_one_by_one(small_model):
     circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
     problem = pose(circuit, truth, Slice(5))
     (answer,) = solve(snap, problem, lexicon(circuit), chance(1), steps=5, resolve=5)
@@ -227,7 +223,7 @@ def babbling(follows: float) -> LanguageModel:
     return model
 
 
-def test_a_prior_beats_the_sweep_under_noise_where_it_is_right() -> None:
+def test_a_prior_beats_the_sweep_under_noise_where_it_is_right():
     circuit = Circuit(babbling(1.0), 2)
     truth = (torch.arange(8)[:, None] * 5 + torch.arange(10)) % V  # each token its successor
     problem = pose(circuit, truth, Slice(), noise=2.0, generators=chance(8))
@@ -239,20 +235,20 @@ def test_a_prior_beats_the_sweep_under_noise_where_it_is_right() -> None:
     assert all(answer.certificate is None for answer in answers)
 
 
-def test_without_noise_the_prior_changes_nothing() -> None:
+def test_without_noise_the_prior_changes_nothing():
     circuit, truth = Circuit(babbling(1.0), 2), prompts(4, 8, V)
     problem = pose(circuit, truth, Slice())
     assert found(solve(expected, problem, lexicon(circuit))).equal(truth)
 
 
-def test_a_weightless_prior_is_the_sweep() -> None:
+def test_a_weightless_prior_is_the_sweep():
     circuit = Circuit(babbling(1.0), 2)
     problem = pose(circuit, prompts(8, 8, V), Slice(), noise=2.0, generators=chance(8))
     light = found(solve(expected, problem, lexicon(circuit), weight=1e-9))
     assert light.equal(found(solve(sweep, problem)))
 
 
-def test_chance_is_one_in_the_vocabulary() -> None:
+def test_chance_is_one_in_the_vocabulary():
     circuit, truth = Circuit(tiny(), 1), prompts(200, 20, V)
     problem = pose(circuit, truth, Slice())
     answers = solve(guess, problem, lexicon(circuit), chance(200))

@@ -1,28 +1,16 @@
 """What is shown of a site, and how exact it is: slices, floors, noise, causality."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.problem import ACCEPT, measure, pose
 from eval.slices import Slice
-
-Make = Callable[..., LanguageModel]
-
-
-def prompts(count: int = 3, length: int = 8) -> Tensor:
-    return torch.randint(400, (count, length), generator=torch.Generator().manual_seed(7))
-
-
-def chance(count: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(i) for i in range(count)]
+from tests.eval.inversion.search_cases import chance, prompts
 
 
 def bounds() -> st.SearchStrategy[str]:
@@ -32,7 +20,7 @@ def bounds() -> st.SearchStrategy[str]:
 
 
 @given(bounds(), bounds())
-def test_slices_are_pythons(rows: str, columns: str) -> None:
+def test_slices_are_pythons(rows, columns):
     """Whatever can be written selects what Python selects, and reads back as itself."""
     parsed = Slice.parse(f"[:, {rows}, {columns}]")
     site = torch.arange(1 * 7 * 5).view(1, 7, 5)
@@ -60,31 +48,35 @@ def test_slices_are_pythons(rows: str, columns: str) -> None:
     ["", "3:", "[3:]", "[:, a:, :]", "[:, 1:2:3, :]", "[:, , :]", "[:, -, :]", "[:, :, :, :]",
      "[1, :, :]", "[:, :]", "[:, 1.5, :]"],
 )  # fmt: skip
-def test_unknown_slices_are_refused(text: str) -> None:
+def test_unknown_slices_are_refused(text):
     with pytest.raises(RequestError, match=r"slice .* cannot be read; allowed: \[:, k:, :\]"):
         Slice.parse(text)
 
 
-@pytest.mark.parametrize("text", ["[:, 5:, :]", "[:, 7, :]", "[:, 3:3, :]", "[:, :0, :]"])
-def test_slices_beyond_the_prompt(small_model: Make, text: str) -> None:
-    with pytest.raises(RequestError, match="shows nothing of a prompt of 5 tokens"):
-        pose(Circuit(small_model(), 1), prompts(length=5), Slice.parse(text))
+NOTHING = "shows nothing of a prompt of 5 tokens"
+CHANNELS = "of a site's 32 channels; give bounds within 32"
+BEYOND = {
+    NOTHING: ("[:, 5:, :]", "[:, 7, :]", "[:, 3:3, :]", "[:, :0, :]"),
+    CHANNELS: ("[:, :, 32:]", "[:, :, :33]", "[:, :, 40]", "[:, :, :0]"),
+    "a prompt of 33 tokens is longer than the model's context": ("[:, :, :]",),
+}
 
 
-@pytest.mark.parametrize("text", ["[:, :, 32:]", "[:, :, :33]", "[:, :, 40]", "[:, :, :0]"])
-def test_channels_beyond_the_site(small_model: Make, text: str) -> None:
-    with pytest.raises(RequestError, match=r"of a site's 32 channels; give bounds within 32"):
-        pose(Circuit(small_model(), 1), prompts(), Slice.parse(text))
+@pytest.mark.parametrize(("message", "text"), [(m, text) for m in BEYOND for text in BEYOND[m]])
+def test_what_is_beyond_the_site_is_refused(small_model, message, text):
+    length = 33 if "33" in message else 5
+    with pytest.raises(RequestError, match=message):
+        pose(Circuit(small_model(), 1), prompts(length=length), Slice.parse(text))
 
 
-def test_joined_layers_have_more_channels(small_model: Make) -> None:
+def test_joined_layers_have_more_channels(small_model):
     problem = pose(Circuit(small_model(), (1, 2)), prompts(), Slice.parse("[:, :, 30:40]"))
     assert problem.target.shape == (3, 8, 10)
 
 
 @pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]"])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_what_is_shown_is_the_slice(small_model: Make, text: str, noise: float) -> None:
+def test_what_is_shown_is_the_slice(small_model, text, noise):
     circuit, truth, shown = Circuit(small_model(), 2), prompts(), Slice.parse(text)
     problem = pose(circuit, truth, shown, noise=noise, generators=chance(3))
     outputs = circuit.of_tokens(truth)
@@ -102,7 +94,7 @@ def test_what_is_shown_is_the_slice(small_model: Make, text: str, noise: float) 
     assert parts.residual(truth[[2, 0]])[1].all()
 
 
-def test_a_short_problem_is_the_same_problem(small_model: Make) -> None:
+def test_a_short_problem_is_the_same_problem(small_model):
     circuit, truth = Circuit(small_model(mixers=("attention",)), 2), prompts()
     for text, length in (("[:, 2:5, 1:9]", 5), ("[:, -1, :]", 8), ("[:, 3, :]", 4)):
         problem = pose(circuit, truth, Slice.parse(text))
@@ -112,7 +104,7 @@ def test_a_short_problem_is_the_same_problem(small_model: Make) -> None:
         assert short.residual(truth[:, :length])[1].all()
 
 
-def test_floors_of_a_slice_are_of_its_channels_alone(small_model: Make) -> None:
+def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
     """A channel slice's floor is measured on those channels, not on the whole width."""
     circuit, truth = Circuit(small_model(), 2), prompts()
     measured = measure(circuit, truth)
@@ -127,7 +119,7 @@ def test_floors_of_a_slice_are_of_its_channels_alone(small_model: Make) -> None:
         assert ((again - outputs).norm(dim=-1) <= ACCEPT * few).all()
 
 
-def test_noise_is_as_large_as_promised_and_allowed_for(small_model: Make) -> None:
+def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
     circuit, truth, noise = Circuit(small_model(), 2), prompts(count=16, length=24), 0.3
     exact = pose(circuit, truth, Slice())
     noisy = pose(circuit, truth, Slice(), noise=noise, generators=chance(16))
@@ -145,7 +137,7 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model: Make) -> Non
 
 
 @pytest.mark.parametrize("text", ["[:, :, :1]", "[:, :, :4]", "[:, :, :]"])
-def test_the_limit_under_noise_holds_for_the_truth(small_model: Make, text: str) -> None:
+def test_the_limit_under_noise_holds_for_the_truth(small_model, text):
     circuit, truth = Circuit(small_model(), 1), prompts(count=64, length=31)
     problem = pose(circuit, truth, Slice.parse(text), noise=1.0, generators=chance(64))
     beyond = problem.distances(circuit.of_tokens(truth)) > problem.limit
@@ -165,36 +157,25 @@ class Peeking(torch.nn.Module):
         return x
 
 
-def test_a_model_that_is_not_causal_is_named(small_model: Make) -> None:
+def test_a_model_that_is_not_causal_is_named(small_model):
     model = small_model()
     model.blocks[0].token_mixer = Peeking()  # pyright: ignore
     with pytest.raises(RequestError, match="layer 2 is not causal: tokens after position 4 change"):
         measure(Circuit(model, 2), prompts())
 
 
-def test_attention_without_mask_can_be_shown(small_model: Make) -> None:
+def test_attention_without_mask_can_be_shown(small_model):
     circuit = Circuit(small_model(mixers=("attention",)), 2, "block", frozenset({"mask"}))
     problem = pose(circuit, prompts(), Slice())
     assert problem.residual(prompts())[1].all()
 
 
-@pytest.mark.parametrize("layer", [1, 2, 3])
-def test_outputs_that_are_not_numbers_are_named(small_model: Make, layer: int) -> None:
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_outputs_that_are_not_numbers_are_named(small_model, layer):
     model = small_model(n_layers=3)
-    with torch.no_grad():
-        model.blocks[layer - 1].norm_token.weight[0] = torch.nan  # pyright: ignore
+    if layer:
+        model.blocks[layer - 1].norm_token.weight[0] = torch.nan
+    else:
+        model.embedding.weight[int(prompts()[1, 2])] = torch.inf
     with pytest.raises(RequestError, match=f"layer {layer} gives numbers that are not finite"):
         pose(Circuit(model, 3), prompts(), Slice())
-
-
-def test_an_infinite_embedding_is_layer_0(small_model: Make) -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.embedding.weight[int(prompts()[1, 2])] = torch.inf
-    with pytest.raises(RequestError, match="layer 0 gives numbers that are not finite"):
-        measure(Circuit(model, 2), prompts())
-
-
-def test_prompts_past_the_context(small_model: Make) -> None:
-    with pytest.raises(RequestError, match="a prompt of 33 tokens is longer than the model's cont"):
-        measure(Circuit(small_model(), 1), prompts(length=33))

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,9 +40,7 @@ def invert(model: Path, out: Path, *more: object) -> int:
     return main(["invert", str(model), "--out", str(out), *ASKED, *map(str, more)])
 
 
-def test_the_example_of_the_docs_recovers_tokens(
-    model_directory: Callable[..., Path], example: Path, tmp_path: Path
-) -> None:
+def test_the_example_of_the_docs_recovers_tokens(model_directory, example, tmp_path):
     model, out = model_directory(), tmp_path / "rows"
     asked = ("--plugin", example, "--methods", "hill", "--set")
     assert invert(model, out, *asked, "hill.width=200") == 0
@@ -56,9 +53,7 @@ def test_the_example_of_the_docs_recovers_tokens(
     assert len({row["settings"]["code"] for row in read_rows([out])}) == 2
 
 
-def test_solvers_are_listed_with_settings_and_defaults(
-    example: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
     assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
     listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert set(listed) == set(solvers())
@@ -79,7 +74,7 @@ def test_solvers_are_listed_with_settings_and_defaults(
     )
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_has_seen_enough_is_no_error():
     """As with `python -m eval solvers | head -1`."""
     read, write = os.pipe()
     os.close(read)
@@ -98,9 +93,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         (EXAMPLE.replace("def hill", "def adam"), "solver adam: there is one of that name"),
     ],
 )
-def test_what_is_no_solver_is_refused(
-    code: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_solver_is_refused(code, message, tmp_path, capsys):
     file = tmp_path / "mine.py"
     if code is not None:
         file.write_text(code)
@@ -111,12 +104,7 @@ def test_what_is_no_solver_is_refused(
 
 
 @pytest.mark.parametrize("place", ["model", "results"])
-def test_no_code_is_taken_from_models_or_results(
-    model_directory: Callable[..., Path],
-    place: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_code_is_taken_from_models_or_results(model_directory, place, tmp_path, capsys):
     places = {"model": model_directory(), "results": tmp_path / "rows"}
     places[place].mkdir(exist_ok=True)
     file = places[place] / "hill.py"

@@ -2,8 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from eval.__main__ import main
 from eval.rows import Results, read_rows
 from eval.summary import summarise
 
-Directory = Callable[..., Path]
 RANDOM = ["--prompts", "random", "--count", "8", "--length", "16", "--layers", "2"]
 CHANCE = 399 / 2  # the mean rank among 400 tokens
 
@@ -30,9 +27,7 @@ def invert(*words: object) -> int:
         ("arca", ["arca.sweeps=1", "arca.samples=2", "arca.top=8"]),
     ],
 )
-def test_tokens_after_the_last_shown_are_at_chance(
-    model_directory: Directory, tmp_path: Path, method: str, settings: list[str]
-) -> None:
+def test_tokens_after_the_last_shown_are_at_chance(model_directory, tmp_path, method, settings):
     """Ten tokens of each prompt leave no trace in the six outputs shown."""
     asked = ["--slices", "[:, :6, :]", "--methods", method]
     asked += ["--set", *settings] if settings else []
@@ -50,9 +45,7 @@ def test_tokens_after_the_last_shown_are_at_chance(
     assert summary["nonself_rank"] == pytest.approx(CHANCE, rel=0.2)
 
 
-def test_a_descent_that_diverged_says_so_and_nothing_else(
-    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_path, capsys):
     asked = ["--methods", "descent", "--set", "descent.steps=60", "descent.rate=1e38"]
     shown = ["--slices", "[:, 0:, :]"]
     assert invert(model_directory(), "--out", tmp_path, *RANDOM, *asked, *shown) == 0
@@ -67,7 +60,7 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(
     assert "diverged" in capsys.readouterr().out
 
 
-def test_rows_hold_no_numbers_that_json_has_not(tmp_path: Path) -> None:
+def test_rows_hold_no_numbers_that_json_has_not(tmp_path):
     results = Results(tmp_path)
     for value, name in ((math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")):
         row = {"key": "a", "kind": "claim", "self": {"rank": [0.0, value]}, "seconds": 1.0}
@@ -79,9 +72,7 @@ def test_rows_hold_no_numbers_that_json_has_not(tmp_path: Path) -> None:
     assert json.loads(line)["self"] is None
 
 
-def test_missing_figures_are_left_out_of_medians_and_counted(
-    model_directory: Directory, tmp_path: Path
-) -> None:
+def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tmp_path):
     shown = ["--slices", "[:, 0:, :]", "--methods", "adam", "--set", "adam.steps=50"]
     assert invert(model_directory(), "--out", tmp_path, *RANDOM, *shown) == 0
     rows = read_rows([tmp_path])

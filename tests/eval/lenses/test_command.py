@@ -143,11 +143,7 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
 
 
 def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
-    model_directory,
-    tmp_path,
-    monkeypatch,
-    capsys,
-    refused,
+    model_directory, tmp_path, monkeypatch, capsys, refused
 ):
     seen: list[str] = []
     both = {"fussy": Lens("fussy", "refuses", fussy), "counting": counting("counting", seen)}

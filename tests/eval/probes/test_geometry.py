@@ -1,14 +1,11 @@
 """The Jacobian against finite differences and known null spaces; basins of known solvers."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from arch import LanguageModel
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.errors import RequestError
@@ -16,9 +13,6 @@ from eval.probes.geometry import geometry, jacobian
 from eval.probes.local import basin, descend
 from eval.rows import read_rows
 from tests.said import complaint
-
-Make = Callable[..., LanguageModel]
-Directory = Callable[..., Path]
 
 
 def prompt(length: int = 6) -> Tensor:

@@ -1,8 +1,6 @@
 """Probes against their textbook restatements, on data whose answer is known, and as commands."""
 
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch import LanguageModel
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, Moments, gaussian, ridge
@@ -32,7 +29,6 @@ from eval.rows import read_rows
 from eval.slices import Slice
 from tests.said import complaint
 
-Make = Callable[..., LanguageModel]
 V, D = 12, 5
 
 
@@ -268,7 +264,6 @@ def test_inverter_reads_the_channels_of_its_slice(small_model):
 
 # The command.
 
-Directory = Callable[..., Path]
 QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
 QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
 
