@@ -37,7 +37,7 @@ LIMITS = {  # measure: limit, target
     "longest chain of imports in eval": (16, 8),
     "files of eval that `eval loss` imports": (16, 12),
     "public names in several files": (88, 20),
-    "files above 400 lines": (1, 0),
+    "files above 400 lines": (0, 0),
     "lines of the README": (150, 150),
 }
 

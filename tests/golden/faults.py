@@ -6,8 +6,8 @@ that must notice it. Where a redesign moves a function, the place moves with it;
 stays. Each table says what goes wrong, where, and how; `FAULTS` are all of them.
 """
 
-import dataclasses
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,19 +20,14 @@ Entry = tuple[str, str, Change]
 BLIND = "a position does not see itself"
 NEGATED, ZERO = gives(operator.neg), gives(torch.zeros_like)
 ONE_MORE = gives(lambda value: value + 1)
+LAYER_BELOW = takes(
+    lambda site, *rest: (replace(site, layers=tuple(max(0, n - 1) for n in site.layers)), *rest)
+)
 
 
 def _own_target(pose: Function) -> Function:
     """A shuffled target that is not shuffled."""
-    return lambda self, cells: pose(self, [dataclasses.replace(c, control=None) for c in cells])
-
-
-def _layer_below(circuit: Function) -> Function:
-    def wrong(self: Any, checkpoint: Any) -> Any:
-        lower = tuple(max(0, layer - 1) for layer in self.layers)
-        return circuit(dataclasses.replace(self, layers=lower), checkpoint)
-
-    return wrong
+    return lambda self, cells: pose(self, [replace(c, control=None) for c in cells])
 
 
 def _turned(outcome: Any) -> Any:
@@ -118,7 +113,7 @@ SEARCH: dict[str, Entry] = {
     "the layer below is read": (
         "shown: chance",
         "inversion.questions:Site.circuit",
-        _layer_below,
+        LAYER_BELOW,
     ),
     "the rounding floor is a hundred times as high": (
         "shown: sweep",
@@ -163,7 +158,7 @@ SEARCH: dict[str, Entry] = {
     "the prior counts three times": (
         "noise: expected",
         "inversion.solvers:Solver.answer",
-        takes(lambda one, *asked: (dataclasses.replace(one, settings={"weight": 3.0}), *asked)),
+        takes(lambda one, *asked: (replace(one, settings={"weight": 3.0}), *asked)),
     ),
     "another draw": (
         "shown: chance",
