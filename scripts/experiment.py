@@ -2,6 +2,7 @@
 
     python -m scripts.experiment e1 --corpus STORIES --out DIR     # goes on where it stopped
     python -m scripts.experiment e1 --out DIR --save               # its rows into docs/results
+    python -m scripts.experiment e1 --page docs/results/bits.md    # the page of those rows
 
 The first trains the models that the registration names, one seed after another, and measures each
 as soon as it is trained. Rows are on the disk as they come, in DIR/rows.jsonl; each holds the hash
@@ -12,10 +13,11 @@ other seeds.
 import argparse
 import contextlib
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -23,8 +25,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from eval.drawing import write_figures
 from eval.errors import RequestError
+from eval.files import write_text
 from eval.information.measure import Question
+from eval.information.page import figures, page
 from eval.information.task import BitsTask, Design, Sampler, plan_bits
 from eval.models import Checkpoint, open_models
 from eval.rows import Results, Row, read_rows, write_rows
@@ -127,8 +132,10 @@ def run(registration: Registration, corpus: str, out: Path) -> None:
     Raises:
         RequestError: a step failed; its output is in `out`/log.txt.
     """
-    data = _data(registration, corpus, out)
     design = registration.design
+    if "fit" not in design:
+        raise RequestError(f"{registration.name}: is registered, and has no command yet")
+    data = _data(registration, corpus, out)
     measured: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in design["measured"].items()
@@ -166,25 +173,49 @@ def save(registration: Registration, out: Path, path: Path) -> int:
     return len(rows)
 
 
+def write_page(registration: Registration, rows: list[Row], path: Path) -> None:
+    """Writes an experiment's page, and its figures beside the registration.
+
+    Raises:
+        RequestError: rows of another registration.
+    """
+    if {row["experiment"]["registration"] for row in rows} != {registration.hash}:
+        raise RequestError(
+            f"{registration.name}: rows are not of this registration (hash {registration.hash}); "
+            "a registration that was changed is another one: give it another name"
+        )
+    start = f"{registration.name}-"
+    drawn = [replace(f, name=start + f.name) for f in figures(registration.plain, rows)]
+    write_figures(FOLDER, drawn, "svg")
+    beside = os.path.relpath(FOLDER, path.parent)
+    write_text(path, page(registration.plain, registration.hash, rows, f"{beside}/{start}"))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs or saves an experiment; the exit code."""
+    """Runs or saves an experiment, or writes its page; the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="of the registration")
-    parser.add_argument("--out", type=Path, required=True, help="models and rows")
+    parser.add_argument("--out", type=Path, help="models and rows")
     parser.add_argument("--corpus", help="stories: a directory with train.txt and valid.txt")
     parser.add_argument("--save", action="store_true", help="rows so far into docs/results")
+    parser.add_argument("--page", type=Path, help="write the page of the rows in docs/results")
     options = parser.parse_args(arguments)
     try:
         registration = Registration.read(options.name)
-        if not options.save:
-            if options.corpus is None:
-                raise RequestError("--corpus: missing; give the stories to train on and ask about")
-            run(registration, options.corpus, options.out)
-        else:
-            path = FOLDER / f"{registration.name}.parquet"
-            print(f"{save(registration, options.out, path)} rows: {path}")
+        stored = FOLDER / f"{registration.name}.parquet"
+        out: Path | None = options.out
+        if out is None and (options.save or not options.page):
+            raise RequestError("--out: missing; give the directory of models and rows")
+        if out and options.save:
+            print(f"{save(registration, out, stored)} rows: {stored}")
+        elif out and options.corpus is None:
+            raise RequestError("--corpus: missing; give the stories to train on and ask about")
+        elif out:
+            run(registration, options.corpus, out)
+        if options.page:
+            write_page(registration, read_rows([stored]), options.page)
     except (RequestError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,8 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "bits": ("eval", 500, 250),
     "explore": ("eval", 1_150, 700),
     "any decoder": ("arch", 500, 350),
-    "experiments": ("scripts", 230, 150),
+    "experiments": ("scripts", 260, 150),
+    "their analysis": ("eval", 350, 150),
     "SmolLM2 from PyPI": ("arch", 170, 130),
     "reading by linear maps": ("eval", 480, 140),
 }

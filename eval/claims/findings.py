@@ -9,6 +9,8 @@
     {{ prompts(71) }} {{ models(71) }} {{ sizes(71, arm="flat") }} of fair figures
     {{ tally("gradients") }} {{ which("no", "gradients") }}     of all claims
     {{ claim(71, 74) }}                            links to rows, which lead to the commands
+    {{ hypothesis("H1") }} {{ progress() }}        of the registered experiment: confirmed, ...
+    {{ change("H1", "flat") }} {{ prediction("H7") }}
     {% assert figure(71, "nonself", by="search").low > figure(71, "nonself", by="gradient").high %}
 
 A paragraph with figures of a claim must link to it, and may have no share that was typed by hand.
@@ -22,7 +24,7 @@ import traceback
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,18 +110,19 @@ class Known:
     Args:
         judgements: of all claims.
         page: put before links, where the text stands in another file than the table.
+        more: other functions: those of an experiment (`eval.information.page.placeholders`).
     """
 
     judgements: list[Judgement]
     page: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def functions(self) -> dict[str, Any]:
         """All that a template can call, by name."""
         names = ("figure", "claim", "answer", "tally", "which")
-        return {name: getattr(self, name) for name in names} | {
-            name: partial(self._fact, name) for name in FACTS
-        }
+        own = {name: getattr(self, name) for name in names}
+        return self.more | own | {name: partial(self._fact, name) for name in FACTS}
 
     def figure(
         self,

@@ -244,7 +244,9 @@ def table_of_claims(
             "-m eval claims curves"
         )
     judgements = [judge(claim, known) for claim in choose([], group)]
-    pages = _pages(judgements, points, notes, markdown, results, findings, figures, readme)
+    texts = {name: path for name, path in (("results", results), ("readme", readme)) if path}
+    experiment = _experiment(places, rows) if texts else {}
+    pages = _pages(judgements, points, notes, markdown, texts, findings, figures, experiment)
     if store:
         write_rows(store, answers(rows))
     for path, text in pages.items():
@@ -258,10 +260,10 @@ def _pages(
     points: list[dict[str, Any]],
     notes: list[str],
     markdown: str | None,
-    results: str | None,
+    texts: dict[str, str],
     findings: str | None,
     figures: str | None,
-    readme: str | None,
+    experiment: dict[str, Any],
 ) -> dict[str, str]:
     """Files to write, by path: the page, each claim's, the results and the README's finding."""
     from eval.claims.curves_page import markdown as draw
@@ -285,13 +287,23 @@ def _pages(
         if one.asked:
             pages[str(folder / f"{one.claim.number}.md")] = own_page(one)
     template = Path(findings) if findings else TEMPLATE
-    if results:
-        pages[results] = fill(template, Known(judgements, _beside(page, Path(results))))
-    if readme:
-        pages[readme] = with_finding(
-            readme, fill(template, Known(judgements, _beside(page, Path(readme))))
-        )
+    for name, path in texts.items():
+        text = fill(template, Known(judgements, _beside(page, Path(path)), experiment))
+        pages[path] = text if name == "results" else with_finding(path, text)
     return pages
+
+
+def _experiment(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a text can say of the experiment whose rows are given beside its registration."""
+    import yaml
+
+    from eval.information.page import placeholders
+
+    own = [row for row in rows if "experiment" in row]
+    beside = [path for place in places if (path := Path(place).with_suffix(".yaml")).is_file()]
+    if not own or not beside:
+        return {}
+    return placeholders(yaml.safe_load(beside[0].read_text(encoding="utf-8")), own)
 
 
 def _beside(path: str | Path, page: Path) -> str:

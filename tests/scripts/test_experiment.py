@@ -59,6 +59,8 @@ def test_rows_of_another_registration_are_not_saved(folder, tmp_path):
     [
         (["e99", "--out", "x"], "experiment 'e99': none is registered so; there are e1"),
         (["e1", "--out", "x"], "--corpus: missing; "),
+        (["e1"], "--out: missing; "),
+        (["e2", "--out", "x", "--corpus", "toy"], "e2: is registered, and has no command yet"),
     ],
 )
 def test_bad_requests_are_one_line(words, message, capsys):

@@ -1,0 +1,233 @@
+"""Registered hypotheses about bits against their rows, as the registration says they are judged.
+
+A change is a figure at the last step minus the same passage's figure at the first step of the same
+training seed. Intervals and p are of the pigeonhole bootstrap over passages and seeds (Owen 2007);
+p is corrected by Holm (1979) over the architectures of a hypothesis.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eval.bit_figures import lines
+from eval.rows import Row
+from eval.statistics import CONFIDENCE, Interval, clustered
+
+DRAWS = 10_000
+RANK_DRAWS = 200  # of a rank correlation, which takes sorting anew
+LEVEL = 0.05
+CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "open"
+UP, DOWN, SAME, OTHER = "up", "down", "same", "other"
+
+Figure = dict[str, Any]
+"""Which figure of a row: quantity, distance, precision; and its scale, where that is log2."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a figure changes with training in one architecture.
+
+    Attributes:
+        before: its mean at the first step.
+        mean: of the change, with its 95 % limits.
+        p: two-sided, corrected; None where nothing was corrected for.
+        seeds: the mean change of each training seed.
+        pairs: of passage and seed.
+        direction: up, down, same or other (not the same); open where that is not settled.
+    """
+
+    architecture: str
+    before: float
+    mean: Interval
+    p: float | None
+    seeds: tuple[float, ...]
+    pairs: int
+    direction: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A hypothesis, and what became of it.
+
+    `prediction` is of one that a figure predicts another: the rank correlation and the mean error.
+    """
+
+    hypothesis: dict[str, Any]
+    answer: str
+    changes: tuple[Change, ...] = ()
+    prediction: tuple[Interval, Interval] | None = None
+
+
+def judge(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
+    """What became of each hypothesis; open where rows are lacking."""
+    return [_finding(each, registration["design"], rows) for each in registration["hypotheses"]]
+
+
+def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int], float]:
+    """A figure by architecture, seed, step and passage: of single outputs, a uniform prior."""
+    wanted = {
+        name: figure[name] for name in ("quantity", "distance", "precision") if name in figure
+    }
+    if figure["quantity"] == "bits":
+        wanted |= {"shown": "alone", "prior": "uniform"}
+    several = {}
+    for row in rows:
+        about = row["experiment"]
+        for line in lines(row):
+            if wanted.items() <= line.items() and "channels" not in line:
+                value = line["value"]
+                if value is not None and figure.get("scale") == "log2":
+                    value = math.log2(value) if value > 0 else None
+                if value is not None:
+                    place = about["architecture"], about["seed"], row["checkpoint"]["step"]
+                    several[(*place, row["prompt"])] = value
+    return several
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p corrected for their number (Holm 1979), in the order given."""
+    order, corrected, least = np.argsort(p), [0.0] * len(p), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        corrected[i] = least
+    return corrected
+
+
+def pigeonhole(differences: np.ndarray, draws: int = DRAWS) -> np.ndarray:
+    """Means of differences `(passages, seeds)`, nan where there is none, each redrawn."""
+    generator = np.random.default_rng(0)
+    P, S = differences.shape
+    rows, columns = (generator.multinomial(n, np.full(n, 1 / n), draws) for n in (P, S))
+    there = ~np.isnan(differences)
+    above = ((rows @ np.where(there, differences, 0.0)) * columns).sum(axis=1)
+    below = ((rows @ there.astype(float)) * columns).sum(axis=1)
+    return above[below > 0] / below[below > 0]
+
+
+def _finding(hypothesis: dict[str, Any], design: dict[str, Any], rows: Sequence[Row]) -> Finding:
+    if "predictor" in hypothesis:
+        return _predicted(hypothesis, rows)
+    expected = hypothesis["expected"]
+    known = values(rows, hypothesis["figure"])
+    changes = _changes(known, list(expected), design["steps"], hypothesis.get("within"))
+    directions = [change.direction for change in changes]
+    wanted = [expected[change.architecture] for change in changes]
+    if len(changes) == len(expected) and directions == wanted:
+        answer = CONFIRMED
+    elif any(d not in (OPEN, w) for d, w in zip(directions, wanted, strict=True)):
+        answer = REFUTED
+    else:
+        answer = OPEN
+    return Finding(hypothesis, answer, tuple(changes))
+
+
+def _changes(
+    known: dict[tuple[str, int, int, int], float],
+    architectures: Sequence[str],
+    steps: Sequence[int],
+    within: float | None,
+) -> list[Change]:
+    found = []
+    for architecture in architectures:
+        pairs = {
+            (passage, seed): (known[architecture, seed, steps[0], passage], last)
+            for (name, seed, step, passage), last in known.items()
+            if (name, step) == (architecture, steps[-1])
+            and (architecture, seed, steps[0], passage) in known
+        }
+        if pairs:
+            passages, seeds = (sorted({pair[i] for pair in pairs}) for i in (0, 1))
+            table = np.full((len(passages), len(seeds)), np.nan)
+            for (passage, seed), (before, after) in pairs.items():
+                table[passages.index(passage), seeds.index(seed)] = after - before
+            found.append((architecture, table, float(np.mean([b for b, _ in pairs.values()]))))
+    drawn = [pigeonhole(table) for _, table, _ in found]
+    tail = [2 * min((d <= 0).mean(), (d >= 0).mean()) for d in drawn]
+    corrected = holm([max(p, 2 / DRAWS) for p in tail])
+    changes = []
+    for (name, table, before), draws, p in zip(found, drawn, corrected, strict=True):
+        ends = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        mean = Interval(float(np.nanmean(table)), *(float(end) for end in ends))
+        seeds = tuple(float(x) for x in np.nanmean(table, axis=0))
+        shown = None if within else p
+        direction = _within(mean, within) if within else _direction(seeds, p)
+        pairs = int((~np.isnan(table)).sum())
+        changes.append(Change(name, before, mean, shown, seeds, pairs, direction))
+    return changes
+
+
+def _direction(seeds: Sequence[float], p: float) -> str:
+    signs = {np.sign(seed) for seed in seeds}
+    if p >= LEVEL or len(signs) > 1:
+        return OPEN
+    return UP if signs == {1} else DOWN
+
+
+def _within(mean: Interval, bound: float) -> str:
+    if -bound < mean.low and mean.high < bound:
+        return SAME
+    return OTHER if mean.low > bound or mean.high < -bound else OPEN
+
+
+def _predicted(hypothesis: dict[str, Any], rows: Sequence[Row]) -> Finding:
+    """Whether a figure stands for another, over all models, steps, passages and distances."""
+    distances = rows[0]["distances"] if rows else []
+    x, y, passages, seeds = [], [], [], []
+    for distance in distances:
+        place = {"distance": distance}
+        told = values(rows, {"quantity": hypothesis["predictor"]} | place)
+        asked = values(rows, hypothesis["figure"] | place)
+        for key in told.keys() & asked.keys():
+            x.append(told[key])
+            y.append(asked[key])
+            passages.append(key[3])
+            seeds.append(key[1])
+    if len(set(seeds)) < 2:
+        return Finding(hypothesis, OPEN)
+    order = np.lexsort((y, x, seeds, passages))  # dictionaries' keys have no order of their own
+    X, Y, P, S = (np.array(each)[order] for each in (x, y, passages, seeds))
+    correlation = _correlation(X, Y, P, S)
+    errors = np.zeros(len(Y))
+    for seed in sorted(set(seeds)):
+        errors[seed == S] = np.abs(
+            _increasing(X[seed != S], Y[seed != S], X[seed == S]) - Y[seed == S]
+        )
+    error = clustered(errors.tolist(), [1.0] * len(errors), P.tolist(), S.tolist())
+    least, most = hypothesis["correlation"], hypothesis["error"]
+    if correlation.low >= least and error.high < most:
+        answer = CONFIRMED
+    else:
+        answer = REFUTED if correlation.high < least or error.low > most else OPEN
+    return Finding(hypothesis, answer, prediction=(correlation, error))
+
+
+def _increasing(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The increasing curve nearest to some points (isotonic regression), at other places."""
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(x, kind="stable")
+    return np.interp(at, x[order], isotonic_regression(y[order]).x)
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, passages: np.ndarray, seeds: np.ndarray) -> Interval:
+    """Spearman's rank correlation, redrawn over passages and seeds at once."""
+    from scipy.stats import rankdata
+
+    def ranked(rows: np.ndarray) -> float:
+        return float(np.corrcoef(rankdata(x[rows]), rankdata(y[rows]))[0, 1])
+
+    generator = np.random.default_rng(0)
+    drawn = []
+    for _ in range(RANK_DRAWS):
+        counts = np.ones(len(x), dtype=int)
+        for names in (passages, seeds):
+            kinds, own = np.unique(names, return_inverse=True)
+            counts *= generator.multinomial(len(kinds), np.full(len(kinds), 1 / len(kinds)))[own]
+        several = np.repeat(np.arange(len(x)), counts)
+        if len(several) > 2:
+            drawn.append(ranked(several))
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(ranked(np.arange(len(x))), float(low), float(high))
