@@ -2,7 +2,7 @@
 
 Llama-style models, as transformers' `save_pretrained` writes them: `config.json, model.safetensors,
 tokenizer.json, tokenizer_config.json`. Nothing here needs transformers itself: our attention keeps
-its conventions, so only names differ.
+its conventions, so only names differ. With norms of queries and keys the layout is that of Qwen3.
 """
 
 import json
@@ -28,6 +28,7 @@ from arch.directory import (
 from arch.errors import ModelError
 from arch.files import read_json, read_text, write_directory
 from arch.mixers import Attention
+from arch.mixers.attention import QK_EPS
 from arch.model import LanguageModel, SwiGLU
 
 SPECIAL = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}  # where a tokenizer has them
@@ -42,6 +43,8 @@ _NAMES = {  # ours and theirs, see renamed
     "blocks.#.token_mixer.k_proj": "model.layers.#.self_attn.k_proj",
     "blocks.#.token_mixer.v_proj": "model.layers.#.self_attn.v_proj",
     "blocks.#.token_mixer.o_proj": "model.layers.#.self_attn.o_proj",
+    "blocks.#.token_mixer.q_norm": "model.layers.#.self_attn.q_norm",
+    "blocks.#.token_mixer.k_norm": "model.layers.#.self_attn.k_norm",
     "blocks.#.norm_channel": "model.layers.#.post_attention_layernorm",
     "blocks.#.channel_mixer.gate": "model.layers.#.mlp.gate_proj",
     "blocks.#.channel_mixer.up": "model.layers.#.mlp.up_proj",
@@ -190,14 +193,19 @@ def _llama_config(model: LanguageModel) -> dict[str, Any]:
         f"norm={config.norm}": config.norm == "rmsnorm",
         f"final_norm={config.final_norm}": config.final_norm,
     }
+    qwen = isinstance(attention, Attention) and attention.qk_norm
+    if qwen:  # Qwen3 has one epsilon for all norms, and no biases in the channel mixer
+        checks[f"norm_eps={config.norm_eps} beside qk_norm"] = config.norm_eps == QK_EPS
+        checks[f"channel_mixer={config.channel_mixer}"] &= channel.up.bias is None
     if wrong := [setting for setting, fits in checks.items() if not fits]:
         raise ModelError(
             f"transformers has no layout for a model that is not Llama-style: {', '.join(wrong)}; "
-            "allowed: one form of attention, swiglu, rmsnorm, a final norm"
+            "allowed: one form of attention, swiglu, rmsnorm, a final norm; with qk_norm, a norm_eps "
+            f"of {QK_EPS} and swiglu without biases"
         )
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qwen else "llama",
         "vocab_size": config.vocab_rows,
         "hidden_size": config.d_model,
         "intermediate_size": config.hidden_width,
@@ -221,17 +229,18 @@ def _form(mixer: Any) -> tuple[object, ...]:
     """What every attention of a Llama has in common."""
     if not isinstance(mixer, Attention):
         return (type(mixer),)
-    return mixer.heads, mixer.kv_heads, mixer.rope_base, mixer.q_proj.bias is None
+    return mixer.heads, mixer.kv_heads, mixer.rope_base, mixer.q_proj.bias is None, mixer.qk_norm
 
 
 def _our_config(theirs: dict[str, Any], directory: Path) -> ModelConfig:
     """Their configuration in our words; names and defaults are those of their LlamaConfig."""
     path = directory / "config.json"
-    if theirs.get("model_type") != "llama":
+    if theirs.get("model_type") not in ("llama", "qwen3"):
         raise ModelError(
-            f"{path}: model_type is {theirs.get('model_type')!r}; allowed for an import: 'llama'; "
-            "other families can be wrapped: arch.load_pretrained"
+            f"{path}: model_type is {theirs.get('model_type')!r}; allowed for an import: 'llama', "
+            "'qwen3'; other families can be wrapped: arch.load_pretrained"
         )
+    qwen = theirs["model_type"] == "qwen3"
     if missing := [key for key in _REQUIRED if key not in theirs]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
     width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
@@ -240,17 +249,19 @@ def _our_config(theirs: dict[str, Any], directory: Path) -> ModelConfig:
         ("hidden_act", theirs.get("hidden_act", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
         ("head_dim", theirs.get("head_dim") or width // heads, width // heads),
+        *([("rms_norm_eps", theirs.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
     ):
         if found != allowed:
             raise ModelError(
                 f"{path}: {name} is {found!r}; allowed for an import: {allowed!r}; "
-                "any Llama can be wrapped: arch.load_pretrained"
+                "any such model can be wrapped: arch.load_pretrained"
             )
     attention = {
         "heads": heads,
         "kv_heads": theirs.get("num_key_value_heads") or heads,
         "rope_base": float(rope.get("rope_theta", theirs.get("rope_theta", 10000.0))),
         "bias": theirs.get("attention_bias", False),
+        **({"qk_norm": True} if qwen else {}),
     }
     return ModelConfig(
         vocab_size=theirs["vocab_size"],

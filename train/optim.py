@@ -43,14 +43,17 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
     taken = set(hidden + triangles)
     decaying = set(matrices(model))
     rest = [p for p in model.parameters() if p not in taken]
+    groups = [
+        {"params": [p for p in rest if p in decaying], "weight_decay": settings.weight_decay},
+        {"params": [p for p in rest if p not in decaying], "weight_decay": 0.0},
+    ]
+    if settings.embedding_lr is not None:  # a checkpoint of a run without it has two groups
+        embedding = model.embedding.weight
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p is not embedding]
+        groups.append({"params": [embedding], "weight_decay": 0.0, "lr": settings.embedding_lr})
     adamw = AdamW(
-        [
-            {
-                "params": [p for p in rest if p in decaying],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for p in rest if p not in decaying], "weight_decay": 0.0},
-        ],
+        groups,
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
@@ -58,12 +61,12 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
     )
     if settings.name == "adamw":
         return adamw
-    groups = [
+    stacks = [
         {"params": hidden, "weight_decay": settings.weight_decay},
         {"params": triangles, "weight_decay": 0.0, "triangular": True},
     ]
     lr = settings.lr if settings.muon_lr is None else settings.muon_lr
-    return Together(adamw, Muon(groups, lr, settings.muon_momentum))
+    return Together(adamw, Muon(stacks, lr, settings.muon_momentum))
 
 
 def rate(step: int, total: int, settings: ScheduleSettings) -> float:

@@ -127,6 +127,8 @@ class OptimizerSettings:
     """muon steps the matrices of the blocks' linear layers, and AdamW the rest."""
     lr: float = 1e-3
     """Highest learning rate, reached after the warm-up."""
+    embedding_lr: float | None = None
+    """The embedding's own highest rate; lr when not given."""
     muon_lr: float | None = None
     """Muon's own highest rate; lr when not given: its steps are scaled to be like AdamW's."""
     muon_momentum: float = 0.95
@@ -146,7 +148,7 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        for name in ("lr", "muon_lr"):
+        for name in ("lr", "embedding_lr", "muon_lr"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RunError(f"--optimizer.{name} is {value}; it must be above 0")

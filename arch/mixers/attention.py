@@ -11,6 +11,10 @@ from arch.errors import ModelError
 from arch.mixers.base import Cache, TokenMixer
 
 
+QK_EPS = 1e-5
+"""Added under the root of the norms of queries and keys; as `ModelConfig.norm_eps` by default."""
+
+
 class KeyValue(NamedTuple):
     """The keys (positions already in them) and values so far, each `(P, T, kv_heads, width)`."""
 
@@ -144,6 +148,8 @@ class Attention(CausalAttention):
         kv_heads: number of key and value heads; divides heads; as many as heads when not given.
         rope_base: wavelength base of the rotation.
         bias: whether the four projections have biases.
+        qk_norm: whether each head's queries and keys go through an RMSNorm before the rotation, as
+            in Qwen3 (2505.09388); its scale is learnt and shared by the heads.
 
     Raises:
         ModelError: heads that do not divide.
@@ -158,6 +164,7 @@ class Attention(CausalAttention):
         kv_heads: int | None = None,
         rope_base: float = 10000.0,
         bias: bool = False,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         if heads < 1 or d_model % heads or (d_model // heads) % 2:
@@ -176,6 +183,10 @@ class Attention(CausalAttention):
         self.k_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.v_proj = nn.Linear(d_model, self.kv_heads * self.head_width, bias=bias)
         self.o_proj = nn.Linear(d_model, d_model, bias=bias)
+        self.qk_norm = qk_norm
+        if qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_width, eps=QK_EPS)
+            self.k_norm = nn.RMSNorm(self.head_width, eps=QK_EPS)
         self.rotary = Rotary(context, self.head_width, rope_base)
 
     def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,6 +195,9 @@ class Attention(CausalAttention):
             projection(x).unflatten(-1, (-1, self.head_width))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.qk_norm:
+            exact = self.q_norm.weight.dtype  # under autocast the projections are shorter
+            q, k = self.q_norm(q.to(exact)).to(v.dtype), self.k_norm(k.to(exact)).to(v.dtype)
         return self.rotary(q, start), self.rotary(k, start), v
 
     def merge(self, y: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ MIXERS = (
     "softmax",
     "attention(heads=1, bias=true)",
     "attention(heads=4, kv_heads=2)",
+    "attention(heads=2, qk_norm=true)",
     "identity",
     "attention(heads=2)+flat",
 )

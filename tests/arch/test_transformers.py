@@ -14,6 +14,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from arch import (
@@ -43,22 +45,33 @@ SHAPES = {
         "num_key_value_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "normed queries": {
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+    },
 }
 
 
-def their_model(**settings) -> LlamaForCausalLM:
+def their_model(model_type: str = "llama", **settings) -> LlamaForCausalLM | Qwen3ForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        max_position_embeddings=40,
-        bos_token_id=None,
-        eos_token_id=None,
-        initializer_range=0.1,
-        **{"vocab_size": V, **settings},
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 40,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "initializer_range": 0.1,
+        "vocab_size": V,
+        **settings,
+    }
+    if model_type == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes)).eval()
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # norms and biases, which start at one and zero
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -110,13 +123,15 @@ def test_an_imported_llama_gives_transformers_logits(tmp_path, shape):
         {"tied": True},
         {"mixers": ("attention(heads=8, kv_heads=1, bias=true, rope_base=77)",)},
         {"mixers": ("attention", "attention(heads=4)"), "channel_mixer": "swiglu(bias=true)"},
+        {"mixers": ("attention(qk_norm=true, kv_heads=2)",), "channel_mixer": "swiglu(bias=false)"},
     ],
 )
 def test_transformers_gives_an_exported_models_logits(tmp_path, settings):
     ours = scramble(our_model(**settings))
     export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert isinstance(theirs, LlamaForCausalLM)
+    normed = "qk_norm" in ours.config.mixers[0]
+    assert isinstance(theirs, Qwen3ForCausalLM if normed else LlamaForCausalLM)
     tokens = random_tokens(ours)
     expected = theirs(tokens).logits
     torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-5)  # logits up to 50
@@ -210,6 +225,18 @@ def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
         ({"channel_mixer": "gelu"}, "channel_mixer=gelu"),
         ({"norm": "layernorm"}, "norm=layernorm"),
         ({"final_norm": False}, "final_norm=False"),
+        (
+            {"mixers": ("attention", "attention(qk_norm=true)")},
+            "mixers=['attention', 'attention(qk",
+        ),
+        (
+            {"mixers": ("attention(qk_norm=true)",), "norm_eps": 1e-6},
+            "norm_eps=1e-06 beside qk_norm",
+        ),
+        (
+            {"mixers": ("attention(qk_norm=true)",), "channel_mixer": "swiglu(bias=true)"},
+            "channel_mixer=swiglu(bias=true)",
+        ),
     ],
 )
 def test_a_model_that_is_no_llama_is_not_exported(tmp_path, settings, named):
@@ -237,6 +264,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'; allowed for an import: 'llama'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed for an import: 'silu'"),
+        ({"model_type": "qwen3"}, "rms_norm_eps is 1e-06; allowed for an import: 1e-05"),
         ({"head_dim": 16}, "head_dim is 16; allowed for an import: 8"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3'; allowed for an imp"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),

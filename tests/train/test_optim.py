@@ -130,6 +130,19 @@ def test_muon_takes_the_hidden_matrices_and_leaves_the_rest(small_model):
     assert len(names) == sum(map(len, (head["params"], others["params"], hidden["params"])))
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_may_have_a_rate_of_its_own(small_model, tied):
+    model = small_model(mixers=("attention(qk_norm=true)",), tied=tied).requires_grad_(True)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = OptimizerSettings(name="muon", lr=0.01, embedding_lr=0.05, muon_lr=0.03)
+    groups = build_optimizer(model, rates).param_groups
+    by_name = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert set(by_name) == set(names.values())
+    assert [n for n in by_name if by_name[n][0] == 0.05] == ["embedding.weight"]
+    assert by_name["embedding.weight"][1] == 0
+    assert all(by_name[n] == (0.01, 0) for n in by_name if "norm" in n)
+
+
 @pytest.mark.parametrize("mixer", ["flat", "headed(heads=2)", "expanded(factor=2)"])
 def test_muon_on_mixing_matrices_moves_nothing_above_the_diagonal(small_model, mixer):
     model = small_model(mixers=(mixer,)).requires_grad_(True)
