@@ -26,7 +26,7 @@ def _room(room):
 
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
-    "lines: arch": (3_700 + _room("arch"), 2_450 + _room("arch")),
+    "lines: arch": (3_720 + _room("arch"), 2_450 + _room("arch")),
     "lines: train": (3_300, 1_900),
     "lines: tokenizer": (1_970, 1_100),
     "lines: eval": (23_650 + _room("eval"), 11_500 + _room("eval")),
