@@ -15,7 +15,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "experiments": ("scripts", 260, 150),
     "their analysis": ("eval", 350, 150),
     "SmolLM2 from PyPI": ("arch", 170, 130),
-    "reading by linear maps": ("eval", 480, 140),
+    "reading by linear maps, SipIt": ("eval", 610, 180),
 }
 """What limits and targets leave room for."""
 

@@ -82,6 +82,9 @@ SUITE: dict[str, dict[str, Step]] = {
             set=["alternating.starts=1", "alternating.rounds=1", "alternating.beams=1"],
         ),
         "coarse": invert([FLAT], [SHOWN], ["sweep"], set=["sweep.coarse=true"]),
+        "by gradients": invert(
+            [LLAMA], [SHOWN], ["sipit"], set=["sipit.steps=20", "sipit.tried=4"], text=[DOG]
+        ),
         "snap": invert([LLAMA], [ONE], ["snap"], text=[DOG]),
         "snap, too short": invert(
             [FLAT], [THREE], ["snap"], set=["snap.steps=30", "snap.resolve=30"], text=[DOG]
