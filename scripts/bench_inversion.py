@@ -31,9 +31,9 @@ from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
-from eval.inversion.search.sweep import BATCH, sweep
+from eval.inversion.search.sweep import sweep
 from eval.inversion.solvers import Tools
-from eval.models import open_checkpoint
+from eval.models import candidates_at_once, open_checkpoint
 from eval.slices import Slice
 from eval.text import held_out_text, story_prompts
 from scripts import pages
@@ -151,9 +151,9 @@ def products(subject: Subject, options: argparse.Namespace) -> str:
         for m in block.modules()
         if isinstance(m, torch.nn.Linear)
     ]
-    V = len(problem.circuit.vocabulary)
-    inputs = {w.shape[0]: torch.randn(BATCH, w.shape[0]).to(tokens.device) for w in weights}
-    rounds = tokens.shape[1] * -(-V // BATCH)
+    V, at_once = len(problem.circuit.vocabulary), candidates_at_once(subject.model)
+    inputs = {w.shape[0]: torch.randn(at_once, w.shape[0]).to(tokens.device) for w in weights}
+    rounds = tokens.shape[1] * -(-V // at_once)
 
     def bare() -> None:
         for _ in range(rounds):
