@@ -32,7 +32,7 @@ LIMITS = {  # measure: limit, target
     "lines: eval": (23_650 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (22_130 + TESTS, 13_000 + TESTS),
-    "files in eval": (137, 84),
+    "files in eval": (138, 84),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),
     "longest chain of imports in eval": (16, 8),
