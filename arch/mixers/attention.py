@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from arch.errors import ModelError
 from arch.mixers.base import Cache, TokenMixer
 
-
 QK_EPS = 1e-5
 """Added under the root of the norms of queries and keys; as `ModelConfig.norm_eps` by default."""
 
