@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load(name: str) -> "Callable[..., Result]":
+def command_function(name: str) -> "Callable[..., Result]":
     """The function of a command."""
     module, _, function = COMMANDS[name].partition(":")
     return getattr(import_module(module), function)
@@ -132,8 +132,8 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             sub = commands.add_parser(group, help=about, description=about)
             listed = "|".join(n.split()[1] for n in COMMANDS if n.startswith(f"{group} "))
             actions[group] = sub.add_subparsers(dest="action", required=True, metavar=listed)
-        function = load(name)
-        line, description = cli.describe(function)
+        function = command_function(name)
+        line, description = cli.help_of(function)
         sub = (actions[group] if group else commands).add_parser(
             action, help=line, description=description
         )

@@ -11,7 +11,7 @@ UNITS = ("rms", "effect")
 QUANTISERS = ("bf16", "fp8", "int8", "int6", "int4", "int2")
 
 
-def lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A row's figures, one a line.
 
     Each has `quantity` (bits, margin_bits, effect, effect_sampled, rms), `distance`, `value`, and

@@ -37,7 +37,7 @@ class Classifier(NamedTuple):
         return (features - self.center) @ self.weight + self.bias
 
 
-class Moments:
+class TokenMoments:
     """Sums over examples, each with F features and a token, in float64.
 
     Attributes:
@@ -76,7 +76,7 @@ class Moments:
         return (share / share.sum()).log()
 
 
-def ridge(moments: Moments, embedding: Tensor) -> Classifier:
+def ridge(moments: TokenMoments, embedding: Tensor) -> Classifier:
     """Least squares from features to `(V, E)` embeddings; scored by direction, as cosine does."""
     E, n, m = embedding.double(), moments.count, moments.mean
     middle = n @ E / n.sum()
@@ -86,7 +86,7 @@ def ridge(moments: Moments, embedding: Tensor) -> Classifier:
     return _single(m, to_embedding @ directions, middle @ directions)
 
 
-def groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
+def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Mean features of each token, `(V, F)`, and the covariance about them, `(F, F)`."""
     E, n, m = embedding.double(), moments.count, moments.mean
     N = n.sum()
@@ -101,9 +101,9 @@ def groups(moments: Moments, embedding: Tensor) -> tuple[Tensor, Tensor]:
     return means, within + floor * torch.eye(len(m), dtype=m.dtype, device=m.device)
 
 
-def gaussian(moments: Moments, embedding: Tensor) -> Classifier:
+def gaussian(moments: TokenMoments, embedding: Tensor) -> Classifier:
     """The Gaussian classifier, every token held equally likely beforehand."""
-    means, within = groups(moments, embedding)
+    means, within = token_means(moments, embedding)
     return _discriminant(moments.mean, means, within)
 
 

@@ -110,7 +110,7 @@ def add_command(
         )
 
 
-def describe(function: Callable[..., Any]) -> tuple[str, str]:
+def help_of(function: Callable[..., Any]) -> tuple[str, str]:
     """The first line of a function's docstring, and what stands above its `Args`."""
     text = parse(inspect.getdoc(function) or "")
     assert text.short_description

@@ -27,7 +27,7 @@ KEPT = ("layer", "slice", "method", "offset", "radius")
 NO_BREAK = "\u00a0"
 
 
-class Quantity(NamedTuple):
+class Compared(NamedTuple):
     """A figure of a section, at places by name; `share` and `main` are as in `eval.quantities`."""
 
     section: str
@@ -37,11 +37,11 @@ class Quantity(NamedTuple):
     main: bool = True
 
 
-TRAIN_LOSS = Quantity("loss", "training nats/token")
-VALID_BITS = Quantity("loss", "validation bits/byte")
-TOKENS = Quantity("training", "tokens")
-FLOPS = Quantity("training", "FLOPs")
-SECONDS = Quantity("training", "seconds")
+TRAIN_LOSS = Compared("loss", "training nats/token")
+VALID_BITS = Compared("loss", "validation bits/byte")
+TOKENS = Compared("training", "tokens")
+FLOPS = Compared("training", "FLOPs")
+SECONDS = Compared("training", "seconds")
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Entry:
         }
 
     @cached_property
-    def figures(self) -> dict[Quantity, Estimate]:
+    def figures(self) -> dict[Compared, Estimate]:
         """Everything measured."""
         rows = [row for checkpoint in self.checkpoints for row in checkpoint.rows]
         figures = _of_runs(self.checkpoints)
@@ -77,7 +77,7 @@ class Entry:
 class Column(NamedTuple):
     """One quantity, a name that its section has once, and the lengths of its prompts in words."""
 
-    quantity: Quantity
+    quantity: Compared
     name: str
     lengths: str = ""
 
@@ -147,7 +147,7 @@ class Comparison:
         return records
 
 
-def side_by_side(
+def lay_side_by_side(
     entries: list[Entry], chosen: Sequence[str] | None = None, sort: str | None = None
 ) -> Comparison:
     """Lays the entries side by side.
@@ -215,18 +215,18 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
             for part in re.split(r"(\d+)", name)]  # fmt: skip
 
 
-def _of_runs(checkpoints: Sequence[Saved]) -> dict[Quantity, Estimate]:
+def _of_runs(checkpoints: Sequence[Saved]) -> dict[Compared, Estimate]:
     """What training says: sizes and costs, and losses with an interval over the seeds."""
-    costs: dict[Quantity, list[float | None]] = {
-        Quantity("training", "parameters"): [c.about.get("parameters") for c in checkpoints],
+    costs: dict[Compared, list[float | None]] = {
+        Compared("training", "parameters"): [c.about.get("parameters") for c in checkpoints],
         TOKENS: [c.tokens_seen for c in checkpoints],
         FLOPS: [c.flops(c.tokens_seen) for c in checkpoints],
         SECONDS: [c.run.seconds.get(c.step) if c.run else None for c in checkpoints],
-        Quantity("training", "tokens/s"): [_speed(c) for c in checkpoints],
+        Compared("training", "tokens/s"): [_speed(c) for c in checkpoints],
     }
-    losses: dict[Quantity, list[float | None]] = {
+    losses: dict[Compared, list[float | None]] = {
         TRAIN_LOSS: [c.run.at(c.step, "loss") if c.run else None for c in checkpoints],
-        Quantity("loss", "validation nats/token"): [
+        Compared("loss", "validation nats/token"): [
             c.meta.get("val_loss", c.about.get("val_loss")) for c in checkpoints
         ],
         VALID_BITS: [c.meta.get("val_bits_per_byte") for c in checkpoints],
@@ -245,7 +245,7 @@ def _speed(checkpoint: Saved) -> float | None:
     return median(speeds) if speeds else None
 
 
-def _of_cell(cell: Cell) -> dict[Quantity, Estimate]:
+def _of_cell(cell: Cell) -> dict[Compared, Estimate]:
     """What a cell of the summary says, its layer by name where it is the model's last one."""
     places = cell.where
     main = places.get("layer", LAST) == LAST
@@ -262,13 +262,13 @@ def _of_cell(cell: Cell) -> dict[Quantity, Estimate]:
         known = {name: replace(known[name], main=name in asked) for name in COMPARED}
     where = tuple(places.items())
     return {
-        Quantity(cell.kind, q.words, where, q.share, main and q.main): cell.figures[name]
+        Compared(cell.kind, q.words, where, q.share, main and q.main): cell.figures[name]
         for name, q in known.items()
         if name in cell.figures
     }
 
 
-def _cell(quantity: Quantity, estimate: Estimate | None) -> str:
+def _cell(quantity: Compared, estimate: Estimate | None) -> str:
     if estimate is None:
         return NONE
     if quantity == SECONDS:
@@ -278,7 +278,7 @@ def _cell(quantity: Quantity, estimate: Estimate | None) -> str:
 
 def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
     quantities = list(dict.fromkeys(q for entry in entries for q in entry.figures))
-    sections: dict[str, list[Quantity]] = {}
+    sections: dict[str, list[Compared]] = {}
     for quantity in quantities:
         sections.setdefault(quantity.section, []).append(quantity)
     order = [*(s for s in SECTIONS if s in sections), *(s for s in sections if s not in SECTIONS)]
@@ -321,7 +321,7 @@ def _lengths(figures: Iterable[Estimate]) -> str:
     return f"{low} tokens" if low == high else f"{low} to {high} tokens"
 
 
-def _unneeded(quantities: list[Quantity]) -> set[str]:
+def _unneeded(quantities: list[Compared]) -> set[str]:
     """Places without which the quantities of a section can still be told apart."""
     names = list(dict.fromkeys(name for q in quantities for name, _ in q.places))
     names.sort(key=lambda name: KEPT.index(name) if name in KEPT else -1)
@@ -335,13 +335,13 @@ def _unneeded(quantities: list[Quantity]) -> set[str]:
     return dropped
 
 
-def _kept(quantity: Quantity, dropped: set[str]) -> list[tuple[str, Hashable]]:
+def _kept(quantity: Compared, dropped: set[str]) -> list[tuple[str, Hashable]]:
     return [p for p in quantity.places if p[0] not in dropped and p[0] != "settings"]
 
 
-def _settings(quantities: list[Quantity], dropped: set[str]) -> dict[Quantity, str]:
+def _settings(quantities: list[Compared], dropped: set[str]) -> dict[Compared, str]:
     """What tells apart those quantities that differ in the settings of their method only."""
-    alike: dict[str, list[Quantity]] = {}
+    alike: dict[str, list[Compared]] = {}
     for quantity in quantities:
         alike.setdefault(f"{quantity.name} {_kept(quantity, dropped)}", []).append(quantity)
     found = {}

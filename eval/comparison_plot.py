@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from eval import drawing, plots
-from eval.comparison import NO_BREAK, TRAIN_LOSS, VALID_BITS, Column, Entry, side_by_side
+from eval.comparison import NO_BREAK, TRAIN_LOSS, VALID_BITS, Column, Entry, lay_side_by_side
 from eval.errors import RequestError
-from eval.gather import Run, Saved, finite
+from eval.gather import RunRecord, Saved, finite
 from eval.quantities import Estimate
 from eval.summary import seeds_mean
 
@@ -30,7 +30,7 @@ SKIPPED = 0.02
 """Losses of this first part of training are not drawn: they fall too fast to leave room."""
 
 
-class Axis(NamedTuple):
+class Across(NamedTuple):
     """What a curve is over: its title, how its ticks read, and its value for a row or a model."""
 
     title: str
@@ -39,23 +39,23 @@ class Axis(NamedTuple):
     of_checkpoint: Callable[[Saved], float | None]
 
 
-def _hours(run: Run | None, step: int) -> float | None:
+def _hours(run: RunRecord | None, step: int) -> float | None:
     seconds = run.seconds.get(step) if run else None
     return None if seconds is None else seconds / 3600
 
 
 AXES = {
-    "step": Axis("training step", ",d", lambda _, row: row["step"], lambda c: c.step),
-    "tokens": Axis(
+    "step": Across("training step", ",d", lambda _, row: row["step"], lambda c: c.step),
+    "tokens": Across(
         "tokens seen", "~s", lambda _, row: row.get("tokens_seen"), lambda c: c.tokens_seen
     ),
-    "flops": Axis(
+    "flops": Across(
         "FLOPs spent in training",
         "~g",
         lambda c, row: c.flops(row.get("tokens_seen")),
         lambda c: c.flops(c.tokens_seen),
     ),
-    "time": Axis(
+    "time": Across(
         "hours of training",
         "~g",
         lambda c, row: _hours(c.run, row["step"]),
@@ -107,7 +107,7 @@ def draw_data(
     for entry in entries:
         models.setdefault(entry.label, []).append(entry)
     panels = {}
-    for column in side_by_side(entries, chosen).columns:
+    for column in lay_side_by_side(entries, chosen).columns:
         if column.quantity.section == "training" or (chosen is None and _aside(column)):
             continue
         points = [p for own in models.values() for p in _points(column, own, AXES[axis])]
@@ -124,7 +124,7 @@ def _aside(column: Column) -> bool:
     return quantity.name in ASIDE or ("method", "chance") in quantity.places
 
 
-def _points(column: Column, entries: list[Entry], axis: Axis) -> list[dict[str, Any]]:
+def _points(column: Column, entries: list[Entry], axis: Across) -> list[dict[str, Any]]:
     """Of one model, by step."""
     found: dict[int, tuple[Estimate, float]] = {}
     for entry in entries:
@@ -151,7 +151,7 @@ def _points(column: Column, entries: list[Entry], axis: Axis) -> list[dict[str, 
     ]
 
 
-def _reported(name: str, entries: list[Entry], axis: Axis) -> dict[int, tuple[Estimate, float]]:
+def _reported(name: str, entries: list[Entry], axis: Across) -> dict[int, tuple[Estimate, float]]:
     """What the runs of a model wrote down while training, their seeds together."""
     runs = {id(c.run): c for entry in entries for c in entry.checkpoints if c.run}
     values: dict[int, list[tuple[float, float]]] = {}
@@ -167,7 +167,7 @@ def _reported(name: str, entries: list[Entry], axis: Axis) -> dict[int, tuple[Es
     }
 
 
-def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Axis) -> plots.Chart:
+def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Across) -> plots.Chart:
     across = min(ACROSS, len(panels))
     wide = 45 + 7 * max(map(len, names))  # of a name with its mark
     columns = max(1, across * WIDTH // min(wide, 365))

@@ -118,7 +118,7 @@ def colours() -> str:
     return variables(LIGHT) + dark + painted
 
 
-def library() -> str:
+def vega_script() -> str:
     """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`."""
     import vl_convert
 

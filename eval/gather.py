@@ -22,7 +22,7 @@ UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run directory: how it was set up, and what it wrote down while training.
 
     Attributes:
@@ -77,7 +77,7 @@ class Saved:
     meta: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     config: ModelConfig | None = None
-    run: Run | None = None
+    run: RunRecord | None = None
     rows: list[Row] = field(default_factory=list)
 
     @cached_property
@@ -100,7 +100,7 @@ class Saved:
         return float(_cost(self.config.to_json()).training_flops) * tokens
 
 
-def gather(places: Iterable[str | Path]) -> list[Saved]:
+def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     """Everything in the places, one entry a checkpoint, rows with the checkpoint they are about.
 
     Args:
@@ -110,7 +110,7 @@ def gather(places: Iterable[str | Path]) -> list[Saved]:
         RequestError: nothing is there, or a file that cannot be read.
         ModelError: a model directory whose files do not hold what they must.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, RunRecord] = {}
     found: dict[Path, Saved] = {}
     rows: dict[str, Row] = {}
     for place in map(Path, places):
@@ -192,10 +192,10 @@ def _walk(place: Path) -> Iterator[Path]:
         names[:] = sorted(n for n in names if n not in UNSEARCHED and not n.startswith("."))
 
 
-def _run(path: Path, runs: dict[Path, Run]) -> Run:
+def _run(path: Path, runs: dict[Path, RunRecord]) -> RunRecord:
     key = path.resolve()
     if key not in runs:
-        runs[key] = Run(path, identity.run_settings(path), list(_metrics(path / METRICS)))
+        runs[key] = RunRecord(path, identity.run_settings(path), list(_metrics(path / METRICS)))
     return runs[key]
 
 
@@ -209,7 +209,7 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
             raise RequestError(f"{path}, line {number}: not a row of a run's figures") from None
 
 
-def _of_directory(path: Path, runs: dict[Path, Run]) -> Saved:
+def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
     weights = path / "model.safetensors"
     if weights.is_file():  # who only compares may have deleted them
@@ -223,7 +223,7 @@ def _of_directory(path: Path, runs: dict[Path, Run]) -> Saved:
     return Saved(name, step, model_id, about, recipe, meta, path, config, run)
 
 
-def _last(run: Run) -> Saved | None:
+def _last(run: RunRecord) -> Saved | None:
     """The end of a run of which no model is at hand."""
     judged = [row for row in run.metrics if "val_loss" in row] or run.metrics
     if not judged:

@@ -86,7 +86,7 @@ def place(row: Row) -> Place:
     return MEASURED.get(row["kind"], _OTHER).place(row)
 
 
-def parts(rows: Iterable[Row]) -> Iterator[Row]:
+def split_rows(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows of one place each."""
     for row in rows:
         yield from MEASURED.get(row["kind"], _OTHER).parts(row)
@@ -100,7 +100,7 @@ def frame(rows: Iterable[Row]) -> "pandas.DataFrame":
     """
     import pandas
 
-    return pandas.DataFrame(line for row in parts(identified(rows)) for line in _lines(row))
+    return pandas.DataFrame(line for row in split_rows(identified(rows)) for line in _lines(row))
 
 
 def _lines(row: Row) -> Iterator[dict[str, Any]]:
@@ -226,11 +226,11 @@ def _seeds(
 
 def _bits(row: Row) -> Iterator[Row]:
     """A row for each figure: of one distance, prior and precision, alone or with those before."""
-    from eval.bit_figures import lines
+    from eval.bit_figures import figure_lines
 
     names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
     about = {n: row[n] for n in (*names, "prompts", "prompt", "truth")}
-    for line in lines(row):
+    for line in figure_lines(row):
         yield {**about, **line}
 
 

@@ -34,7 +34,7 @@ def weights(row: Row) -> str:
     return row["checkpoint"]["weights_sha256"]
 
 
-def prompt(row: Row) -> tuple[Hashable, ...]:
+def prompt_of(row: Row) -> tuple[Hashable, ...]:
     """What was to be recovered: equal for all models that share a tokenizer."""
     return (row.get("prompts"), tuple(row.get("truth", ())))
 
@@ -145,7 +145,7 @@ def recovery_place(row: Row) -> dict[str, Hashable]:
 
 def clusters(rows: Sequence[Row]) -> tuple[list[Hashable], list[Hashable]]:
     """The prompts and the models of rows, which intervals are clustered on."""
-    return [prompt(row) for row in rows], [weights(row) for row in rows]
+    return [prompt_of(row) for row in rows], [weights(row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
 def question(row: Row) -> tuple[Hashable, ...]:
     """Equal for rows that differ in their method, its settings and its seed only."""
     where = {name: value for name, value in recovery_place(row).items() if name not in OF_SOLVER}
-    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt(row), row["prompt"])
+    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row), row["prompt"])
 
 
 def _verdict(rows: list[Row], t: int) -> str:

@@ -188,7 +188,7 @@ class LensRow(OfModel):
 
 
 class BitsRow(OfModel):
-    """What outputs say of one token at given precisions; see `eval.bit_figures.lines`.
+    """What outputs say of one token at given precisions; see `eval.bit_figures.figure_lines`.
 
     `truth` is the token asked about, alone; figures go by `distances`.
     """

@@ -121,7 +121,7 @@ def exact_share(
     return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
 
 
-def bits_per_byte(
+def bits_of_text(
     parts: Sequence[Mapping[str, Sequence[float]]], models: Sequence[Hashable]
 ) -> Interval | None:
     """Bits per byte of models on the same text, by a bootstrap over its parts and the models.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eval.errors import RequestError
 from eval.identity import identified, labels
-from eval.quantities import MEASURED, Estimate, Place, Quantity, parts, place, quantities
+from eval.quantities import MEASURED, Estimate, Place, Quantity, place, quantities, split_rows
 from eval.recovery import (
     OF_SOLVER,
     VERDICTS,
@@ -21,12 +21,12 @@ from eval.recovery import (
     clusters,
     is_false_accept,
     join,
-    prompt,
+    prompt_of,
     shares,
     weights,
 )
 from eval.rows import Row
-from eval.statistics import at_most, bits_per_byte, clustered, exact_share, over_seeds, share
+from eval.statistics import at_most, bits_of_text, clustered, exact_share, over_seeds, share
 
 Record = dict[str, Any]
 
@@ -85,7 +85,7 @@ class Cell:
                 record[f"{quantity.name}_high"] = figure and figure.high
         return record | {
             "rows": len(self.rows),
-            "prompts": len({prompt(row) for row in self.rows}),
+            "prompts": len({prompt_of(row) for row in self.rows}),
             "models": len({weights(row) for row in self.rows}),
         }
 
@@ -149,7 +149,7 @@ def cells(rows: Iterable[Row], every_seed: bool = False, pool_lengths: bool = Fa
                       if "checkpoint" in row)  # fmt: skip
     names = labels(rows)
     groups: dict[Hashable, list[Row]] = {}
-    for row in parts(rows):
+    for row in split_rows(rows):
         where = place(row)
         if pool_lengths and row["kind"] == "recovery":
             where |= {"hidden": None, "observed": None}
@@ -185,7 +185,7 @@ def measure(rows: Sequence[Row], chosen: Iterable[Quantity] | None = None) -> di
     """
     if chosen is None:
         chosen = _known(rows)
-    prompts = len({prompt(row) for row in rows})
+    prompts = len({prompt_of(row) for row in rows})
     lengths = [row["length"] for row in rows if isinstance(row.get("length"), int)]
     ends = (min(lengths), max(lengths)) if rows[0]["kind"] == "recovery" else None
     figures = {}
@@ -230,7 +230,7 @@ def seeds_mean(values: Sequence[float]) -> Estimate:
 
 def _text(rows: Sequence[Row], parts: Sequence[dict[str, list[Any]]]) -> Estimate:
     """Bits per byte of models on the same text."""
-    interval = bits_per_byte(parts, [weights(row) for row in rows])
+    interval = bits_of_text(parts, [weights(row) for row in rows])
     n = rows[0]["stories"]
     return Estimate(*interval, n=n) if interval else Estimate(rows[0]["bits_per_byte"], n=n)
 
@@ -276,7 +276,7 @@ def summarise_verdicts(rows: list[Row]) -> list[Record]:
                 record |= dict(zip(fields, values, strict=True))
         records.append(record | {
             "methods": len({row["method"] for joined in group for row in joined.rows}),
-            "prompts": len({prompt(row) for row in asked}),
+            "prompts": len({prompt_of(row) for row in asked}),
             "models": len({weights(row) for row in asked}),
         })  # fmt: skip
     order = list(names.values())
@@ -317,8 +317,8 @@ def accepts(rows: Iterable[Row]) -> Accepts:
         wrong=len(wrong),
         answers=len(answers),
         tokens=sum(row["length"] for row in answers),
-        wrong_pairs=len({(prompt(row), weights(row)) for row in wrong}),
-        pairs=len({(prompt(row), weights(row)) for row in answers}),
+        wrong_pairs=len({(prompt_of(row), weights(row)) for row in wrong}),
+        pairs=len({(prompt_of(row), weights(row)) for row in answers}),
     )
 
 

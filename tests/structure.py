@@ -21,8 +21,8 @@ words = ["loss", "tests/golden/models/flat/step-000400", "--corpus", "toy:40", "
 assert main(words) == 0
 print(sum(name.split(".")[0] == "eval" for name in sys.modules))
 """
-NO_CLASH = {"main", "run", "measure"}
-"""Names that every command or benchmark has."""
+NO_CLASH = {"main", "run", "measure", "find", "draw", "lens", "generate", "geometry"}
+"""Names that every command, benchmark or lens has, and commands that are called as what they do."""
 
 
 def measured() -> dict[str, int]:

@@ -18,17 +18,17 @@ from typing import Any
 from eval.circuit import uncertified
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
-from eval.claims.sources import Missing, Shelf, Source
+from eval.claims.sources import Missing, ModelSource, Shelf
 from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import SHUFFLED, plan
-from eval.inversion.solvers import Solver, parse_solvers
+from eval.inversion.solvers import Solver
+from eval.inversion.suites import build_question
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
-from eval.slices import Slice
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 
@@ -51,7 +51,7 @@ class Part:
     claim: Claim
     arm: Arm
     name: str
-    source: Source
+    source: ModelSource
     corpus: str
     index: int = 0
     of: int = 1
@@ -149,15 +149,16 @@ def questions(
 ) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
     """The questions of one part: as the protocol says, then padded, then of its controls."""
     arm, protocol = part.arm, part.protocol
-    methods = parse_solvers(protocol.methods)
-    without = frozenset(arm.without) - ({"mask"} if part.name == FAIR else set())
-    question = Question(
-        methods,
-        (Slice.parse(arm.slice),),
-        _layers(arm.layer, checkpoint),
-        (arm.part,),
-        (without,),
-    )
+    without = set(arm.without) - ({"mask"} if part.name == FAIR else set())
+    asked = {
+        "methods": protocol.methods,
+        "slices": [arm.slice],
+        "layers": _layers(arm.layer, checkpoint),
+        "parts": [arm.part],
+        "without": [sorted(without)],
+    }
+    question = build_question(asked, f"claim {part.claim.number}")
+    methods = question.methods
     context = checkpoint.config.context
     room = min(protocol.pad_to, context)
     longer = padded(prompts, checkpoint.tokenizer, room) if room else prompts
@@ -201,8 +202,8 @@ def _layers(layer: Any, checkpoint: Checkpoint) -> Any:
         return layer
     depth = checkpoint.config.n_layers
     if isinstance(layer, list):
-        return (tuple(one for one in layer if one <= depth),)
-    return (layer,) if layer <= depth else LAST
+        return [[one for one in layer if one <= depth]]
+    return [layer] if layer <= depth else LAST
 
 
 def _allowed(part: Part, checkpoint: Checkpoint) -> tuple[int, ...] | None:

@@ -37,7 +37,7 @@ class Missing(RequestError):
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that can be opened.
 
     Attributes:
@@ -76,7 +76,7 @@ class Shelf:
     full: bool = False
     _opened: tuple[object, Checkpoint] | None = field(default=None, repr=False)
 
-    def sources(self, claim: Claim, models: Models, seeds: int) -> list[Source]:
+    def sources(self, claim: Claim, models: Models, seeds: int) -> list[ModelSource]:
         """A claim's models, `seeds` of our own at most.
 
         Raises:
@@ -103,7 +103,9 @@ class Shelf:
             for seed, name in enumerate(names)
         ]
 
-    def _source(self, name: str, kind: str, make: Callable[..., Checkpoint], *given: Any) -> Source:
+    def _source(
+        self, name: str, kind: str, make: Callable[..., Checkpoint], *given: Any
+    ) -> ModelSource:
         """A source, whose model is kept until another is opened."""
 
         def open_() -> Checkpoint:
@@ -112,7 +114,7 @@ class Shelf:
                 self._opened = ((name, kind), make(*given))
             return self._opened[1]
 
-        return Source(name, kind, open_)
+        return ModelSource(name, kind, open_)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -44,7 +44,7 @@ def loss(
     """
     from eval.language import Measurement
     from eval.models import open_models
-    from eval.statistics import bits_per_byte
+    from eval.statistics import bits_of_text
     from eval.tables import lay_out, terminal
     from eval.tasks import open_results, run_tasks
 
@@ -59,7 +59,7 @@ def loss(
     rows = [known[key] for task in tasks for key in task.keys]
     records = []
     for row in rows:
-        interval = bits_per_byte([row["parts"]], [0])
+        interval = bits_of_text([row["parts"]], [0])
         low, high = interval[1:] if interval else (None, None)
         limits = {"bits_per_byte_low": low, "bits_per_byte_high": high}
         about = {"model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"]}

@@ -258,14 +258,14 @@ def retrieval(
         seed: of the fit
     """
     from eval.models import open_models
-    from eval.probes.retrieval import Fit, Match, Request
+    from eval.probes.retrieval import Match, MatchRequest, PairFit
     from eval.tasks import open_results, run_tasks
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
         if not value > 0:
             raise RequestError(f"--{flag} {value}: it must be above 0")
-    fit = Fit(fit_steps, batch, rate, temperature, seed)
-    request = Request(corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs)
+    fit = PairFit(fit_steps, batch, rate, temperature, seed)
+    request = MatchRequest(corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs)
     tasks = [
         Match(checkpoint, which, request)
         for checkpoint in open_models(models, device)

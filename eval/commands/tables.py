@@ -113,23 +113,23 @@ def compare(
         plot: curves over training: .svg, .png, .html
         x: what they are over
     """
-    from eval.comparison import enter, side_by_side
+    from eval.comparison import enter, lay_side_by_side
     from eval.comparison_plot import FORMATS, write_plot
     from eval.files import write_text
-    from eval.gather import gather
+    from eval.gather import gather_models
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     found = listed(places)
-    entries = enter(gather(found), every_seed)
+    entries = enter(gather_models(found), every_seed)
     if not entries:
         raise RequestError(f"{found[0]}: its runs have not reported anything yet")
     named = None if columns is None else list(columns)
     shown = list({entry.label: entry for entry in entries}.values()) if last else entries
-    table = side_by_side(shown, named, sort)
-    full = (table if named else side_by_side(shown, ["all"])).records()
+    table = lay_side_by_side(shown, named, sort)
+    full = (table if named else lay_side_by_side(shown, ["all"])).records()
     tables = table.tables()
     if csv:
         write_text(csv, to_csv(full))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from eval.errors import RequestError
-from eval.gather import gather, labelled
+from eval.gather import gather_models, labelled
 from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
@@ -59,7 +59,7 @@ class Shelf:
         self.corpus, self.device = corpus, device
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
         saved = [p for p in places if not p.startswith(PRETRAINED)]
-        for label, checkpoints in labelled(gather(saved) if saved else (), True).items():
+        for label, checkpoints in labelled(gather_models(saved) if saved else (), True).items():
             for each in checkpoints:
                 if each.path is not None:
                     name = f"{label}, step {each.step}"

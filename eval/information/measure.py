@@ -135,7 +135,7 @@ def measure_bits(
 
     Returns:
         `rms`, `effect`, `effect_sampled`, and for `margin_bits` and each prior's `bits` the values
-        at each reported distance, alone and cumulative; see `eval.bit_figures.lines`.
+        at each reported distance, alone and cumulative; see `eval.bit_figures.figure_lines`.
 
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.

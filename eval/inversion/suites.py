@@ -9,6 +9,7 @@
 A question may also have parts, without, seeds, noise and shuffled.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,20 @@ def read_suite(data: dict[str, Any], override: dict[str, Any]) -> Suite:
         if not isinstance(entry, dict):
             raise RequestError(f"{where}: {entry!r} is not a mapping of fields to values")
         _only(entry, {field.name for field in fields(Question)}, where)
-        questions.append(_question(entry | override, where))
+        questions.append(build_question(entry | override, where))
     return Suite(questions, PROMPTS | (data.get("prompts") or {}))
 
 
-def _question(entry: dict[str, Any], where: str) -> Question:
+def build_question(entry: Mapping[str, Any], where: str) -> Question:
+    """Checks and completes a question that a suite or a claim has written down.
+
+    Args:
+        entry: fields of `Question`, as YAML has them.
+        where: it stands, for errors.
+
+    Raises:
+        RequestError: a value that is not allowed, named.
+    """
     if not entry.get("methods"):
         raise RequestError(f"{where}: no methods; give some, as in methods: {{sweep: {{}}}}")
     found: dict[str, Any] = {"methods": parse_solvers(entry["methods"])}
@@ -135,7 +145,7 @@ def _check_prompts(data: Any, where: str) -> None:
             raise RequestError(f"{where}, {name}: {value!r} must be a whole number of at least 1")
 
 
-def _list(entry: dict[str, Any], name: str) -> list[Any]:
+def _list(entry: Mapping[str, Any], name: str) -> list[Any]:
     value = entry[name]
     return value if isinstance(value, (list, tuple)) else [value]  # pyright: ignore
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.artefacts import fitted
-from eval.classifiers import Classifier, Moments, calibrated, gaussian
+from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
 from eval.errors import RequestError
 from eval.lenses import markup
 from eval.lenses.lens import (
@@ -158,7 +158,7 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
     """
     V, D, device = len(classes), text.model.config.d_model, text.windows.device
     first = max(0, len(text.windows) - held_back(text.windows.shape[1]))
-    sums = {(layer, o): Moments(V, D, device) for layer in layers for o in OFFSETS}
+    sums = {(layer, o): TokenMoments(V, D, device) for layer in layers for o in OFFSETS}
     for windows, streams in text.batches(stop=first):
         y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
         counts = [torch.bincount(column, minlength=V) for column in y.T]

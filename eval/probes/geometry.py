@@ -51,7 +51,7 @@ class Geometry:
     participation: float
 
 
-def geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
+def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
     """Measures the map from the first `hidden` tokens to the other positions' outputs, in float64.
 
     Args:

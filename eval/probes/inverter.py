@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.circuit import Circuit
-from eval.classifiers import Classifier, Moments, calibrated, gaussian, groups
+from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, token_means
 from eval.models import tokens_at_once
 from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, Score
 from eval.slices import Slice
@@ -121,7 +121,7 @@ def fit_inverter(circuit: Circuit, shown: Slice, windows: Tensor, decoding: Deco
     """
     T, device = windows.shape[1], windows.device
     positions = shown.positions(T)
-    moments = Moments(len(circuit.vocabulary), shown.channels(circuit.width), device)
+    moments = TokenMoments(len(circuit.vocabulary), shown.channels(circuit.width), device)
     held = max(1, round(HELD_BACK * len(windows)))
     for batch in windows[held:].split(max(1, tokens_at_once(circuit.model) // T)):
         moments.add(shown.select(circuit.of_tokens(batch)), batch[:, positions])
@@ -129,7 +129,7 @@ def fit_inverter(circuit: Circuit, shown: Slice, windows: Tensor, decoding: Deco
     examples = shown.select(circuit.of_tokens(some)).flatten(0, 1), some[:, positions].flatten()
     log_share = moments.log_share().float()
     probe = calibrated(gaussian(moments, circuit.vocabulary), log_share, *examples)
-    metric = groups(moments, circuit.vocabulary)[1] + METRIC_FLOOR * moments.covariance
+    metric = token_means(moments, circuit.vocabulary)[1] + METRIC_FLOOR * moments.covariance
     with torch.random.fork_rng():
         torch.manual_seed(decoding.seed)
         inverter = Inverter(probe, metric, log_share, positions, T, decoding).to(device)

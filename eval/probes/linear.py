@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval.circuit import Circuit
-from eval.classifiers import Classifier, Moments, calibrated, gaussian, ridge
+from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, ridge
 from eval.errors import RequestError
 from eval.models import tokens_at_once
 from eval.ranks import token_ranks
@@ -114,7 +114,7 @@ def fit_linear(
         Logits' classifiers by kind.
     """
     held = max(1, round(HELD_BACK * len(windows)))
-    moments = Moments(len(embedding), outputs.shape[-1], outputs.device)
+    moments = TokenMoments(len(embedding), outputs.shape[-1], outputs.device)
     for x, y in _batches(outputs[held:], windows[held:], offset):
         moments.add(x, y)
     x, y = (part[:FACTOR_EXAMPLES] for part in _examples(outputs[:held], windows[:held], offset))

@@ -16,7 +16,7 @@ from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
 from eval.inversion.problem import pose
 from eval.models import Checkpoint
-from eval.probes.geometry import geometry
+from eval.probes.geometry import local_geometry
 from eval.rows import Results, Row, row_key
 from eval.slices import Slice
 from eval.text import Prompt
@@ -44,7 +44,7 @@ def basin(
     return [solve(truth + r * direction) == tokens for r in radii]
 
 
-def descend(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
+def descend_from(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
     """The solver `adam` towards the outputs after the first `hidden` positions, from a start.
 
     Args:
@@ -103,12 +103,12 @@ class Local:
         rows: list[Row] = []
         for prompt, ids in zip(self.prompts, tokens, strict=True):
             started = time.perf_counter()
-            figures = asdict(geometry(circuit, ids, self.hidden))
+            figures = asdict(local_geometry(circuit, ids, self.hidden))
             seconds = round(time.perf_counter() - started, 4)
             about = self._about(self._keys(prompt)[0], "geometry", prompt)
             rows.append({**about, **figures, "seconds": seconds})
         started = time.perf_counter()
-        solve = descend(circuit, tokens, self.hidden, self.steps)
+        solve = descend_from(circuit, tokens, self.hidden, self.steps)
         ends = basin(solve, circuit, tokens, self.radii, self.seed)
         each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
         for i, (radius, end) in enumerate(zip(self.radii, ends, strict=True), start=1):

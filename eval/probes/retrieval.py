@@ -44,7 +44,7 @@ class Pairs:
         return len(self.sentences)
 
 
-def story_pairs(
+def sentence_pairs(
     text: HeldOutText,
     use: Use,
     sentence: str,
@@ -177,7 +177,7 @@ def _log_choose(n: Tensor, k: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Fit:
+class PairFit:
     """A short fit by AdamW; the rate rises over a tenth and falls to zero.
 
     Attributes:
@@ -195,11 +195,11 @@ class Fit:
     seed: int = 0
 
 
-def fit(
+def fit_on_pairs(
     model: LanguageModel,
     pairs: Pairs,
     pool: str,
-    settings: Fit,
+    settings: PairFit,
     told: Callable[[int, float], None] = lambda step, loss: None,
 ) -> LanguageModel:
     """A copy of the model, fitted so that pairs are alike after its last block.
@@ -247,7 +247,7 @@ def fit(
 
 
 @dataclass(frozen=True)
-class Request:
+class MatchRequest:
     """What is asked of a model.
 
     Attributes:
@@ -263,7 +263,7 @@ class Request:
     queries: int
     candidates: int
     pools: tuple[str, ...]
-    fit: Fit
+    fit: PairFit
     fit_pairs: int
 
 
@@ -273,7 +273,7 @@ class Match:
 
     checkpoint: Checkpoint
     sentence: str
-    request: Request
+    request: MatchRequest
     cost = 1.0
 
     @property
@@ -312,7 +312,7 @@ class Match:
         }
 
 
-def _rows(checkpoint: Checkpoint, sentence: str, request: Request) -> Iterator[Row]:
+def _rows(checkpoint: Checkpoint, sentence: str, request: MatchRequest) -> Iterator[Row]:
     own, others, fitted_on = _collect(checkpoint, sentence, request)
     stories, total = own.stories + others, len(own) + len(others)
     counts = [n for n in (LEAST << i for i in range(20)) if n <= min(total, request.candidates)]
@@ -325,7 +325,7 @@ def _rows(checkpoint: Checkpoint, sentence: str, request: Request) -> Iterator[R
             readings.append(("as it is", layer, s, t))
             readings.append(("centred", layer, s - s.mean(0), t - t.mean(0)))
         if request.fit.steps:
-            model = fit(model, fitted_on, pool, request.fit)
+            model = fit_on_pairs(model, fitted_on, pool, request.fit)
             s, t = (states(model, texts, pool)[-1] for texts in (own.sentences, stories))
             readings.append(("fitted", len(model.blocks), s, t))
         for method, layer, s, t in readings:
@@ -346,14 +346,14 @@ def _rows(checkpoint: Checkpoint, sentence: str, request: Request) -> Iterator[R
 
 
 def _collect(
-    checkpoint: Checkpoint, sentence: str, request: Request
+    checkpoint: Checkpoint, sentence: str, request: MatchRequest
 ) -> tuple[Pairs, list[list[int]], Pairs]:
     """Pairs that are asked about, stories beside theirs, and pairs to fit on: no story twice."""
 
     text = held_out_text(checkpoint, request.corpus)
 
     def pairs(use: Use, count: int, unlike: Pairs | None = None) -> Pairs:
-        return story_pairs(text, use, sentence, checkpoint.config.context, count, unlike)
+        return sentence_pairs(text, use, sentence, checkpoint.config.context, count, unlike)
 
     judged = pairs("evaluation", request.candidates)
     asked = min(len(judged), request.queries)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from eval.drawing import colours, library, theme
+from eval.drawing import colours, theme, vega_script
 from eval.files import write_text
 from eval.lenses.markup import STYLE
 from eval.recovery import VERDICTS, join, question, weights
@@ -117,7 +117,7 @@ def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
 def _drawing(inside: list[Any]) -> dict[str, Any]:
     if not inside:
         return {"colours": colours()}
-    return {"colours": colours(), "theme": theme(), "library": library(), "inside_style": STYLE}
+    return {"colours": colours(), "theme": theme(), "library": vega_script(), "inside_style": STYLE}
 
 
 def _environment() -> Environment:

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from eval.__main__ import main
-from eval.comparison import enter, side_by_side
-from eval.gather import gather
+from eval.comparison import enter, lay_side_by_side
+from eval.gather import gather_models
 from tests.eval.report.cases import make_row
 
 SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
@@ -59,7 +59,7 @@ def lens_row(value: float, **changes: Any) -> dict[str, Any]:
 
 
 def columns(*places: Path, chosen: tuple[str, ...] = ("all",), every: bool = False) -> Any:
-    return side_by_side(enter(gather(places), every), list(chosen))
+    return lay_side_by_side(enter(gather_models(places), every), list(chosen))
 
 
 def run_compare(*words: object) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 import eval as evals
 from eval import cli, comparison_plot, drawing
-from eval.__main__ import COMMANDS, load, main
+from eval.__main__ import COMMANDS, command_function, main
 from eval.claims import registry, sources
 from eval.commands import Result
 from eval.errors import RequestError
@@ -55,13 +55,16 @@ def test_help_of_every_command_needs_no_torch() -> None:
 def test_choices_are_those_of_the_modules(
     name: str, parameter: str, allowed: tuple[str, ...]
 ) -> None:
-    assert cli.flag_of(signature(load(name)).parameters[parameter].annotation).choices == allowed
+    assert (
+        cli.flag_of(signature(command_function(name)).parameters[parameter].annotation).choices
+        == allowed
+    )
 
 
 def test_every_parameter_has_its_help() -> None:
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
-        cli.add_command(parser, load(name), {})
+        cli.add_command(parser, command_function(name), {})
         assert all(action.help for action in parser._actions), name
 
 

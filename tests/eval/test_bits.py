@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from eval import bits
 from eval.__main__ import main
-from eval.bit_figures import lines
+from eval.bit_figures import figure_lines
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.information import task
@@ -188,7 +188,7 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
 
 def test_lines_hold_every_figure_of_a_row(circuit, passage):
     row = figures(circuit, passage)
-    table = list(lines(row))
+    table = list(figure_lines(row))
     place = {"quantity": "bits", "prior": "model", "precision": "int6", "shown": "cumulative"}
     (line,) = [one for one in table if place.items() <= one.items() and one["distance"] == 2]
     assert line["value"] == row["bits"]["model"]["int6"]["cumulative"][2]

@@ -10,7 +10,7 @@ from scipy import stats
 
 from arch import ModelConfig, describe
 from eval.comparison import FLOPS, SECONDS, TOKENS, VALID_BITS, enter, find_column
-from eval.gather import gather
+from eval.gather import gather_models
 from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.summary import summarise
@@ -31,18 +31,18 @@ def test_models_runs_and_rows_come_together(model_directory: Make, tmp_path: Pat
     row["checkpoint"] |= open_checkpoint(models[1]).provenance
     row |= {"site": {"layer": 2, "part": "block"}}
     Results(tmp_path / "results").append([row])
-    found = gather([tmp_path, run, models[0], tmp_path / "results"])  # each thing once
+    found = gather_models([tmp_path, run, models[0], tmp_path / "results"])  # each thing once
     found = [c for c in found if c.name == "flat-s0"]
     assert [(c.step, len(c.rows)) for c in found] == [(0, 0), (100, 1)]
     assert all(c.run is not None and c.run.path == run for c in found)
-    (alone,) = gather([models[1]])
+    (alone,) = gather_models([models[1]])
     assert alone.run is not None  # its own run is found above it
     assert alone.about["parameters"] == open_checkpoint(models[1]).provenance["parameters"]
 
 
 def test_a_run_without_models_is_its_last_validation(tmp_path: Path) -> None:
     run = make_run(tmp_path, "flat-s0", speed=50)
-    (entry,) = enter(gather([run]))
+    (entry,) = enter(gather_models([run]))
     assert (entry.label, entry.step) == ("flat-s0", 100)
     assert entry.figures[VALID_BITS].value == pytest.approx(1.2)
     cost = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost
@@ -55,7 +55,7 @@ def test_rows_of_other_weights_are_another_model(model_directory: Make, tmp_path
     path = model_directory("flat")
     row = make_row("flat", 0)
     Results(tmp_path / "out").append([row])
-    found = gather([path, tmp_path / "out"])
+    found = gather_models([path, tmp_path / "out"])
     assert [len(c.rows) for c in found] == [0, 1]
     assert len({entry.label for entry in enter(found)}) == 2
 
@@ -64,7 +64,7 @@ def test_a_row_of_a_running_training_may_be_torn(tmp_path: Path) -> None:
     run = make_run(tmp_path, "flat")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 150, "lo')
-    assert enter(gather([run]))[0].step == 100
+    assert enter(gather_models([run]))[0].step == 100
 
 
 # What is pooled.
@@ -73,12 +73,12 @@ def test_a_row_of_a_running_training_may_be_torn(tmp_path: Path) -> None:
 def test_seeds_are_pooled_with_students_interval(tmp_path: Path) -> None:
     bits = [1.2, 1.3, 1.25]
     runs = [make_run(tmp_path, f"flat-s{seed}", seed, b) for seed, b in enumerate(bits)]
-    (entry,) = enter(gather(runs))
+    (entry,) = enter(gather_models(runs))
     assert (entry.label, len(entry.checkpoints)) == ("flat", 3)
     figure = entry.figures[VALID_BITS]
     low, high = stats.t.interval(0.95, 2, np.mean(bits), stats.sem(bits))
     assert figure[:4] == pytest.approx((np.mean(bits), low, high, 3))
-    apart = enter(gather(runs), every_seed=True)
+    apart = enter(gather_models(runs), every_seed=True)
     assert [e.label for e in apart] == ["flat-s0", "flat-s1", "flat-s2"]
     assert [e.figures[VALID_BITS].value for e in apart] == pytest.approx(bits)
     assert all(e.figures[VALID_BITS].low is None for e in apart)
@@ -88,7 +88,7 @@ def test_other_settings_are_no_seeds(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, f"flat-s{seed}", seed, lr=1e-3 * (1 + seed // 2)) for seed in range(4)
     ]
-    labels = [(entry.label, len(entry.checkpoints)) for entry in enter(gather(runs))]
+    labels = [(entry.label, len(entry.checkpoints)) for entry in enter(gather_models(runs))]
     assert labels == [("flat (lr 0.001)", 2), ("flat (lr 0.002)", 2)]
 
 

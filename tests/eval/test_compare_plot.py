@@ -9,7 +9,7 @@ import pytest
 from arch import ModelConfig, describe
 from eval.comparison import enter
 from eval.comparison_plot import AXES, draw_data
-from eval.gather import gather
+from eval.gather import gather_models
 from eval.plots import whole_ticks
 from eval.rows import Results
 from tests.eval.compare_cases import SIZES, make_run, run_compare
@@ -22,7 +22,7 @@ def test_curves_over_what_was_spent(tmp_path: Path) -> None:
         make_run(tmp_path, "flat-s1", 1, 1.4),
         make_run(tmp_path, "llama", bits=1.1),
     ]
-    entries = enter(gather(runs))
+    entries = enter(gather_models(runs))
     cost = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost.training_flops
     expected = {"step": [50, 100], "tokens": [500, 1000], "flops": [500 * cost, 1000 * cost],
                 "time": [5 / 3600, 10 / 3600]}  # fmt: skip
@@ -38,7 +38,7 @@ def test_curves_over_what_was_spent(tmp_path: Path) -> None:
 
 def test_recovery_over_training(tmp_path: Path) -> None:
     Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=3))
-    panels = draw_data(enter(gather([tmp_path])))
+    panels = draw_data(enter(gather_models([tmp_path])))
     assert [p["x"] for p in panels["self [:, 0:, :] sweep, %"]] == [0, 100, 300]
     assert {p["value"] for p in panels["self [:, 0:, :] sweep, %"]} == {100}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.comparison import enter, side_by_side
-from eval.gather import gather
+from eval.comparison import enter, lay_side_by_side
+from eval.gather import gather_models
 from eval.rows import Results
 from tests.eval.compare_cases import columns, lens_row, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows
@@ -47,7 +47,7 @@ def test_csv_holds_every_quantity_in_full(tmp_path: Path) -> None:
     Results(tmp_path / "r").append([lens_row(1 / 3), lens_row(2 / 3, layer=4), make_row()])
     file = tmp_path / "t.csv"
     assert run_compare(tmp_path / "r", "--csv", file) == 0
-    entry = enter(gather([tmp_path / "r"]))[0]
+    entry = enter(gather_models([tmp_path / "r"]))[0]
     read = list(csv.DictReader(io.StringIO(file.read_text())))
     assert len(read) == len(entry.figures)
     values = {figure.value for figure in entry.figures.values()}
@@ -65,7 +65,10 @@ def test_columns_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
     assert chosen("recovery") == {n for n in everything if "nats" not in n and "param" not in n}
     assert chosen("*descent*") == {name for name in everything if "descent" in name}
     assert chosen("margin bits layer 2 [:, 3:, :] alternating") <= chosen("margin bits")
-    plain = {c.name.replace("\xa0", " ") for c in side_by_side(enter(gather([tmp_path]))).columns}
+    plain = {
+        c.name.replace("\xa0", " ")
+        for c in lay_side_by_side(enter(gather_models([tmp_path]))).columns
+    }
     assert plain < everything
     assert "self [:, 0:, :] sweep" in plain
 
@@ -76,10 +79,10 @@ def test_sorting(tmp_path: Path) -> None:
         make_run(tmp_path, "b", bits=1.1),
         make_run(tmp_path, "c", bits=1.3),
     ]
-    entries = enter(gather(runs))
+    entries = enter(gather_models(runs))
 
     def order(sort: str) -> list[str]:
-        return [entry.label for entry in side_by_side(entries, None, sort).entries]
+        return [entry.label for entry in lay_side_by_side(entries, None, sort).entries]
 
     assert order("validation bits/byte") == ["b", "a", "c"]
     assert order("-validation bits/byte") == ["c", "a", "b"]

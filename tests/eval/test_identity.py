@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, save_model
 from eval.claims.trained import seeds_of_one, trained
 from eval.comparison import enter
-from eval.gather import gather
+from eval.gather import gather_models
 from eval.identity import identified, labels
 from eval.inversion.controls import derive
 from eval.models import open_checkpoint
@@ -96,7 +96,7 @@ def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
         "summary": sorted(record["models"] for record in records),
         "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
         or [1] * int(count[1]),
-        "compare": sorted(len(entry.checkpoints) for entry in enter(gather([out]))),
+        "compare": sorted(len(entry.checkpoints) for entry in enter(gather_models([out]))),
         "W&B": [
             sum(bool(re.fullmatch(name, one)) for one in logged)
             for name in ("invert/.*/exact", "lens/.*entropy.*")
@@ -159,7 +159,7 @@ def test_steps_of_one_run_are_one_model(save: Make, tmp_path: Path) -> None:
     rows = rows_about(*steps)
     assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
     assert models_of(rows, tmp_path / "out")["compare"] == [1, 1, 1]
-    assert {entry.label for entry in enter(gather([tmp_path / "out"]))} == {"flat-s0"}
+    assert {entry.label for entry in enter(gather_models([tmp_path / "out"]))} == {"flat-s0"}
     assert len({record["model"] for record in summarise(rows)}) == 1
 
 
@@ -182,7 +182,7 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_p
     assert ids["a/flat-s0"] == ids["a/flat-s1"] != ids["b/flat-s0"]
     (found,) = {one.model_id for one in trained(tmp_path / "a")}
     assert {found} == ids["a/flat-s0"]
-    compared = {checkpoint.model_id for checkpoint in gather([tmp_path])}
+    compared = {checkpoint.model_id for checkpoint in gather_models([tmp_path])}
     assert compared == set.union(*ids.values())
     # a model directory of an earlier version, whose settings are in its run's config.yaml only
     for path in (tmp_path / "b" / "flat-s0" / "models").iterdir():
@@ -284,5 +284,5 @@ def test_old_and_new_rows_of_one_model_stay_together(save: Make, tmp_path: Path)
     # with the model directory beside them, the rows are that checkpoint's
     Results(tmp_path / "out").append([without_id(after), again])
     places = [tmp_path / "flat-s0" / "models" / "step-000010", tmp_path / "out"]
-    (checkpoint,) = gather(places)
+    (checkpoint,) = gather_models(places)
     assert [row["checkpoint"]["model_id"] for row in checkpoint.rows] == [checkpoint.model_id] * 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eval.comparison import enter
-from eval.gather import gather
+from eval.gather import gather_models
 from eval.report import summary_table
 from eval.rows import Results, Row
 from tests.eval.compare_cases import make_run
@@ -38,7 +38,7 @@ def test_seeds_have_the_name_without_the_seed(
     tmp_path: Path, one: str, two: str, label: str
 ) -> None:
     Results(tmp_path).append(rows(one, two))
-    (entry,) = enter(gather([tmp_path]))
+    (entry,) = enter(gather_models([tmp_path]))
     assert (entry.label, len(entry.checkpoints)) == (label, 2)
     assert {record["model"] for record in summary_table(rows(one, two))} == {label}
 
@@ -46,7 +46,7 @@ def test_seeds_have_the_name_without_the_seed(
 @pytest.mark.parametrize(("one", "two"), OTHERS)
 def test_other_numbers_are_no_seeds(tmp_path: Path, one: str, two: str) -> None:
     Results(tmp_path).append(rows(one, two))
-    assert {entry.label for entry in enter(gather([tmp_path]))} == {one, two}
+    assert {entry.label for entry in enter(gather_models([tmp_path]))} == {one, two}
     assert {record["model"] for record in summary_table(rows(one, two))} == {one, two}
 
 
@@ -55,12 +55,12 @@ def test_runs_of_a_sweep_pool(tmp_path: Path) -> None:
     names = [trial_name(trial, list(trial)) for trial in trials]
     for seed, name in enumerate(names):
         make_run(tmp_path, name, seed)
-    (entry,) = enter(gather([tmp_path]))
+    (entry,) = enter(gather_models([tmp_path]))
     assert (entry.label, len(entry.checkpoints)) == ("mixers=flat_lr=0.004", 3)
 
 
 def test_seeds_without_any_other_name_are_called_by_their_mixers(tmp_path: Path) -> None:
     for seed in range(2):
         make_run(tmp_path, f"seed={seed}", seed)
-    (entry,) = enter(gather([tmp_path]))
+    (entry,) = enter(gather_models([tmp_path]))
     assert (entry.label, len(entry.checkpoints)) == ("flat", 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eval import tasks
-from eval.__main__ import SHARED, load, main
+from eval.__main__ import SHARED, command_function, main
 from eval.errors import RequestError
 from eval.models import device_of
 from eval.rows import ROWS, Results, read_rows
@@ -207,7 +207,7 @@ def test_what_is_not_shared_refuses_several_processes(monkeypatch, capsys):
             "alone; start it without torchrun\n"
         )
     with pytest.raises(RequestError, match="--out: several processes need one results directory"):
-        load("loss")([])
+        command_function("loss")([])
 
 
 def test_each_process_appends_to_a_file_of_its_own(tmp_path):

@@ -291,7 +291,7 @@ LENSES: dict[str, Entry] = {
 READERS: dict[str, Entry] = {
     "linear probe: the mean is not taken away": (
         "readers: probe",
-        "classifiers:Moments.mean",
+        "classifiers:TokenMoments.mean",
         instead(property(lambda self: self.total.new_zeros(self.total.shape[1]))),  # pyright: ignore
     ),
     "inverter: shown and hidden are swapped": (

@@ -9,8 +9,8 @@ from torch import Tensor
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.probes.geometry import geometry, jacobian
-from eval.probes.local import basin, descend
+from eval.probes.geometry import jacobian, local_geometry
+from eval.probes.local import basin, descend_from
 from eval.rows import read_rows
 from tests.said import complaint
 
@@ -42,7 +42,7 @@ def test_jacobian_is_what_finite_differences_give(small_model, mixer, k):
 )
 def test_what_norms_remove_is_found(small_model, norm, layer, each):
     """A mean is removed at any depth; a length in the first block, where nothing is added to it."""
-    found = geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
+    found = local_geometry(Circuit(small_model(norm=norm), layer), prompt(), 2)
     assert found.inputs == 2 * 32
     assert found.removed == 2 * each
     assert found.sigma_min > 1e-4 * found.sigma_max
@@ -51,7 +51,7 @@ def test_what_norms_remove_is_found(small_model, norm, layer, each):
 
 def test_figures_are_those_of_the_singular_values(small_model):
     circuit = Circuit(small_model(norm="rmsnorm", mixers=("attention(heads=2)",)), 2)
-    found = geometry(circuit, prompt(), 1)
+    found = local_geometry(circuit, prompt(), 1)
     exact = replace(circuit, model=small_model(norm="rmsnorm", mixers=("attention(heads=2)",)))
     exact = replace(exact, model=exact.model.double())
     embeddings = exact.model.embed(prompt())
@@ -78,27 +78,27 @@ def test_units_are_the_models_own(small_model):
             block.norm_token.eps = 1e-20  # pyright: ignore
         with torch.no_grad():
             model.embedding.weight.mul_(length)
-        figures.append(geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
+        figures.append(local_geometry(Circuit(model, 1, part="mixer"), prompt(), 1))
     assert figures[0].sigma_max == pytest.approx(figures[1].sigma_max, rel=1e-6)
     assert figures[0].sigma_min == pytest.approx(figures[1].sigma_min, rel=1e-6)
 
 
 def test_tokens_that_nothing_shows(small_model):
-    found = geometry(Circuit(small_model(mixers=("identity",)), 2), prompt(), 1)
+    found = local_geometry(Circuit(small_model(mixers=("identity",)), 2), prompt(), 1)
     assert found.sigma_max == found.effective_rank == 0.0
     assert found.condition is None
 
 
 def test_the_model_stays_as_it_is(small_model):
     model = small_model()
-    geometry(Circuit(model, 2), prompt(), 1)
+    local_geometry(Circuit(model, 2), prompt(), 1)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("hidden", [0, 6])
 def test_hidden_tokens_out_of_range(small_model, hidden):
     with pytest.raises(RequestError, match=f"--hidden {hidden}: a prompt of 6 tokens can hide"):
-        geometry(Circuit(small_model(), 1), prompt(), hidden)
+        local_geometry(Circuit(small_model(), 1), prompt(), hidden)
 
 
 def test_starts_lie_at_the_distance_asked_for(small_model):
@@ -124,7 +124,7 @@ def test_starts_lie_at_the_distance_asked_for(small_model):
 def test_descent_comes_back_from_nearby(small_model):
     circuit = Circuit(small_model(), 2)
     tokens = torch.stack([prompt(10), prompt(10).flip(0)])
-    solve = descend(circuit, tokens, 1, steps=60)
+    solve = descend_from(circuit, tokens, 1, steps=60)
     near, far = basin(solve, circuit, tokens, [0.1, 50.0])
     assert near.all()
     assert not far.all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.classifiers import PRIOR, RIDGE, Moments, gaussian, ridge
+from eval.classifiers import PRIOR, RIDGE, TokenMoments, gaussian, ridge
 from eval.errors import RequestError
 from eval.probes import questions
 from eval.probes.inverter import Decoding, fit_inverter, score_inverter
@@ -40,8 +40,8 @@ def examples() -> tuple[Tensor, Tensor, Tensor]:
     return means[tokens] + 0.5 * torch.randn(300, D), tokens, torch.randn(V, 4)
 
 
-def moments(x: Tensor, y: Tensor) -> Moments:
-    sums = Moments(V, x.shape[1])
+def moments(x: Tensor, y: Tensor) -> TokenMoments:
+    sums = TokenMoments(V, x.shape[1])
     for part in range(3):  # in any number of batches
         sums.add(x[part::3], y[part::3])
     return sums
@@ -189,7 +189,7 @@ def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path):
     made: list[weakref.ref] = []
     most = 0
 
-    class Counted(Moments):
+    class Counted(TokenMoments):
         def __init__(self, *size: Any) -> None:
             nonlocal most
             super().__init__(*size)

@@ -10,7 +10,7 @@ import torch
 from arch import load_model
 from eval.__main__ import main
 from eval.errors import RequestError
-from eval.probes.retrieval import Fit, Pairs, fit, nearer, states, story_pairs, top1
+from eval.probes.retrieval import PairFit, Pairs, fit_on_pairs, nearer, sentence_pairs, states, top1
 from eval.text import HeldOutText
 
 STORIES = [
@@ -33,15 +33,15 @@ def test_a_pair_is_a_sentence_and_the_rest_of_its_story(corpus, small_tokenizer)
         return small_tokenizer.decode(tokens)
 
     held_out = HeldOutText(corpus, small_tokenizer)
-    first = story_pairs(held_out, "evaluation", "first", 500)
+    first = sentence_pairs(held_out, "evaluation", "first", 500)
     assert [text(s) for s in first.sentences] == ["Tom had a cat.", "Sue saw a dog!"]
     assert text(first.stories[0]) == "The cat ran away. Tom was sad."
-    last = story_pairs(held_out, "evaluation", "last", 500)
+    last = sentence_pairs(held_out, "evaluation", "last", 500)
     assert text(last.sentences[1]) == "They played all day."
     assert text(last.stories[1]) == 'Sue saw a dog! "Hello," said Sue.'.replace('" ', '" ')
     assert len(last) == 3
-    assert len(story_pairs(held_out, "evaluation", "last", 500, unlike=last)) == 0
-    cut = story_pairs(held_out, "evaluation", "last", 4, count=2)
+    assert len(sentence_pairs(held_out, "evaluation", "last", 500, unlike=last)) == 0
+    cut = sentence_pairs(held_out, "evaluation", "last", 4, count=2)
     assert [len(s) for s in cut.stories] == [4, 4]
     assert cut.stories[0] == last.stories[0][-4:]
 
@@ -81,13 +81,15 @@ def test_a_fit_brings_pairs_together_and_leaves_the_model_alone(small_model):
     words = torch.randint(50, (16, 6), generator=generator)
     pairs = Pairs(words[:, :3].tolist(), words[:, [1, 3, 4, 5]].tolist())
     losses: list[float] = []
-    fitted = fit(model, pairs, "mean", Fit(30, 8, 1e-2), lambda _, loss: losses.append(loss))
+    fitted = fit_on_pairs(
+        model, pairs, "mean", PairFit(30, 8, 1e-2), lambda _, loss: losses.append(loss)
+    )
     assert losses[-1] < losses[0] / 2
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     ends = [states(fitted, texts, "mean")[-1] for texts in (pairs.sentences, pairs.stories)]
     assert nearer(ends[0], ends[1]).eq(0).sum() >= 12
     with pytest.raises(RequestError, match="16 pairs to fit on are fewer than a batch of 32"):
-        fit(model, pairs, "mean", Fit())
+        fit_on_pairs(model, pairs, "mean", PairFit())
 
 
 def test_the_command_writes_rows_once(model_directory, tmp_path, capsys):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from eval.__main__ import main
 from eval.comparison import enter
-from eval.gather import gather
+from eval.gather import gather_models
 from eval.report import render_page, summary_table
 from eval.rows import Results
 from tests.eval.compare_cases import OF_CLAIM
@@ -16,7 +16,7 @@ ROWS = [make_row(prompt=prompt, share=(1.0, 1.0)) for prompt in range(4)]
 def test_compare_and_the_page_pass_over_them(tmp_path: Path) -> None:
     Results(tmp_path / "plain").append(ROWS)
     Results(tmp_path / "claims").append([*ROWS, OF_CLAIM])
-    (plain,), (claims,) = (enter(gather([tmp_path / name])) for name in ("plain", "claims"))
+    (plain,), (claims,) = (enter(gather_models([tmp_path / name])) for name in ("plain", "claims"))
     assert plain.figures == claims.figures
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "claims"), "--out", str(page)]) == 0
