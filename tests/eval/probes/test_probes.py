@@ -197,7 +197,7 @@ def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path):
             most = max(most, sum(ref() is not None for ref in made))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.probes.linear.Moments", Counted)
+        patch.setattr("eval.probes.linear.TokenMoments", Counted)
         words = [model_directory(), "--out", tmp_path / "out", "--offsets", -1, 0, 1, "--steps", 2]
         assert probe(*words) == 0
     assert len(made) == 2 * 3
