@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from eval.recovery import hidden_positions, prompt
+from eval.recovery import hidden_positions, prompt_of
 from eval.report.evidence import Score, group, once
 from eval.report.wording import column_order, prompt_set, site_label, visible
 from eval.rows import Row
@@ -58,7 +58,7 @@ def totals(placed: list[Score]) -> dict[str, Any]:
     placed = once(placed)
     rows = [s.row for s in placed]
     return {
-        "prompts": len({prompt(row) for row in rows}),
+        "prompts": len({prompt_of(row) for row in rows}),
         "models": len({s.model for s in placed}),
         "lengths": sorted({row["length"] for row in rows}),
         "seeds": len({row["seed"] for row in rows}),
