@@ -16,6 +16,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "their analysis": ("eval", 350, 150),
     "SmolLM2 from PyPI": ("arch", 170, 130),
     "reading by linear maps, SipIt": ("eval", 610, 180),
+    "a recurrent mixer": ("arch", 110, 5),
 }
 """What limits and targets leave room for."""
 

@@ -18,6 +18,7 @@ from arch.mixers.masked import (
     Triangle,
     masked_rows,
 )
+from arch.mixers.recurrent import Recurrent
 
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
@@ -28,6 +29,7 @@ MIXERS: dict[str, type[TokenMixer]] = {
     "kernel": Kernel,
     "parallel": Parallel,
     "rectangular": Rectangular,
+    "recurrent": Recurrent,
     "softmax": Softmax,
     "toeplitz": Toeplitz,
 }
@@ -45,6 +47,7 @@ __all__ = [
     "Kernel",
     "Parallel",
     "Rectangular",
+    "Recurrent",
     "Rotary",
     "SideBySide",
     "Softmax",

@@ -28,6 +28,7 @@ MIXERS = (
     "toeplitz",
     "toeplitz(bias=false)",
     "softmax",
+    "recurrent(heads=2)",
     "attention(heads=1, bias=true)",
     "attention(heads=4, kv_heads=2)",
     "attention(heads=2, qk_norm=true)",

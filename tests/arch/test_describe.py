@@ -89,6 +89,7 @@ FORMULAS = {  # parameters and forward FLOPs per token of the family, T = L
     "softmax": (L * L + L, D * (L + 1)),
     "attention(heads=4)": (4 * D * D, 8 * D * D + 2 * D * (L + 1)),
     "attention(heads=4, kv_heads=1)": (2.5 * D * D, 5 * D * D + 2 * D * (L + 1)),
+    "recurrent(heads=4)": (5 * D * D + 4 * D + 4, 10 * D * D + 8 * D + 4 * D * L),
     "identity": (0, 0),
 }
 

@@ -41,6 +41,7 @@ OURS: dict[str, dict[str, Any]] = {
     "kernel": {"mixers": ("kernel(size=3)",), **NARROW},
     "parallel": {"mixers": ("parallel(branches=2, activation=gelu)",), **NARROW},
     "rectangular": {"mixers": ("rectangular(factor=2)",), **NARROW},
+    "recurrent": {"mixers": ("recurrent(heads=2)",), **NARROW},
     "softmax": {"mixers": ("softmax",), **NARROW},
     "toeplitz": {"mixers": ("toeplitz",), **NARROW},
     "in-turn": {"mixers": ("flat", "attention(heads=2)"), "final_norm": False, **NARROW},
