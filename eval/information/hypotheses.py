@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.bit_figures import lines
+from eval.bit_figures import figure_lines
 from eval.rows import Row
 from eval.statistics import CONFIDENCE, Interval, clustered
 
@@ -76,7 +76,7 @@ def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int
     several = {}
     for row in rows:
         about = row["experiment"]
-        for line in lines(row):
+        for line in figure_lines(row):
             if wanted.items() <= line.items() and "channels" not in line:
                 value = line["value"]
                 if value is not None and figure.get("scale") == "log2":
