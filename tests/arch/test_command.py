@@ -121,9 +121,9 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
         assert loaded.meta["name"] == name
         assert torch.equal(loaded.model(tokens), model(tokens))
     line = failed(capsys, "import", "hub:me/none", tmp_path / "none")
-    assert line == "error: hub:me/none cannot be had: 404: no me/none\n"
+    assert line == "error: hub:me/none cannot be had: 404: no me/none"
 
 
 def test_import_of_what_is_not_there(tmp_path, capsys):
     line = failed(capsys, "import", tmp_path / "none", tmp_path / "out")
-    assert line.endswith("no such file or directory; models of the hub are hub:NAME\n")
+    assert line.endswith("no such file or directory; models of the hub are hub:NAME")

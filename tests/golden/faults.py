@@ -306,7 +306,7 @@ READERS: dict[str, Entry] = {
     ),
     "basin: the solver takes a twentieth of its steps": (
         "readers: geometry",
-        "probes.local:descend",
+        "probes.local:descend_from",
         takes(lambda circuit, target, hidden, steps: (circuit, target, hidden, steps // 20)),
     ),
     "curves: the crossing is off": (

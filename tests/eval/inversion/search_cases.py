@@ -12,6 +12,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Problem
+from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.solvers import Tools
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
@@ -27,6 +28,12 @@ def prompts(count: int = 3, length: int = 8, vocab: int = 400, seed: int = 7) ->
 
 def lexicon(circuit: Circuit) -> Lexicon:
     return Lexicon(circuit, prompts(8, 32, len(circuit.vocabulary), seed=8))
+
+
+def readbacks(circuits: list[Circuit], text: Tensor | None = None) -> list[ReadBack]:
+    text = prompts(32, 32, len(circuits[0].vocabulary), seed=2) if text is None else text
+    fits = fit_readbacks(circuits, text)
+    return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
 
 
 def useless(circuit: Circuit) -> Lexicon:

@@ -14,7 +14,7 @@ from eval.inversion.problem import pose
 from eval.inversion.solvers import Tools, solvers
 from eval.ranks import token_ranks
 from eval.slices import Slice
-from tests.eval.inversion.search_cases import chance, lexicon, prompts
+from tests.eval.inversion.search_cases import chance, lexicon, prompts, readbacks
 
 LENGTH, COUNT = 6, 4
 FEW: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def solve(name: str, model: LanguageModel, ranked: bool) -> tuple[list[Answer], 
         settings = {"check": 1} | settings
     circuit = Circuit(model, 1)
     problem = pose(circuit, truth, Slice(method.hidden[0] if method.hidden else 0), ranked=ranked)
-    tools = Tools(lexicon, truth)
+    tools = Tools(lexicon, truth, readbacks)
     return method.configured(settings).answer(Batch((problem,)), chance(COUNT), tools), truth
 
 

@@ -8,7 +8,6 @@ from eval.circuit import Circuit
 from eval.inversion.batch import Batch
 from eval.inversion.problem import measure, measure_layers, pose
 from eval.inversion.questions import Question
-from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.run import plan
 from eval.inversion.solvers import Tools, parse_solvers
 from eval.models import open_checkpoint
@@ -16,6 +15,7 @@ from eval.rows import Results
 from eval.slices import Slice
 from eval.text import Prompt
 from tests.conftest import VOCAB
+from tests.eval.inversion.search_cases import readbacks
 
 P, T = 3, 7
 LAYERS = (1, 2)
@@ -23,12 +23,6 @@ LAYERS = (1, 2)
 
 def drawn(count=P, length=T, seed=1):
     return torch.randint(VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
-
-
-def readbacks(circuits, text=None):
-    text = drawn(32, 32, seed=2) if text is None else text
-    fits = fit_readbacks(circuits, text)
-    return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
 
 
 def problems(model, tokens, layers=LAYERS, shown=":"):

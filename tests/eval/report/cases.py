@@ -94,6 +94,7 @@ def make_row(
         "evaluations": 4096 * length if exact else 3 * 500 * length,
         "steps_to_solve": None, "seconds": 1.25 if exact else 0.5, "notes": {},
         "batch": 64,
+        "candidates_at_once": 8192,
     }  # fmt: skip
     return row | changes
 
