@@ -76,8 +76,8 @@ def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int
     several = {}
     for row in rows:
         about = row["experiment"]
-        for line in figure_lines(row):
-            if wanted.items() <= line.items() and "channels" not in line:
+        for line in figure_lines(row, **wanted):
+            if "channels" not in line:
                 value = line["value"]
                 if value is not None and figure.get("scale") == "log2":
                     value = math.log2(value) if value > 0 else None
