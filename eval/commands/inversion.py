@@ -54,7 +54,7 @@ def invert(
     limit: Annotated[int | None, Flag(positive, "N")] = None,
     resume: bool = True,
 ) -> Result:
-    """Which input tokens can be recovered from which layer: rows of evidence into --out.
+    """Recovers input tokens from a layer's outputs, by search or gradients: rows into --out.
 
     Everything is checked first; what is there already is not redone.
 
@@ -145,7 +145,7 @@ def curves(
     length: Positive = 16,
     device: Device = "auto",
 ) -> Result:
-    """Recovery against the channels shown and against noise, bisected where it crosses one half.
+    """Measures recovery against the channels shown and against noise, and where it crosses a half.
 
     Everything is checked first; what is there already is not redone.
 
@@ -344,7 +344,7 @@ def curve_tables(rows: "list[Row]") -> str:
 def list_solvers(
     names: Annotated[Words, Flag(metavar="NAME", several=True)] = None, plugin: Plugins = None
 ) -> Result:
-    """The solvers, what each does, its settings and their defaults.
+    """Lists the solvers: what each does, its settings and their defaults.
 
     Args:
         names: solvers; default: all

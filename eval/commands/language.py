@@ -26,7 +26,7 @@ def loss(
     out: Annotated[str | None, Flag(metavar="DIR")] = None,
     device: Device = "auto",
 ) -> Result:
-    """How well models predict held-out stories: nats/token, bits/byte, perplexity, tokens/s.
+    """Measures the loss on held-out stories: nats/token, bits/byte, perplexity, tokens/s.
 
     What is in --out is not measured anew.
 
@@ -80,7 +80,7 @@ def generate(
     seed: int = 0,
     device: Device = "auto",
 ) -> Result:
-    """Stories continued by a model.
+    """Continues prompts with a model.
 
     Args:
         model: a model directory

@@ -34,7 +34,7 @@ def lens(
     length: Annotated[int | None, Flag(positive, "L")] = None,
     words: Annotated[str | Sequence[str], Flag(metavar="W", several=True)] = (),
 ) -> Result:
-    """What a model looks like inside: stream, logits by layer, tokens, mixers: documents and rows.
+    """Looks inside a model through lenses (stream, logits by layer, mixers): documents and rows.
 
     Everything is checked first; what was looked at before is shown again.
 
@@ -84,7 +84,7 @@ def lens(
 
 @command()
 def list_lenses(plugin: Plugins = None) -> Result:
-    """All lenses with what each does; `--plugin FILE` adds those of a file of yours.
+    """Lists the lenses and what each does; `--plugin FILE` adds those of a file of yours.
 
     Args:
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several

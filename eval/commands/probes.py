@@ -49,7 +49,7 @@ def probe(
     blocks: Positive = 2,
     width: Positive = 128,
 ) -> Result:
-    """What linear probes and a trained inverter read from a layer's outputs: rows into --out.
+    """Trains linear probes and an inverter on a layer's outputs, and says what they read.
 
     Args:
         models: model directories
@@ -179,7 +179,7 @@ def geometry(
     adam_steps: Positive = 300,
     seed: Natural = 0,
 ) -> Result:
-    """How visible outputs move with hidden tokens (Jacobian), and how wide a solver's basin is.
+    """Measures how visible outputs move with hidden tokens (Jacobian), and how wide basins are.
 
     Args:
         models: model directories
@@ -238,7 +238,7 @@ def retrieval(
     temperature: float = 0.05,
     seed: Natural = 0,
 ) -> Result:
-    """Which story does a sentence belong to? Top-1 by hidden states, before and after a short fit.
+    """Matches sentences to their stories by hidden states (top-1), before and after a short fit.
 
     Args:
         models: model directories

@@ -27,7 +27,7 @@ def summary(
     csv: File | None = None,
     markdown: File | None = None,
 ) -> Result:
-    """Rows of every kind in tables, with intervals; of recoveries also proof, margins and cost.
+    """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
 
     Args:
         results: results directories
@@ -99,7 +99,7 @@ def compare(
     plot: File | None = None,
     x: Annotated[str, Flag(choices=("step", "tokens", "flops", "time"))] = "step",
 ) -> Result:
-    """Checkpoints side by side over everything measured: a table, a file, a plot; local files only.
+    """Compares checkpoints over everything measured: a table, a file, a plot; of local files.
 
     Args:
         places: a model directory, a run, results of invert, probe, curves, geometry, lens or
@@ -151,7 +151,7 @@ def report(
     wandb: Literal["offline", "online"] | None = None,
     wandb_project: Name = "remnant",
 ) -> Result:
-    """One self-contained HTML page from the rows of results directories; to W&B too, if asked.
+    """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
 
     Args:
         results: results directories
