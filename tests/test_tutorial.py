@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def main() -> None:
             cell["outputs"] = run("".join(cell["source"]), scope)
             cell["execution_count"] = count
     text = json.dumps(notebook, indent=1, ensure_ascii=False)
-    PAGE.write_text(re.sub(r"/tmp/remnant-\w+", "tutorial", text) + "\n", encoding="utf-8")
+    place = re.escape(tempfile.gettempdir()) + r"/remnant-\w+"
+    PAGE.write_text(re.sub(place, "tutorial", text) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

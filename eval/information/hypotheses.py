@@ -178,10 +178,10 @@ def _predicted(hypothesis: dict[str, Any], rows: Sequence[Row]) -> Finding:
     x, y, passages, seeds = [], [], [], []
     for distance in distances:
         place = {"distance": distance}
-        told = values(rows, {"quantity": hypothesis["predictor"]} | place)
+        predictors = values(rows, {"quantity": hypothesis["predictor"]} | place)
         asked = values(rows, hypothesis["figure"] | place)
-        for key in told.keys() & asked.keys():
-            x.append(told[key])
+        for key in predictors.keys() & asked.keys():
+            x.append(predictors[key])
             y.append(asked[key])
             passages.append(key[3])
             seeds.append(key[1])
@@ -224,8 +224,8 @@ def _correlation(x: np.ndarray, y: np.ndarray, passages: np.ndarray, seeds: np.n
     for _ in range(RANK_DRAWS):
         counts = np.ones(len(x), dtype=int)
         for names in (passages, seeds):
-            kinds, own = np.unique(names, return_inverse=True)
-            counts *= generator.multinomial(len(kinds), np.full(len(kinds), 1 / len(kinds)))[own]
+            kinds, index = np.unique(names, return_inverse=True)
+            counts *= generator.multinomial(len(kinds), np.full(len(kinds), 1 / len(kinds)))[index]
         several = np.repeat(np.arange(len(x)), counts)
         if len(several) > 2:
             drawn.append(ranked(several))

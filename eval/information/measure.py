@@ -30,10 +30,10 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import Measured
+from eval.models import tokens_at_once
 from eval.slices import Slice
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
-TOKENS = 1 << 12  # tokens of candidates that are run at once
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Candidates(NamedTuple):
 
 
 def candidate_outputs(
-    circuit: Circuit, passage: Passage, candidates: Tensor, together: int = TOKENS
+    circuit: Circuit, passage: Passage, candidates: Tensor, together: int | None = None
 ) -> Tensor:
     """Outputs from the token's position on, for every candidate in its place.
 
@@ -96,7 +96,7 @@ def candidate_outputs(
         circuit: the site, S = T - place positions of it.
         passage: the text around the token.
         candidates: `(V,)` token ids.
-        together: tokens run at once.
+        together: tokens run at once; what the device's memory bears if not given.
 
     Returns:
         `(V, S, width)`, in fp32 at least.
@@ -105,6 +105,7 @@ def candidate_outputs(
     tokens = torch.tensor(passage.tokens, device=device)
     before, after = tokens[None, : passage.place], tokens[passage.place + 1 :]
     state = circuit.prefix(before) if passage.place else None
+    together = together or tokens_at_once(circuit.model)
     outputs = []
     for some in candidates.to(device).split(max(1, together // (len(after) + 1))):
         rows = torch.cat([some[:, None], after.expand(len(some), -1)], dim=1)
