@@ -1,8 +1,9 @@
 """The parser of a command, made of its function's signature and docstring.
 
 A parameter without a default is an argument that stands in its place; any other is a flag. A
-sequence takes several words, a `bool` is a switch, a `Literal` has choices. The docstring's first
-paragraph and its `Args` are the help. `Annotated[T, Flag(...)]` says what neither can.
+sequence takes several words, and more where the flag is given again. A `bool` is a switch, a
+`Literal` has choices. The docstring's first paragraph and its `Args` are the help.
+`Annotated[T, Flag(...)]` says what neither can.
 """
 
 import argparse
@@ -165,6 +166,22 @@ def flag_of(annotation: Any) -> Flag:
     return Flag(switch=True) if annotation is bool else Flag(annotation)
 
 
+class _Gather(argparse.Action):
+    """Keeps the values of every use of a flag; those of the first use replace the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Adds the values of one use."""
+        before = getattr(namespace, self.dest)
+        kept = [] if before is self.default else before
+        setattr(namespace, self.dest, [*kept, *listed(values)])
+
+
 def _add(place: Any, parameter: inspect.Parameter, about: str) -> None:
     flag, default = flag_of(parameter.annotation), parameter.default
     in_place = flag.in_place or default is inspect.Parameter.empty
@@ -180,10 +197,9 @@ def _add(place: Any, parameter: inspect.Parameter, about: str) -> None:
         more["type"], more["metavar"] = flag.read, flag.metavar
         if flag.choices:
             more["choices"] = flag.choices
-        if flag.repeated:
-            more["action"] = "append"
-        elif flag.several:
-            more["nargs"] = "+" if flag.least else "*"
+        if flag.several:
+            more["action"] = _Gather
+            more["nargs"] = None if flag.repeated else "+" if flag.least else "*"
     if in_place:
         place.add_argument(parameter.name, **more)
     else:

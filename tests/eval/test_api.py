@@ -68,6 +68,28 @@ def test_every_parameter_has_its_help() -> None:
         assert all(action.help for action in parser._actions), name
 
 
+def test_every_list_flag_given_again_keeps_its_values() -> None:
+    flags: set[str] = set()
+    for name in COMMANDS:
+        parser, function = argparse.ArgumentParser(), command_function(name)
+        cli.add_command(parser, function, {})
+        given = [word for action in parser._actions for word in (*action.option_strings[-1:], "1")
+                 if action.required]  # fmt: skip
+        for action in parser._actions:
+            parameter = signature(function).parameters.get(action.dest)
+            if not parameter or not action.option_strings or action.required:
+                continue
+            if not cli.flag_of(parameter.annotation).several:
+                continue
+            option, words = action.option_strings[-1], list(action.choices or ("1", "2"))[:2]
+            again = [word for value in words for word in (option, str(value))]
+            read = vars(parser.parse_args([*given, *again]))[action.dest]
+            assert read == [cli.flag_of(parameter.annotation).read(word) for word in words], option
+            assert vars(parser.parse_args(given))[action.dest] == parameter.default
+            flags.add(option)
+    assert {"--text", "--layers", "--methods", "--hidden", "--plugin", "--axis"} <= flags
+
+
 def test_functions_have_no_module_of_their_name() -> None:
     modules = {path.stem for path in Path(str(evals.__file__)).parent.iterdir()}
     assert not modules & set(evals._MODULES)
