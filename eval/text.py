@@ -275,14 +275,14 @@ def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0)
 def drawn_prompts(
     kind: str, text: HeldOutText, count: int, length: int, skip: int = 0
 ) -> list[Prompt]:
-    """Prompts of one of the `SETS`; `skip` is of stories.
+    """Prompts of one of the `SETS`; `skip` is of stories, or of random prompts.
 
     Raises:
         RequestError: the corpus has too few.
         CorpusError: the corpus cannot be read.
     """
     if kind == "random":
-        return random_prompts(text.tokenizer, count, length)
+        return random_prompts(text.tokenizer, skip + count, length)[skip:]
     draw = {"story": story_prompts, "inside": inside_prompts}[kind]
     return draw(text, count, length, skip)
 

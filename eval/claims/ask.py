@@ -2,8 +2,9 @@
 
 The last row of a task says which rows answer it: `keys`, with `claim`, `arm`, `protocol`, `entry`
 (what was asked, as a hash), `criteria` (by which it is to be judged, as a hash), `bench` (the
-version that asked), `setting` (of which models and stories, as a hash) and `of` (how many such
-tasks make up the answer). What several claims ask is answered once.
+version that asked), `setting` (of which models and stories, as a hash), `of` (how many such tasks
+make up the answer) and `stand_in` (who was asked in place of the claim's model). What several
+claims ask is answered once.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ class Part:
             "bench": BENCH,
             "setting": row_key(self.source.kind, self.of, self.corpus),
             "of": self.of,
-        }
+        } | ({"stand_in": self.stand_in} if self.stand_in else {})
+
+    @property
+    def stand_in(self) -> str:
+        """Who is asked in place of the claim's own model."""
+        return self.arm.models.stand_in
 
     @property
     def keys(self) -> list[str]:
@@ -107,7 +113,7 @@ def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[Part], list[str
         for name in PROTOCOLS:
             if protocol := arm.protocol(name):
                 try:
-                    sources = shelf.sources(claim, arm.models, protocol.seeds)
+                    sources = shelf.sources(claim, arm.models, protocol.seeds, protocol.first)
                 except Missing as lack:
                     missing.append(str(lack))
                     continue
@@ -184,7 +190,7 @@ def _prompts(part: Part, checkpoint: Checkpoint) -> list[Prompt]:
     if not protocol.text:
         length = min(protocol.length, context)
         text = held_out_text(checkpoint, part.corpus)
-        several = drawn_prompts(protocol.kind, text, protocol.count, length)
+        several = drawn_prompts(protocol.kind, text, protocol.count, length, protocol.skip)
         return several[part.index :: part.of]
     prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
     longest = max(prompt.real for prompt in prompts)

@@ -19,6 +19,7 @@ from eval.claims.columns import (
 )
 from eval.claims.entries import FAIR, PROTOCOLS, Term
 from eval.claims.evidence import Record
+from eval.claims.registry import stand_ins
 
 SHOWN = {
     "self": "shown tokens",
@@ -54,6 +55,8 @@ def cell(one: Judgement, column: str, mark: str = "") -> str:
 
 def _sizes(one: Judgement, own: Cell) -> str:
     """Which models were asked, and for which, where a claim is about wider or deeper ones."""
+    if one.stand_in:
+        return f"stand-in: {stand_ins()[one.stand_in].title}"
     shapes = {SIZE.sub(r"\1", size) for o in own.outcomes for size in o.left.record["sizes"]}
     names = {outcome.criterion.left.arm for outcome in own.outcomes}
     asked = [arm.models.config for arm in one.claim.arms if arm.name in names and arm.models.own]
@@ -87,7 +90,7 @@ def said(outcome: Outcome) -> str:
 
 def details(one: Judgement) -> list[str]:
     """A line for every column, criterion and control, then for all methods of every figure."""
-    lines = []
+    lines = [f"asked of a stand-in: {stand_ins()[one.stand_in].title}"] if one.stand_in else []
     for column in COLUMNS:
         own = one.cells[column]
         lines += [f"{column}: {cell(one, column)}"] if own.outcomes else []
@@ -112,7 +115,7 @@ def details(one: Judgement) -> list[str]:
         if several and protocol == FAIR:
             others = "; ".join(_reached(r, "others") for r in several)
             lines.append(f"{words} other than the commonest by {others}")
-    return lines
+    return lines + [line for other in one.stand_ins for line in details(other)]
 
 
 def _about(record: Record) -> str:

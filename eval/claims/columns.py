@@ -13,7 +13,7 @@ method of the column reached. Between two figures of many prompts their interval
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -71,11 +71,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, its columns, and the records that they are made of."""
+    """A claim, its columns, and the records that they are made of.
+
+    Attributes:
+        stand_in: name of the model that was asked in place of the claim's; empty where none was.
+        stand_ins: what such models answered, which is no answer to the claim.
+    """
 
     claim: Claim
     cells: dict[str, Cell]
     records: list[Record]
+    stand_in: str = ""
+    stand_ins: tuple[Judgement, ...] = ()
 
     @property
     def asked(self) -> bool:
@@ -84,16 +91,25 @@ class Judgement:
 
     @property
     def changed(self) -> str:
-        """How criteria were changed after the data were seen; empty where none was."""
+        """How criteria were changed after the data were seen; empty where none was, or since."""
         frozen = self.claim.frozen
         other = any(record.get("criteria", frozen) != frozen for record in self.records)
-        return self.claim.changed or ("they are not those of its rows" if other else "")
+        before = "" if self.claim.again else self.claim.changed
+        return before or ("they are not those of its rows" if other else "")
 
 
 def judge(claim: Claim, records: list[Record]) -> Judgement:
-    """The three columns of one claim."""
-    records = [record for record in records if record["claim"] == claim.number]
-    return Judgement(claim, {name: _cell(claim, records, name) for name in COLUMNS}, records)
+    """The three columns of one claim; those of its stand-ins apart."""
+    about = [record for record in records if record["claim"] == claim.number]
+    known = {name: claim.asked_of(name) for name in claim.stand_ins}
+    several = tuple(_judged(one, about, name) for name, one in known.items())
+    stand_ins = tuple(one for one in several if one.asked)
+    return replace(_judged(claim, about), stand_ins=stand_ins)
+
+
+def _judged(claim: Claim, records: list[Record], stand_in: str = "") -> Judgement:
+    own = [record for record in records if record.get("stand_in", "") == stand_in]
+    return Judgement(claim, {name: _cell(claim, own, name) for name in COLUMNS}, own, stand_in)
 
 
 def look_up(

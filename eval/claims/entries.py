@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +14,8 @@ REPORTED = "reported"
 FAIR = "fair"
 PROTOCOLS = (REPORTED, FAIR)
 
+LATER = ("skip", "first", "stand_in")
+"""Fields that came after rows were kept: unset, they are no part of what was asked."""
 KINDS = {"story": "stories", "inside": "places inside stories", "random": "random prompts"}
 OPERATORS = {"above": operator.ge, "below": operator.lt, "more": operator.gt, "less": operator.lt}
 """`above` and `below` compare with a number, `more` and `less` with another term."""
@@ -50,6 +52,7 @@ class Models:
         stored: bytes of a parameter in its published files.
         files: the pattern of those files.
         weights: `pretrained`, `random` (built anew from its configuration) or `random embedding`.
+        stand_in: name of another pretrained model, which is asked instead.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Models:
     stored: int = 2
     files: str = "*.safetensors"
     weights: str = "pretrained"
+    stand_in: str = ""
 
     @property
     def own(self) -> bool:
@@ -87,11 +91,13 @@ class Protocol:
 
     Attributes:
         methods: of the inversion bench, as a suite writes them; none of a lens.
-        seeds: models of our own, from seed 0 on.
+        seeds: models of our own.
+        first: seed of those that are built here.
         text: the prompts; others when empty.
         kind: of the others: story (beginnings), inside (of stories) or random (tokens).
         count: of those, over all models together: each is asked others.
         length: tokens of each.
+        skip: so many of those are left out before the first.
         pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside, of the
             first model.
         controls: identity, shuffled: asked beside, of the first model.
@@ -99,10 +105,12 @@ class Protocol:
 
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
     seeds: int = 1
+    first: int = 0
     text: tuple[str, ...] = ()
     kind: str = "story"
     count: int = 0
     length: int = 0
+    skip: int = 0
     pad_to: int = 0
     controls: tuple[str, ...] = ()
 
@@ -111,7 +119,9 @@ class Protocol:
         kind = KINDS[self.kind]
         parts = [" ".join(f"“{text}”" for text in self.text)] if self.text else []
         tokens = "a token" if self.length == 1 else f"{self.length} tokens"
-        parts += [f"{self.count} {kind} of {tokens}"] if not self.text else []
+        after = f" after the first {self.skip}" if self.skip else ""
+        parts += [f"{self.count} {kind} of {tokens}{after}"] if not self.text else []
+        models += f" from seed {self.first} on" if self.first else ""
         parts += [models, f"padded to {self.pad_to}" if self.pad_to else ""]
         parts += [", ".join(_method(*each) for each in self.methods.items())]
         parts += [f"controls {' '.join(self.controls)}" if self.controls else ""]
@@ -141,7 +151,7 @@ class Arm:
     @property
     def fingerprint(self) -> str:
         """Changes when what is asked does, so that older rows are not taken for its answers."""
-        return row_key(asdict(self))
+        return row_key(asdict(self, dict_factory=_set))
 
 
 @dataclass(frozen=True)
@@ -220,6 +230,25 @@ class Source:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A pretrained model that is asked in place of those of claims.
+
+    Attributes:
+        key: its name, as its meta.json or its directory has it.
+        title: on pages.
+        about: what it is: its size, its data, the origin of its weights.
+        every: fields that change in all arms it is asked.
+        claims: those that it can speak to, each with the fields that change; `arms`, by name.
+    """
+
+    key: str
+    title: str
+    about: str
+    claims: dict[int, dict[str, Any]]
+    every: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Claim:
     """A claim.
 
@@ -234,6 +263,8 @@ class Claim:
         control: what the source's protocol must do for its answer to count.
         note: where what is asked departs from the source.
         changed: how a criterion was changed after the data were seen; empty where none was.
+        again: how it was asked since, by criteria and of text and seeds that no row had seen.
+        stand_ins: arms that are asked of another pretrained model than the claim's, by its name.
     """
 
     number: int
@@ -246,6 +277,12 @@ class Claim:
     control: tuple[Criterion, ...] = ()
     note: str = ""
     changed: str = ""
+    again: str = ""
+    stand_ins: dict[str, tuple[Arm, ...]] = field(default_factory=dict)
+
+    def asked_of(self, stand_in: str) -> Claim:
+        """The same claim as a stand-in is asked it; whatever that answers is not the claim's."""
+        return replace(self, arms=self.stand_ins[stand_in])
 
     @property
     def frozen(self) -> str:
@@ -256,6 +293,10 @@ class Claim:
     def command(self) -> str:
         """What runs it."""
         return f"python -m eval claims run {self.number}"
+
+
+def _set(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if value or name not in LATER}
 
 
 def _method(label: str, settings: dict[str, Any]) -> str:

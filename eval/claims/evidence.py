@@ -30,9 +30,9 @@ SHARES = (
 )  # fmt: skip
 PLAIN = ("residual_floors", "false_accepts", "tokens_accepted")
 OF_METHOD = ("method", "family", "control", "padded", "site", "slice")
-TAGS = ("claim", "arm", "protocol", "entry", "bench", "criteria")
-Asked = tuple[int, str, str]
-"""A claim's number, an arm's name, a protocol."""
+TAGS = ("claim", "arm", "protocol", "entry", "bench", "criteria", "stand_in")
+Asked = tuple[int, str, str, str]
+"""A claim's number, an arm's name, a protocol, and who was asked in place of the claim's model."""
 ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
@@ -56,7 +56,12 @@ def evidence(
     """
     by_key = {row["key"]: row for row in rows}
     notes: dict[str, None] = {}
-    fingerprints = {arm.fingerprint for claim in claims.values() for arm in claim.arms}
+    fingerprints = {
+        arm.fingerprint
+        for claim in claims.values()
+        for arms in (claim.arms, *claim.stand_ins.values())
+        for arm in arms
+    }
     asked: dict[Asked, list[Row]] = defaultdict(list)
     for row in by_key.values():
         if row["kind"] in OF_CLAIMS and row.get("claim", CURVES) != CURVES:
@@ -65,12 +70,14 @@ def evidence(
             elif row["entry"] not in fingerprints:
                 why = "which is asked otherwise now"
             else:
-                asked[row["claim"], row["arm"], row["protocol"]].append(row)
+                own = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
+                asked[own].append(row)
                 continue
             notes[f"claim {row['claim']}, {why}; run it again"] = None
     records = []
-    for (number, arm, protocol), several in asked.items():
-        last = (settings or {}).get((number, arm, protocol), several[-1].get("setting"))
+    for own, several in asked.items():
+        number, arm, protocol, _ = own
+        last = (settings or {}).get(own, several[-1].get("setting"))
         counted = [row for row in several if row.get("setting") == last]
         if len(counted) < len(several):
             notes[f"answers to claim {number} by other models or stories than its last"] = None

@@ -12,7 +12,7 @@ from eval.claims import BENCH
 from eval.claims.cells import cell, details, escaped
 from eval.claims.columns import ANSWERS, COLUMNS, FOUND, READ, Judgement
 from eval.claims.entries import Claim
-from eval.claims.registry import bibliography
+from eval.claims.registry import bibliography, stand_ins
 from eval.claims.sources import needs
 
 HEAD = """\
@@ -42,10 +42,23 @@ WARNING = """\
 The positive controls were set after these data were seen. So were criteria of the claims below,
 whose answers are no tests. Rows hold the hash of the criteria that they were asked for from now on.
 """
+AGAIN = """\
+## Asked again
+
+Criteria of these claims, or the models that answer them, had been changed after the data were seen.
+They were frozen, and asked again on prompts and of seeds that no earlier row used. The answers are
+of those rows alone; the positive controls were set before them.
+"""
 UNASKED = """\
 ## Not asked
 
 These need weights of pretrained models (`python -m eval claims run N --download`).
+"""
+STAND_INS = """\
+## Asked of a stand-in
+
+Claims about pretrained models, asked of another one that is at hand. What it answers is no answer
+to the claim: it is counted nowhere, and the claims stay where they are above.
 """
 SOURCES = """\
 <a id="sources"></a>
@@ -75,7 +88,9 @@ def markdown(judgements: list[Judgement], notes: list[str], beside: str = "claim
         _tally(ordered),
         _rows(ordered, beside),
         _unasked(ordered),
+        _stood_in(ordered, beside),
         _changed(ordered),
+        _again(ordered),
         _sources(ordered),
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -88,6 +103,7 @@ def page(one: Judgement) -> str:
     about += [f"Source: {claim.source}."]
     about += [f"Note: {claim.note}."] if claim.note else []
     about += [f"**{CHANGED.capitalize()}**: {one.changed}."] if one.changed else []
+    about += [f"**Asked again** since {claim.changed}: {claim.again}."] if claim.again else []
     lines = [f"- {escaped(line)}" for line in details(one)]
     return "\n\n".join([*map(escaped, about), "\n".join(lines), f"`{command(claim)}`"]) + "\n"
 
@@ -98,6 +114,8 @@ def terminal(judgements: list[Judgement], width: int = 120) -> str:
     for one in judgements:
         cells = (cell(one, column) for column in COLUMNS)
         table.add_row(str(one.claim.number), one.claim.claim, *cells)
+        for other in one.stand_ins:
+            table.add_row("", "", *(cell(other, column) for column in COLUMNS))
     console = Console(width=width, no_color=True, markup=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
@@ -134,11 +152,20 @@ def _rows(judgements: list[Judgement], beside: str) -> str:
         if one.asked:
             claim, changed = one.claim, " †" if one.changed else ""
             cells = (escaped(cell(one, column, "**")) for column in COLUMNS)
-            number = (
-                f'<a id="claim-{claim.number}"></a>[{claim.number}]({beside}/{claim.number}.md)'
-            )
+            anchor = "" if one.stand_in else f'<a id="claim-{claim.number}"></a>'
+            number = f"{anchor}[{claim.number}]({beside}/{claim.number}.md)"
             lines.append(f"| {number} | {escaped(claim.claim)}{changed} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _stood_in(judgements: list[Judgement], beside: str) -> str:
+    """What stand-ins answered: a line for each claim that one was asked."""
+    several = [other for one in judgements for other in one.stand_ins]
+    if not several:
+        return ""
+    asked = [stand_ins()[name] for name in dict.fromkeys(one.stand_in for one in several)]
+    about = [f"- **{one.title}**: {one.about}." for one in asked]
+    return "\n".join([STAND_INS, *about, "", _rows(several, beside)])
 
 
 def _unasked(judgements: list[Judgement]) -> str:
@@ -166,6 +193,16 @@ def _changed(judgements: list[Judgement]) -> str:
         if one.changed
     ]
     return "\n".join([WARNING, *lines]) if lines else ""
+
+
+def _again(judgements: list[Judgement]) -> str:
+    """The claims that were asked anew since their criteria were changed."""
+    lines = [
+        f"- [{claim.number}](#claim-{claim.number}): {claim.changed}. Asked again: {claim.again}"
+        for claim in (one.claim for one in judgements if one.asked)
+        if claim.again
+    ]
+    return "\n".join([AGAIN, *lines]) if lines else ""
 
 
 def _sources(judgements: list[Judgement]) -> str:

@@ -7,7 +7,7 @@ arm's those of its claim. `shapes` are models by name.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from eval.claims.entries import (
     Models,
     Protocol,
     Source,
+    StandIn,
     Term,
 )
 from eval.errors import RequestError
@@ -73,6 +74,20 @@ def bibliography() -> dict[str, Source]:
     }
 
 
+@lru_cache(maxsize=1)
+def stand_ins() -> dict[str, StandIn]:
+    """The models that are asked in place of those of claims, by name.
+
+    Raises:
+        RequestError: an entry that is not well formed, named.
+    """
+    text = (DIRECTORY / "stand-ins.yaml").read_text(encoding="utf-8")
+    return {
+        key: _build(StandIn, entry, f"stand-in {key!r}", key=key)
+        for key, entry in yaml.safe_load(text).items()
+    }
+
+
 def choose(numbers: list[int], group: str | None = None) -> list[Claim]:
     """Claims by number and group; all when nothing is said.
 
@@ -105,13 +120,14 @@ def _claim(
     group: str, entry: dict[str, Any], defaults: dict[str, Any], shapes: dict[str, Any]
 ) -> Claim:
     where = f"claim {entry.get('number')}"
-    names = {field.name for field in fields(Claim)} - {"group"}
+    names = {field.name for field in fields(Claim)} - {"group", "stand_ins"}
     shared = {key: value for key, value in defaults.items() if key not in names}
     shared = _merge(shared, {key: value for key, value in entry.items() if key not in names})
-    arms = tuple(
-        _arm(str(name), _merge(shared, changes or {}), shapes, f"{where}, arm {name}")
+    asked = {
+        str(name): _merge(shared, changes or {})
         for name, changes in (entry.get("arms") or defaults.get("arms") or {"": {}}).items()
-    )
+    }
+    arms = tuple(_arm(name, data, shapes, f"{where}, arm {name}") for name, data in asked.items())
     every = [arm.name for arm in arms]
     about = {
         key: value
@@ -128,6 +144,11 @@ def _claim(
         )
     source = bibliography()[about.pop("source")]
     given = {"source": source, "arms": arms, "judge": judge, "control": control, "group": group}
+    given["stand_ins"] = {
+        key: _stood_in(one, one.claims[entry["number"]], asked, shapes, f"{where}, stand-in {key}")
+        for key, one in stand_ins().items()
+        if entry["number"] in one.claims
+    }
     return _build(Claim, about, where, **given)
 
 
@@ -142,10 +163,33 @@ def _criteria(
     )
 
 
+def _stood_in(
+    stand_in: StandIn,
+    changes: dict[str, Any],
+    asked: dict[str, dict[str, Any]],
+    shapes: dict[str, Any],
+    where: str,
+) -> tuple[Arm, ...]:
+    """The arms about a trained pretrained model, as its stand-in is asked them."""
+    own = {str(name): change for name, change in changes.get("arms", {}).items()}
+    everywhere = _merge(stand_in.every, {k: v for k, v in changes.items() if k != "arms"})
+    _among("arm", own, asked, where)
+    arms = []
+    for name, data in asked.items():
+        change = _merge(everywhere, own.get(name, {}))
+        kept = {k: v for k, v in change.items() if k not in PROTOCOLS or data.get(k)}
+        arm = _arm(name, _merge(data, kept), shapes, f"{where}, arm {name}")
+        if arm.models.hub and arm.models.weights == "pretrained":
+            models = replace(arm.models, stand_in=stand_in.key)
+            arms.append(replace(arm, models=models))
+    return tuple(arms)
+
+
 def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) -> Arm:
-    asked = {key: _protocol(data.pop(key, None), where) for key in PROTOCOLS}
-    models = _models(data.pop("models"), shapes, where)
-    built = _build(Arm, data, where, name=name, models=models, **asked)
+    asked = {key: _protocol(data.get(key), where) for key in PROTOCOLS}
+    models = _models(data["models"], shapes, where)
+    plain = {key: value for key, value in data.items() if key not in (*PROTOCOLS, "models")}
+    built = _build(Arm, plain, where, name=name, models=models, **asked)
     Slice.parse(built.slice)
     for field, values, allowed in (
         ("part", [built.part], PARTS),

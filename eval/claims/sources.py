@@ -60,7 +60,7 @@ class Shelf:
         models: directory that holds trained model directories, at any depth.
         model: directory of a pretrained model's weights, given by hand.
         download: whether pretrained models may be downloaded.
-        any_size: whether `model` may have another size than the claim asks for.
+        stand_in: directory of a model that is asked in place of claims' own.
         precision: of pretrained models, in place of the claim's.
         device: where models run.
         full: whether models of our own have the sizes asked for, whatever a CPU can bear.
@@ -70,19 +70,32 @@ class Shelf:
     models: Path | None = None
     model: str | None = None
     download: bool = False
-    any_size: bool = False
+    stand_in: str | None = None
     precision: str | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     full: bool = False
     _opened: tuple[object, Checkpoint] | None = field(default=None, repr=False)
 
-    def sources(self, claim: Claim, models: Models, seeds: int) -> list[ModelSource]:
-        """A claim's models, `seeds` of our own at most.
+    def sources(
+        self, claim: Claim, models: Models, seeds: int, first: int = 0
+    ) -> list[ModelSource]:
+        """A claim's models, `seeds` of our own at most, those that are built from seed `first` on.
 
         Raises:
             Missing: there are none.
             RequestError: weights of another family or size.
         """
+        if models.stand_in:
+            assert self.stand_in
+            return [
+                self._source(
+                    models.stand_in, models.stand_in, open_checkpoint, self.stand_in, self.device
+                )
+            ]
+        if (models.family, models.weights, self.model) == ("gpt2", "random", None):
+            _need_transformers(claim)
+            name = f"{models.family} [random] d{models.size[0]} n{models.size[1]}"
+            return [self._source(name, name, self._untrained, name, models)]
         if not models.own:
             directory = self._pretrained(claim, models)
             precision = self.precision or models.precision
@@ -95,12 +108,12 @@ class Shelf:
                 self._source(str(path), kind, open_checkpoint, path, self.device) for path in paths
             ]
         config = self._config(models.config | ({} if self.full else models.cpu))
-        names = [f"{_name(config)}-s{seed}" for seed in range(seeds)]
+        names = {seed: f"{_name(config)}-s{seed}" for seed in range(first, first + seeds)}
         return [
             self._source(
                 name, config.to_json(), drawn, name, config, seed, self.tokenizer, self.device
             )
-            for seed, name in enumerate(names)
+            for seed, name in names.items()
         ]
 
     def _source(
@@ -172,10 +185,7 @@ class Shelf:
             directory = self.model.removeprefix(PRETRAINED)
             self._check(claim, models, directory)
             return directory
-        if importlib.util.find_spec("transformers") is None:
-            raise Missing(
-                f"claim {claim.number} needs transformers; fix: pip install '.[pretrained]'"
-            )
+        _need_transformers(claim)
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -214,11 +224,10 @@ class Shelf:
             next((int(config[name]) for name in names if name in config), 0)
             for names in (("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"))
         )
-        if size != models.size and not self.any_size:
+        if size != models.size:
             raise RequestError(
                 f"--model {directory}: {size[1]} blocks of width {size[0]}, claim {claim.number} "
-                f"is about {models.size[1]} of {models.size[0]}; give the weights of {models.hub}, "
-                "or --any-size to see how another does"
+                f"is about {models.size[1]} of {models.size[0]}; give the weights of {models.hub}"
             )
 
     def _wrap(self, models: Models, directory: str, precision: str) -> Checkpoint:
@@ -227,7 +236,10 @@ class Shelf:
         )
         model, meta = loaded.model, dict(loaded.meta)
         if models.weights != "pretrained":
-            fresh = _fresh(directory, self.device, PRECISIONS[precision])
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(directory)
+            fresh = _fresh(config, self.device, PRECISIONS[precision])
             drop_padding(fresh, model.config.vocab_size)  # as its weights are without
             meta["name"] = f"{meta['name']} [{models.weights}]"
             if models.weights == "random":
@@ -237,6 +249,20 @@ class Shelf:
         model.requires_grad_(False)
         tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
         return Checkpoint(model, model.config, tokenizer, meta, loaded.path)
+
+    def _untrained(self, name: str, models: Models) -> Checkpoint:
+        """A GPT-2 as it is initialised, its tokens numbered by the tokenizer of our own models.
+
+        Its sizes say all: a head is 64 wide in every GPT-2 (Radford et al., 2019). What a token
+        is called is nothing to weights that have seen none.
+        """
+        from transformers import GPT2Config
+
+        width, depth = models.size
+        config = GPT2Config(n_embd=width, n_layer=depth, n_head=max(1, width // 64))
+        model = _fresh(config, self.device, PRECISIONS[self.precision or models.precision])
+        model.requires_grad_(False)
+        return Checkpoint(model, model.config, self.tokenizer, {"name": name}, Path(name))
 
 
 def drawn(
@@ -284,16 +310,21 @@ def _training(models: Models) -> str:
 
 
 @torch.no_grad()
-def _fresh(directory: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _fresh(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """The model built anew from its configuration, with seed 0."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from arch.pretrained import PretrainedModel
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+        theirs = AutoModelForCausalLM.from_config(config)
     return PretrainedModel(theirs.to(device, dtype))
+
+
+def _need_transformers(claim: Claim) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise Missing(f"claim {claim.number} needs transformers; fix: pip install '.[pretrained]'")
 
 
 def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:

@@ -1,5 +1,6 @@
 """The commands `claims ...`: the claims of the sources, by number."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -118,7 +119,7 @@ def run_claims(
     models: Directory | None = None,
     model: Directory | None = None,
     download: bool = False,
-    any_size: bool = False,
+    stand_in: Directory | None = None,
     precision: Annotated[str | None, Flag(choices=PRECISIONS)] = None,
     full_size: bool = False,
     corpus: Source = "toy",
@@ -134,7 +135,7 @@ def run_claims(
         models: holds trained models, at any depth
         model: weights of a pretrained model
         download: pretrained models, from the hub
-        any_size: take --model whatever its width and depth
+        stand_in: a registered model (smollm2-135m), asked in place of claims' own; stands apart
         precision: of pretrained models
         full_size: the sizes asked for on a CPU too, however long
         corpus: of the fair prompts
@@ -157,13 +158,13 @@ def run_claims(
             Path(models) if models else None,
             model,
             download,
-            any_size,
+            stand_in,
             precision,
             place,
             full_size or place.type == "cuda",
         )
         todo: list[Part] = []
-        for claim in chosen:
+        for claim in _of_stand_in(chosen, stand_in) if stand_in else chosen:
             possible, missing = parts(claim, shelf, corpus)
             todo += possible
             _say(missing)
@@ -172,12 +173,28 @@ def run_claims(
         run_tasks(todo, results, "asking")
         rows = results.rows()
     settings = {
-        (part.claim.number, part.arm.name, part.name): part.tags["setting"] for part in todo
+        (part.claim.number, part.arm.name, part.name, part.stand_in): part.tags["setting"]
+        for part in todo
     }
     records, notes = evidence(rows, claims(), settings)
     judgements = [judge(claim, records) for claim in chosen]
     notes = "\n".join([*notes, results.note])
     return Result(_columns(judgements), f"{terminal(judgements)}\n{notes}")
+
+
+def _of_stand_in(chosen: "list[Claim]", directory: str) -> "list[Claim]":
+    """The claims as a stand-in is asked them, those that it can speak to."""
+    from eval.claims.registry import stand_ins
+
+    meta, known = Path(directory) / "meta.json", stand_ins()
+    name = json.loads(meta.read_text("utf-8")).get("name") if meta.is_file() else "not known"
+    if name not in known:
+        raise RequestError(
+            f"--stand-in {directory}: its name is {name}; registered are {', '.join(known)} "
+            "(eval/claims/registry/stand-ins.yaml)"
+        )
+    _say([f"claim {c.number} is not asked of {name}" for c in chosen if name not in c.stand_ins])
+    return [claim.asked_of(name) for claim in chosen if name in claim.stand_ins]
 
 
 def _say(lines: list[str]) -> None:

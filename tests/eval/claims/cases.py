@@ -8,9 +8,12 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
+from eval.__main__ import main
 from eval.claims import curves, registry
 from eval.claims.curves import Plan
 from eval.claims.entries import Arm, Claim, Protocol, Source
+from eval.claims.registry import claims
+from eval.rows import read_rows
 
 FEW = {"descent": {"steps": 8}, "adam": {"steps": 8}, "alternating": {"starts": 1, "rounds": 2}}
 SOURCE = Source("made-up", "A. Author", "A title", 2020, "https://example.org")
@@ -20,6 +23,23 @@ TINY = {"d_model": 16, "n_layers": 2, "context": 32, "d_ff": 32}
 def small(claim: Claim) -> Claim:
     """The same claim of tiny models, few prompts and few steps."""
     return replace(claim, arms=tuple(_arm(arm) for arm in claim.arms))
+
+
+def briefly(number: int, **models: Any) -> Claim:
+    """A small claim whose prompt fits a context of 24 bytes, of other models."""
+    claim = small(claims()[number])
+    return replace(claim, arms=brief(claim.arms, models))
+
+
+def brief(arms: tuple[Arm, ...], models: dict[str, Any]) -> tuple[Arm, ...]:
+    return tuple(
+        replace(
+            arm,
+            reported=arm.reported and replace(arm.reported, text=("The sky is.",)),
+            models=replace(arm.models, **models),
+        )
+        for arm in arms
+    )
 
 
 def use(monkeypatch: pytest.MonkeyPatch, claims: list[Claim]) -> None:
@@ -47,6 +67,17 @@ def use_tiny_curves(monkeypatch: pytest.MonkeyPatch, values: dict[str, list]) ->
     tiny = curves.read(data)
     monkeypatch.setattr(curves, "plan", lambda: tiny)
     return tiny
+
+
+def run(*words: object) -> int:
+    """Asks claims, on a built-in corpus."""
+    return main(["claims", "run", *map(str, words), "--corpus", "toy:400"])
+
+
+def asked_in(out: Path) -> set[tuple[int, str]]:
+    """The claims that were asked, and under which protocols."""
+    rows = [row for row in read_rows([out]) if row["kind"] == "claim"]
+    return {(row["claim"], row["protocol"]) for row in rows}
 
 
 def prepared(out: Path, tokenizer: Tokenizer) -> Path:

@@ -12,7 +12,7 @@ import yaml
 from eval.__main__ import main
 from eval.claims import BENCH, registry
 from eval.claims.cells import details
-from eval.claims.columns import COLUMNS, GRADIENTS, INFORMATION, REPLICATED, judge
+from eval.claims.columns import COLUMNS, ENOUGH, GRADIENTS, INFORMATION, REPLICATED, judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import answers, evidence
 from eval.claims.pages import terminal
@@ -38,7 +38,7 @@ def test_every_claim_says_what_it_asks() -> None:
         assert any(arm.fair for arm in claim.arms)
         for arm in claim.arms:
             if arm.fair and not arm.lens:
-                assert arm.fair.count >= 50 or arm.fair.text
+                assert arm.fair.count >= ENOUGH or arm.fair.text
                 assert not arm.models.own or arm.models.trained or arm.fair.seeds >= 3
                 assert "chance" in arm.fair.methods
             if arm.reported and not arm.lens:

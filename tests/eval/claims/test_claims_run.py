@@ -11,26 +11,14 @@ import transformers
 from tokenizers import Tokenizer
 
 from eval.__main__ import main
-from eval.claims.entries import Claim
 from eval.claims.registry import choose, claims
 from eval.inversion.run import Job
 from eval.rows import ROWS, Row, read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
-from tests.eval.claims.cases import prepared, small, use
+from tests.eval.claims.cases import asked_in, briefly, prepared, run, small, use
 
-FAST = ("--corpus", "toy:400")
 UNTRAINED = (67, 68, 71, 74, 41, 42, 43, 45, 47)
-
-
-def run(*words: object) -> int:
-    return main(["claims", "run", *map(str, words), *FAST])
-
-
-def asked_in(out: Path) -> set[tuple[int, str]]:
-    """The claims that were asked, and under which protocols."""
-    rows = [row for row in read_rows([out]) if row["kind"] == "claim"]
-    return {(row["claim"], row["protocol"]) for row in rows}
 
 
 def table(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -222,16 +210,6 @@ def test_a_table_of_nothing(
 OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
 
 
-def briefly(number: int) -> Claim:
-    """A small claim whose prompt fits a context of 24 bytes."""
-    claim = small(claims()[number])
-    arms = [
-        replace(arm, reported=arm.reported and replace(arm.reported, text=("The sky is.",)))
-        for arm in claim.arms
-    ]
-    return replace(claim, arms=tuple(arms))
-
-
 @pytest.fixture
 def weights(tmp_path: Path) -> Callable[[str], Path]:
     """A small random model of a family, saved as theirs."""
@@ -261,7 +239,8 @@ def test_claims_on_weights_given_by_hand(
     assert run(number, *given) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"3 blocks of width 32, claim {number} is about" in line
-    assert run(number, *given, "--any-size") == 0
+    use(monkeypatch, [briefly(number, size=(32, 3))])
+    assert run(number, *given) == 0
     assert f"\n  {number} " in capsys.readouterr().out
     assert asked_in(tmp_path / "out") == {(number, "reported"), (number, "fair")}
     rows = [row for row in read_rows([tmp_path / "out"]) if row["kind"] == "recovery"]
@@ -277,10 +256,10 @@ def test_claims_in_half_precision_say_that_nothing_is_certified(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     number = OF_FAMILY[family]
-    use(monkeypatch, [briefly(number)])
+    use(monkeypatch, [briefly(number, size=(32, 3))])
     path = weights(family)
     capsys.readouterr()
-    given = ["--model", path, "--any-size", "--precision", "bfloat16"]
+    given = ["--model", path, "--precision", "bfloat16"]
     assert run(number, "--out", tmp_path / "out", *given) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "certificate" in line]
     reason = "weights in bfloat16: no certificate below float32"
@@ -293,8 +272,8 @@ def test_claims_in_half_precision_say_that_nothing_is_certified(
 def test_untrained_weights_of_a_family_are_built_anew(
     weights: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, [briefly(5), briefly(24)])
-    given = ["--out", tmp_path / "out", "--model", weights("gpt2"), "--any-size"]
+    use(monkeypatch, [briefly(number, size=(32, 3)) for number in (5, 24)])
+    given = ["--out", tmp_path / "out", "--model", weights("gpt2")]
     assert run(*given) == 0
     rows = read_rows([tmp_path / "out"])
     names = {row["key"]: row["checkpoint"]["name"] for row in rows if row["kind"] == "recovery"}
