@@ -57,7 +57,7 @@ def evidence(
     by_key = {row["key"]: row for row in rows}
     notes: dict[str, None] = {}
     fingerprints = {
-        arm.fingerprint
+        (claim.number, arm.fingerprint)
         for claim in claims.values()
         for arms in (claim.arms, *claim.stand_ins.values())
         for arm in arms
@@ -67,7 +67,7 @@ def evidence(
         if row["kind"] in OF_CLAIMS and row.get("claim", CURVES) != CURVES:
             if row["bench"] != BENCH:
                 why = f"which version {row['bench']} of the bench asked, this is {BENCH}"
-            elif row["entry"] not in fingerprints:
+            elif (row["claim"], row["entry"]) not in fingerprints:
                 why = "which is asked otherwise now"
             else:
                 own = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))

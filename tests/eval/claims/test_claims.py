@@ -345,7 +345,7 @@ def test_models_and_stories_of_several_runs_are_not_mixed() -> None:
     (found,), notes = evidence(rows, {7: LOST})
     assert found["models"] == 1
     assert notes == ["left out: answers to claim 7 by other models or stories than its last"]
-    (same,), again = evidence(rows, {7: LOST}, {(7, "", FAIR): "small"})
+    (same,), again = evidence(rows, {7: LOST}, {(7, "", FAIR, ""): "small"})
     assert (same, again) == (found, notes)
 
 
