@@ -89,6 +89,12 @@ class Saved:
         return identity.file_sha256(file)
 
     @property
+    def folder(self) -> Path:
+        """Its directory, of a model that was read from one."""
+        assert self.path
+        return self.path
+
+    @property
     def tokens_seen(self) -> int | None:
         """How much it was trained on."""
         return self.meta.get("tokens_seen", 0 if self.step == 0 and self.config else None)
@@ -131,6 +137,17 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
     return assign(rows.values(), checkpoints)
+
+
+def saved_models(place: Path) -> list[Saved]:
+    """The model directories under a place, at any depth, in the order of their paths.
+
+    Raises:
+        ModelError: one whose files do not hold what they must.
+    """
+    runs: dict[Path, RunRecord] = {}
+    found = (path.parent for path in _walk(place) if path.name == "config.json")
+    return [_of_directory(path, runs) for path in found]
 
 
 def assign(rows: Iterable[Row], checkpoints: Sequence[Saved] = ()) -> list[Saved]:

@@ -30,6 +30,7 @@ PRETRAINED = "hf:"
 GPU = 16
 """Rows of a GPU's batch, at most, for each that a CPU's may have."""
 Kept = TypeVar("Kept")
+Built = TypeVar("Built", bound=nn.Module)
 _MADE: WeakKeyDictionary[LanguageModel, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -240,6 +241,13 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     model = drop_padding(model, 1 + max(backend.get_vocab().values()))
     meta = {"name": name, "source": "memory"}
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))
+
+
+def draw(build: Callable[[], Built], seed: int) -> Built:
+    """A model that is built anew, its weights as the seed has them; other chance goes on as is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build().eval().requires_grad_(False)
 
 
 def weights_hash(model: nn.Module) -> str:

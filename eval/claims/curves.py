@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 from arch import ModelConfig
 from eval.claims import BENCH, CURVES
 from eval.claims.entries import FAIR
-from eval.claims.sources import drawn
-from eval.claims.trained import kind_of, seeds_of_one, shape_of, trained
+from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
 from eval.inversion.curves import answer
 from eval.inversion.questions import Question
@@ -301,7 +300,7 @@ def tasks(
 ) -> tuple[list[Task], list[str]]:
     """What there is to ask, and a line for each architecture whose trained models are not here."""
     there = [(one, (kind_of(one.config), shape_of(one.config)))
-             for one in (trained(models) if models else [])]  # fmt: skip
+             for one in trained(models) if one.config]  # fmt: skip
     several, missing = [], []
     for name in plan.architectures:
         sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)

@@ -6,9 +6,10 @@ Untrained models are built anew each time, not saved: the configuration and the 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +20,12 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
 from arch.directory import drop_padding
+from arch.mixers import parse_mixer
 from eval.claims.entries import Claim, Models
-from eval.claims.trained import Trained, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.models import PRETRAINED, Checkpoint, open_checkpoint
+from eval.gather import Saved, saved_models
+from eval.models import PRETRAINED, Checkpoint, draw, open_checkpoint
 from eval.text import toy_tokenizer
 from tokenizer import load_tokenizer
 
@@ -140,7 +142,7 @@ class Shelf:
         """
         path = self.out / "tokenizer.json"
         if self._last:
-            theirs = (self._last[0].path / "tokenizer.json").read_text(encoding="utf-8")
+            theirs = (self._last[0].folder / "tokenizer.json").read_text(encoding="utf-8")
             if not path.is_file():
                 write_text(path, theirs)
             elif json.loads(path.read_text(encoding="utf-8")) != json.loads(theirs):
@@ -153,11 +155,11 @@ class Shelf:
         return load_tokenizer(path)
 
     @cached_property
-    def _last(self) -> list[Trained]:
+    def _last(self) -> list[Saved]:
         """Trained models: of each run the last step."""
-        last: dict[Path, Trained] = {}
-        for one in trained(self.models) if self.models else []:
-            run = one.path.parent
+        last: dict[Path, Saved] = {}
+        for one in trained(self.models):
+            run = one.folder.parent
             if one.step and (run not in last or last[run].step < one.step):
                 last[run] = one
         return [last[run] for run in sorted(last)]
@@ -165,14 +167,14 @@ class Shelf:
     def _trained(self, claim: Claim, models: Models) -> list[Path]:
         """The seeds of the size asked for; else of a CPU's; else of the largest of that kind."""
         wanted = [self._config(models.config), self._config(models.config | models.cpu)]
-        alike: dict[tuple[int, int], list[Trained]] = {}
+        alike: dict[tuple[int, int], list[Saved]] = {}
         for one in self._last:
-            if kind_of(one.config) in map(kind_of, wanted):
+            if one.config and kind_of(one.config) in map(kind_of, wanted):
                 alike.setdefault(shape_of(one.config), []).append(one)
         largest = sorted(alike, key=lambda size: size[0] ** 2 * size[1], reverse=True)
         for shape in (*map(shape_of, wanted), *largest):
             if shape in alike:
-                return [one.path for one in seeds_of_one(alike[shape])]
+                return [one.folder for one in seeds_of_one(alike[shape])]
         raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
 
     def _config(self, fields: dict[str, Any]) -> ModelConfig:
@@ -265,14 +267,45 @@ class Shelf:
         return Checkpoint(model, model.config, self.tokenizer, {"name": name}, Path(name))
 
 
+def trained(models: Path | None) -> list[Saved]:
+    """All model directories under a directory, none without one.
+
+    Raises:
+        RequestError: no such directory.
+        ModelError: a configuration that is not one.
+    """
+    if models and not models.is_dir():
+        raise RequestError(f"--models {models}: no such directory; give one of runs")
+    return saved_models(models) if models else []
+
+
+def seeds_of_one(models: Iterable[Saved]) -> list[Saved]:
+    """Those of one model: the one of most directories, of several the first."""
+    groups: dict[str, list[Saved]] = {}
+    for one in models:
+        groups.setdefault(one.model_id, []).append(one)
+    return max(groups.values(), key=len, default=[])
+
+
+def kind_of(config: ModelConfig) -> tuple[Any, ...]:
+    """The architecture, whatever the size, recipe, seed, data or vocabulary."""
+    mixers = [
+        [(mixer.__name__, *sorted(_arguments(mixer, given).items())) for mixer, given in terms]
+        for terms in (parse_mixer(entry) for entry in config.mixers)
+    ]
+    return str(mixers), config.channel_mixer, config.norm
+
+
+def shape_of(config: ModelConfig) -> tuple[int, int]:
+    """Width and depth."""
+    return config.d_model, config.n_layers
+
+
 def drawn(
     name: str, config: ModelConfig, seed: int, tokenizer: Tokenizer, device: torch.device
 ) -> Checkpoint:
     """An untrained model, as its seed has it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LanguageModel(config)
-    model = model.to(device).eval().requires_grad_(False)
+    model = draw(lambda: LanguageModel(config), seed).to(device)
     return Checkpoint(model, config, tokenizer, {"name": name, "step": 0}, Path(name))
 
 
@@ -316,9 +349,7 @@ def _fresh(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
     from arch.pretrained import PretrainedModel
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        theirs = AutoModelForCausalLM.from_config(config)
+    theirs = draw(lambda: AutoModelForCausalLM.from_config(config), seed=0)
     return PretrainedModel(theirs.to(device, dtype))
 
 
@@ -336,3 +367,9 @@ def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:
 def _name(config: ModelConfig) -> str:
     parts = ["+".join(_bare(config.mixers)), f"d{config.d_model}", f"n{config.n_layers}"]
     return "-".join(parts)
+
+
+def _arguments(mixer: type, given: dict[str, Any]) -> dict[str, Any]:
+    """All keyword arguments of a mixer, those not given as they are by default."""
+    parameters = inspect.signature(mixer).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | given

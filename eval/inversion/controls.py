@@ -14,7 +14,7 @@ import torch
 
 from arch import LanguageModel
 from eval.errors import RequestError
-from eval.models import Checkpoint, open_checkpoint
+from eval.models import Checkpoint, draw, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 
@@ -43,16 +43,9 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
             f"--controls {control}: {checkpoint.path} was not built here and cannot be built anew; "
             "leave it out"
         )
-    config = checkpoint.config
-    if scale:
-        config = replace(config, embedding_std=float(scale[1]))
-    else:
-        config = replace(config, mixers=("identity",))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LanguageModel(config)
-    model = model.to(checkpoint.model.embedding.weight.device).eval().requires_grad_(False)
-    return _derived(checkpoint, control, model, step=0)
+    changed = {"embedding_std": float(scale[1])} if scale else {"mixers": ("identity",)}
+    model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
+    return _derived(checkpoint, control, model.to(checkpoint.model.embedding.weight.device), step=0)
 
 
 def _with_embedding(checkpoint: Checkpoint, control: str) -> Checkpoint:

@@ -14,7 +14,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_that_cannot_be_flushed_leaves_the_old_one(tmp_path, monkeypatch):
-    def full(handle: int) -> None:
+    def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_file(tmp_path / "file", b"old")
@@ -37,12 +37,12 @@ def test_a_file_gets_the_permissions_that_the_user_asked_for(tmp_path):
 def test_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):
     flushed, opened, fsync, open_ = [], {}, os.fsync, os.open
 
-    def opening(path: object, *arguments: int, **named: int) -> int:
+    def opening(path, *arguments, **named):
         handle = open_(path, *arguments, **named)  # pyright: ignore[reportArgumentType]
         opened[handle] = str(path)
         return handle
 
-    def flushing(handle: int) -> None:
+    def flushing(handle):
         flushed.append(opened.get(handle))
         fsync(handle)
 

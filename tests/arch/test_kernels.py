@@ -63,7 +63,7 @@ def test_gradients_of_every_order(name, length):
     inputs = arguments(name, length, torch.float64, features=6)
     slopes = [[torch.randn_like(a) for a in inputs] for _ in range(2)]
 
-    def third(form) -> list[Tensor]:
+    def third(form):
         leaves = [a.detach().clone().requires_grad_() for a in inputs]
         value = form(*leaves).square().sum()
         for slope in slopes:
@@ -131,7 +131,7 @@ def test_any_order_in_memory(name, order, device):
     inputs = arguments(name, 140, torch.float32, device=device)
     slope = torch.randn(inputs[0].shape, device=device)
 
-    def ordered(tensor: Tensor) -> Tensor:
+    def ordered(tensor):
         return tensor.permute(order).contiguous().permute([order.index(i) for i in range(3)])
 
     expected = gradients(masked_convolution, inputs, slope)
@@ -233,7 +233,7 @@ def test_no_dense_mask_and_nothing_of_batch_by_length_squared(monkeypatch):
 
 @devices
 def test_operators_pass_opcheck(device):
-    def leaf(*shape: int) -> Tensor:
+    def leaf(*shape):
         return torch.randn(shape, device=device, requires_grad=True)
 
     x, w, b = leaf(2, 9, 4), leaf(2, 9, 9), leaf(2, 9)

@@ -75,7 +75,7 @@ def launches(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "run", lambda k, _, *a, **c: recorded.append(Launch(k, a, c)))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def record(call: str, length: int, dtype: torch.dtype, architecture: str) -> list[Launch]:
+    def record(call, length, dtype, architecture):
         monkeypatch.setattr(kernels, "architecture", lambda _: architecture)
         _calls(length, dtype)[call]()
         return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]

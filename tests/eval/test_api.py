@@ -4,12 +4,10 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,6 @@ from eval.probes.retrieval import POOLS, SENTENCES
 from eval.text import SETS
 from eval.tracking import MODES
 
-Make = Callable[..., Path]
 HELP = """
 import contextlib, io, sys
 from eval.__main__ import COMMANDS, main
@@ -34,7 +31,7 @@ print({"torch", "numpy", "pandas", "arch", "tokenizer"} & set(sys.modules))
 """
 
 
-def test_help_of_every_command_needs_no_torch() -> None:
+def test_help_of_every_command_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -52,23 +49,21 @@ def test_help_of_every_command_needs_no_torch() -> None:
         ("claims run", "precision", tuple(sources.PRECISIONS)),
     ],
 )
-def test_choices_are_those_of_the_modules(
-    name: str, parameter: str, allowed: tuple[str, ...]
-) -> None:
+def test_choices_are_those_of_the_modules(name, parameter, allowed):
     assert (
         cli.flag_of(signature(command_function(name)).parameters[parameter].annotation).choices
         == allowed
     )
 
 
-def test_every_parameter_has_its_help() -> None:
+def test_every_parameter_has_its_help():
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
         cli.add_command(parser, command_function(name), {})
         assert all(action.help for action in parser._actions), name
 
 
-def test_every_list_flag_given_again_keeps_its_values() -> None:
+def test_every_list_flag_given_again_keeps_its_values():
     flags: set[str] = set()
     for name in COMMANDS:
         parser, function = argparse.ArgumentParser(), command_function(name)
@@ -90,7 +85,7 @@ def test_every_list_flag_given_again_keeps_its_values() -> None:
     assert {"--text", "--layers", "--methods", "--hidden", "--plugin", "--axis"} <= flags
 
 
-def test_functions_have_no_module_of_their_name() -> None:
+def test_functions_have_no_module_of_their_name():
     modules = {path.stem for path in Path(str(evals.__file__)).parent.iterdir()}
     assert not modules & set(evals._MODULES)
     assert set(evals._MODULES) <= set(dir(evals))
@@ -106,21 +101,17 @@ def test_functions_have_no_module_of_their_name() -> None:
         ({"device": "tpu"}, "--device tpu: allowed are cpu, cuda and auto"),
     ],
 )
-def test_a_call_is_refused_as_a_command_is(
-    call: dict[str, Any], message: str, model_directory: Make
-) -> None:
+def test_a_call_is_refused_as_a_command_is(call, message, model_directory):
     with pytest.raises(RequestError, match=message):
         evals.loss(model_directory(), **call)
 
 
-def test_choices_of_a_call_are_checked(model_directory: Make) -> None:
+def test_choices_of_a_call_are_checked(model_directory):
     with pytest.raises(RequestError, match="--prompts stories: allowed are story, inside, random"):
         evals.invert(model_directory(), prompts="stories")
 
 
-def test_loss_of_texts_is_that_of_the_corpus_that_holds_them(
-    model_directory: Make, tmp_path: Path
-) -> None:
+def test_loss_of_texts_is_that_of_the_corpus_that_holds_them(model_directory, tmp_path):
     texts = ["Tom had a red ball.", "Mia saw a big dog. It ran."]
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -134,9 +125,7 @@ def test_loss_of_texts_is_that_of_the_corpus_that_holds_them(
     assert row["key"] != given.rows[0]["key"] != read.rows[0]["key"]
 
 
-def test_invert_from_python_is_that_of_the_command(
-    model_directory: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, capsys):
     path, out = model_directory(), tmp_path / "out"
     text, methods = "Tom had a red ball.", ["sweep", "propose"]
     model = evals.open_model(path, "cpu")
@@ -158,9 +147,7 @@ def test_invert_from_python_is_that_of_the_command(
     assert Path(result.page(str(tmp_path / "page.html"))).read_text().startswith("<!")
 
 
-def test_rows_of_a_call_without_out_are_in_the_result_alone(
-    model_directory: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_call_without_out_are_in_the_result_alone(model_directory, tmp_path, monkeypatch):
     path = model_directory()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -169,16 +156,14 @@ def test_rows_of_a_call_without_out_are_in_the_result_alone(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_lens_from_python_has_its_page(model_directory: Make, tmp_path: Path) -> None:
+def test_a_lens_from_python_has_its_page(model_directory, tmp_path):
     result = evals.lens(model_directory(), lens="residual", text="Tom had a red ball.")
     assert result.documents
     page = Path(result.page(str(tmp_path / "lens.html"), title="A lens"))
     assert "<title>A lens" in page.read_text()
 
 
-def test_probe_and_compare_from_python(
-    model_directory: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_probe_and_compare_from_python(model_directory, tmp_path, capsys):
     path, out = model_directory(), tmp_path / "out"
     probed = evals.probe(
         path, str(out), layers=1, length=8, train_tokens=400, valid_tokens=80, steps=1, offsets=[0]
@@ -193,9 +178,7 @@ def test_probe_and_compare_from_python(
 @pytest.mark.parametrize(
     "words", [["claims", "list"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
 )
-def test_json_is_all_that_is_printed(
-    words: list[str], model_directory: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_all_that_is_printed(words, model_directory, capsys):
     path = str(model_directory())
     assert main([*(path if word == "MODEL" else word for word in words), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -203,7 +186,7 @@ def test_json_is_all_that_is_printed(
     assert all(isinstance(row, dict) for row in rows)
 
 
-def test_a_result_says_what_no_page_is_of(tmp_path: Path) -> None:
+def test_a_result_says_what_no_page_is_of(tmp_path):
     result = Result([{"kind": "loss", "key": "a"}], "a table")
     assert (str(result), repr(result)) == ("a table", "a table")
     assert result._repr_html_() == "<pre>a table</pre>"

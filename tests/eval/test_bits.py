@@ -44,12 +44,12 @@ MIXERS = ["flat", "attention", "headed(heads=2)"]
 
 
 @pytest.fixture(params=MIXERS)
-def circuit(request, small_model) -> Circuit:
+def circuit(request, small_model):
     return Circuit(small_model(mixers=(request.param,), vocab_size=V), 2)
 
 
 @pytest.fixture
-def passage() -> Passage:
+def passage():
     return Passage(3, tuple(range(5, 17)), 4)
 
 
@@ -111,7 +111,7 @@ def test_information_is_that_of_bayes_rule_by_hand(circuit, passage):
 def test_two_candidates_are_the_binary_channel(signal):
     """An identity model of two opposite embeddings at unit noise: capacity by quadrature."""
 
-    def density(z: float) -> float:
+    def density(z):
         return float(norm.pdf(z)) * math.log2(1 + math.exp(-2 * signal * (signal + z)))
 
     expected = 1 - quad(density, -10, 10)[0]

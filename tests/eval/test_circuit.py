@@ -1,7 +1,6 @@
 """Sites of a model: parts and ablations against torch's own pieces, and left to right as whole."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch import LanguageModel
 from eval.circuit import ABLATIONS, PARTS, Circuit, run_together
 from eval.errors import RequestError
 from eval.inversion.solvers import solvers
 from eval.slices import Slice
 
-Make = Callable[..., LanguageModel]
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
 WITHOUT = [
     frozenset[str](),

@@ -1,8 +1,6 @@
 """The comparison: what it finds, and what it pools."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +16,10 @@ from eval.tables import interval_text, to_csv
 from tests.eval.compare_cases import SIZES, add_model, columns, lens_row, make_run
 from tests.eval.report.cases import make_row, make_rows
 
-Make = Callable[..., Path]
-
-
 # What is found.
 
 
-def test_models_runs_and_rows_come_together(model_directory: Make, tmp_path: Path) -> None:
+def test_models_runs_and_rows_come_together(model_directory, tmp_path):
     run = make_run(tmp_path, "flat-s0")
     models = [add_model(run, step, model_directory("any", step)) for step in (0, 100)]
     row = make_row("flat-s0", 100, method="sweep", hidden=0)
@@ -40,7 +35,7 @@ def test_models_runs_and_rows_come_together(model_directory: Make, tmp_path: Pat
     assert alone.about["parameters"] == open_checkpoint(models[1]).provenance["parameters"]
 
 
-def test_a_run_without_models_is_its_last_validation(tmp_path: Path) -> None:
+def test_a_run_without_models_is_its_last_validation(tmp_path):
     run = make_run(tmp_path, "flat-s0", speed=50)
     (entry,) = enter(gather_models([run]))
     assert (entry.label, entry.step) == ("flat-s0", 100)
@@ -51,7 +46,7 @@ def test_a_run_without_models_is_its_last_validation(tmp_path: Path) -> None:
     assert entry.figures[SECONDS].value == pytest.approx(1000 / 50)
 
 
-def test_rows_of_other_weights_are_another_model(model_directory: Make, tmp_path: Path) -> None:
+def test_rows_of_other_weights_are_another_model(model_directory, tmp_path):
     path = model_directory("flat")
     row = make_row("flat", 0)
     Results(tmp_path / "out").append([row])
@@ -60,7 +55,7 @@ def test_rows_of_other_weights_are_another_model(model_directory: Make, tmp_path
     assert len({entry.label for entry in enter(found)}) == 2
 
 
-def test_a_row_of_a_running_training_may_be_torn(tmp_path: Path) -> None:
+def test_a_row_of_a_running_training_may_be_torn(tmp_path):
     run = make_run(tmp_path, "flat")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 150, "lo')
@@ -70,7 +65,7 @@ def test_a_row_of_a_running_training_may_be_torn(tmp_path: Path) -> None:
 # What is pooled.
 
 
-def test_seeds_are_pooled_with_students_interval(tmp_path: Path) -> None:
+def test_seeds_are_pooled_with_students_interval(tmp_path):
     bits = [1.2, 1.3, 1.25]
     runs = [make_run(tmp_path, f"flat-s{seed}", seed, b) for seed, b in enumerate(bits)]
     (entry,) = enter(gather_models(runs))
@@ -84,7 +79,7 @@ def test_seeds_are_pooled_with_students_interval(tmp_path: Path) -> None:
     assert all(e.figures[VALID_BITS].low is None for e in apart)
 
 
-def test_other_settings_are_no_seeds(tmp_path: Path) -> None:
+def test_other_settings_are_no_seeds(tmp_path):
     runs = [
         make_run(tmp_path, f"flat-s{seed}", seed, lr=1e-3 * (1 + seed // 2)) for seed in range(4)
     ]
@@ -92,7 +87,7 @@ def test_other_settings_are_no_seeds(tmp_path: Path) -> None:
     assert labels == [("flat (lr 0.001)", 2), ("flat (lr 0.002)", 2)]
 
 
-def test_recovery_is_that_of_the_summary(tmp_path: Path) -> None:
+def test_recovery_is_that_of_the_summary(tmp_path):
     rows = make_rows(models=("flat",), steps=(0, 300), layers=(2, 4), count=3)
     Results(tmp_path).append(rows)
     (record,) = [
@@ -109,7 +104,7 @@ def test_recovery_is_that_of_the_summary(tmp_path: Path) -> None:
     assert find_column(table.columns, "non-self layer 2 [:, 3:, :] descent", "--sort")
 
 
-def test_prompts_of_different_lengths_are_one_figure(tmp_path: Path) -> None:
+def test_prompts_of_different_lengths_are_one_figure(tmp_path):
     rows = [
         make_row(hidden=k, method="adam", prompt=i, length=8 + i) for i in range(40) for k in (0, 3)
     ]
@@ -137,7 +132,7 @@ def test_prompts_of_different_lengths_are_one_figure(tmp_path: Path) -> None:
     assert "8 to 10 tokens" in line
 
 
-def test_what_all_columns_pool_is_said_once(tmp_path: Path) -> None:
+def test_what_all_columns_pool_is_said_once(tmp_path):
     rows = [make_row(prompt=i, length=8 + i) for i in range(3)]
     Results(tmp_path).append(rows)
     table = columns(tmp_path)
@@ -145,7 +140,7 @@ def test_what_all_columns_pool_is_said_once(tmp_path: Path) -> None:
     assert not any("tokens" in c.heading for c in table.sections["recovery"])
 
 
-def test_settings_tell_apart_what_nothing_else_does(tmp_path: Path) -> None:
+def test_settings_tell_apart_what_nothing_else_does(tmp_path):
     other = make_row(settings={"steps": 900, "rate": 0.02}, key="other")
     Results(tmp_path).append([make_row(), make_row(method="adam"), other])
     names = [c.name.replace("\xa0", " ") for c in columns(tmp_path).columns]
@@ -154,7 +149,7 @@ def test_settings_tell_apart_what_nothing_else_does(tmp_path: Path) -> None:
     assert "non-self adam" in names
 
 
-def test_a_figure_of_a_lens_needs_no_code(tmp_path: Path) -> None:
+def test_a_figure_of_a_lens_needs_no_code(tmp_path):
     rows = [lens_row(3.0), lens_row(4.0, layer=4), lens_row(5.0, lens="tuned")]
     Results(tmp_path).append(rows)
     table = columns(tmp_path)
@@ -166,7 +161,7 @@ def test_a_figure_of_a_lens_needs_no_code(tmp_path: Path) -> None:
     }
 
 
-def test_curves_and_probes_have_columns(tmp_path: Path) -> None:
+def test_curves_and_probes_have_columns(tmp_path):
     about = {"checkpoint": make_row()["checkpoint"], "site": {"layer": 4, "part": "block"}}
     curve = {"kind": "curve", "length": 8, "method": "adam", "key": "c", "axis": "channels",
              "value": 63, "low": 56, "high": 76, "values": [1], "top1": [1.0]}  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.eval.compare_cases import SIZES, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows, tick_labels
 
 
-def test_curves_over_what_was_spent(tmp_path: Path) -> None:
+def test_curves_over_what_was_spent(tmp_path):
     runs = [
         make_run(tmp_path, "flat-s0", 0, 1.2),
         make_run(tmp_path, "flat-s1", 1, 1.4),
@@ -36,7 +35,7 @@ def test_curves_over_what_was_spent(tmp_path: Path) -> None:
         assert all(p["low"] == p["value"] for p in points if p["model"] == "llama")
 
 
-def test_recovery_over_training(tmp_path: Path) -> None:
+def test_recovery_over_training(tmp_path):
     Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=3))
     panels = draw_data(enter(gather_models([tmp_path])))
     assert [p["x"] for p in panels["self [:, 0:, :] sweep, %"]] == [0, 100, 300]
@@ -48,14 +47,14 @@ def test_recovery_over_training(tmp_path: Path) -> None:
     [((0, 1), "0 1"), ((0, 2), "0 1 2"), ((0, 100, 300), "0 100 200 300"), ((3, 5), "3 4 5")],
     ids=str,
 )
-def test_steps_have_whole_ticks(tmp_path: Path, steps: tuple[int, ...], ticks: str) -> None:
+def test_steps_have_whole_ticks(tmp_path, steps, ticks):
     Results(tmp_path).append([make_row("flat", step, method="sweep", hidden=0) for step in steps])
     file = tmp_path / "plot.svg"
     assert run_compare(tmp_path, "--columns", "self", "--plot", file) == 0
     assert ticks.split() in tick_labels(file)
 
 
-def test_only_whole_numbers_have_whole_ticks() -> None:
+def test_only_whole_numbers_have_whole_ticks():
     assert whole_ticks([0, 24]) == list(range(0, 25, 2))
     assert whole_ticks([1, 8, 3]) == list(range(1, 9))
     assert whole_ticks([7]) == [7]
@@ -64,7 +63,7 @@ def test_only_whole_numbers_have_whole_ticks() -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "html"])
-def test_plots_need_no_network(tmp_path: Path, kind: str) -> None:
+def test_plots_need_no_network(tmp_path, kind):
     file = tmp_path / f"plot.{kind}"
     assert (
         run_compare(make_run(tmp_path, "flat"), make_run(tmp_path, "<llama> & co"), "--plot", file)
@@ -84,7 +83,7 @@ def test_plots_need_no_network(tmp_path: Path, kind: str) -> None:
         assert 'src="http' not in text
 
 
-def test_many_models_are_drawn(tmp_path: Path) -> None:
+def test_many_models_are_drawn(tmp_path):
     runs = [make_run(tmp_path, f"m{chr(97 + i)}", bits=1 + i / 10) for i in range(8)]
     assert run_compare(*runs, "--plot", tmp_path / "p.svg") == 0
     text = (tmp_path / "p.svg").read_text()

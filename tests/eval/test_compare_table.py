@@ -17,7 +17,7 @@ from tests.said import complaint
 # What is said.
 
 
-def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_and_writes(tmp_path, capsys):
     runs = [
         make_run(tmp_path, "conv-s0", 0, 1.2),
         make_run(tmp_path, "conv-s1", 1, 1.3),
@@ -43,7 +43,7 @@ def test_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (pooled["seeds"], pooled["n"], pooled["step"]) == ("2", "2", "100")
 
 
-def test_csv_holds_every_quantity_in_full(tmp_path: Path) -> None:
+def test_csv_holds_every_quantity_in_full(tmp_path):
     Results(tmp_path / "r").append([lens_row(1 / 3), lens_row(2 / 3, layer=4), make_row()])
     file = tmp_path / "t.csv"
     assert run_compare(tmp_path / "r", "--csv", file) == 0
@@ -55,10 +55,10 @@ def test_csv_holds_every_quantity_in_full(tmp_path: Path) -> None:
     assert [line["layer"] for line in read if line["quantity"] == "entropy"] == ["2", "last"]
 
 
-def test_columns_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
+def test_columns_are_chosen_by_name_or_pattern(tmp_path):
     Results(tmp_path).append(make_rows(models=("flat",), count=2))
 
-    def chosen(*words: str) -> set[str]:
+    def chosen(*words):
         return {c.name.replace("\xa0", " ") for c in columns(tmp_path, chosen=words).columns}
 
     everything = chosen("all")
@@ -73,7 +73,7 @@ def test_columns_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
     assert "self [:, 0:, :] sweep" in plain
 
 
-def test_sorting(tmp_path: Path) -> None:
+def test_sorting(tmp_path):
     runs = [
         make_run(tmp_path, "a", bits=1.2),
         make_run(tmp_path, "b", bits=1.1),
@@ -81,7 +81,7 @@ def test_sorting(tmp_path: Path) -> None:
     ]
     entries = enter(gather_models(runs))
 
-    def order(sort: str) -> list[str]:
+    def order(sort):
         return [entry.label for entry in lay_side_by_side(entries, None, sort).entries]
 
     assert order("validation bits/byte") == ["b", "a", "c"]
@@ -89,14 +89,14 @@ def test_sorting(tmp_path: Path) -> None:
     assert order("-model") == ["c", "b", "a"]
 
 
-def test_last_step_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_step_alone(tmp_path, capsys):
     Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=1))
     file = tmp_path / "t.csv"
     assert run_compare(tmp_path, "--last", "--csv", file) == 0
     assert {row["step"] for row in csv.DictReader(io.StringIO(file.read_text()))} == {"300"}
 
 
-def test_wide_tables_are_cut_into_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_tables_are_cut_into_pages(tmp_path, capsys):
     Results(tmp_path).append(make_rows(count=2))
     assert run_compare(tmp_path, "--columns", "all") == 0
     printed = capsys.readouterr().out
@@ -126,13 +126,7 @@ def test_wide_tables_are_cut_into_pages(tmp_path: Path, capsys: pytest.CaptureFi
         (["rows"], "rows.jsonl, line 1: not a row of results"),
     ],
 )
-def test_wrong_requests_get_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-) -> None:
+def test_wrong_requests_get_one_line(tmp_path, monkeypatch, capsys, words, message):
     make_run(tmp_path, "run")
     monkeypatch.chdir(tmp_path / "runs")
     for name in ("broken", "text", "empty", "rows"):
@@ -147,7 +141,7 @@ def test_wrong_requests_get_one_line(
     assert not list(Path().glob("p.*"))
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run_compare(make_run(tmp_path, "run"), "--csv", tmp_path / "file" / "t.csv") == 2
     complaint(capsys)

@@ -10,7 +10,6 @@ import pytest
 import vl_convert
 import wandb
 import wandb.errors
-from tokenizers import Tokenizer
 
 from eval.rows import Results
 from eval.summary import summarise
@@ -36,12 +35,12 @@ def file_of(directory: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def at_home(monkeypatch, tmp_path):
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-def test_training_logs_what_the_report_draws(tmp_path: Path, small_tokenizer: Tokenizer) -> None:
+def test_training_logs_what_the_report_draws(tmp_path, small_tokenizer):
     data, run = pack_toy(small_tokenizer, tmp_path / "packed", 200).path, tmp_path / "run"
     assert fit(data, run, "--wandb", "offline", "--trainer.max_steps", "2") == 0
     wandb.teardown()  # its process has written all when it has ended
@@ -53,7 +52,7 @@ def test_training_logs_what_the_report_draws(tmp_path: Path, small_tokenizer: To
     assert records["run"][0].run_group == "flat d16 n2"
 
 
-def test_evaluations_log_what_the_report_draws(tmp_path: Path) -> None:
+def test_evaluations_log_what_the_report_draws(tmp_path):
     rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=2)
     Results(tmp_path / "results").append(rows)
     track_results(tmp_path / "results", rows)
@@ -72,7 +71,7 @@ def test_evaluations_log_what_the_report_draws(tmp_path: Path) -> None:
     assert (run.run_group, run.job_type) == (architecture(about), "invert")
 
 
-def test_the_chart_is_over_columns_of_the_summary() -> None:
+def test_the_chart_is_over_columns_of_the_summary():
     text = json.dumps(CHART)
     columns = set(summarise([make_row()])[0])
     fields = set(re.findall(r"datum\['(\w+)'\]", text))
@@ -81,14 +80,14 @@ def test_the_chart_is_over_columns_of_the_summary() -> None:
     assert fields <= columns
 
 
-def test_the_chart_can_be_drawn() -> None:
+def test_the_chart_can_be_drawn():
     records = summarise(make_rows(count=2))
     svg = vl_convert.vegalite_to_svg({**CHART, "data": {"values": records}})
     assert "alternating" in svg
     assert "hidden tokens recovered" in svg
 
 
-def test_several_architectures_have_no_group(tmp_path: Path) -> None:
+def test_several_architectures_have_no_group(tmp_path):
     rows = make_rows(steps=(0,), layers=(4,), count=1)
     track_results(tmp_path, rows)
     (run,) = offline_records(file_of(tmp_path))["run"]
@@ -100,7 +99,7 @@ def asked(path: Path) -> dict[str, Any]:
     return row | {"checkpoint": row["checkpoint"] | {"path": str(path)}}
 
 
-def test_models_are_named_by_their_run(tmp_path: Path) -> None:
+def test_models_are_named_by_their_run(tmp_path):
     first = tmp_path / "run" / "models" / "step-000100"
     other = tmp_path / "moved" / "step-000200"
     for path in (first, other):
@@ -110,9 +109,7 @@ def test_models_are_named_by_their_run(tmp_path: Path) -> None:
     assert models_used(rows) == ["model-abc123:step-000100"]
 
 
-def test_a_model_that_is_not_there_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_there_is_said(tmp_path, capsys):
     path = tmp_path / "run" / "models" / "step-000100"
     path.mkdir(parents=True)
     (tmp_path / "run" / "wandb_id").write_text("abc123")
@@ -120,7 +117,7 @@ def test_a_model_that_is_not_there_is_said(
     _link(SimpleNamespace(use_artifact=used.append), [asked(path)])
     assert used == ["model-abc123:step-000100"]
 
-    def missing(name: str) -> None:
+    def missing(name):
         raise wandb.errors.CommError("no such artifact")
 
     _link(SimpleNamespace(use_artifact=missing), [asked(path)])

@@ -21,7 +21,6 @@ from tests.eval.report.cases import make_row
 from tests.said import complaint
 from tokenizer import load_tokenizer
 
-Directory = Callable[..., Path]
 QUICK = ["--count", "2", "--length", "6"]
 METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
 SHORT = ["--methods", *METHODS, "--set", "descent.steps=5", "adam.steps=5"]
@@ -183,7 +182,7 @@ def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
     results.append([{"key": "a", "kind": "claim"}])
     before = results.path.read_bytes()
 
-    def full(descriptor: int) -> None:
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)

@@ -1,6 +1,5 @@
 """Registered hypotheses: what rows make of them, and that registrations stay as they were."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,7 @@ def asked(**hypothesis: Any) -> dict[str, Any]:
         ({"flat": "up"}, {"flat": 0.0}, OPEN),
     ],
 )
-def test_changes_are_judged_by_their_direction(
-    expected: dict[str, str], changes: dict[str, float], answer: str
-) -> None:
+def test_changes_are_judged_by_their_direction(expected, changes, answer):
     (finding,) = judge(asked(expected=expected), rows(changes))
     assert finding.answer == answer
     for change in finding.changes:
@@ -79,13 +76,13 @@ def test_changes_are_judged_by_their_direction(
 
 
 @pytest.mark.parametrize(("bound", "answer"), [(3.0, CONFIRMED), (1.0, REFUTED), (2.0, OPEN)])
-def test_a_change_is_within_a_bound_with_its_whole_interval(bound: float, answer: str) -> None:
+def test_a_change_is_within_a_bound_with_its_whole_interval(bound, answer):
     (finding,) = judge(asked(within=bound, expected={"flat": "same"}), rows())
     assert finding.answer == answer
 
 
 @pytest.mark.parametrize(("error", "answer"), [(0.5, CONFIRMED), (0.0, REFUTED)])
-def test_a_figure_predicts_another_or_not(error: float, answer: str) -> None:
+def test_a_figure_predicts_another_or_not(error, answer):
     about = asked(predictor="effect_sampled", correlation=0.9, error=error)
     del about["hypotheses"][0]["figure"]["distance"]
     (finding,) = judge(about, rows())
@@ -94,12 +91,12 @@ def test_a_figure_predicts_another_or_not(error: float, answer: str) -> None:
     assert finding.answer == answer
 
 
-def test_holm_corrects_for_the_number() -> None:
+def test_holm_corrects_for_the_number():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6]) == [0.6]
 
 
-def test_draws_have_the_interval_of_the_bench() -> None:
+def test_draws_have_the_interval_of_the_bench():
     table = np.random.default_rng(1).normal(size=(30, 3))
     drawn = np.quantile(pigeonhole(table), [0.025, 0.975])
     passages, seeds = np.indices(table.shape)
@@ -110,7 +107,7 @@ def test_draws_have_the_interval_of_the_bench() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_registration_says_what_each_outcome_means(path: Path) -> None:
+def test_a_registration_says_what_each_outcome_means(path):
     plain = Registration.read(path.stem).plain
     assert plain["name"] == path.stem
     assert all(plain[name] for name in ("title", "question", "background", "design", "analysis"))
@@ -119,7 +116,7 @@ def test_a_registration_says_what_each_outcome_means(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_stored_rows_are_of_the_registration_as_it_is(path: Path) -> None:
+def test_stored_rows_are_of_the_registration_as_it_is(path):
     """A registration is not edited after its data: rows hold its hash."""
     registration, stored = Registration.read(path.stem), read_rows([path])
     assert {row["experiment"]["registration"] for row in stored} == {registration.hash}

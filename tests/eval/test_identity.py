@@ -4,18 +4,15 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 import yaml
-from tokenizers import Tokenizer
 
-from arch import LanguageModel, save_model
-from eval.claims.trained import seeds_of_one, trained
+from arch import save_model
+from eval.claims.sources import seeds_of_one, trained
 from eval.comparison import enter
 from eval.gather import gather_models
 from eval.identity import identified, labels
@@ -30,19 +27,13 @@ from tests.arch.test_pretrained import their_model
 from tests.eval.report.cases import Page, make_row
 from tests.train.cases import fit, pack_toy
 
-Make = Callable[..., Path]
-
 
 @pytest.fixture
-def save(
-    tmp_path: Path, small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
-) -> Make:
+def save(tmp_path, small_model, small_tokenizer):
     """Saves a model as a run does, each time other weights: `save("a/flat-s0", lr=0.002)`."""
     drawn = itertools.count(1)
 
-    def make(
-        run: str, step: int = 10, lr: float = 1e-3, data: str = "d", **settings: object
-    ) -> Path:
+    def make(run, step=10, lr=0.001, data="d", **settings):
         model = small_model()
         torch.manual_seed(next(drawn))
         torch.nn.init.normal_(model.embedding.weight)
@@ -55,11 +46,11 @@ def save(
 
 
 @pytest.fixture
-def save_theirs(tmp_path: Path) -> Make:
+def save_theirs(tmp_path):
     """Saves a small GPT-2 of transformers, each time other weights."""
     drawn = itertools.count(1)
 
-    def make(place: str) -> Path:
+    def make(place):
         path, model = tmp_path / place, their_model("gpt2", dtype=torch.float32)
         torch.manual_seed(next(drawn))
         torch.nn.init.normal_(model.get_input_embeddings().weight)
@@ -116,7 +107,7 @@ def pooled(count: int) -> dict[str, list[int]]:
 # All readers.
 
 
-def test_seeds_of_one_recipe_are_pooled(save: Make, tmp_path: Path) -> None:
+def test_seeds_of_one_recipe_are_pooled(save, tmp_path):
     models = [save("a/flat-s0"), save("b/flat-s1", seed=7, trainer={"devices": 4})]
     assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
 
@@ -126,35 +117,33 @@ def test_seeds_of_one_recipe_are_pooled(save: Make, tmp_path: Path) -> None:
     [{"lr": 2e-3}, {"data": "other"}, {"batch": {"size": 64}}, {"schedule": {"decay": "linear"}}],
     ids=str,
 )
-def test_recipes_of_one_shape_and_name_are_apart(
-    save: Make, tmp_path: Path, other: dict[str, Any]
-) -> None:
+def test_recipes_of_one_shape_and_name_are_apart(save, tmp_path, other):
     models = [save("a/flat-s0"), save("b/flat-s1", **other)]
     assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
 
 
-def test_runs_of_other_names_are_apart(save: Make, tmp_path: Path) -> None:
+def test_runs_of_other_names_are_apart(save, tmp_path):
     models = [save("flat-warm-s0"), save("flat-cold-s0")]
     assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
 
 
-def test_a_fine_tuned_copy_is_another_model(save_theirs: Make, tmp_path: Path) -> None:
+def test_a_fine_tuned_copy_is_another_model(save_theirs, tmp_path):
     models = [f"hf:{save_theirs(place)}" for place in ("theirs/gpt2", "mine/gpt2", "gpt2-mine")]
     assert models_of(rows_about(*models), tmp_path / "out") == separate(3)
 
 
-def test_the_same_weights_elsewhere_are_the_same_model(save_theirs: Make, tmp_path: Path) -> None:
+def test_the_same_weights_elsewhere_are_the_same_model(save_theirs, tmp_path):
     path = save_theirs("a/gpt2")
     copy = shutil.copytree(path, tmp_path / "b" / "gpt2")
     assert open_checkpoint(f"hf:{copy}").model_id == open_checkpoint(f"hf:{path}").model_id
 
 
-def test_seeds_that_were_published_together_are_pooled(save_theirs: Make, tmp_path: Path) -> None:
+def test_seeds_that_were_published_together_are_pooled(save_theirs, tmp_path):
     models = [f"hf:{save_theirs(f'small-seed{seed}')}" for seed in (1, 2)]
     assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
 
 
-def test_steps_of_one_run_are_one_model(save: Make, tmp_path: Path) -> None:
+def test_steps_of_one_run_are_one_model(save, tmp_path):
     steps = [save("flat-s0", step=step, trainer={"max_steps": step}) for step in (0, 10, 20)]
     rows = rows_about(*steps)
     assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
@@ -166,7 +155,7 @@ def test_steps_of_one_run_are_one_model(save: Make, tmp_path: Path) -> None:
 # Where it comes from.
 
 
-def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_what_train_writes_tells_recipes_apart(small_tokenizer, tmp_path):
     data = pack_toy(small_tokenizer, tmp_path / "packed", 40).path
     ids = {}
     for name, flags in {
@@ -192,7 +181,7 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer: Tokenizer, tmp_p
         assert open_checkpoint(path).model_id in ids["b/flat-s0"]
 
 
-def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save: Make) -> None:
+def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save):
     """Models of earlier versions record what nobody can change any more."""
     old = {"benchmark": None, "detect_anomaly": False, "profiler": None, "deterministic": None}
     recorded = save("a/flat-s0", loader_workers=2, cuda_graphs=False, trainer=old)
@@ -203,7 +192,7 @@ def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save: Make) -> No
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_run_whose_config_is_not_yaml_is_one_line(save: Make) -> None:
+def test_a_run_whose_config_is_not_yaml_is_one_line(save):
     path = save("flat-s0")
     meta = json.loads((path / "meta.json").read_text())
     del meta["recipe"]
@@ -217,7 +206,7 @@ def test_a_run_whose_config_is_not_yaml_is_one_line(save: Make) -> None:
     assert open_checkpoint(path).provenance["model_id"].startswith("flat-")
 
 
-def test_a_model_that_was_changed_for_a_control_is_another(save: Make) -> None:
+def test_a_model_that_was_changed_for_a_control_is_another(save):
     first, second = (open_checkpoint(save(f"flat-s{seed}")) for seed in (0, 1))
     assert first.model_id == second.model_id
     ids = {derive(first, control).model_id for control in ("identity", "scale=1", "scale=2")}
@@ -225,7 +214,7 @@ def test_a_model_that_was_changed_for_a_control_is_another(save: Make) -> None:
     assert derive(first, "identity").model_id == derive(second, "identity").model_id
 
 
-def test_claims_take_the_seeds_of_one_model(save: Make, tmp_path: Path) -> None:
+def test_claims_take_the_seeds_of_one_model(save, tmp_path):
     save("a/flat-s0", lr=0.5)
     expected = [save(f"b/flat-s{seed}") for seed in (0, 1)]
     assert [one.path for one in seeds_of_one(trained(tmp_path))] == expected
@@ -265,18 +254,18 @@ def named(name: str, **checkpoint: object) -> Row:
     ],
     ids=lambda value: str(value) if isinstance(value[0], str) else "",
 )
-def test_rows_without_an_id_are_known_by_name_and_sizes(rows: list[Row], found: list[str]) -> None:
+def test_rows_without_an_id_are_known_by_name_and_sizes(rows, found):
     assert list(labels(identified(rows)).values()) == found
 
 
-def test_pretrained_rows_without_an_id_are_known_by_their_weights() -> None:
+def test_pretrained_rows_without_an_id_are_known_by_their_weights():
     rows = [named("gpt2", step=0, trained=True, weights_sha256=w) for w in ("one", "two")]
     first, second = labels(identified(rows)).values()
     assert first != second
     assert first.startswith("gpt2 (")
 
 
-def test_old_and_new_rows_of_one_model_stay_together(save: Make, tmp_path: Path) -> None:
+def test_old_and_new_rows_of_one_model_stay_together(save, tmp_path):
     before, after = rows_about(save("flat-s0", step=0))[0], rows_about(save("flat-s0"))[0]
     again: Row = after | {"key": "again"}
     rows = identified([without_id(before), without_id(after), again])

@@ -1,15 +1,10 @@
 """Products with a Jacobian against the matrix that torch.func makes of plain operations."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from arch import LanguageModel
 from eval.jacobian import linearise
-
-Make = Callable[..., LanguageModel]
 
 
 def test_products_are_those_with_the_matrix():

@@ -1,9 +1,6 @@
 """The loss of a model: over windows, by story, with its interval, and as rows."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +17,6 @@ from eval.models import open_checkpoint
 from eval.rows import read_rows
 from eval.summary import measure
 from tokenizer import load_tokenizer
-
-Make = Callable[..., Path]
 
 
 def test_loss_is_the_mean_over_windows(model_directory, tmp_path):
@@ -104,7 +99,7 @@ def test_bits_per_byte_between_limits():
     nats = sizes * rng.normal(0.8, 0.1, 60)
     parts = {"nats": nats.tolist(), "bytes": sizes.tolist(), "tokens": [1] * 60}
 
-    def bits(parts: Any) -> Any:
+    def bits(parts):
         checkpoint = {"weights_sha256": "a"}
         row = {"kind": "loss", "checkpoint": checkpoint, "parts": parts, "stories": 60}
         return measure([row | {"bits_per_byte": 1.5}])["bits_per_byte"]
@@ -112,7 +107,7 @@ def test_bits_per_byte_between_limits():
     found = bits(parts)
     assert found.value == pytest.approx(nats.sum() / sizes.sum() / math.log(2))
 
-    def ratio(x: Any, y: Any, axis: int) -> Any:
+    def ratio(x, y, axis):
         return x.sum(axis=axis) / y.sum(axis=axis) / math.log(2)
 
     theirs = stats.bootstrap((nats, sizes), ratio, paired=True, method="percentile", rng=rng)

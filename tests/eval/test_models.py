@@ -1,13 +1,10 @@
 """One door to models: a module in memory answers as the same model does from its directory."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
 
 import eval as evals
 from arch import LanguageModel
@@ -20,15 +17,15 @@ ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "methods": "sweep"}
 
 
 @pytest.fixture(params=["gpt2", "ours"])
-def module(request: pytest.FixtureRequest, small_model: Callable[..., LanguageModel]) -> Any:
+def module(request, small_model):
     """A model in memory that is being trained."""
     made = their_model("gpt2", dtype=torch.float32) if request.param == "gpt2" else small_model()
     return made.train()
 
 
 def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
-    module: Any, tmp_path: Path, small_tokenizer: Tokenizer
-) -> None:
+    module, tmp_path, small_tokenizer
+):
     ours = isinstance(module, LanguageModel)
     tokenizer: Any = small_tokenizer if ours else fast_tokenizer()
     before = {n: (p.shape, p.requires_grad) for n, p in module.named_parameters()}
@@ -52,9 +49,7 @@ def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
     assert result.rows[0]["checkpoint"]["weights_sha256"] == opened.weights_sha256
 
 
-def test_other_weights_in_memory_are_another_model(
-    small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
-) -> None:
+def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer):
     module = small_model()
     first = evals.open_model(module, tokenizer=small_tokenizer)
     with torch.no_grad():
@@ -76,12 +71,12 @@ def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
         ({"tokenizer": byte_tokenizer(), "name": "m"}, "m: a Linear is no causal"),
     ],
 )
-def test_what_is_no_model_or_has_no_tokenizer(given: dict[str, Any], message: str) -> None:
+def test_what_is_no_model_or_has_no_tokenizer(given, message):
     with pytest.raises(RequestError, match=message):
         evals.open_model(torch.nn.Linear(2, 2), **given)
 
 
-def test_a_path_has_its_tokenizer() -> None:
+def test_a_path_has_its_tokenizer():
     with pytest.raises(RequestError, match="hf:x: has a tokenizer and a name of its own"):
         evals.open_model("hf:x", name="y")
     with pytest.raises(RequestError, match="none was given"):

@@ -3,9 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
-def register() -> Iterator[None]:
+def register():
     """What a plug-in registered is forgotten."""
     before = dict(lenses())
     yield
@@ -29,7 +26,7 @@ def register() -> Iterator[None]:
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> Path:
+def plugin(tmp_path):
     """The lens of the document, as a file."""
     section = TEXT[TEXT.index("## A lens") :]
     code = next(lines for _, language, lines in blocks(section) if language == "python")
@@ -38,9 +35,7 @@ def plugin(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_lens_of_the_document_measures_and_draws(
-    plugin: Path, model_directory: Callable[..., Path], tmp_path: Path, capsys: Any
-) -> None:
+def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tmp_path, capsys):
     model, out, page = model_directory(), tmp_path / "out", tmp_path / "page.html"
     asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
     assert main(["lens", str(model), "--lens", "lengths", *asked]) == 0
@@ -64,9 +59,7 @@ def test_the_lens_of_the_document_measures_and_draws(
     assert listed[-1] == about
 
 
-def test_a_page_without_the_plugin_asks_for_it(
-    plugin: Path, model_directory: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_page_without_the_plugin_asks_for_it(plugin, model_directory, tmp_path):
     out, page = tmp_path / "out", tmp_path / "page.html"
     asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
     assert main(["lens", str(model_directory()), "--lens", "lengths", *asked]) == 0
@@ -91,9 +84,7 @@ def test_a_page_without_the_plugin_asks_for_it(
         ),
     ],
 )
-def test_a_wrong_plugin_gets_one_line(
-    name: str, code: str | None, message: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_wrong_plugin_gets_one_line(name, code, message, tmp_path, capsys):
     path = tmp_path / name
     if code is not None:
         path.write_text(code)
@@ -103,7 +94,7 @@ def test_a_wrong_plugin_gets_one_line(
     assert line.startswith(f"error: --plugin {path}: {message.format(ours=ours)}")
 
 
-def test_numbers_are_had_without_what_draws() -> None:
+def test_numbers_are_had_without_what_draws():
     """Neither the help nor the lenses themselves import what draws."""
     code = (
         "import sys; from eval.__main__ import main; main(['lenses']);"

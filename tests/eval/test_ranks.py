@@ -43,7 +43,7 @@ def mean_rank(scores: list[float], token: int, answer: int | None = None) -> flo
         [INF, NAN, 0.0, INF],
     ],
 )
-def test_a_rank_is_the_mean_over_the_orders_of_ties(scores: list[float]) -> None:
+def test_a_rank_is_the_mean_over_the_orders_of_ties(scores):
     V = len(scores)
     table, tokens = torch.tensor(scores).expand(V, V), torch.arange(V)
     assert token_ranks(table, tokens).tolist() == [mean_rank(scores, token) for token in range(V)]
@@ -54,7 +54,7 @@ def test_a_rank_is_the_mean_over_the_orders_of_ties(scores: list[float]) -> None
 
 
 @pytest.mark.parametrize("value", [0.0, NAN])
-def test_scores_that_say_nothing_rank_as_chance_does(value: float) -> None:
+def test_scores_that_say_nothing_rank_as_chance_does(value):
     """Over all truths the mean is that of a random order, and few are in the first five."""
     V = 101
     answers, scores = torch.full((V,), 7), torch.full((V, V), value)
@@ -66,7 +66,7 @@ def test_scores_that_say_nothing_rank_as_chance_does(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, NAN])
-def test_a_reader_that_says_nothing_is_never_right(value: float) -> None:
+def test_a_reader_that_says_nothing_is_never_right(value):
     score = Score(50)
     score.add(torch.full((20, 50), value), torch.arange(20))
     found = score.record()

@@ -1,7 +1,5 @@
 """Which names say that models differ in their training seed only; the same to all readers."""
 
-from pathlib import Path
-
 import pytest
 
 from eval.comparison import enter
@@ -34,9 +32,7 @@ def rows(*names: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(("one", "two", "label"), SEEDS)
-def test_seeds_have_the_name_without_the_seed(
-    tmp_path: Path, one: str, two: str, label: str
-) -> None:
+def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
     Results(tmp_path).append(rows(one, two))
     (entry,) = enter(gather_models([tmp_path]))
     assert (entry.label, len(entry.checkpoints)) == (label, 2)
@@ -44,13 +40,13 @@ def test_seeds_have_the_name_without_the_seed(
 
 
 @pytest.mark.parametrize(("one", "two"), OTHERS)
-def test_other_numbers_are_no_seeds(tmp_path: Path, one: str, two: str) -> None:
+def test_other_numbers_are_no_seeds(tmp_path, one, two):
     Results(tmp_path).append(rows(one, two))
     assert {entry.label for entry in enter(gather_models([tmp_path]))} == {one, two}
     assert {record["model"] for record in summary_table(rows(one, two))} == {one, two}
 
 
-def test_runs_of_a_sweep_pool(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_pool(tmp_path):
     trials = [{"model.mixers": "[flat]", "optimizer.lr": 0.004, "seed": seed} for seed in range(3)]
     names = [trial_name(trial, list(trial)) for trial in trials]
     for seed, name in enumerate(names):
@@ -59,7 +55,7 @@ def test_runs_of_a_sweep_pool(tmp_path: Path) -> None:
     assert (entry.label, len(entry.checkpoints)) == ("mixers=flat_lr=0.004", 3)
 
 
-def test_seeds_without_any_other_name_are_called_by_their_mixers(tmp_path: Path) -> None:
+def test_seeds_without_any_other_name_are_called_by_their_mixers(tmp_path):
     for seed in range(2):
         make_run(tmp_path, f"seed={seed}", seed)
     (entry,) = enter(gather_models([tmp_path]))

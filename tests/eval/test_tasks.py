@@ -42,7 +42,7 @@ def ask(model_directory, tmp_path):
     """The words of a command that asks two models, and writes into a directory."""
     models = [str(model_directory("flat", step, d_model=16)) for step in (0, 5)]
 
-    def words(name: str, out: Path) -> list[str]:
+    def words(name, out):
         return [name, *models, *COMMANDS[name], "--out", str(out)]
 
     return words
@@ -67,7 +67,7 @@ def test_an_interrupted_command_goes_on_where_it_was(ask, tmp_path, monkeypatch,
     whole, out = tmp_path / "whole", tmp_path / "out"
     real, calls = Results.append, []
 
-    def append(self: Results, rows) -> None:
+    def append(self, rows):
         rows = list(rows)
         calls.append(rows)
         real(self, rows)

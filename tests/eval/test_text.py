@@ -1,13 +1,11 @@
 """Held-out text: which stories prompts, fits and background text are of, whatever the source."""
 
 import json
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.__main__ import main
@@ -27,17 +25,17 @@ HOSTILE = ["Zoë met 🙂.", "A <|pad|> in a text.", "\u201cTwo\u201d\nlines,  a
 
 
 @pytest.fixture
-def tokenizer_file(tmp_path: Path, small_tokenizer: Tokenizer) -> Path:
+def tokenizer_file(tmp_path, small_tokenizer):
     file = tmp_path / "tokenizer.json"
     file.write_text(small_tokenizer.to_str())
     return file
 
 
 @pytest.fixture
-def make_source(tmp_path: Path, tokenizer_file: Path) -> Callable[[str], str]:
+def make_source(tmp_path, tokenizer_file):
     """Lays out a corpus in which stories occur twice, in one split and in both."""
 
-    def write(path: Path, stories: list[str]) -> str:
+    def write(path, stories):
         path.parent.mkdir(exist_ok=True)
         if path.suffix == ".jsonl":
             path.write_text("".join(json.dumps({"text": story}) + "\n" for story in stories))
@@ -45,7 +43,7 @@ def make_source(tmp_path: Path, tokenizer_file: Path) -> Callable[[str], str]:
             path.write_text("<|endoftext|>".join(stories))
         return str(path)
 
-    def make(name: str) -> str:
+    def make(name):
         if name == "directory":
             write(tmp_path / name / "train.jsonl", STORIES[:300])
             write(tmp_path / name / "valid.txt", STORIES[280:330] + STORIES[290:310])
@@ -73,7 +71,7 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
     assert held_out == list(training.stories("valid"))
     assert set(held_out) == groups["evaluation"] | groups["fitting"] | groups["background"]
 
-    def encoded(use: Use) -> list[tuple[int, ...]]:
+    def encoded(use):
         return [tuple(small_tokenizer.encode(story).ids) for story in text.stories(use)]
 
     # Prompts, windows and background text are of the stories of their use.

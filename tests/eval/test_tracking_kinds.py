@@ -1,9 +1,6 @@
 """What W&B gets of rows of other kinds than recoveries: all that the comparison reads of them."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from eval.tracking import STEP, history, track_results
 from tests.eval.compare_cases import OF_CLAIM
@@ -56,7 +53,7 @@ NAMES = {
 }
 
 
-def test_every_kind_of_row_is_a_series_over_the_steps() -> None:
+def test_every_kind_of_row_is_a_series_over_the_steps():
     first, last = history([*every_kind(about(100)), *every_kind(about(0))])
     assert (first[STEP], last[STEP]) == (0, 100)
     assert NAMES.items() <= last.items()
@@ -64,7 +61,7 @@ def test_every_kind_of_row_is_a_series_over_the_steps() -> None:
     assert not any(name.startswith("training/") for name in last)
 
 
-def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart() -> None:
+def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart():
     name = "norm/layer 1/lens residual/prompts 4/prompt_kind story"
     seeds = [lens(about(0, "a"), 1.0), lens(about(0, "b"), 3.0)]
     (figures,) = history(seeds)
@@ -75,9 +72,7 @@ def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart() -> None:
     assert figures[f"lens/flat (d_model 512)/{name}"] == 9.0
 
 
-def test_they_are_logged_and_claims_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_are_logged_and_claims_are_not(tmp_path, monkeypatch):
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     rows = [*every_kind(about(0)), *every_kind(about(100))]

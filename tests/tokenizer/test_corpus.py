@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenizer import CorpusError, open_corpus
-from tokenizer.corpus import Corpus
 
 STORIES = [
     "One.\nTwo lines, and a  gap.\n\nThe end.",
@@ -106,7 +105,7 @@ def test_a_limit_stops_early(tmp_path, source):
 
 
 def test_toy_takes_a_number_and_a_seed():
-    def count(source: str) -> dict[str, int | None]:
+    def count(source):
         return {split: open_corpus(source, split).expected() for split in ("train", "valid")}
 
     assert count("toy") == {"train": 20_000, "valid": 1000}
@@ -240,7 +239,7 @@ def test_a_directory_must_be_clear_about_its_splits(tmp_path):
 
 
 def test_settings_are_checked(tmp_path):
-    def opened(**settings) -> Corpus:
+    def opened(**settings):
         return open_corpus("toy:10", **{"split": "train", **settings})
 
     with pytest.raises(CorpusError, match="split test: must be train or valid"):

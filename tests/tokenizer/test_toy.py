@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenizer.splits import held_out
-from tokenizer.toy import HELD_OUT, Choice, Line, Name, library, story, toy_stories
+from tokenizer.toy import HELD_OUT, Choice, Name, library, story, toy_stories
 
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
 AN = re.compile(r"\b(an?) ([a-z]+)", re.IGNORECASE)
@@ -127,7 +127,7 @@ def test_hero_and_pronouns_agree():
 
 
 def test_every_name_in_a_line_is_known():
-    def names(line: Line) -> set[str]:
+    def names(line):
         found = set()
         for part in line:
             if isinstance(part, Name):

@@ -1,7 +1,6 @@
 """Batches and what resumes them, by way of whole runs."""
 
 import signal
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ def test_data_that_vanishes_ends_the_stream_in_one_line(small_tokenizer, tmp_pat
 def test_a_lost_connection_is_reported_as_it_is(packed, tmp_path, monkeypatch, capsys):
     """For example that of torch's store."""
 
-    def add(self: Log, row: dict[str, Any]) -> None:
+    def add(self, row):
         raise ConnectionResetError(104, "Connection reset by peer")
 
     monkeypatch.setattr(Log, "add", add)

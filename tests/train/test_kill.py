@@ -33,7 +33,7 @@ def words(data: Path, run: Path) -> list[str]:
 def attempt(data, forked):
     """Goes on with a run in a process of its own; returns its exit code, -9 where it was killed."""
 
-    def run(path: Path, fatal: int | None = None, after: float | None = None) -> int | None:
+    def run(path, fatal=None, after=None):
         saving = forked.Event()
         process = forked.Process(target=train_until_killed, args=(words(data, path), fatal, saving))
         process.start()

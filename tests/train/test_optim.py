@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from train.optim import Muon, build_optimizer, orthogonalise, rate
 from train.settings import OptimizerSettings, ScheduleSettings
 
 SCHEDULE = ScheduleSettings(warmup_steps=10, decay="linear", floor=0.2)
-MakeModel = Callable[..., LanguageModel]
 
 
 def loss_of(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -168,7 +166,7 @@ def test_muon_beside_adamw_goes_on_to_the_bit_from_its_saved_state(small_model):
     settings = OptimizerSettings(name="muon", lr=0.02, muon_mixing=True)
     tokens = torch.randint(400, (4, 33))
 
-    def steps(model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+    def steps(model, optimizer):
         for _ in range(3):
             optimizer.zero_grad()
             loss_of(model, tokens).backward()

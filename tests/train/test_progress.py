@@ -4,11 +4,8 @@ import re
 import sys
 from types import SimpleNamespace
 
-import torch
-
 from tests.train.cases import fit, rows, weights
 from train import progress
-from train.data import Batch
 from train.module import LanguageModule
 
 
@@ -27,7 +24,7 @@ def test_the_time_left_leaves_the_compiling_out(data, tmp_path, monkeypatch, cap
     """A clock on which the first step takes ten minutes and any other a second."""
     now, original = 0.0, LanguageModule.training_step
 
-    def training_step(self: LanguageModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         nonlocal now
         now += 600 if self.trainer.global_step == 0 else 1
         return original(self, batch, batch_idx)

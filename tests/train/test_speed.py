@@ -1,13 +1,11 @@
 """What makes training faster or smaller, and changes nothing else."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from arch import LanguageModel
 from arch.describe import describe
 from tests.train.cases import TINY, fit, rows
 from train import module as training
@@ -16,8 +14,6 @@ from train.__main__ import main
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
 from train.settings import OptimizerSettings, ScheduleSettings
-
-MakeModel = Callable[..., LanguageModel]
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -109,7 +105,7 @@ def test_model_and_loss_compile_to_one_graph_that_learns_the_same(small_model, m
     tokens = torch.randint(400, (4, 33))
     batch = tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] < 40, IGNORE), 100.0
 
-    def step() -> tuple[torch.Tensor, ...]:
+    def step():
         loss = module.training_step(batch, 0)
         return loss, *torch.autograd.grad(loss, list(model.parameters()))
 
@@ -190,12 +186,12 @@ def test_a_step_never_waits_for_the_device(data, tmp_path, flags, monkeypatch):
     pytest.importorskip("jsonargparse")
     watched = []
 
-    def start(self: LanguageModule, batch: object, batch_idx: int) -> None:
+    def start(self, batch, batch_idx):
         if 3 <= batch_idx <= 6:  # neither the first steps, which compile, nor those that report
             torch.cuda.set_sync_debug_mode("error")
             watched.append(batch_idx)
 
-    def end(self: LanguageModule, outputs: object, batch: object, batch_idx: int) -> None:
+    def end(self, outputs, batch, batch_idx):
         torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(LanguageModule, "on_train_batch_start", start, raising=False)

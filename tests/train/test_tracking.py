@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import types
-from typing import Any
 
 import pytest
 import wandb
@@ -60,7 +59,7 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
 
 @pytest.mark.parametrize("lost", [BrokenPipeError(32, "Broken pipe"), EOFError()], ids=type)
 def test_a_lost_socket_of_wandb_ends_nothing(data, tmp_path, lost, monkeypatch, capfd):
-    def log(*_: Any, **__: Any) -> None:
+    def log(*_, **__):
         raise lost
 
     monkeypatch.setattr(wandb.Run, "log", log)
@@ -94,7 +93,7 @@ def test_without_login_or_network_training_goes_on_offline(
 def test_the_time_given_to_a_server_does_not_limit_a_run_offline(tmp_path, monkeypatch):
     patience = {}
 
-    def init(mode: str, settings: wandb.Settings, **_: object) -> None:
+    def init(mode, settings, **_):
         patience[mode] = settings.init_timeout
         if mode == "online":
             raise wandb.errors.CommError("no server")
@@ -133,7 +132,7 @@ class Online:
 def online(monkeypatch, tmp_path):
     begun: list[Online] = []
 
-    def init(id: str, **_: object) -> Online:
+    def init(id, **_):
         begun.append(Online(id))
         return begun[-1]
 
@@ -160,7 +159,7 @@ def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, o
 
 @pytest.mark.parametrize("error", [wandb.errors.CommError("gone"), BrokenPipeError("gone")])
 def test_a_view_that_breaks_ends_no_training(data, tmp_path, online, error, monkeypatch, capsys):
-    def breaks(self: Online, figures: dict[str, object], step: int) -> None:
+    def breaks(self, figures, step):
         raise error
 
     monkeypatch.setattr(Online, "log", breaks)

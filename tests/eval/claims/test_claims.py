@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +25,12 @@ from tests.eval.report.cases import make_row
 FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
 
 
-def test_every_claim_is_there_once() -> None:
+def test_every_claim_is_there_once():
     assert list(claims()) == list(range(1, 102))
     assert {claim.group for claim in claims().values()} == set(GROUPS)
 
 
-def test_every_claim_says_what_it_asks() -> None:
+def test_every_claim_says_what_it_asks():
     for claim in claims().values():
         assert claim.judge
         assert len(claim.claim) < 120
@@ -45,7 +44,7 @@ def test_every_claim_says_what_it_asks() -> None:
                 assert list(arm.reported.methods) == ["descent"]
 
 
-def test_claims_on_pretrained_models_say_what_they_need() -> None:
+def test_claims_on_pretrained_models_say_what_they_need():
     for number, claim in claims().items():
         foreign = [arm.models for arm in claim.arms if arm.fair and not arm.models.own]
         assert bool(foreign) == (number in FOREIGN), number
@@ -55,7 +54,7 @@ def test_claims_on_pretrained_models_say_what_they_need() -> None:
             assert models.family in ("gpt2", "gptj", "llama", "mistral")
 
 
-def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_one(capsys):
     for claim in claims().values():
         assert re.fullmatch(rf"python -m eval claims run {claim.number}", claim.command)
     assert main(["claims", "list"]) == 0
@@ -77,9 +76,7 @@ def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "67", "--group", "gpt2"], "claim 67: there is none of that number in group gpt2"),
     ],
 )
-def test_a_claim_that_does_not_exist(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_claim_that_does_not_exist(words, message, capsys, tmp_path):
     out = ["--out", str(tmp_path / "out")] if words[0] == "run" else []
     if "whole number" in message:  # argparse says so, and stops
         with pytest.raises(SystemExit):
@@ -120,13 +117,13 @@ ENTRY = {
         ({"fair": {"kind": "middle"}}, "kind 'middle'; there are story, inside, random"),
     ],
 )
-def test_an_entry_that_is_wrong_is_named(changes: dict, message: str) -> None:
+def test_an_entry_that_is_wrong_is_named(changes, message):
     with pytest.raises(RequestError) as caught:
         read_group("mixers", {"claims": [ENTRY | changes]})
     assert message in str(caught.value)
 
 
-def test_every_claim_cites_a_document_with_author_title_year_and_address() -> None:
+def test_every_claim_cites_a_document_with_author_title_year_and_address():
     for claim in claims().values():
         source = claim.source
         assert source == bibliography()[source.key]
@@ -137,9 +134,7 @@ def test_every_claim_cites_a_document_with_author_title_year_and_address() -> No
 
 
 @pytest.mark.parametrize("name", ["author", "title", "year", "url"])
-def test_a_source_that_lacks_a_field_is_named(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_source_that_lacks_a_field_is_named(name, monkeypatch, tmp_path):
     entry = {"author": "A", "title": "T", "year": 2020, "url": "https://example.org"}
     del entry[name]
     (tmp_path / "bibliography.yaml").write_text(yaml.safe_dump({"made-up": entry}))
@@ -148,7 +143,7 @@ def test_a_source_that_lacks_a_field_is_named(
         bibliography.__wrapped__()
 
 
-def test_what_an_arm_asks_has_a_fingerprint() -> None:
+def test_what_an_arm_asks_has_a_fingerprint():
     (claim,) = read_group("mixers", {"claims": [ENTRY]})
     (same,) = read_group("mixers", {"claims": [ENTRY | {"claim": "said otherwise"}]})
     (other,) = read_group("mixers", {"claims": [ENTRY | {"slice": "[:, 1:, :]"}]})
@@ -205,9 +200,7 @@ CONTROLLED = replace(FOUND, control=(Criterion(Term("self"), "above", 0.9),))
         (FOUND, [REPORTED_FOUND, SOME, record(FAIR, "propose", 1.0)], "yes, no, yes"),
     ],
 )  # fmt: skip
-def test_three_columns_have_answers_of_their_own(
-    claim: Claim, records: list[dict], answers: str
-) -> None:
+def test_three_columns_have_answers_of_their_own(claim, records, answers):
     found = judge(claim, records)
     assert ", ".join(found.cells[column].answer for column in COLUMNS) == answers
     assert found.asked == (answers != "not asked, not asked, not asked")
@@ -221,9 +214,7 @@ def test_three_columns_have_answers_of_their_own(
         (FOUND, [record(FAIR, "alternating", 1.0, self=0.2)], INFORMATION),
     ],
 )
-def test_a_column_is_invalid_where_its_control_fails(
-    claim: Claim, records: list[dict], column: str
-) -> None:
+def test_a_column_is_invalid_where_its_control_fails(claim, records, column):
     """It cannot be yes, though all that is claimed was measured; it is where the control passes."""
     own = judge(claim, records).cells[column]
     assert own.failed is not None
@@ -233,7 +224,7 @@ def test_a_column_is_invalid_where_its_control_fails(
     assert judge(claim, passing).cells[column].answer == "yes"
 
 
-def test_no_claim_that_was_asked_is_yes_where_a_control_fails() -> None:
+def test_no_claim_that_was_asked_is_yes_where_a_control_fails():
     """Of all claims: with every control failing no replicated column is yes or no."""
     for claim in claims().values():
         arms = [arm for arm in claim.arms if arm.reported and not arm.lens]
@@ -255,9 +246,7 @@ def test_no_claim_that_was_asked_is_yes_where_a_control_fails() -> None:
         ((1.0, 0.9, 1.0), (1.0, 0.9, 1.0), "open"),  # a tie at a ceiling is no contrast
     ],
 )
-def test_two_figures_are_compared_by_their_intervals(
-    left: tuple, right: tuple, answer: str
-) -> None:
+def test_two_figures_are_compared_by_their_intervals(left, right, answer):
     arms = tuple(Arm(name, Models({"mixers": ("flat",)}), fair=PROTOCOL) for name in "ab")
     criterion = Criterion(Term("self", "a"), "less", Term("self", "b"))
     claim = Claim(7, "a", "b", SOURCE, "mixers", arms, (criterion,))
@@ -268,7 +257,7 @@ def test_two_figures_are_compared_by_their_intervals(
     assert judge(claim, records).cells[GRADIENTS].answer == answer
 
 
-def test_criteria_that_are_not_those_of_the_rows_are_said_to_be_changed() -> None:
+def test_criteria_that_are_not_those_of_the_rows_are_said_to_be_changed():
     same, other = ([REPORTED_LOST | {"criteria": c}] for c in (LOST.frozen, "older"))
     assert not judge(LOST, same).changed
     assert not judge(LOST, [REPORTED_LOST]).changed  # rows from before there were hashes
@@ -276,18 +265,18 @@ def test_criteria_that_are_not_those_of_the_rows_are_said_to_be_changed() -> Non
     assert LOST.frozen != claim_of("below", 0.6).frozen != CONTROLLED.frozen
 
 
-def test_fewer_than_thirty_prompts_are_said_in_the_cell() -> None:
+def test_fewer_than_thirty_prompts_are_said_in_the_cell():
     text = terminal([judge(LOST, [REPORTED_LOST | {"prompts": 29}])], width=200)
     assert "yes (n 29, too few; d16 n1)" in text
     assert "too few" not in terminal([judge(LOST, [REPORTED_LOST | {"prompts": 30}])], width=200)
 
 
-def test_figures_of_lenses_are_pooled_and_compared() -> None:
+def test_figures_of_lenses_are_pooled_and_compared():
     arm = Arm("", Models({"mixers": ("flat",)}, trained=True), lens="residual", fair=Protocol())
     last, first = (Term("norm", where={"part": "x"}, pool=pool) for pool in ("last", "first"))
     claim = Claim(7, "a", "b", SOURCE, "lenses", (arm,), (Criterion(last, "more", first),))
 
-    def norm(layer: int, value: float, part: str = "x") -> dict:
+    def norm(layer, value, part="x"):
         return {
             "claim": 7, "arm": "", "protocol": FAIR, "lens": "residual", "figure": "norm",
             "where": {"layer": layer, "part": part}, "value": value, "low": None, "high": None,
@@ -313,7 +302,7 @@ def part(setting: str, model: str, of: int = 1, **others: Any) -> list[dict]:
     return [row, end | others]
 
 
-def test_what_the_registry_asks_otherwise_is_named_not_mixed() -> None:
+def test_what_the_registry_asks_otherwise_is_named_not_mixed():
     rows = [
         *part("a", "one", bench=BENCH + 1),
         *part("b", "one", entry="older"),
@@ -329,7 +318,7 @@ def test_what_the_registry_asks_otherwise_is_named_not_mixed() -> None:
     )
 
 
-def test_what_was_not_asked_to_the_end_is_left_out() -> None:
+def test_what_was_not_asked_to_the_end_is_left_out():
     rows, torn = (
         part("x", "one", of=2),
         "left out: claim 7, fair: not asked to the end; run it again",
@@ -340,7 +329,7 @@ def test_what_was_not_asked_to_the_end_is_left_out() -> None:
     assert (found["models"], notes) == (2, [])
 
 
-def test_models_and_stories_of_several_runs_are_not_mixed() -> None:
+def test_models_and_stories_of_several_runs_are_not_mixed():
     rows = [*part("small", "one"), *part("large", "two")]
     (found,), notes = evidence(rows, {7: LOST})
     assert found["models"] == 1
@@ -349,7 +338,7 @@ def test_models_and_stories_of_several_runs_are_not_mixed() -> None:
     assert (same, again) == (found, notes)
 
 
-def test_what_a_constant_guess_would_find_stands_beside() -> None:
+def test_what_a_constant_guess_would_find_stands_beside():
     """Most stories begin alike: two of three hidden tokens are one, and only those are found."""
     row, end = part("x", "one")
     texts = [{"truth": [first, *(9,) * 15], "found": [5, *(9,) * 15]} for first in (5, 5, 7)]
@@ -361,9 +350,7 @@ def test_what_a_constant_guess_would_find_stands_beside() -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_rows_that_answer_and_rows_summed_up_are_kept_and_read_again(
-    name: str, tmp_path: Path
-) -> None:
+def test_rows_that_answer_and_rows_summed_up_are_kept_and_read_again(name, tmp_path):
     tags = {"bench": BENCH, "entry": LOST.arms[0].fingerprint, "kind": "claim record"}
     summed_up = REPORTED_LOST | tags | {"key": "summed up", "schema": SCHEMA}
     rows = [*part("x", "one"), summed_up, {"key": "other", "kind": "loss"}]
@@ -374,7 +361,7 @@ def test_rows_that_answer_and_rows_summed_up_are_kept_and_read_again(
     assert len(evidence(kept, {7: LOST})[0]) == 2
 
 
-def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
+def test_rows_of_earlier_versions_are_read(tmp_path):
     """Copies that claims had of rows are those rows again; which answer what is asked anew."""
     row, end = part("x", "one")
     tags = {name: end[name] for name in ("claim", "arm", "protocol", "bench", "entry", "setting")}

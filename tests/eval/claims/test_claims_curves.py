@@ -1,11 +1,8 @@
 """The curves behind the claims: asked of tiny models, resumed, and drawn from records alone."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from eval.__main__ import main
 from eval.claims import BENCH, curves
@@ -24,13 +21,13 @@ SIZE = {"d_model": 16, "n_layers": 2, "context": 16}
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+def plan(monkeypatch):
     """What the file says, of tiny models, one story and few steps."""
     return use_tiny_curves(monkeypatch, VALUES)
 
 
 @pytest.fixture
-def out(tmp_path: Path, small_tokenizer: Tokenizer) -> Path:
+def out(tmp_path, small_tokenizer):
     return prepared(tmp_path / "out", small_tokenizer)
 
 
@@ -38,7 +35,7 @@ def run(*words: object) -> int:
     return main(["claims", "curves", *map(str, words)])
 
 
-def test_the_file_names_every_axis_and_architecture() -> None:
+def test_the_file_names_every_axis_and_architecture():
     whole = curves.plan()
     assert list(whole.axes) == AXES
     assert list(whole.architectures) == ARCHITECTURES
@@ -48,7 +45,7 @@ def test_the_file_names_every_axis_and_architecture() -> None:
             assert drawn == list(FAMILIES)
 
 
-def test_a_point_that_axes_share_is_one() -> None:
+def test_a_point_that_axes_share_is_one():
     whole = curves.plan()
     asks = whole.points()
     bases = [whole.base.at("step", step) for step in whole.steps]
@@ -66,7 +63,7 @@ def test_a_point_that_axes_share_is_one() -> None:
     assert {asks[base].stories for base in bases} == {whole.stories[BASE]}
 
 
-def test_what_a_point_shows() -> None:
+def test_what_a_point_shows():
     point = Point(width=8, depth=2, layer=2, step=0, channels=8, length=4, noise=0.0)
     assert (str(point.shown(SELF)), str(point.shown(NONSELF))) == ("[:, 0:, :]", "[:, 1:, :]")
     assert str(point.at("channels", 4).shown(NONSELF)) == "[:, 1:, :4]"
@@ -76,9 +73,7 @@ def test_what_a_point_shows() -> None:
     assert (seen.on("observed", SELF), seen.on("observed", NONSELF)) == (3, 2)
 
 
-def test_every_point_is_asked_once_then_drawn(
-    plan: Plan, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_point_is_asked_once_then_drawn(plan, out, tmp_path, capsys):
     assert run("--out", out, *FAST) == 0
     missing = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in missing if "python -m train fit" in line] == ARCHITECTURES
@@ -147,13 +142,7 @@ def _check_pages(
     assert f"| {share_text(point['share'])} (" in rows[0]
 
 
-def test_trained_models_are_found_by_shape_and_step(
-    plan: Plan,
-    out: Path,
-    tmp_path: Path,
-    model_directory: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_trained_models_are_found_by_shape_and_step(plan, out, tmp_path, model_directory, capsys):
     own: dict[str, Any] = {"mixers": ("expanded",), **SIZE}  # two triangles by default
     model_directory("runs/here-s0", step=1000, **own)
     model_directory("runs/here-s1", step=1000, **own)
@@ -173,7 +162,7 @@ def test_trained_models_are_found_by_shape_and_step(
     assert {(p["axis"], p["x"]) for p in after} >= {(BASE, None), ("layer", 1)}
 
 
-def test_rows_that_are_asked_otherwise_are_left_out(plan: Plan, out: Path) -> None:
+def test_rows_that_are_asked_otherwise_are_left_out(plan, out):
     assert run("--out", out, "--axis", "step", "--limit", 1, *FAST) == 0
     rows = read_rows([out])
     points, notes = records(plan, rows)
@@ -197,9 +186,7 @@ def test_rows_that_are_asked_otherwise_are_left_out(plan: Plan, out: Path) -> No
         (("--models", "nowhere"), "--models nowhere: no such directory"),
     ],
 )
-def test_refusals_are_one_line(
-    words: tuple[str, ...], message: str, plan: Plan, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusals_are_one_line(words, message, plan, out, capsys):
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert run(*words, "--out", out) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -105,7 +105,7 @@ def filled(template: str, tmp_path: Path) -> str:
         ("claim(7, 8)", "[7](#claim-7), [8](#claim-8)"),
     ],
 )
-def test_placeholders_say_what_records_say(words: str, text: str, tmp_path: Path) -> None:
+def test_placeholders_say_what_records_say(words, text, tmp_path):
     links = "{{ claim(7, 8) }}"
     expected = f"{text} [7](#claim-7), [8](#claim-8)\n"
     assert filled(f"{{{{ {words} }}}} {links}", tmp_path) == expected
@@ -143,9 +143,7 @@ def test_placeholders_say_what_records_say(words: str, text: str, tmp_path: Path
         ('{% assert answer(7, "gradients") == "yes" %}', "no == yes is not so"),
     ],
 )
-def test_a_placeholder_that_means_nothing_is_named(
-    words: str, message: str, tmp_path: Path
-) -> None:
+def test_a_placeholder_that_means_nothing_is_named(words, message, tmp_path):
     with pytest.raises(RequestError) as caught:
         filled(f"# A\n\nText\n{words} ({{{{ claim(7, 8) }}}})\n", tmp_path)
     assert str(caught.value).startswith(f"text.md, line 4: {words} (")
@@ -153,7 +151,7 @@ def test_a_placeholder_that_means_nothing_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_text_is_filled_and_assertions_leave_no_trace(tmp_path: Path) -> None:
+def test_text_is_filled_and_assertions_leave_no_trace(tmp_path):
     template = """\
 # What was found
 
@@ -191,13 +189,13 @@ Streams ([8](#claim-8)) grow to 27.
         ("It is 7 }}", "}} is typed by hand"),
     ],
 )
-def test_text_that_cannot_be_checked_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_text_that_cannot_be_checked_is_refused(text, message, tmp_path):
     with pytest.raises(RequestError) as caught:
         filled(text, tmp_path)
     assert message in str(caught.value)
 
 
-def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it() -> None:
+def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it():
     odd = replace(JUDGED[0], claim=replace(JUDGED[0].claim, claim="a | b <script>"))
     text = markdown([JUDGED[1], odd], ["left out: something"])
     rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
@@ -217,7 +215,7 @@ def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it() -> None:
     assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page(JUDGED[1])
 
 
-def test_a_page_cites_its_sources_and_says_which_criteria_were_changed() -> None:
+def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
     text = markdown([judge(claim, []) for claim in claims().values()], [])
     for source in bibliography().values():
         assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in text
@@ -268,7 +266,7 @@ def _records(claim: Claim, arm: Arm, tags: dict[str, Any], asked: Protocol) -> l
     ]
 
 
-def test_a_page_of_all_claims_can_be_read() -> None:
+def test_a_page_of_all_claims_can_be_read():
     judged = [judge(claim, synthetic()) for claim in claims().values()]
     text = markdown(judged, [])
     assert re.findall(r'id="claim-(\d+)"', text).sort() == [str(n) for n in claims()].sort()
@@ -291,7 +289,7 @@ def run(*words: object) -> int:
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Path:
+def records(tmp_path):
     """Records that this bench made, of claim 74."""
     arm = claims()[74].arms[0]
     tags = {"claim": 74, "bench": BENCH, "entry": arm.fingerprint, "kind": "claim record"}
@@ -301,7 +299,7 @@ def records(tmp_path: Path) -> Path:
     return path
 
 
-def test_pages_results_and_a_readme_are_made(records: Path, tmp_path: Path) -> None:
+def test_pages_results_and_a_readme_are_made(records, tmp_path):
     text, readme, made = tmp_path / "text.md", tmp_path / "README.md", tmp_path / "docs" / "page.md"
     results = tmp_path / "docs" / "README.md"
     words = 'All: {{ figure(74, "nonself", by="adam") }} ({{ claim(74) }}).'
@@ -318,7 +316,7 @@ def test_pages_results_and_a_readme_are_made(records: Path, tmp_path: Path) -> N
     assert (made.with_suffix("") / "74.md").read_text().startswith("# Claim 74\n")
 
 
-def test_the_curves_have_a_page(records: Path, tmp_path: Path) -> None:
+def test_the_curves_have_a_page(records, tmp_path):
     curves, made = tmp_path / "curves.jsonl", tmp_path / "d" / "page.md"
     drawn = [point(0, 0.2), point(1000, 0.1)]
     write_rows(curves, [p | {"key": str(p["x"]), "kind": "curve record"} for p in drawn])
@@ -340,13 +338,7 @@ def test_the_curves_have_a_page(records: Path, tmp_path: Path) -> None:
         (["--findings", "{}/short.md", "--readme", "{}/no.md"], "needs one <!-- finding -->"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_a_line(
-    words: list[str],
-    message: str,
-    records: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_made_is_refused_in_a_line(words, message, records, tmp_path, capsys):
     (tmp_path / "false.md").write_text("{{ 74 nonself }} {{ claim(74) }}")
     (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
     (tmp_path / "short.md").write_text("yes\n")
@@ -361,13 +353,13 @@ def test_what_cannot_be_made_is_refused_in_a_line(
     assert (tmp_path / "no.md").read_text() == "# Name\n"
 
 
-def test_results_without_a_page_are_refused(records: Path, capsys: pytest.CaptureFixture) -> None:
+def test_results_without_a_page_are_refused(records, capsys):
     for flag in ("--results", "--readme"):
         assert run(records, flag, "x.md") == 2
         assert f"{flag} x.md: it points to the page; give --markdown" in capsys.readouterr().err
 
 
-def test_the_committed_pages_are_what_their_records_say(tmp_path: Path) -> None:
+def test_the_committed_pages_are_what_their_records_say(tmp_path):
     """And figures, results and the README's finding: all made anew, from the records beside."""
     made = tmp_path / "docs" / "results" / "claims.md"
     readme = Path(shutil.copy(ROOT / "README.md", tmp_path))

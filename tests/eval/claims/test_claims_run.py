@@ -2,18 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import transformers
-from tokenizers import Tokenizer
 
 from eval.__main__ import main
 from eval.claims.registry import choose, claims
 from eval.inversion.run import Job
-from eval.rows import ROWS, Row, read_rows
+from eval.rows import ROWS, read_rows
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.eval.claims.cases import asked_in, briefly, prepared, run, small, use
@@ -29,12 +27,8 @@ def table(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("three", [UNTRAINED[:3], UNTRAINED[3:6], UNTRAINED[6:]])
 def test_three_claims_run_twice_have_one_verdict(
-    three: tuple[int, ...],
-    tmp_path: Path,
-    small_tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    three, tmp_path, small_tokenizer, monkeypatch, capsys
+):
     use(monkeypatch, [small(claim) for claim in choose(list(three))])
     tables = []
     for name in ("a", "b"):
@@ -45,12 +39,7 @@ def test_three_claims_run_twice_have_one_verdict(
     assert "Traceback" not in tables[0]
 
 
-def test_a_run_that_was_killed_goes_on(
-    tmp_path: Path,
-    small_tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_that_was_killed_goes_on(tmp_path, small_tokenizer, monkeypatch, capsys):
     use(monkeypatch, [small(claim) for claim in choose([67, 74])])
     out = prepared(tmp_path / "out", small_tokenizer)
     assert run("--out", out, "--limit", "1") == 0
@@ -72,9 +61,7 @@ def test_a_run_that_was_killed_goes_on(
     assert "67" in table(out, capsys)
 
 
-def test_what_one_claim_answered_another_need_not_ask(
-    tmp_path: Path, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_claim_answered_another_need_not_ask(tmp_path, small_tokenizer, monkeypatch):
     first = small(claims()[74])
     second = replace(first, number=75)
     use(monkeypatch, [first, second])
@@ -82,7 +69,7 @@ def test_what_one_claim_answered_another_need_not_ask(
     asked: list[str] = []
     answer = Job.rows
 
-    def counted(self: Job) -> list[Row]:
+    def counted(self):
         rows = answer(self)
         asked.extend(row["key"] for row in rows)
         return rows
@@ -99,12 +86,8 @@ def test_what_one_claim_answered_another_need_not_ask(
 
 
 def test_trained_models_are_found_or_asked_for(
-    tmp_path: Path,
-    small_tokenizer: Tokenizer,
-    model_directory: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path, small_tokenizer, model_directory, monkeypatch, capsys
+):
     use(monkeypatch, [small(claim) for claim in choose([73, 79, 90])])
     out = prepared(tmp_path / "out", small_tokenizer)
     assert run(73, "--out", out) == 2
@@ -127,12 +110,7 @@ def test_trained_models_are_found_or_asked_for(
     assert "nothing: no such directory; give one of runs" in capsys.readouterr().err
 
 
-def test_seeds_are_of_one_kind(
-    tmp_path: Path,
-    small_tokenizer: Tokenizer,
-    model_directory: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_seeds_are_of_one_kind(tmp_path, small_tokenizer, model_directory, monkeypatch):
     """Another channel mixer is another model, whatever its mixers, width and depth."""
     use(monkeypatch, [small(claim) for claim in choose([73])])
     out = prepared(tmp_path / "out", small_tokenizer)
@@ -149,12 +127,7 @@ def test_seeds_are_of_one_kind(
     assert {row["checkpoint"]["step"] for row in own if "checkpoint" in row} == {5}
 
 
-def test_another_tokenizer_needs_another_place(
-    tmp_path: Path,
-    model_directory: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_tokenizer_needs_another_place(tmp_path, model_directory, monkeypatch, capsys):
     use(monkeypatch, [small(claim) for claim in choose([67])])
     out = prepared(tmp_path / "out", byte_tokenizer())
     path = model_directory("flat", step=5)
@@ -164,12 +137,7 @@ def test_another_tokenizer_needs_another_place(
     assert line.endswith("give another --out")
 
 
-def test_what_was_found_is_shown(
-    tmp_path: Path,
-    small_tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_was_found_is_shown(tmp_path, small_tokenizer, monkeypatch, capsys):
     use(monkeypatch, [small(claims()[67])])
     out = prepared(tmp_path / "out", small_tokenizer)
     assert run(67, "--out", out) == 0
@@ -193,13 +161,7 @@ def test_what_was_found_is_shown(
         (["table", "torn.parquet"], "torn.parquet: no Parquet file of rows ("),
     ],
 )
-def test_a_table_of_nothing(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_table_of_nothing(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torn.parquet").write_text("PAR1")
     assert main(["claims", *words]) == 2
@@ -211,10 +173,10 @@ OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Callable[[str], Path]:
+def weights(tmp_path):
     """A small random model of a family, saved as theirs."""
 
-    def make(family: str) -> Path:
+    def make(family):
         path = tmp_path / "weights"
         their_model(family).float().save_pretrained(path)
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
@@ -225,13 +187,7 @@ def weights(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("family", OF_FAMILY)
-def test_claims_on_weights_given_by_hand(
-    family: str,
-    weights: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_claims_on_weights_given_by_hand(family, weights, tmp_path, monkeypatch, capsys):
     number = OF_FAMILY[family]
     use(monkeypatch, [briefly(number)])
     given = ["--out", tmp_path / "out", "--model", weights(family), "--precision", "float32"]
@@ -249,12 +205,8 @@ def test_claims_on_weights_given_by_hand(
 
 @pytest.mark.parametrize("family", ["gpt2", "llama 1"])
 def test_claims_in_half_precision_say_that_nothing_is_certified(
-    family: str,
-    weights: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    family, weights, tmp_path, monkeypatch, capsys
+):
     number = OF_FAMILY[family]
     use(monkeypatch, [briefly(number, size=(32, 3))])
     path = weights(family)
@@ -269,9 +221,7 @@ def test_claims_in_half_precision_say_that_nothing_is_certified(
     assert {(row["certificate"], row["uncertified"]) for row in rows} == {(None, reason)}
 
 
-def test_untrained_weights_of_a_family_are_built_anew(
-    weights: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_untrained_weights_of_a_family_are_built_anew(weights, tmp_path, monkeypatch):
     use(monkeypatch, [briefly(number, size=(32, 3)) for number in (5, 24)])
     given = ["--out", tmp_path / "out", "--model", weights("gpt2")]
     assert run(*given) == 0
@@ -281,12 +231,7 @@ def test_untrained_weights_of_a_family_are_built_anew(
     assert asked == {(5, "weights [random]"), (24, "weights [random embedding]")}
 
 
-def test_weights_of_the_wrong_family_and_no_weights_at_all(
-    weights: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_weights_of_the_wrong_family_and_no_weights_at_all(weights, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     out, wrong = tmp_path / "out", weights("gpt2")
@@ -315,9 +260,7 @@ def test_weights_of_the_wrong_family_and_no_weights_at_all(
 
 
 @pytest.mark.slow
-def test_three_whole_claims_run_twice_have_one_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_whole_claims_run_twice_have_one_verdict(tmp_path, capsys):
     tables = []
     for name in ("a", "b"):
         assert run("--group", "random-init", "--limit", 3, "--out", tmp_path / name) == 0

@@ -130,7 +130,7 @@ def test_crossings():
 def test_intervals_widen_with_how_prompts_differ():
     x = np.linspace(0, 8, 33)
 
-    def curves(spread: float) -> np.ndarray:
+    def curves(spread):
         middles = 4 + spread * np.linspace(-1, 1, 12)
         return 1 / (1 + np.exp(4 * (x - middles[:, None])))
 

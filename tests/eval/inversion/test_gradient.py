@@ -78,7 +78,7 @@ def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(small_m
     x = torch.randn(4, 400, generator=chance(1)[0])[None]
     target = model.hidden(model.embed(truth), 2)
 
-    def read(x: Tensor) -> Tensor:
+    def read(x):
         return (x.softmax(dim=-1) if variable == "softmax" else x) @ W
 
     x = plain_descent(model, target, x, read, lambda o: o, steps, rate)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import scipy.optimize
 import torch
@@ -106,7 +105,7 @@ def test_lbfgs_reaches_what_scipy_reaches(small_model):
     loss = objective("relative")
     start = scaled_start(batch, chance(1))
 
-    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def value(x):
         at = torch.tensor(x, dtype=torch.float32).view(1, 3, 32).requires_grad_()
         found = batch.losses(at, loss)[0]
         found.backward()

@@ -1,7 +1,5 @@
 """python -m eval invert: controls, padding, resuming, suites, and one line for every wrong wish."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from eval.rows import read_rows
 from tests.said import complaint
 from tokenizer import open_corpus, train_tokenizer
 
-Directory = Callable[..., Path]
 QUICK = ["--count", "2", "--length", "6"]
 ONE = [*QUICK, "--layers", "1", "--slices", "[:, 0:, :]"]
 
@@ -243,12 +240,10 @@ WRONG: list[tuple[list[str], str]] = [
 
 
 @pytest.fixture
-def refused(
-    model_directory: Directory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def refused(model_directory, tmp_path, capsys):
     """Asks for something wrong: one line, exit code 2, nothing written."""
 
-    def ask(*words: object) -> str:
+    def ask(*words):
         out = tmp_path / "out"
         assert invert(model_directory(), "--out", out, *words) == 2
         assert not out.exists()

@@ -1,6 +1,5 @@
 """Models of transformers through the same door: `hf:DIR`, found exactly, hidden tokens too."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from tests.eval.inversion.search_cases import found, lexicon, prompts, solve
 
 
 @pytest.fixture(params=["gpt2", "llama 2, grouped, scaled"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def directory(request, tmp_path):
     """A small random model of theirs, saved with a tokenizer of bytes."""
     path = tmp_path / "small"
     their_model(request.param, dtype=torch.float32).save_pretrained(path)

@@ -24,13 +24,13 @@ ASKED = ("--text", "Once upon a time", "--layers", "1", "--slices", "[:, :, :]")
 
 
 @pytest.fixture(autouse=True)
-def ours_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def ours_again(monkeypatch):
     """Solvers entered by a test leave with it."""
     monkeypatch.setattr(registry, "_REGISTRY", dict(solvers()))
 
 
 @pytest.fixture
-def example(tmp_path: Path) -> Path:
+def example(tmp_path):
     file = tmp_path / "hill.py"
     file.write_text(EXAMPLE)
     return file

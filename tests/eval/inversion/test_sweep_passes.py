@@ -22,13 +22,13 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
     results = Results(tmp_path)
     entered = 0
 
-    def count(module: object, inputs: tuple[torch.Tensor, ...], output: object) -> None:
+    def count(module, inputs, output):
         nonlocal entered
         entered += inputs[0].shape[0] * inputs[0].shape[1]
 
     checkpoint.model.blocks[0].channel_mixer.register_forward_hook(count)  # pyright: ignore
 
-    def tokens(method: str, layers: tuple[int, ...], there: set[str]) -> int:
+    def tokens(method, layers, there):
         nonlocal entered
         entered = 0
         question = Question(parse_solvers([method]), layers=layers)

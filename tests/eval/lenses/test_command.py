@@ -26,7 +26,7 @@ def look(*words: object) -> int:
 def refused(capsys):
     """Asks for what cannot be: the one line that is said of it."""
 
-    def ask(*words: object) -> str:
+    def ask(*words):
         capsys.readouterr()
         assert look(*words) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -225,7 +225,7 @@ def test_nothing_is_kept_of_a_checkpoint_that_is_done(model_directory, tmp_path,
     held: list[dict] = []
     seen: list[list[int]] = []
 
-    def find(checkpoint, request) -> Finding:
+    def find(checkpoint, request):
         checkpoint.kept.setdefault("looks", []).append(len(held))
         held.append(checkpoint.kept)
         seen.append(list(held[0].get("looks", [])))

@@ -30,7 +30,7 @@ def test_a_vector_is_added_after_its_block_and_nowhere_else(start):
     for model in models():
         tokens, vector = prompts(), torch.randn(model.config.d_model)
 
-        def add(*call: Any, vector: Tensor = vector) -> Tensor:
+        def add(*call, vector=vector):
             return torch.cat([call[-1][:, :start], call[-1][:, start:] + vector], dim=1)
 
         plain = model(tokens)

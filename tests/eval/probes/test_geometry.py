@@ -106,7 +106,7 @@ def test_starts_lie_at_the_distance_asked_for(small_model):
     tokens = torch.stack([prompt(), prompt().flip(0)])
     truth, starts = circuit.model.embed(tokens), []
 
-    def nearest(start: Tensor) -> Tensor:
+    def nearest(start):
         starts.append(start)
         return torch.cdist(start, circuit.vocabulary[None]).argmin(dim=-1)
 

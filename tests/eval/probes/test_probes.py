@@ -33,7 +33,7 @@ V, D = 12, 5
 
 
 @pytest.fixture
-def examples() -> tuple[Tensor, Tensor, Tensor]:
+def examples():
     """Features `(N, D)` about a mean for each token, tokens `(N,)`, embeddings `(V, E)`."""
     tokens = torch.randint(V - 1, (300,))  # the last one is never seen
     means = torch.randn(V, D)
@@ -91,7 +91,7 @@ def test_a_factor_makes_probabilities(examples):
     sums = moments(x, y)
     classify, log_share = gaussian(sums, embedding), sums.log_share().float()
 
-    def loss(factor: float) -> float:
+    def loss(factor):
         return float(F.cross_entropy(factor * classify(x) + log_share, y))
 
     found = float(F.cross_entropy(calibrated(classify, log_share, x, y)(x), y))
@@ -156,7 +156,7 @@ def test_the_embedding_tells_its_own_token_and_no_other(small_model):
 def test_an_offset_is_the_token_so_far_away(small_model, offset):
     """Each token is its neighbour's successor: the embedding of one tells all of them."""
 
-    def count(windows: Tensor) -> Tensor:
+    def count(windows):
         return (windows[:, :1] + torch.arange(16)) % 400
 
     train, valid = count(random_windows(400)), count(random_windows(20, seed=4))
@@ -167,7 +167,7 @@ def test_an_offset_is_the_token_so_far_away(small_model, offset):
 def test_softmax_goes_on_from_the_gaussian_probe(small_model):
     circuit, windows = Circuit(small_model(), 2), random_windows(200)
 
-    def figures(steps: int) -> dict:
+    def figures(steps):
         return read(circuit, windows, windows, -1, Training(steps=steps, rate=1e-2))
 
     fitted, first = figures(60), figures(1)
@@ -208,7 +208,7 @@ def test_what_was_fitted_is_used_again(model_directory, tmp_path):
     """Another amount of text to judge on needs no other fit; another seed does."""
     fits: list[str] = []
 
-    def counted(name: str) -> Any:
+    def counted(name):
         real = getattr(questions, name)
         return lambda *args: fits.append(name) or real(*args)
 
@@ -236,7 +236,7 @@ def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model):
     train, valid = random_windows(1000, 4, 20), random_windows(50, 4, 20, seed=4)
     train[:, 0], valid[:, 0] = train[:, 1], valid[:, 1]
 
-    def scores(steps: int) -> tuple[dict, dict]:
+    def scores(steps):
         decoding = Decoding(blocks=1, width=40, steps=steps, windows=64, rate=1e-2)
         inverter = fit_inverter(circuit, shown, train, decoding)
         own, other = score_inverter(circuit, shown, valid, inverter)

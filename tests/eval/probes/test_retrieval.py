@@ -2,7 +2,6 @@
 
 import json
 from math import comb
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,14 +21,14 @@ STORIES = [
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> str:
+def corpus(tmp_path):
     stories = [*STORIES, *(f"Unused {number}." for number in STORIES)]  # not for evaluation
     (tmp_path / "valid.txt").write_text("\n<|endoftext|>\n".join(stories), encoding="utf-8")
     return str(tmp_path)
 
 
 def test_a_pair_is_a_sentence_and_the_rest_of_its_story(corpus, small_tokenizer):
-    def text(tokens: list[int]) -> str:
+    def text(tokens):
         return small_tokenizer.decode(tokens)
 
     held_out = HeldOutText(corpus, small_tokenizer)

@@ -25,14 +25,14 @@ class Reader(HTMLParser):
         self.texts.setdefault(self.tags[-1][0], []).append(data)
 
 
-def test_text_stays_text() -> None:
+def test_text_stays_text():
     page = Reader(highlighted(PIECES, {"<b>gradient</b>": [0.0, 1.0, -2.0, 0.5, 0.1]}))
     assert {tag for tag, _ in page.tags} == {"section", "h4", "p", "span"}
     assert page.texts["span"] == ["<script>", "alert('\"", " &amp;", "↵\n", " dog"]
     assert "".join(page.texts["h4"]) == "<b>gradient</b>"
 
 
-def test_every_token_says_its_number_to_mouse_and_keyboard() -> None:
+def test_every_token_says_its_number_to_mouse_and_keyboard():
     page = Reader(highlighted(PIECES, {"a": [0.0, 1.0, -2.0, 0.5, 0.123456]}))
     spans = [attributes for tag, attributes in page.tags if tag == "span"]
     assert all(span["tabindex"] == "0" for span in spans)
@@ -40,7 +40,7 @@ def test_every_token_says_its_number_to_mouse_and_keyboard() -> None:
     assert spans[1]["title"] == "+1 " + repr("alert('\"")
 
 
-def test_colours_tell_sign_and_strength() -> None:
+def test_colours_tell_sign_and_strength():
     page = Reader(highlighted(PIECES, {"a": [0.0, 1.0, -2.0, 2.0, 0.01], "b": [0.0] * 5}))
     classes = [attributes["class"] for tag, attributes in page.tags if tag == "span"]
     assert classes[:5] == ["", f"f{STRONGEST // 2}", f"a{STRONGEST}", f"f{STRONGEST}", ""]
@@ -50,6 +50,6 @@ def test_colours_tell_sign_and_strength() -> None:
     assert "prefers-color-scheme: dark" in STYLE
 
 
-def test_a_score_too_few_is_a_mistake() -> None:
+def test_a_score_too_few_is_a_mistake():
     with pytest.raises(ValueError, match="zip"):
         highlighted(PIECES, {"a": [1.0]})

@@ -1,7 +1,5 @@
 """Made-up rows, which tests of pages and tables stand on, look like those that eval writes."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +17,7 @@ def kinds(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "hidden"), [("sweep", 0), ("alternating", 1), ("descent", 3)])
-def test_made_up_rows_have_the_fields_of_real_ones(
-    method: str, hidden: int, model_directory: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directory, tmp_path):
     asked = ["--methods", method, "--slices", f"[:, {hidden}:, :]", "--layers", "1"]
     asked += ["--text", "Once upon a time", *(["--set", "descent.steps=1"] if hidden == 3 else [])]
     out = tmp_path / "out"

@@ -1,7 +1,5 @@
 """Rows that say which rows answer a claim are of no model: all readers pass over them."""
 
-from pathlib import Path
-
 from eval.__main__ import main
 from eval.comparison import enter
 from eval.gather import gather_models
@@ -13,7 +11,7 @@ from tests.eval.report.cases import make_row
 ROWS = [make_row(prompt=prompt, share=(1.0, 1.0)) for prompt in range(4)]
 
 
-def test_compare_and_the_page_pass_over_them(tmp_path: Path) -> None:
+def test_compare_and_the_page_pass_over_them(tmp_path):
     Results(tmp_path / "plain").append(ROWS)
     Results(tmp_path / "claims").append([*ROWS, OF_CLAIM])
     (plain,), (claims,) = (enter(gather_models([tmp_path / name])) for name in ("plain", "claims"))

@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,18 +44,18 @@ def names(found: Section) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [("A", "B"), ("B", "A")])
-def test_the_look_asked_last_is_shown(order: tuple[str, str]) -> None:
+def test_the_look_asked_last_is_shown(order):
     """Whatever the names of their files, by which documents are read."""
     (section,) = sections([look("A"), look("B")], [row(key) for key in order])
     assert section.about == f"{order[1]}."
 
 
-def test_a_look_without_rows_yields_to_one_with_rows() -> None:
+def test_a_look_without_rows_yields_to_one_with_rows():
     (section,) = sections([look("A"), look("torn")], [row("A")])
     assert section.about == "A."
 
 
-def test_models_of_one_name_are_told_apart() -> None:
+def test_models_of_one_name_are_told_apart():
     weights = [{"weights_sha256": letter * 64} for letter in "ab"]
     (section,) = sections([look("A", **weights[0]), look("B", **weights[1])])
     assert names(section) == [f"flat ({letter * 10}) at 300" for letter in "ab"]
@@ -64,7 +63,7 @@ def test_models_of_one_name_are_told_apart() -> None:
     assert names(alone) == ["flat at 0", "flat at 300"]
 
 
-def test_retrieval_tells_models_of_one_name_apart() -> None:
+def test_retrieval_tells_models_of_one_name_apart():
     rows = [retrieval(0.5, weights_sha256="a" * 64), retrieval(1.0, weights_sha256="b" * 64)]
     (section,) = sections([], rows)
     values = "".join(str(figure.spec) for figure in section.figures)
@@ -73,7 +72,7 @@ def test_retrieval_tells_models_of_one_name_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
-def test_a_figure_is_replaced_and_never_written_into(tmp_path: Path, kind: str) -> None:
+def test_a_figure_is_replaced_and_never_written_into(tmp_path, kind):
     """Who reads the old one meanwhile reads all of it."""
     chart = {"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {}}
     old, reader = tmp_path / f"one.{kind}", tmp_path / "reader"
@@ -85,7 +84,7 @@ def test_a_figure_is_replaced_and_never_written_into(tmp_path: Path, kind: str) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [old.name, "reader"]
 
 
-def test_a_page_holds_figures_packed() -> None:
+def test_a_page_holds_figures_packed():
     """A fifth of their length at most, or pages of a few prompts would take a dozen megabytes."""
     axes = {"layer": range(40), "other layer": range(40)}
     document = look("A") | {"arrays": {"similarity": Named(torch.eye(40), axes).plain()}}

@@ -1,13 +1,10 @@
 """The page's part about the inside of models, in a real browser."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
 
 from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
@@ -78,7 +75,7 @@ def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, 
         assert wrong == []
 
 
-def test_every_figure_is_written_as_a_file(tmp_path: Path):
+def test_every_figure_is_written_as_a_file(tmp_path):
     figures = [figure for section in sections([document(0)]) for figure in section.figures]
     (svg,) = write_figures(tmp_path, figures, "svg")
     assert svg.name == "residual-similarity.svg"
@@ -90,7 +87,7 @@ def test_every_figure_is_written_as_a_file(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """What all lenses found in two tiny models, one of a name that would do harm."""
     place = tmp_path_factory.mktemp("all")
     kinds = {"a": ("attention(heads=2)",), NASTY: ("flat",)}
@@ -110,7 +107,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_no_tick_is_written_twice(results: Path, tmp_path: Path) -> None:
+def test_no_tick_is_written_twice(results, tmp_path):
     lenses = sections(list(read_documents(results)), read_rows([results]))
     figures = [figure for section in lenses for figure in section.figures]
     drawn = {path.name: tick_labels(path) for path in write_figures(tmp_path, figures, "svg")}
@@ -122,14 +119,14 @@ def test_no_tick_is_written_twice(results: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def page_of_all(results: Path) -> Path:
+def page_of_all(results):
     path = results / "page.html"
     write_page(path, render_page(read_rows([results]), None, list(read_documents(results))))
     return path
 
 
 @pytest.fixture(scope="module")
-def browsed(browser: Browser, page_of_all: Path) -> Iterator[tuple[Any, list[str]]]:
+def browsed(browser, page_of_all):
     with opened(browser, page_of_all) as (page, wrong):
         for figure in page.locator("figure.chart").all():
             figure.scroll_into_view_if_needed()
@@ -138,7 +135,7 @@ def browsed(browser: Browser, page_of_all: Path) -> Iterator[tuple[Any, list[str
         yield page, wrong
 
 
-def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: Any) -> None:
+def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed):
     page, wrong = browsed
     sections = page.locator("section.lens").evaluate_all("all => all.map(s => s.id)")
     assert {s.removeprefix("lens-") for s in sections} == {*lenses(), "retrieval"}
@@ -152,7 +149,7 @@ def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed: A
     assert wrong == []
 
 
-def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(browsed: Any) -> None:
+def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(browsed):
     page, wrong = browsed
     for figure in page.locator("figure.chart").all():
         name, drawn = figure.get_attribute("id"), figure.locator("[role=graphics-symbol]")
@@ -181,7 +178,7 @@ def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(bro
     assert wrong == []
 
 
-def test_texts_stay_texts_and_numbers_can_be_read(browsed: Any) -> None:
+def test_texts_stay_texts_and_numbers_can_be_read(browsed):
     page, _ = browsed
     text = page.text_content("main")
     assert "alert('x')</script> \"quoted\"" in text
@@ -195,17 +192,17 @@ def test_texts_stay_texts_and_numbers_can_be_read(browsed: Any) -> None:
     assert token.get_attribute("tabindex") == "0"
 
 
-def test_on_a_narrow_screen_figures_scroll_by_themselves(browsed: Any) -> None:
+def test_on_a_narrow_screen_figures_scroll_by_themselves(browsed):
     page, _ = browsed
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-def test_the_page_of_all_is_small(page_of_all: Path) -> None:
+def test_the_page_of_all_is_small(page_of_all):
     assert page_of_all.stat().st_size < 5_000_000
 
 
-def test_every_lens_figure_is_a_file_too(results: Path, tmp_path: Path, capsys: Any) -> None:
+def test_every_lens_figure_is_a_file_too(results, tmp_path, capsys):
     for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
         place = tmp_path / kind
         asked = ["--out", str(tmp_path / "page.html"), "--figures", str(place), "--format", kind]
