@@ -261,24 +261,3 @@ def test_rows_of_other_candidates_are_not_pooled(trained, tmp_path):
     records = [r for r in summarise(read_rows([out]), "bits") if place.items() <= r.items()]
     assert [r["candidates"] for r in records if "channels" not in r] == [400, 200]
     assert [r["rows"] for r in records if "channels" not in r] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--layers", "3"], "--layers 3: "),
-        (["--before", "31"], "--before 31 --distances 15: passages of 47 tokens, the context of "),
-        (["--count", "99999"], "--count 99999 --skip 0: the corpus toy has "),
-        (["--quantisers", "int3"], "invalid choice: 'int3'"),
-        (["--prior", "model", "--before", "0"], "--prior model: no model predicts a first token"),
-        (["--noise", "0"], "argument --noise: '0' is not a number above 0"),
-        (["--candidates", "1", "--distances", "1"], "passages of 14 tokens for evaluation whose"),
-    ],
-)
-def test_bad_requests_are_one_line(trained, tmp_path, words, message, capsys):
-    try:
-        code = main(["bits", trained[0], "--out", str(tmp_path / "out"), *words])
-    except SystemExit as end:
-        code = end.code
-    assert code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]

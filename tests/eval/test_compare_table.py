@@ -2,17 +2,14 @@
 
 import csv
 import io
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from eval.comparison import enter, lay_side_by_side
 from eval.gather import gather_models
 from eval.rows import Results
 from tests.eval.compare_cases import columns, lens_row, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows
-from tests.said import complaint
 
 # What is said.
 
@@ -106,42 +103,3 @@ def test_wide_tables_are_cut_into_pages(tmp_path, capsys):
     (recovery,) = [own for own in table.tables() if own.title.startswith("Recovery")]
     assert len(recovery.headings) == 2 + len(table.sections["recovery"])
     assert printed.count("\n flat ") >= len(recovery.lines) / 2
-
-
-# Bad input.
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["none"], "none: nothing to compare here; give a model directory, a run, results, or"),
-        (["run", "--sort", "speed"], "--sort speed: there is no such column; there are: "),
-        (["run", "--sort", "nats"], "--sort nats: fits 2 columns; there are: "),
-        (["run", "--columns", "x*"], "--columns x*: fits none of"),
-        (["run", "--plot", "p.gif"], "--plot p.gif: must end in .svg or .png or .html"),
-        (["run", "--plot", "p.svg", "--columns", "tokens"], "--plot p.svg: nothing was measured"),
-        (["broken"], "metrics.jsonl, line 1: not a row of a run's figures"),
-        (["text"], "config.yaml: not YAML of settings; is it the config of a run?"),
-        (["empty"], "its runs have not reported anything yet"),
-        (["rows"], "rows.jsonl, line 1: not a row of results"),
-    ],
-)
-def test_wrong_requests_get_one_line(tmp_path, monkeypatch, capsys, words, message):
-    make_run(tmp_path, "run")
-    monkeypatch.chdir(tmp_path / "runs")
-    for name in ("broken", "text", "empty", "rows"):
-        Path(name).mkdir()
-    Path("broken/metrics.jsonl").write_text("[1]\n")
-    Path("text/metrics.jsonl").write_text("")
-    Path("text/config.yaml").write_text("a: [")
-    Path("empty/metrics.jsonl").write_text("")
-    Path("rows/rows.jsonl").write_text("{}\n")
-    assert run_compare(*words) == 2
-    assert message in complaint(capsys)
-    assert not list(Path().glob("p.*"))
-
-
-def test_a_file_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run_compare(make_run(tmp_path, "run"), "--csv", tmp_path / "file" / "t.csv") == 2
-    complaint(capsys)

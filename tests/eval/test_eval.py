@@ -6,9 +6,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -103,78 +100,6 @@ def test_loss_and_generate_print(model_directory, capsys):
     assert first.startswith("Tom")
     assert main(words) == 0
     assert capsys.readouterr().out == first
-
-
-def corrupt(path: Path, name: str, change: Callable[[Any], None]) -> None:
-    content = json.loads((path / name).read_text())
-    change(content)
-    (path / name).write_text(json.dumps(content))
-
-
-def test_directories_that_are_not_models(model_directory, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert invert(tmp_path / "nowhere", "--out", out) == 2
-    assert "nowhere: no such model directory" in complaint(capsys)
-    (tmp_path / "empty").mkdir()
-    assert invert(tmp_path / "empty", "--out", out) == 2
-    assert "not a model directory: it has no model.safetensors" in complaint(capsys)
-    path = model_directory()
-    corrupt(path, "meta.json", lambda meta: meta.update(tokenizer_sha256="0" * 64))
-    assert invert(path, "--out", out) == 2
-    assert "use the tokenizer that the model was trained with" in complaint(capsys)
-    path = model_directory("other")
-    corrupt(path, "config.json", lambda config: config.update(vocab_size=300))
-    assert invert(path, "--out", out) == 2
-    assert "tokenizer.json has 400 entries, the model has 300" in complaint(capsys)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "compare MODEL",
-        "generate MODEL --prompt Tom",
-        "loss MODEL --corpus toy --out OUT",
-        "invert MODEL --suite quick --corpus toy --out OUT",
-        "probe MODEL --corpus toy --out OUT",
-        "geometry MODEL --corpus toy --out OUT",
-        "retrieval MODEL --corpus toy --out OUT",
-        "lens MODEL --corpus toy --out OUT",
-    ],
-)
-def test_weights_that_are_cut_short(words, model_directory, tmp_path, capsys):
-    path = model_directory()
-    weights = path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    given = words.replace("MODEL", str(path)).replace("OUT", str(tmp_path / "out"))
-    assert main(given.split()) == 2
-    assert f"{weights} cannot be read: " in complaint(capsys)
-    assert not (tmp_path / "out").exists()
-
-
-def test_prompt_longer_than_the_context(model_directory, capsys):
-    assert main(["generate", str(model_directory()), "--prompt", "far " * 40]) == 2
-    assert "the model's context is 32; shorten it" in complaint(capsys)
-
-
-def test_output_that_cannot_be_written(model_directory, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert invert(model_directory(), "--out", tmp_path / "file" / "out") == 2
-    assert "cannot be written" in complaint(capsys)
-
-
-def test_report_of_nothing(tmp_path, capsys):
-    page = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "none"), "--out", str(page)]) == 2
-    assert "no results here" in complaint(capsys)
-    (tmp_path / "rows.jsonl").write_text("not json\n")
-    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
-    fix = "delete that line and run the eval again"
-    assert f"line 1: not a row of results; {fix}" in complaint(capsys)
-    (tmp_path / "rows.jsonl").write_text('{"schema": 99, "key": "a"}\n')
-    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
-    assert "schema 99, this version reads 1 and 2; run the eval anew" in complaint(capsys)
-    assert not page.exists()
 
 
 def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):

@@ -8,13 +8,11 @@ from typing import Any, get_args
 import pytest
 from torch import Tensor
 
-from eval.__main__ import main
 from eval.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, held_out_text, inside_prompts, story_prompts
-from tests.said import complaint
 from tests.train.cases import fit
-from tokenizer import open_corpus, pack, train_tokenizer
+from tokenizer import open_corpus, pack
 from tokenizer.pack import Layout
 
 ROOT = Path(__file__).parents[2]
@@ -146,38 +144,6 @@ def test_packed_data_and_its_source_give_the_same_text(make_source, small_tokeni
     plain = HeldOutText(str(tmp_path / "packed.txt"), small_tokenizer, 0.1)
     for use in get_args(Use):
         assert packed.windows(use, 4, 32).equal(plain.windows(use, 4, 32))
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("other", "packed with another tokenizer than the model's; give the data that the model"),
-        (
-            "few.txt",
-            "holds no story for valid; at least two stories are needed: a fraction of 0.05",
-        ),
-        ("missing.txt", "missing.txt: no such file or directory"),
-        ("thin", "stories for background have 0 tokens, 256 are asked for"),
-    ],
-)
-def test_text_that_cannot_be_used_is_refused_in_one_line(
-    name, message, model_directory, tmp_path, capsys
-):
-    if name == "other":
-        other = train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390)
-        (tmp_path / "other.json").write_text(other.to_str())
-        pack("toy:60", tmp_path / "other.json", tmp_path / name)
-    elif name == "few.txt":
-        (tmp_path / name).write_text("One.<|endoftext|>Two.<|endoftext|>Three.")
-    elif name == "thin":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "valid.txt").write_text("<|endoftext|>".join([STORIES[0]] * 4))
-    words = ["invert", model_directory(), "--corpus", tmp_path / name, "--count", 1, "--length", 4]
-    assert main([*map(str, words), "--out", str(tmp_path / "out")]) == 2
-    assert message in complaint(capsys)
 
 
 def test_a_trained_model_records_the_fraction(make_source, tokenizer_file, tmp_path):

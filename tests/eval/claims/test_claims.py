@@ -68,25 +68,6 @@ def test_every_command_is_one(capsys):
     assert "criterion changed after the data were seen: the trained model's bound" in shown
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["show", "102"], "claim 102: there is none of that number; they are numbered 1 to 101"),
-        (["run", "0"], "'0' is not a whole number of at least 1"),
-        (["run", "67", "--group", "gpt2"], "claim 67: there is none of that number in group gpt2"),
-    ],
-)
-def test_a_claim_that_does_not_exist(words, message, capsys, tmp_path):
-    out = ["--out", str(tmp_path / "out")] if words[0] == "run" else []
-    if "whole number" in message:  # argparse says so, and stops
-        with pytest.raises(SystemExit):
-            main(["claims", *words, *out])
-    else:
-        assert main(["claims", *words, *out]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 ENTRY = {
     "number": 1,
     "claim": "a",

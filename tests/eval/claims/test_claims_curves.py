@@ -177,18 +177,3 @@ def test_rows_that_are_asked_otherwise_are_left_out(plan, out):
             [f"left out: {len(end['keys'])} rows that this bench, or curves.yaml as it is now, "
              "asks otherwise"],
         )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--axis", "size"), "--axis size: there is no such axis; use one of width, depth"),
-        (("--models", "nowhere"), "--models nowhere: no such directory"),
-    ],
-)
-def test_refusals_are_one_line(words, message, plan, out, capsys):
-    before = {path: path.read_bytes() for path in out.iterdir()}
-    assert run(*words, "--out", out) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-    assert {path: path.read_bytes() for path in out.iterdir() if path.name != ROWS} == before

@@ -153,22 +153,6 @@ def test_what_was_found_is_shown(tmp_path, small_tokenizer, monkeypatch, capsys)
     assert "replicated: " not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["table"], "no results in results/claims; give their directory, or what --store wrote"),
-        (["table", "nowhere"], "nowhere: no results here; give a directory that holds rows.jsonl"),
-        (["table", "torn.parquet"], "torn.parquet: no Parquet file of rows ("),
-    ],
-)
-def test_a_table_of_nothing(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "torn.parquet").write_text("PAR1")
-    assert main(["claims", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
 OF_FAMILY = {"gpt2": 9, "gptj": 25, "llama 1": 50, "mistral": 52}
 
 

@@ -15,7 +15,6 @@ from eval.models import open_checkpoint
 from eval.rows import Results, Row, read_rows
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
-from tests.said import complaint
 from tokenizer import open_corpus, train_tokenizer
 
 CHANNELS, NOISE = ["channels"], ["noise"]
@@ -166,26 +165,6 @@ def test_command(model_directory, tmp_path, capsys):
     assert main(["summary", str(out)]) == 0
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     assert "channels shown" in (tmp_path / "page.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--layers", "3"], "--layers 3:"),
-        (["--layers", "two"], "--layers two: must be all, last, or numbers"),
-        (["--methods", "alternating"], "--methods alternating: needs the first k positions hidden"),
-        (["--methods", "guess"], "method guess: there is no such method"),
-        (["--methods", "expected", "--channels"], "--methods expected: weighs a prior against"),
-        (["--length", "40"], "--length 40: the context of"),
-        (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
-    ],
-)
-def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
-    out = tmp_path / "out"
-    quick = ["--corpus", "toy:200", "--count", "2", "--length", "4", "--out", str(out)]
-    assert main(["curves", str(model_directory()), *quick, *words]) == 2
-    assert message in complaint(capsys)
-    assert not out.exists()
 
 
 def test_two_models_of_one_name_that_read_text_otherwise_are_refused(

@@ -68,10 +68,6 @@ def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
     text = capsys.readouterr().out
     assert "adam.rate=0.2" in text
     assert "sweep" not in text
-    assert main(["solvers", "--names", "adamant"]) == 2
-    assert (
-        "--names adamant: there is no such solver; use descent, adam, " in capsys.readouterr().err
-    )
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():

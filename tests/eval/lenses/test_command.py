@@ -183,42 +183,23 @@ def test_a_pretrained_model_is_looked_at(tmp_path):
     assert {document["lens"] for document in read_documents(out)} == set(names)
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ("--words kitten", '"kitten" is {n} tokens here: {split}; choose one of them'),
-        ("--words {spaced}", '{split}; choose one of them, or " {spaced}", which is one'),
-        ("--words ", "--words '': there is no token in it; give a word"),
-        (
-            "--text " + "Tom sat. " * 20,
-            "prompt text 0 has {n} tokens; the context of {path} is 32: give a shorter --text or",
-        ),
-        ("--length 33", "--length 33: the context of {path} is 32; give a shorter one"),
-        ("--text a --count 3", "--count and --length are of stories; leave them out"),
-        ("--lens logt", "--lens logt: no lens of that name; did you mean logit? use all or"),
-        ("--lens xyz", "--lens xyz: no lens of that name; use all or some of residual, logit"),
-        ("--text ", "--text '': there is nothing to recover; give some text"),
-        ("--corpus nowhere", "nowhere"),
-        (
-            "--lens ov --text a",
-            "the flat mixer has no OV circuit; only attention and headed mixers have: choose such "
-            "a model, or lenses other than ov",
-        ),
-    ],
-)
-def test_wrong_wishes_get_one_line(
-    model_directory, tmp_path, refused, small_tokenizer, asked, message
+def test_words_of_several_tokens_and_models_without_a_circuit(
+    model_directory, tmp_path, refused, small_tokenizer
 ):
-    vocabulary, path = small_tokenizer.get_vocab(), model_directory()
+    vocabulary, model = small_tokenizer.get_vocab(), model_directory()
     once = (t[1:] for t in vocabulary if t[0] == "Ġ" and len(t) > 3 and t[1:] not in vocabulary)
-    asked = asked.replace("{spaced}", spaced := next(once))
-    words = asked.split(" ", 1) if "Tom" in asked else asked.split(" ")
-    line = refused(path, "--out", tmp_path / "out", *words)
-    ids = small_tokenizer.encode(words[1]).ids
-    split = " ".join(f'"{small_tokenizer.decode([token])}"' for token in ids)
-    assert line.startswith("error: ")
-    assert message.format(path=path, n=len(ids), split=split, spaced=spaced) in line
-    assert (tmp_path / "out").exists() == ("ov" in asked)
+    spaced = next(once)
+    for word, choice in (
+        ("kitten", "choose one of them"),
+        (spaced, f'choose one of them, or " {spaced}", which is one'),
+    ):
+        ids = small_tokenizer.encode(word).ids
+        split = " ".join(f'"{small_tokenizer.decode([token])}"' for token in ids)
+        line = refused(model, "--out", tmp_path / "out", "--words", word)
+        assert f'"{word}" is {len(ids)} tokens here: {split}; {choice}' in line
+        assert not (tmp_path / "out").exists()
+    line = refused(model, "--out", tmp_path / "out", "--lens", "ov", "--text", "a")
+    assert "the flat mixer has no OV circuit; only attention and headed mixers have: choose" in line
 
 
 def test_nothing_is_kept_of_a_checkpoint_that_is_done(model_directory, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from eval.errors import RequestError
 from eval.probes.geometry import jacobian, local_geometry
 from eval.probes.local import basin, descend_from
 from eval.rows import read_rows
-from tests.said import complaint
 
 
 def prompt(length: int = 6) -> Tensor:
@@ -151,28 +150,3 @@ def test_geometry_writes_rows_once(model_directory, tmp_path, capsys):
             assert row["exact"]
         if row["kind"] == "geometry":
             assert row["inputs"] == 16 * row["hidden"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--layers", "3"], "has layers 0 (the embedding) to 2"),
-        (["--layers", "0"], "--layers 0: an embedding shows nothing of other positions"),
-        (["--hidden", "6"], "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
-        (["--count", "9999"], "--count 9999: the corpus toy:200 has"),
-        (["--length", "40"], "--length 40: the context of"),
-    ],
-)
-def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
-    out = tmp_path / "out"
-    quick = ["--corpus", "toy:200", "--count", "2", "--length", "6", "--out", str(out)]
-    assert main(["geometry", str(model_directory()), *quick, *words]) == 2
-    assert message in complaint(capsys)
-    assert not out.exists()
-
-
-def test_a_radius_below_zero_is_refused(model_directory, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["geometry", str(model_directory()), "--out", "x", "--radii", "-1"])
-    assert ended.value.code == 2
-    assert "is not a number of at least 0" in capsys.readouterr().err

@@ -27,7 +27,6 @@ from eval.probes.linear import (
 )
 from eval.rows import read_rows
 from eval.slices import Slice
-from tests.said import complaint
 
 V, D = 12, 5
 
@@ -294,36 +293,3 @@ def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
         assert (row["nonself"] or {"count": 0})["count"] == 10 * row["hidden"]
     assert probe(*words, "--layers", 0, 1) == 0  # what is new is added
     assert len(read_rows([out])) == len(rows) + 2 * (2 * 3 + 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--layers", 3], "--layers 3: .* has layers 0 (the embedding) to 2"),
-        (["--offsets", 16], "--offsets 16: windows have 16 tokens; give an offset within them"),
-        (["--slices", "[:, 1:, :]"], "--slices: only a trained inverter is shown slices"),
-        (["--inverter", "--slices", "[:, 16:, :]"], "shows nothing of a prompt of 16 tokens"),
-        (["--inverter", "--slices", "[:, :, 40:]"], "of a site's 32 channels"),
-        (["--inverter", "--slices", "some"], "slice 'some' cannot be read"),
-        (["--length", 40], "--length 40: the context of .* is 32; give a shorter one"),
-        (["--train-tokens", 20], "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
-        (["--train-tokens", 10**7], "10,000,000 are asked for; ask for fewer"),
-        (["--corpus", "none"], "none: no such file or directory"),
-        (["--device", "tpu"], "--device tpu: allowed are cpu, cuda and auto"),
-    ],
-)
-def test_wrong_requests_get_one_line(model_directory, tmp_path, capsys, words, message):
-    out = tmp_path / "out"
-    assert main(["probe", *map(str, (model_directory(), "--out", out, *QUICK, *words))]) == 2
-    line = complaint(capsys)
-    for part in message.split(" .* "):
-        assert part in line
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("flag", ["--rate", "--steps", "--blocks"])
-def test_numbers_out_of_range_are_refused(model_directory, capsys, flag):
-    with pytest.raises(SystemExit) as ended:
-        main(["probe", str(model_directory()), "--out", "x", flag, "-1"])
-    assert ended.value.code == 2
-    assert flag in capsys.readouterr().err

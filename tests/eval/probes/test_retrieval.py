@@ -119,19 +119,3 @@ def test_a_write_cut_short_is_taken_up_again(model_directory, tmp_path, capsys):
         assert main([*words, *asked.split()]) == 0
         assert "there already" not in capsys.readouterr().err
         assert path.read_text().splitlines(keepends=True) == lines
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--rate 0", "--rate 0.0: it must be above 0"),
-        ("--corpus toy:200", "are needed at least"),
-        ("--batch 900 --fit-pairs 64", "are fewer than a batch of 900"),
-    ],
-)
-def test_what_cannot_be_asked_is_said_in_a_line(model_directory, tmp_path, capsys, words, line):
-    base = ["retrieval", str(model_directory()), "--out", str(tmp_path), "--corpus", "toy:4000"]
-    assert main([*base, *words.split()]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert line in error

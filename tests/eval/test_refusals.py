@@ -1,0 +1,278 @@
+"""Wrong wishes: every command says what is wrong in one line, and writes nothing."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from arch import save_model
+from eval.__main__ import main
+from eval.rows import Results
+from tests.eval.compare_cases import make_run
+from tests.eval.report.cases import make_row
+from tokenizer import open_corpus, pack, train_tokenizer
+
+REFUSED = {
+    "invert model --out out --count 2 --length 6": [
+        ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
+        ("--layers 1+9", "--layers 9: model has layers 0 (the embedding) to 2"),
+        ("--layers first", "--layers first: must be all, last, or numbers, as in 1 4 1+4"),
+        ("--parts heads", "part 'heads' does not exist; use one of block, mixer, stream"),
+        ("--without bias", "--without bias: nothing of that name; use some of residual, norms"),
+        ("--without mask", "--without mask: a Flat has no mask to leave out; only attention has"),
+        ("--slices '[2:]'", "slice '[2:]' cannot be read; allowed:"),
+        ("--slices '[:, 6:, :]'", "slice [:, 6:, :] shows nothing of a prompt of 6 tokens"),
+        ("--slices '[:, 6:, :]' --methods adam", "shows nothing of a prompt of 6 tokens"),
+        ("--slices '[:, :, 40:]'", "shows 0 of a site's 32 channels; give bounds within 32"),
+        ("--methods magic", "method magic: there is no such method; use descent, adam"),
+        ("--methods sweep --slices '[:, 1:, :]'", "no method asked for fits (sweep needs eve"),
+        ("--methods alternating --slices '[:, 0:, :]'", "needs the first k positions hidden"),
+        ("--set adam.steps=5", "--set: needs --methods"),
+        ("--methods adam --set steps=5", "--set steps=5: must be METHOD.NAME=VALUE"),
+        ("--methods sweep --set adam.steps=5", "with METHOD one of sweep"),
+        ("--methods adam --set adam.speed=5", "method adam has no setting 'speed'; it has"),
+        ("--methods adam --set adam.steps=many", "setting steps: 'many' is not int"),
+        ("--methods adam --set adam.steps=1.5", "setting steps: 1.5 is not int"),
+        ("--methods adam --set adam.steps=0", "setting steps: 0 must be above 0"),
+        ("--methods sweep --set sweep.coarse=1", "setting coarse: 1 is not bool"),
+        ("--methods adam --set adam.objective=fit", "objective 'fit' does not exist; use"),
+        ("--methods adam --set adam.variable=fit", "setting variable: 'fit' does not exist"),
+        ("--methods adam --set adam.decode=fit", "setting decode: 'fit' does not exist"),
+        ("--noise -1 --methods sweep", "noise: [-1.0] must be numbers of at least 0"),
+        ("--noise inf --methods sweep", "noise: [inf] must be numbers of at least 0"),
+        ("--text '" + "word " * 40 + "'", "is longer than the context of * 32; shorten --text"),
+        ("--text ''", "--text '': there is nothing to recover; give some text"),
+        ("--length 33", "33 tokens is longer than the context"),
+        ("--corpus nowhere.txt", "nowhere.txt: no such file"),
+        ("--corpus toy:40 --count 9", "different beginnings of 6 tokens for evaluation"),
+        ("--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
+        ("--controls magic", "--controls magic: allowed are shuffled, identity, scale=NUMBER"),
+        ("--controls scale=x", "--controls scale=x: allowed are shuffled"),
+        ("--controls embedding=nowhere", "nowhere: no such model directory"),
+        ("--controls shuffled --count 1", "--controls shuffled: only one prompt of 6"),
+        ("--pad-to 4", "--pad-to 4: a prompt has 6 tokens; give at least as many"),
+        ("--pad-to 64", "a prompt of 64 tokens is longer than the context"),
+        ("--allowed '' --methods adam", "--allowed '': there is no token in it"),
+        ("--suite nosuch", "--suite nosuch: no such suite or file; use full, quick, standard"),
+        ("--limit 0", "argument --limit: '0' is not a whole number of at least 1"),
+        ("--count x", "argument --count: 'x' is not a whole number of at least 1"),
+        ("--seeds -1", "argument --seeds: '-1' is not a whole number of at least 0"),
+        ("--corpus other", "other: packed with another tokenizer than the model's; give the"),
+        ("--corpus few.txt", "holds no story for valid; at least two stories are needed:"),
+        ("--corpus thin --count 1 --length 4", "for background have 0 tokens, 256 are asked for"),
+    ],
+    "curves model --out out --corpus toy:200 --count 2 --length 4": [
+        ("--layers 3", "--layers 3:"),
+        ("--layers two", "--layers two: must be all, last, or numbers"),
+        ("--methods alternating", "--methods alternating: needs the first k positions hidden"),
+        ("--methods guess", "method guess: there is no such method"),
+        ("--methods expected --channels", "--methods expected: weighs a prior against"),
+        ("--length 40", "--length 40: the context of"),
+        ("--count 9999", "--count 9999: the corpus toy:200 has"),
+    ],
+    "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
+        ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
+        ("--offsets 16", "--offsets 16: windows have 16 tokens; give an offset within them"),
+        ("--slices '[:, 1:, :]'", "--slices: only a trained inverter is shown slices"),
+        ("--inverter --slices '[:, 16:, :]'", "shows nothing of a prompt of 16 tokens"),
+        ("--inverter --slices '[:, :, 40:]'", "of a site's 32 channels"),
+        ("--inverter --slices some", "slice 'some' cannot be read"),
+        ("--length 40", "--length 40: the context of * is 32; give a shorter one"),
+        ("--train-tokens 20", "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
+        ("--train-tokens 10000000", "10,000,000 are asked for; ask for fewer"),
+        ("--corpus none", "none: no such file or directory"),
+        ("--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
+        ("--rate -1", "argument --rate: "),
+        ("--steps -1", "argument --steps: "),
+        ("--blocks -1", "argument --blocks: "),
+    ],
+    "geometry model --out out --corpus toy:200 --count 2 --length 6": [
+        ("--layers 3", "has layers 0 (the embedding) to 2"),
+        ("--layers 0", "--layers 0: an embedding shows nothing of other positions"),
+        ("--hidden 6", "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
+        ("--count 9999", "--count 9999: the corpus toy:200 has"),
+        ("--length 40", "--length 40: the context of"),
+        ("--radii -1", "argument --radii: '-1' is not a number of at least 0"),
+    ],
+    "retrieval model --out results --corpus toy:4000": [
+        ("--rate 0", "--rate 0.0: it must be above 0"),
+        ("--corpus toy:200", "are needed at least"),
+        ("--batch 900 --fit-pairs 64", "are fewer than a batch of 900"),
+    ],
+    "bits model --out results": [
+        ("--layers 3", "--layers 3: "),
+        ("--before 31", "--before 31 --distances 15: passages of 47 tokens, the context of "),
+        ("--count 99999", "--count 99999 --skip 0: the corpus toy has "),
+        ("--quantisers int3", "invalid choice: 'int3'"),
+        ("--prior model --before 0", "--prior model: no model predicts a first token"),
+        ("--noise 0", "argument --noise: '0' is not a number above 0"),
+        ("--candidates 1 --distances 1", "passages of 14 tokens for evaluation whose"),
+    ],
+    "lens model --out out": [
+        ("--words ''", "--words '': there is no token in it; give a word"),
+        ("--text '" + "Tom sat. " * 20 + "'", "the context of model is 32: give a shorter"),
+        ("--length 33", "--length 33: the context of model is 32; give a shorter one"),
+        ("--text a --count 3", "--count and --length are of stories; leave them out"),
+        ("--lens logt", "--lens logt: no lens of that name; did you mean logit? use all or"),
+        ("--lens xyz", "--lens xyz: no lens of that name; use all or some of residual, logit"),
+        ("--text ''", "--text '': there is nothing to recover; give some text"),
+        ("--corpus nowhere", "nowhere"),
+    ],
+    "compare": [
+        ("nowhere", "nowhere: nothing to compare here; give a model directory, a run, results, or"),
+        ("runs/run --sort speed", "--sort speed: there is no such column; there are: "),
+        ("runs/run --sort nats", "--sort nats: fits 2 columns; there are: "),
+        ("runs/run --columns x*", "--columns x*: fits none of"),
+        ("runs/run --plot p.gif", "--plot p.gif: must end in .svg or .png or .html"),
+        ("runs/run --plot p.svg --columns tokens", "--plot p.svg: nothing was measured"),
+        ("runs/run --csv file/t.csv", "file"),
+        ("broken", "metrics.jsonl, line 1: not a row of a run's figures"),
+        ("odd", "config.yaml: not YAML of settings; is it the config of a run?"),
+        ("silent", "its runs have not reported anything yet"),
+        ("torn", "rows.jsonl, line 1: not a row of results"),
+        ("cut", "cut/model.safetensors cannot be read: "),
+    ],
+    "report --out page.html": [
+        ("nowhere", "nowhere: no results here"),
+        ("torn", "line 1: not a row of results; delete that line and run the eval again"),
+        ("later", "schema 99, this version reads 1 and 2; run the eval anew"),
+    ],
+    "summary": [
+        ("empty", "error: empty: no results here"),
+        ("results --csv file/t.csv", "file"),
+    ],
+    "generate": [
+        ("model --prompt '" + "far " * 40 + "'", "the model's context is 32; shorten it"),
+        ("cut --prompt Tom", "cut/model.safetensors cannot be read: "),
+    ],
+    "solvers": [("--names adamant", "--names adamant: there is no such solver; use descent, ")],
+    "claims": [
+        ("table", "no results in results/claims; give their directory, or what --store wrote"),
+        ("table nowhere", "nowhere: no results here; give a directory that holds rows.jsonl"),
+        ("table torn.parquet", "torn.parquet: no Parquet file of rows ("),
+        ("show 102", "claim 102: there is none of that number; they are numbered 1 to 101"),
+        ("run 0 --out out", "'0' is not a whole number of at least 1"),
+        ("run 67 --group gpt2 --out out", "claim 67: there is none of that number in group gpt2"),
+        ("curves --axis size --out out", "--axis size: there is no such axis; use one of width"),
+    ],
+    **{
+        f"{command} --corpus toy --out out": [("cut", "cut/model.safetensors cannot be read: ")]
+        for command in ("loss", "probe", "geometry", "retrieval", "lens")
+    },
+    "invert": [
+        ("nowhere --out out", "nowhere: no such model directory"),
+        ("empty --out out", "not a model directory: it has no model.safetensors"),
+        ("cut --out out", "cut/model.safetensors cannot be read: "),
+        ("foreign --out out", "use the tokenizer that the model was trained with"),
+        ("smaller --out out", "tokenizer.json has 400 entries, the model has 300"),
+        ("model --out file/out", "cannot be written"),
+    ],
+}  # fmt: skip
+"""By command, further words and what is said of them, ` * ` for anything."""
+
+SUITES = [
+    ("{", "not YAML"),
+    ("a: 1", "needs a list under the key questions"),
+    ("questions: 5", "needs a list under the key questions"),
+    ("questions: []", "no questions; give at least one"),
+    ("questions: [{methods: {sweep: {}}}]\nother: 1", "unknown key 'other'; allowed: prompts, q"),
+    ("questions: [5]", "question 1: 5 is not a mapping"),
+    ("questions: [{layer: 1}]", "question 1: unknown key 'layer'; allowed: layers, methods"),
+    ("questions: [{layers: last}]", "question 1: no methods; give some"),
+    ("questions: [{methods: sweep}]", "methods: 'sweep' is neither a list of names nor a mapping"),
+    ("questions: [{methods: {sweep: 5}}]", "method sweep: 5 is not a mapping of settings"),
+    ("questions: [{methods: {fit: {method: [a]}}}]", "method ['a']: there is no such method"),
+    ("questions: [{methods: {adam: {speed: 1}}}]", "method adam has no setting 'speed'"),
+    ("questions: [{methods: [sweep], layers: first}]", "layers: 'first' must be all, last, or"),
+    ("questions: [{methods: [sweep], layers: [1.5]}]", "layers: [1.5] must be all, last, or"),
+    ("questions: [{methods: [sweep], layers: [9]}]", "--layers 9:"),
+    ("questions: [{methods: [sweep], parts: [[a]]}]", "does not exist; use one of block, mixer"),
+    ("questions: [{methods: [sweep], without: [3]}]", "--without 3: nothing of that name"),
+    ("questions: [{methods: [sweep], slices: []}]", "question 1, slices: empty; give some"),
+    ("questions: [{methods: [sweep], seeds: [true]}]", "seeds: [True] must be whole numbers"),
+    ("questions: [{methods: [sweep], noise: [.nan]}]", "noise: [nan] must be numbers of at least"),
+    ("questions: [{methods: [sweep], shuffled: maybe}]", "'maybe' must be true or false"),
+    ("prompts: 5\nquestions: [{methods: [sweep]}]", "prompts: 5 is not a mapping"),
+    ("prompts: {sets: []}\nquestions: [{methods: [sweep]}]", "prompts: unknown key 'sets'"),
+    ("prompts: {set: [tale]}\nquestions: [{methods: [sweep]}]", "must be a list of story, inside"),
+    ("prompts: {count: x}\nquestions: [{methods: [sweep]}]", "count: 'x' must be a whole number"),
+    ("prompts: {length: 0}\nquestions: [{methods: [sweep]}]", "length: 0 must be a whole number"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, small_model, small_tokenizer):
+    """A model, a run and results, and others of each that something is wrong with."""
+    place = tmp_path_factory.mktemp("place")
+    meta = {"name": "flat", "step": 0}
+    save_model(place / "model", small_model(), small_tokenizer.to_str(), meta)
+    for name in ("cut", "foreign", "smaller"):
+        shutil.copytree(place / "model", place / name)
+    weights = place / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for name, file, change in (
+        ("foreign", "meta.json", {"tokenizer_sha256": "0" * 64}),
+        ("smaller", "config.json", {"vocab_size": 300}),
+    ):
+        known = json.loads((place / name / file).read_text())
+        (place / name / file).write_text(json.dumps(known | change))
+    make_run(place, "run")
+    Results(place / "results").append([make_row()])
+    files = {
+        "broken/metrics.jsonl": "[1]\n",
+        "odd/metrics.jsonl": "",
+        "odd/config.yaml": "a: [",
+        "silent/metrics.jsonl": "",
+        "torn/rows.jsonl": "not json\n",
+        "later/rows.jsonl": '{"schema": 99, "key": "a"}\n',
+        "empty/notes.txt": "",
+        "file": "",
+        "torn.parquet": "PAR1",
+        "few.txt": "One.<|endoftext|>Two.<|endoftext|>Three.",
+        "thin/valid.txt": "<|endoftext|>".join(["Tom had a red ball and a dog."] * 4),
+        "other.json": train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390).to_str(),
+    }
+    for name, text in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    pack("toy:60", place / "other.json", place / "other")
+    return place
+
+
+@pytest.fixture
+def refused(place, monkeypatch, capsys):
+    """Asks for something wrong: the line that is said of it; exit code 2, nothing written."""
+    monkeypatch.chdir(place)
+
+    def ask(words):
+        before = sorted(place.rglob("*"))
+        try:
+            code = main(shlex.split(words))
+        except SystemExit as end:  # argparse says its usage too
+            code = end.code
+        assert code == 2
+        *usage, line = capsys.readouterr().err.strip().splitlines()
+        assert "error: " in line
+        assert not usage or usage[0].startswith("usage: ")
+        assert sorted(place.rglob("*")) == before
+        return line
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(f"{command} {words}", said) for command in REFUSED for words, said in REFUSED[command]],
+    ids=lambda text: text[:60],
+)
+def test_wrong_wishes_get_one_line(refused, words, message):
+    line = refused(words)
+    for part in message.split(" * "):
+        assert part in line
+
+
+@pytest.mark.parametrize(("text", "message"), SUITES)
+def test_wrong_suites_get_one_line(refused, place, text, message):
+    (place / "suite.yaml").write_text(text)
+    assert message in refused("invert model --out out --suite suite.yaml")
