@@ -20,6 +20,17 @@ SOURCE = Source("made-up", "A. Author", "A title", 2020, "https://example.org")
 TINY = {"d_model": 16, "n_layers": 2, "context": 32, "d_ff": 32}
 
 
+def record(protocol: str, method: str, share: float, **others: object) -> dict[str, Any]:
+    """A claim's rows summed up, an interval of 0.1 on both sides of the share."""
+    family = {"descent": "gradient", "adam": "gradient", "chance": "control"}.get(method, "search")
+    return {
+        "claim": 7, "arm": "", "protocol": protocol, "method": method, "family": family,
+        "control": None, "padded": False, "self": share, "nonself": share,
+        "nonself_low": share - 0.1, "nonself_high": share + 0.1, "prompts": 50, "models": 3,
+        "sizes": ["flat d16 n1 untrained"],
+    } | others  # fmt: skip
+
+
 def small(claim: Claim) -> Claim:
     """The same claim of tiny models, few prompts and few steps."""
     return replace(claim, arms=tuple(_arm(arm) for arm in claim.arms))

@@ -19,7 +19,7 @@ from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
 from eval.rows import read_rows, write_rows
 from eval.schema import SCHEMA
-from tests.eval.claims.cases import SOURCE
+from tests.eval.claims.cases import SOURCE, record
 from tests.eval.report.cases import make_row
 
 FOREIGN = {*range(1, 41), *range(48, 58), 59, 62, 63, 64, 65, 83, 84}
@@ -142,16 +142,6 @@ def claim_of(operation: str, bound: float, figure: str = "nonself", **models: ob
     return Claim(
         7, "a", "b", SOURCE, "mixers", (arm,), (Criterion(Term(figure), operation, bound),)
     )
-
-
-def record(protocol: str, method: str, share: float, **others: object) -> dict:
-    family = {"descent": "gradient", "adam": "gradient", "chance": "control"}.get(method, "search")
-    return {
-        "claim": 7, "arm": "", "protocol": protocol, "method": method, "family": family,
-        "control": None, "padded": False, "self": share, "nonself": share,
-        "nonself_low": share - 0.1, "nonself_high": share + 0.1, "prompts": 50, "models": 3,
-        "sizes": ["flat d16 n1"],
-    } | others  # fmt: skip
 
 
 LOST = claim_of("below", 0.5)

@@ -17,14 +17,13 @@ from eval.claims.pages import markdown, page
 from eval.claims.registry import bibliography, claims
 from eval.errors import RequestError
 from eval.rows import write_rows
-from tests.eval.claims.cases import SOURCE
+from tests.eval.claims.cases import SOURCE, record
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "results" / "claims.md"
 TO = ("--results", "{}/results.md")
 CELL = 190  # letters; longer ones are not read
 PROTOCOL = Protocol({"descent": {}}, text=("x",), pad_to=64)
-FAMILIES = {"descent": "gradient", "adam": "gradient", "chance": "control"}
 
 
 def claim_of(number: int = 7, arms: tuple[str, ...] = ("",), lens: str = "") -> Claim:
@@ -33,15 +32,6 @@ def claim_of(number: int = 7, arms: tuple[str, ...] = ("",), lens: str = "") -> 
     own = tuple(Arm(a, models, lens=lens, reported=reported, fair=PROTOCOL) for a in arms)
     term = Term("norm" if lens else "nonself", arms[0])
     return Claim(number, "a", "b", SOURCE, "mixers", own, (Criterion(term, "above", 0.95),))
-
-
-def record(method: str, nonself: float, protocol: str = FAIR, **others: Any) -> dict[str, Any]:
-    return {
-        "claim": 7, "arm": "", "protocol": protocol, "method": method,
-        "family": FAMILIES.get(method, "search"), "control": None, "padded": False,
-        "nonself": nonself, "nonself_low": nonself - 0.1, "nonself_high": nonself + 0.05,
-        "prompts": 50, "models": 3, "sizes": ["flat d16 n1 untrained"],
-    } | others  # fmt: skip
 
 
 def norm(layer: int, value: float, **others: Any) -> dict[str, Any]:
@@ -61,12 +51,12 @@ def point(x: float, share: float, method: str = "adam") -> dict[str, Any]:
 
 
 RECORDS = [
-    record("descent", 1.0, REPORTED, found="x|y\n*</s>"),
-    record("descent", 0.12),
-    record("descent", 0.97, padded=True),
-    record("adam", 0.31),
-    record("adam", 0.001, control="shuffled"),
-    record("chance", 0.0),
+    record(REPORTED, "descent", 1.0, found="x|y\n*</s>"),
+    record(FAIR, "descent", 0.12),
+    record(FAIR, "descent", 0.97, padded=True),
+    record(FAIR, "adam", 0.31),
+    record(FAIR, "adam", 0.001, control="shuffled"),
+    record(FAIR, "chance", 0.0),
     norm(1, 3.0),
     norm(2, 9.0),
     norm(10, 27.0, low=None, high=None),
@@ -83,12 +73,12 @@ def filled(template: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ('figure(7, "nonself")', "31.0 % (21.0 to 36.0)"),
-        ('figure(7, "nonself", by="descent")', "12.0 % (2.0 to 17.0)"),
-        ('figure(7, "nonself", "descent", padded=true)', "97.0 % (87.0 to 102.0)"),
-        ('figure(7, "nonself", "adam", control="shuffled")', "0.1 % (-9.9 to 5.1)"),
-        ('figure(7, "nonself", "chance")', "0.0 % (-10.0 to 5.0)"),
-        ('figure(7, "nonself", protocol="reported")', "100.0 % (90.0 to 105.0)"),
+        ('figure(7, "nonself")', "31.0 % (21.0 to 41.0)"),
+        ('figure(7, "nonself", by="descent")', "12.0 % (2.0 to 22.0)"),
+        ('figure(7, "nonself", "descent", padded=true)', "97.0 % (87.0 to 107.0)"),
+        ('figure(7, "nonself", "adam", control="shuffled")', "0.1 % (-9.9 to 10.1)"),
+        ('figure(7, "nonself", "chance")', "0.0 % (-10.0 to 10.0)"),
+        ('figure(7, "nonself", protocol="reported")', "100.0 % (90.0 to 110.0)"),
         ('figure(8, "norm", arm="flat", layer=2)', "9 (8 to 10)"),
         ('figure(8, "norm", arm="flat", part="x y", pool="last")', "27"),
         ('figure(8, "norm", arm="flat", pool="first")', "3 (2 to 4)"),
@@ -127,7 +117,7 @@ def test_placeholders_say_what_records_say(words, text, tmp_path):
         ),
         (
             '{{ figure(7, "nonself", by="search") }}',
-            "there are: nonself descent, nonself descent padded, nonself adam",
+            "there are: self|nonself descent, self|nonself descent padded, self|nonself adam",
         ),
         ('{{ figure(7, "nonself", "descent", control="identity") }}', "no record of that"),
         ('{{ tally("fish") }}', "'fish' is no column; there are replicated, gradients, inf"),
@@ -138,7 +128,7 @@ def test_placeholders_say_what_records_say(words, text, tmp_path):
         ('{% assert figure(8, "norm", arm="flat", layer=10).low > 1 %}', "it has no interval"),
         (
             '{% assert figure(7, "nonself") > 0.32 %}',
-            "the records say otherwise: 31.0 % (21.0 to 36.0) > 0.32 is not so",
+            "the records say otherwise: 31.0 % (21.0 to 41.0) > 0.32 is not so",
         ),
         ('{% assert answer(7, "gradients") == "yes" %}', "no == yes is not so"),
     ],
@@ -158,7 +148,7 @@ def test_text_is_filled_and_assertions_leave_no_trace(tmp_path):
 {% assert figure(7, "nonself") > 0.3 %}
 {% assert answer(8, "information") == "yes" %}
 
-{% assert figure(7, "nonself", "descent").high < figure(7, "nonself").low %}
+{% assert figure(7, "nonself", "chance").high < figure(7, "nonself").low %}
 Descent finds {{ figure(7, "nonself", by="descent") }}, Adam {{ figure(7, "nonself",
 by="adam") }} ({{ claim(7) }}).
 {% assert figure(8, "norm", arm="flat", pool="last") >= 27 %}
@@ -169,7 +159,7 @@ Streams ({{ claim(8) }}) grow to {{ figure(8, "norm", arm="flat", pool="last") }
         == """\
 # What was found
 
-Descent finds 12.0 % (2.0 to 17.0), Adam 31.0 % (21.0 to 36.0) ([7](#claim-7)).
+Descent finds 12.0 % (2.0 to 22.0), Adam 31.0 % (21.0 to 41.0) ([7](#claim-7)).
 Streams ([8](#claim-8)) grow to 27.
 """
     )
@@ -207,9 +197,9 @@ def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it():
     assert "> left out: something" in text
     assert "| gradients | – | 1 | – | – | 1 |" in text
     own = page(JUDGED[0])
-    assert "- gradients: ✗ hidden tokens 31.0 % (21.0 to 36.0), not ≥ 95 % (flat d16 n1" in own
-    assert "- fair: hidden tokens by descent 12.0 % (2.0 to 17.0); descent (padded) 97.0 %" in own
-    assert "; adam (shuffled) 0.1 % (-9.9 to 5.1); chance 0.0 %" in own
+    assert "- gradients: ✗ hidden tokens 31.0 % (21.0 to 41.0), not ≥ 95 % (flat d16 n1" in own
+    assert "- fair: hidden tokens by descent 12.0 % (2.0 to 22.0); descent (padded) 97.0 %" in own
+    assert "; adam (shuffled) 0.1 % (-9.9 to 10.1); chance 0.0 %" in own
     assert "“x\\|y↵\\*&lt;/s>”" in own
     assert "`python -m eval claims run 7 --corpus STORIES`" in own
     assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page(JUDGED[1])
@@ -225,59 +215,15 @@ def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
     assert "- † [97](#claim-97): the mean over distances was replaced" in text
 
 
-def synthetic() -> list[dict[str, Any]]:
-    """Records of everything that the registry asks of models of our own."""
-    own = []
-    for claim in claims().values():
-        for arm in claim.arms:
-            tags = {"claim": claim.number, "arm": arm.name}
-            for protocol in (REPORTED, FAIR):
-                asked = arm.protocol(protocol)
-                if asked and arm.models.own:
-                    own += _records(claim, arm, tags | {"protocol": protocol}, asked)
-    return own
-
-
-def _records(claim: Claim, arm: Arm, tags: dict[str, Any], asked: Protocol) -> list[dict[str, Any]]:
-    terms = [t for c in claim.judge for t in (c.left, c.right) if isinstance(t, Term)]
-    if arm.lens:
-        return [
-            norm(1, 0.5) | tags | {"figure": t.figure, "where": t.where | {"layer": layer}}
-            for t in terms
-            if t.arm == arm.name
-            for layer in (1, 2)
-        ]
-    figures = ("self", "nonself", "self_top5", "set_recall", "anywhere", "criterion", "exact",
-               "constant", "others")  # fmt: skip
-    shares = {f"{f}{end}": 0.5 for f in figures for end in ("", "_low", "_high")}
-    found = (
-        {"found": "a text that is long enough to be cut"} if tags["protocol"] == REPORTED else {}
-    )
-    fair = tags["protocol"] == FAIR
-    kinds = [(method, None, not fair) for method in asked.methods]
-    kinds += [("descent", None, True)] if fair and asked.pad_to else []
-    kinds += [
-        ("adam" if control == "shuffled" else "descent", control, False)
-        for control in asked.controls
-    ]
-    return [
-        record(method, 0.5, control=control, padded=pads) | shares | found | tags
-        for method, control, pads in kinds
-    ]
-
-
-def test_a_page_of_all_claims_can_be_read():
-    judged = [judge(claim, synthetic()) for claim in claims().values()]
-    text = markdown(judged, [])
-    assert re.findall(r'id="claim-(\d+)"', text).sort() == [str(n) for n in claims()].sort()
+def test_the_page_can_be_read():
+    text = PAGE.read_text()
+    assert sorted(map(int, re.findall(r'id="claim-(\d+)"', text))) == list(claims())
     rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
     for row in rows:
         for cell in row.split(" | "):
             assert len(cell) <= CELL, cell
-    unasked = [one.claim.number for one in judged if not one.asked]
-    assert unasked
     below = text[text.index("## Not asked") :]
-    assert all(f'<a id="claim-{number}">' in below for number in unasked)
+    assert below.count('<a id="claim-') == len(claims()) - len(rows) > 0
     assert "GB to download" in below
     assert "GB of memory" in below
     links = set(re.findall(r"\(#([\w-]+)\)", text))
@@ -293,7 +239,7 @@ def records(tmp_path):
     """Records that this bench made, of claim 74."""
     arm = claims()[74].arms[0]
     tags = {"claim": 74, "bench": BENCH, "entry": arm.fingerprint, "kind": "claim record"}
-    several = [record("descent", 0.5, REPORTED, found="Mario"), record("adam", 0.5)]
+    several = [record(REPORTED, "descent", 0.5, found="Mario"), record(FAIR, "adam", 0.5)]
     path = tmp_path / "records.jsonl"
     write_rows(path, [each | tags | {"key": str(i)} for i, each in enumerate(several)])
     return path
@@ -307,7 +253,7 @@ def test_pages_results_and_a_readme_are_made(records, tmp_path):
     readme.write_text(f"# Name\n\n{START}\nold\n{END}\n\nrest\n")
     places = ("--markdown", made, "--results", results, "--readme", readme)
     assert run(records, "--findings", text, *places) == 0
-    said = "All: 50.0 % (40.0 to 55.0) ([74]({}#claim-74))."
+    said = "All: 50.0 % (40.0 to 60.0) ([74]({}#claim-74))."
     assert said.format("page.md") in results.read_text()
     assert readme.read_text() == (
         f"# Name\n\n{START}\n{said.format('docs/page.md')}\n{END}\n\nrest\n"
