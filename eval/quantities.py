@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eval.identity import identified
 from eval.recovery import accepted, is_false_accept, margin_bits, recovery_place
-from eval.rows import Row
+from eval.schema import Row
 
 if TYPE_CHECKING:
     import pandas

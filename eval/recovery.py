@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from eval.errors import RequestError
-from eval.rows import Row
+from eval.schema import Row
 from eval.slices import Slice
 from eval.statistics import Interval, share
 

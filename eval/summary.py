@@ -25,7 +25,7 @@ from eval.recovery import (
     shares,
     weights,
 )
-from eval.rows import Row
+from eval.schema import Row
 from eval.statistics import at_most, bits_of_text, clustered, exact_share, over_seeds, share
 
 Record = dict[str, Any]

@@ -18,7 +18,7 @@ from typing import Any
 
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.rows import Row
+from eval.schema import Row
 from eval.summary import COMPARED, Record, cells
 from eval.tables import text, to_csv
 

@@ -24,7 +24,7 @@ from eval.claims.curves import (
 )
 from eval.drawing import Figure, write_figures
 from eval.recovery import channel_count, weights
-from eval.rows import Row
+from eval.schema import Row
 from eval.summary import measure
 
 Record = dict[str, Any]

@@ -17,7 +17,7 @@ from eval.claims.sources import size_of
 from eval.inversion.answer import set_recall
 from eval.quantities import Quantity, one
 from eval.recovery import hidden_positions
-from eval.rows import Row
+from eval.schema import Row
 from eval.statistics import over_seeds
 from eval.summary import measure
 

@@ -92,7 +92,7 @@ class Result:
         Raises:
             RequestError: rows of these kinds have no page.
         """
-        from eval.report import render_page
+        from eval.report.page import render_page
 
         return render_page(self.rows, title, self.documents)
 
@@ -103,7 +103,7 @@ class Result:
             RequestError: rows of these kinds have no page.
             OSError: it cannot be written.
         """
-        from eval.report import write_page
+        from eval.report.page import write_page
 
         write_page(path, self.html(title))
         return path

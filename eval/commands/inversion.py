@@ -93,7 +93,7 @@ def invert(
     from eval.inversion.suites import load_suite, read_suite
     from eval.models import open_models
     from eval.plugins import run_plugins
-    from eval.report import terminal_table
+    from eval.report.tables import terminal_table
     from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin, [*listed(models), out])

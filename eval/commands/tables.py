@@ -167,7 +167,7 @@ def report(
     from eval.drawing import write_figures
     from eval.lenses.lens import read_documents
     from eval.plugins import run_plugins
-    from eval.report import render_page, write_page
+    from eval.report.page import render_page, write_page
     from eval.rows import read_rows
     from eval.tracking import track_results
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eval.bit_figures import figure_lines
-from eval.rows import Row
+from eval.schema import Row
 from eval.statistics import CONFIDENCE, Interval, clustered
 
 DRAWS = 10_000

@@ -7,7 +7,7 @@ from eval import plots
 from eval.drawing import Figure
 from eval.errors import RequestError
 from eval.information.hypotheses import OPEN, Change, Finding, judge, values
-from eval.rows import Row
+from eval.schema import Row
 from eval.statistics import Interval, clustered
 from eval.tables import Table, markdown
 

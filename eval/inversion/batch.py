@@ -1,15 +1,20 @@
 """Many problems of one model in one batch, for solvers that treat them all alike."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eval.circuit import Circuit, run_together
 from eval.errors import RequestError
-from eval.inversion.answer import Answer
-from eval.inversion.problem import Problem
-from eval.inversion.spaces import Objective
+
+if TYPE_CHECKING:
+    from eval.inversion.answer import Answer
+    from eval.inversion.problem import Problem
+    from eval.inversion.spaces import Objective
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Batch:
             row -= len(problem.target)
         raise IndexError(row)
 
-    def keeping_scores(self) -> "Batch":
+    def keeping_scores(self) -> Batch:
         """As `Problem.keeping_scores`, of all problems."""
         return Batch(tuple(problem.keeping_scores() for problem in self.problems))
 
@@ -75,7 +80,7 @@ class Batch:
             ]
         )
 
-    def of(self, rows: Tensor) -> "Batch":
+    def of(self, rows: Tensor) -> Batch:
         """Some of the rows, given by ascending number `(b,)`."""
         problems, start = [], 0
         for problem in self.problems:

@@ -12,6 +12,8 @@ arguments are the settings, recorded in every row. The modules of `PACKAGES` are
 and files of the user's own (`eval.plugins`).
 """
 
+from __future__ import annotations
+
 import hashlib
 import inspect
 import pkgutil
@@ -19,20 +21,22 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import docstring_parser
 import torch
 from torch import Tensor
 
-from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
-from eval.inversion.lexicon import Lexicon
-from eval.inversion.readback import ReadBack
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
-from eval.slices import Slice
+
+if TYPE_CHECKING:
+    from eval.circuit import Circuit
+    from eval.inversion.lexicon import Lexicon
+    from eval.inversion.readback import ReadBack
+    from eval.slices import Slice
 
 PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")
 FAMILIES = ("gradient", "prior", "search", "control")
@@ -162,7 +166,7 @@ class Solver:
             return "needs neighbouring positions"
         return None if positions[0] in self.hidden else f"needs {self.slices}"
 
-    def configured(self, settings: dict[str, Any]) -> "Solver":
+    def configured(self, settings: dict[str, Any]) -> Solver:
         """With other settings.
 
         Raises:

@@ -7,16 +7,21 @@
 * decoder: from vectors to scores of the vocabulary at each position (`DECODERS`).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import normalize
 
-from eval.circuit import Circuit
 from eval.errors import RequestError
+
+if TYPE_CHECKING:
+    from eval.circuit import Circuit
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 """Shown outputs and their target, `(P, S, C)` each, to a loss for each prompt, `(P,)`."""

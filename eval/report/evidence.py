@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from eval.errors import RequestError
 from eval.identity import labels
 from eval.recovery import channel_count, folder, layers, part, positions, variation
-from eval.rows import Row
+from eval.schema import Row
 from eval.summary import model_of, recoveries
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from eval.drawing import inline
 from eval.plots import lines
 from eval.report.evidence import AFTER, BEFORE, BEST, group
-from eval.report.tables import Record
 from eval.report.wording import column_order, method, percent, prompt_set, task_label
+from eval.summary import Record
 from eval.tables import text
 
 COLOURS = {"descent": 5, "adam": 1, "best": 1, "exact": 0}

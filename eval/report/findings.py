@@ -4,8 +4,8 @@ from markupsafe import Markup
 
 from eval.report.evidence import AFTER, BEFORE, BEST, Score
 from eval.report.strips import Prompt, Sheet
-from eval.report.tables import Record
 from eval.report.wording import column_order, method, percent, prompt_set, site_label
+from eval.summary import Record
 
 LINES = 3  # of tokens that the opening example may take
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from eval import plots
 from eval.drawing import Figure
 from eval.lenses.lens import Document, Lens, lenses, model_name
-from eval.rows import Row
+from eval.schema import Row
 
 
 @dataclass(frozen=True)

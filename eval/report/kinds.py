@@ -10,7 +10,7 @@ from eval.plots import lines
 from eval.quantities import Estimate, Quantity
 from eval.report.figures import AXIS, SIZE, X_SCALE, Panel, evenly
 from eval.report.wording import percent
-from eval.rows import Row
+from eval.schema import Row
 from eval.summary import Cell
 from eval.tables import Column, Table, lay_out, text
 

@@ -12,8 +12,8 @@ from eval.lenses.markup import STYLE
 from eval.recovery import VERDICTS, join, question, weights
 from eval.report import figures, findings, kinds, provenance, strips, tables, wording
 from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, once, plain, scores
-from eval.rows import Row
-from eval.summary import cells
+from eval.schema import Row
+from eval.summary import Record, cells
 from eval.tables import text
 
 LENSES_TITLE = "Inside a language model"
@@ -143,5 +143,5 @@ def _steps(placed: list[Score]) -> dict[str, str]:
     return found
 
 
-def _panels(records: list[tables.Record], field: str) -> list[tuple[str, list[figures.Panel]]]:
+def _panels(records: list[Record], field: str) -> list[tuple[str, list[figures.Panel]]]:
     return figures.by_model(figures.recovery(records, field))

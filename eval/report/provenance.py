@@ -6,7 +6,7 @@ from typing import Any
 from eval.recovery import hidden_positions, prompt_of
 from eval.report.evidence import Score, group, once
 from eval.report.wording import column_order, prompt_set, site_label, visible
-from eval.rows import Row
+from eval.schema import Row
 
 
 def collisions(placed: list[Score]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from eval.recovery import (
 )
 from eval.report.evidence import AFTER, BEFORE, BETWEEN, Score, group
 from eval.report.wording import column_order, method, prompt_order, visible
-from eval.rows import Row
+from eval.schema import Row
 
 WIDTH = 128  # characters a line of tokens may take; longer prompts go on below
 GAP = 2  # characters of padding around a token

@@ -31,11 +31,9 @@ from eval.report.wording import (
     task_label,
     variation_order,
 )
-from eval.rows import Row
-from eval.summary import measure
+from eval.schema import Row
+from eval.summary import Record, measure
 from eval.tables import NONE, Table, terminal
-
-Record = dict[str, Any]
 
 VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
 FAMILIES = ("gradient", "", "search", "control")

@@ -1,10 +1,14 @@
 """The words and numbers of the report, the same on the page and in the terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eval.inversion.solvers import Solver, solvers
-from eval.report.evidence import Task
+
+if TYPE_CHECKING:
+    from eval.report.evidence import Task
 
 
 class Method(NamedTuple):

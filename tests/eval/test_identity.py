@@ -18,7 +18,7 @@ from eval.gather import gather_models
 from eval.identity import identified, labels
 from eval.inversion.controls import derive
 from eval.models import open_checkpoint
-from eval.report import render_page
+from eval.report.page import render_page
 from eval.rows import Results, Row
 from eval.summary import summarise
 from eval.tracking import history

@@ -4,7 +4,7 @@ import pytest
 
 from eval.comparison import enter
 from eval.gather import gather_models
-from eval.report import summary_table
+from eval.report.tables import summary_table
 from eval.rows import Results, Row
 from tests.eval.compare_cases import make_run
 from tests.eval.report.cases import make_row

@@ -10,7 +10,7 @@ from eval.__main__ import main
 from eval.errors import RequestError
 from eval.quantities import place
 from eval.recovery import is_false_accept
-from eval.report import render_page
+from eval.report.page import render_page
 from eval.rows import Results
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts

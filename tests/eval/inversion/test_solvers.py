@@ -11,7 +11,7 @@ import pytest
 from eval.__main__ import main
 from eval.inversion import solvers as registry
 from eval.inversion.solvers import FAMILIES, solvers
-from eval.report import render_page
+from eval.report.page import render_page
 from eval.rows import read_rows
 from tests.docs_cases import ROOT, blocks
 

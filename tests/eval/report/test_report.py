@@ -6,7 +6,8 @@ import re
 import pytest
 
 from eval.errors import RequestError
-from eval.report import render_page, summary_table, terminal_table, write_page
+from eval.report.page import render_page, write_page
+from eval.report.tables import summary_table, terminal_table
 from eval.report.wording import percent, visible
 from eval.tables import text
 from tests.eval.report.cases import (

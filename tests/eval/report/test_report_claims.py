@@ -3,7 +3,8 @@
 from eval.__main__ import main
 from eval.comparison import enter
 from eval.gather import gather_models
-from eval.report import render_page, summary_table
+from eval.report.page import render_page
+from eval.report.tables import summary_table
 from eval.rows import Results
 from tests.eval.compare_cases import OF_CLAIM
 from tests.eval.report.cases import make_row

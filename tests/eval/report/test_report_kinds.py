@@ -5,7 +5,7 @@ import re
 import pytest
 
 from eval.__main__ import main
-from eval.report import render_page
+from eval.report.page import render_page
 from eval.rows import Results
 from tests.eval.report.cases import Page, make_row
 from tests.eval.test_tracking_kinds import about, every_kind, row

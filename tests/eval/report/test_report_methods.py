@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from eval.report import render_page, summary_table, terminal_table
 from eval.report.evidence import headline, plain, scores
+from eval.report.page import render_page
 from eval.report.strips import sample
+from eval.report.tables import summary_table, terminal_table
 from eval.report.wording import column_order, percent
 from eval.statistics import clustered
 from tests.eval.report.cases import Page, make_row, make_rows

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from eval.report import render_page, summary_table, terminal_table
 from eval.report.evidence import headline, scores
+from eval.report.page import render_page
+from eval.report.tables import summary_table, terminal_table
 from eval.report.wording import duration, percent
 from eval.statistics import wilson
 from eval.summary import summarise
