@@ -15,8 +15,7 @@ from eval.rows import Results
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
 from eval.tables import interval_text, lay_out, markdown, number_text, share_text, to_csv
-from tests.eval.report.cases import make_row, make_rows
-from tests.eval.test_tracking_kinds import about, every_kind
+from tests.eval.report.cases import about, every_kind, make_row, make_rows
 
 ROWS = make_rows(count=6)
 

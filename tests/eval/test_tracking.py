@@ -1,11 +1,15 @@
 """The W&B view of results, read back from W&B's own offline files."""
 
 import json
+import re
 import struct
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import vl_convert
 import wandb
 import wandb.errors
 from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
@@ -13,8 +17,11 @@ from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttri
 from eval.__main__ import main
 from eval.rows import Results
 from eval.summary import summarise
-from eval.tracking import STEP, history, track_results
-from tests.eval.report.cases import make_row, make_rows
+from eval.tracking import STEP, _link, history, models_used, track_results
+from tests.eval.compare_cases import OF_CLAIM
+from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
+from tests.train.cases import fit, pack_toy
+from train.log import architecture
 
 ROWS = make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3)
 BLOCK, HEADER = 32768, 7
@@ -52,6 +59,15 @@ def logged(records: dict[str, list]) -> list[dict]:
     ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory):
+    """W&B's own files lie apart."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory):
     """A results directory reported to W&B, by the command."""
@@ -60,21 +76,19 @@ def tracked(tmp_path_factory):
     Results(results).append(ROWS)
     arguments = ["report", str(results), "--out", str(page), "--wandb", "offline"]
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
-            patch.setenv(name, str(directory / "home"))
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
             patch.setenv(name, "http://127.0.0.1:9")  # a request would fail
         assert main([*arguments, "--wandb-project", "mine"]) == 0
     return directory
 
 
-def the_file(tracked: Path) -> Path:
-    (found,) = (tracked / "results" / "wandb").glob("offline-run-*/run-*.wandb")
-    return found
+def file_of(results: Path) -> Path:
+    (file,) = (results / "wandb").glob("offline-run-*/run-*.wandb")
+    return file
 
 
 def test_figures_are_logged_by_training_step(tracked):
-    rows = [row for row in logged(offline_records(the_file(tracked))) if STEP in row]
+    rows = [row for row in logged(offline_records(file_of(tracked / "results"))) if STEP in row]
     assert [row[STEP] for row in rows] == [0, 100, 300]
     expected = history(ROWS)
     for row, own in zip(rows, expected, strict=True):
@@ -85,15 +99,15 @@ def test_figures_are_logged_by_training_step(tracked):
 
 
 def test_the_training_step_is_the_axis(tracked):
-    metrics = offline_records(the_file(tracked))["metric"]
+    metrics = offline_records(file_of(tracked / "results"))["metric"]
     followed = [(m.glob_name, m.step_metric) for m in metrics if m.glob_name]
     assert followed == [("invert/*", STEP)]
 
 
 def test_table_and_page_are_logged(tracked):
-    records = offline_records(the_file(tracked))
+    records = offline_records(file_of(tracked / "results"))
     rows = logged(records)
-    files = the_file(tracked).parent / "files"
+    files = file_of(tracked / "results").parent / "files"
     page = next(row for row in rows if "page/path" in row)
     assert page["page/_type"] == "html-file"
     assert (files / page["page/path"]).read_text() == (tracked / "page.html").read_text()
@@ -110,7 +124,7 @@ def test_table_and_page_are_logged(tracked):
 
 
 def test_the_run_belongs_to_the_results(tracked):
-    (run,) = offline_records(the_file(tracked))["run"]
+    (run,) = offline_records(file_of(tracked / "results"))["run"]
     assert run.run_id == (tracked / "results" / "wandb_id").read_text()
     assert (run.project, run.display_name, run.job_type) == ("mine", "results", "invert")
 
@@ -211,3 +225,138 @@ def test_names_tell_apart_only_what_differs():
 
 def test_what_is_not_known_is_not_logged():
     assert not any("margin_bits" in name for name in names([make_row(method="adam")]))
+
+
+NAMES = {
+    "lens/norm/layer 1/lens residual/prompts 4/prompt_kind story": 102.0,
+    "loss/nats/token/corpus toy/stories 2": 3.5,
+    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 4/corpus toy": 0.5,
+    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 8/corpus toy": 0.25,
+    "probe/top-1/layer last/part block/offset -1/method ridge": 0.25,
+    "geometry/sigma min/layer last/part block/hidden 0": 0.5,
+    "curve/channels for half/layer last/part block/length 8/method adam": 63,
+}
+
+
+def test_every_kind_of_row_is_a_series_over_the_steps():
+    first, last = history([*every_kind(about(100)), *every_kind(about(0))])
+    assert (first[STEP], last[STEP]) == (0, 100)
+    assert NAMES.items() <= last.items()
+    assert set(first) == set(last)  # one name for all checkpoints
+    assert not any(name.startswith("training/") for name in last)
+
+
+def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart():
+    name = "norm/layer 1/lens residual/prompts 4/prompt_kind story"
+    seeds = [lens(about(0, "a"), 1.0), lens(about(0, "b"), 3.0)]
+    (figures,) = history(seeds)
+    assert figures[f"lens/{name}"] == 2.0
+    wide = about(0, "c") | {"d_model": 512}
+    (figures,) = history([*seeds, lens(wide, 9.0)])
+    assert figures[f"lens/flat (d_model 128)/{name}"] == 2.0
+    assert figures[f"lens/flat (d_model 512)/{name}"] == 9.0
+
+
+def test_they_are_logged_and_claims_are_not(tmp_path):
+    rows = [*every_kind(about(0)), *every_kind(about(100))]
+    track_results(tmp_path, [*rows, OF_CLAIM])
+    records = offline_records(file_of(tmp_path))
+    seen = [h for h in logged(records) if STEP in h]
+    expected = history(rows)
+    assert [{k: v for k, v in h.items() if not k.startswith("_")} for h in seen] == expected
+    followed = {m.glob_name for m in records["metric"] if m.step_metric}
+    assert followed == {f"{name.partition('/')[0]}/*" for name in expected[0] if name != STEP}
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REPORT = (DOCS / "wandb-report.md").read_text()
+CHART = json.loads((DOCS / "wandb-recovery.vl.json").read_text())
+WANDB_OWN = {"Group", "train", "invert", "summary"}
+
+
+def section(title: str) -> str:
+    return REPORT.partition(f"## {title}")[2].partition("\n## ")[0]
+
+
+def test_training_logs_what_the_report_draws(tmp_path, small_tokenizer):
+    data, run = pack_toy(small_tokenizer, tmp_path / "packed", 200).path, tmp_path / "run"
+    assert fit(data, run, "--wandb", "offline", "--trainer.max_steps", "2") == 0
+    records = offline_records(file_of(run))
+    known = {key for row in logged(records) for key in row}
+    named = set(re.findall(r"`([^`]+)`", section("Training"))) - WANDB_OWN
+    assert {"val_bits_per_byte", "tokens_seen"} <= named
+    assert named <= known
+    assert records["run"][0].run_group == "flat d16 n2"
+
+
+def test_evaluations_log_what_the_report_draws(tmp_path):
+    rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=2)
+    Results(tmp_path / "results").append(rows)
+    track_results(tmp_path / "results", rows)
+    records = offline_records(file_of(tmp_path / "results"))
+    known = {key for row in logged(records) for key in row}
+    text = section("What can be recovered, over training")
+    patterns = re.findall(r"\| `(invert/[^`]+)` \|", text)
+    assert len(patterns) == 4
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, key) for key in known), pattern
+    assert f"`{STEP}`" in text
+    assert STEP in known
+    assert "summary/path" in known
+    (run,) = records["run"]
+    about = rows[0]["checkpoint"]
+    assert (run.run_group, run.job_type) == (architecture(about), "invert")
+
+
+def test_the_chart_is_over_columns_of_the_summary():
+    text = json.dumps(CHART)
+    columns = set(summarise([make_row()])[0])
+    fields = set(re.findall(r"datum\['(\w+)'\]", text))
+    fields |= set(re.findall(r'"field": "(\w+)"', text)) - {"share", "low", "high"}
+    assert {"nonself", "nonself_low", "step", "method"} <= fields
+    assert fields <= columns
+
+
+def test_the_chart_can_be_drawn():
+    records = summarise(make_rows(count=2))
+    svg = vl_convert.vegalite_to_svg({**CHART, "data": {"values": records}})
+    assert "alternating" in svg
+    assert "hidden tokens recovered" in svg
+
+
+def test_several_architectures_have_no_group(tmp_path):
+    rows = make_rows(steps=(0,), layers=(4,), count=1)
+    track_results(tmp_path, rows)
+    (run,) = offline_records(file_of(tmp_path))["run"]
+    assert run.run_group == ""
+
+
+def asked(path: Path) -> dict[str, Any]:
+    row = make_row()
+    return row | {"checkpoint": row["checkpoint"] | {"path": str(path)}}
+
+
+def test_models_are_named_by_their_run(tmp_path):
+    first = tmp_path / "run" / "models" / "step-000100"
+    other = tmp_path / "moved" / "step-000200"
+    for path in (first, other):
+        path.mkdir(parents=True)
+    (tmp_path / "run" / "wandb_id").write_text("abc123\n")
+    rows = [asked(first), asked(first), asked(other), asked(tmp_path / "gone")]
+    assert models_used(rows) == ["model-abc123:step-000100"]
+
+
+def test_a_model_that_is_not_there_is_said(tmp_path, capsys):
+    path = tmp_path / "run" / "models" / "step-000100"
+    path.mkdir(parents=True)
+    (tmp_path / "run" / "wandb_id").write_text("abc123")
+    used: list[str] = []
+    _link(SimpleNamespace(use_artifact=used.append), [asked(path)])
+    assert used == ["model-abc123:step-000100"]
+
+    def missing(name):
+        raise wandb.errors.CommError("no such artifact")
+
+    _link(SimpleNamespace(use_artifact=missing), [asked(path)])
+    said = capsys.readouterr().err
+    assert said == "--wandb online: model-abc123:step-000100 is not there, and not linked\n"

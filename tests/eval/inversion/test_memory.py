@@ -1,19 +1,28 @@
 """Memory of a suite on all layers grows with the model, not with layers times the model."""
 
 import copy
+from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
 
+from arch import LanguageModel
+from eval.circuit import Circuit
 from eval.inversion import run
+from eval.inversion.answer import COLLISIONS, Answer
+from eval.inversion.batch import Batch
+from eval.inversion.problem import pose
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
-from eval.inversion.solvers import parse_solvers
+from eval.inversion.solvers import Tools, parse_solvers, solvers
 from eval.models import candidates_at_once, open_checkpoint, rows_at_once
+from eval.ranks import token_ranks
 from eval.rows import Results
 from eval.slices import Slice
 from eval.tasks import run_tasks
-from eval.text import random_prompts
+from eval.text import Prompt, random_prompts
+from tests.eval.inversion.search_cases import chance, lexicon, prompts, readbacks
 
 DEPTH = 8
 METHODS = {
@@ -84,3 +93,88 @@ def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
     few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
     assert few == sorted(few, reverse=True)
     assert 1 <= few[-1] < few[0] <= 64
+
+
+LENGTH, COUNT = 6, 4
+FEW: dict[str, dict[str, Any]] = {
+    "arca": {"sweeps": 2, "samples": 2, "top": 8},
+    "gcg": {"steps": 20, "width": 8, "check": 5},
+    "levenberg": {"steps": 4},
+    "alternating": {"starts": 2, "rounds": 1},
+    "snap": {"steps": 20, "resolve": 20},
+}
+
+
+def solve(name: str, model: LanguageModel, ranked: bool) -> tuple[list[Answer], torch.Tensor]:
+    method, truth = solvers()[name], prompts(COUNT, LENGTH)
+    settings = FEW.get(name) or ({"steps": 20} if "steps" in method.settings else {})
+    if "check" in method.settings:  # a check a step: each could pin a batch of its own
+        settings = {"check": 1} | settings
+    circuit = Circuit(model, 1)
+    problem = pose(circuit, truth, Slice(method.hidden[0] if method.hidden else 0), ranked=ranked)
+    tools = Tools(lexicon, truth, readbacks)
+    return method.configured(settings).answer(Batch((problem,)), chance(COUNT), tools), truth
+
+
+@pytest.mark.parametrize("name", list(solvers()))
+def test_answers_keep_ranks_and_no_scores(small_model, name):
+    model = small_model()
+    answers, truth = solve(name, model, ranked=True)
+    kept = {}
+    for answer in answers:
+        for field in fields(answer):
+            value = getattr(answer, field.name)
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                kept[storage.data_ptr()] = storage.nbytes()
+        assert all(len(tokens) <= COLLISIONS for tokens in answer.collisions.values())
+    # tokens, ranks and distances of each token; not the 1,600 bytes of its scores
+    assert sum(kept.values()) <= 8 * 3 * COUNT * LENGTH
+    scored, _ = solve(name, model, ranked=False)
+    for answer, whole, tokens in zip(answers, scored, truth, strict=True):
+        assert answer.tokens.equal(whole.tokens)
+        assert whole.scores.untyped_storage().nbytes() == 4 * LENGTH * 400
+        assert answer.ranks is not None
+        assert answer.ranks.equal(token_ranks(whole.scores, tokens, whole.tokens))
+
+
+PROMPTS, SHORT, DEEP = 100, 2, 3
+
+
+@pytest.mark.parametrize("done", [0, 90])
+def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
+    """Tokens that enter the first block, less those of measuring, which a control needs too."""
+    checkpoint = open_checkpoint(model_directory(n_layers=DEEP))
+    drawn = torch.randint(400, (PROMPTS, SHORT), generator=torch.Generator().manual_seed(3))
+    prompts = [Prompt("random", i, tuple(drawn[i].tolist())) for i in range(PROMPTS)]
+    results = Results(tmp_path)
+    entered = 0
+
+    def count(module, inputs, output):
+        nonlocal entered
+        entered += inputs[0].shape[0] * inputs[0].shape[1]
+
+    checkpoint.model.blocks[0].channel_mixer.register_forward_hook(count)  # pyright: ignore
+
+    def tokens(method, layers, there):
+        nonlocal entered
+        entered = 0
+        question = Question(parse_solvers([method]), layers=layers)
+        results.keys = there
+        jobs = plan(checkpoint, question, prompts, "toy:2000")
+        rows = [row for job in jobs for row in job.run(results)]
+        assert len(rows) == PROMPTS * len(layers) - len(there)
+        assert all(row["exact"] for row in rows if method == "sweep")
+        assert len({row["key"] for row in rows}) == len(rows)
+        return entered
+
+    every = tuple(range(1, DEEP + 1))
+    question = Question(parse_solvers(["sweep"]), layers=every)
+    jobs = plan(checkpoint, question, prompts, "toy:2000")
+    cells = [(job, cell) for job in jobs for cell in job.cells]
+    there = {job.key(cell) for job, cell in cells if cell.prompt.index >= PROMPTS - done
+             and cell.site.layers == (1,)}  # fmt: skip
+    measuring = tokens("chance", every, set())
+    one = tokens("sweep", (DEEP,), set()) - tokens("chance", (DEEP,), set())
+    together = tokens("sweep", every, there) - measuring
+    assert together < 1.4 * one

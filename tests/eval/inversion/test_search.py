@@ -14,6 +14,7 @@ from eval.inversion.search.additive import RIDGE, explain, extrapolate
 from eval.inversion.search.enumerate import enumerate_hidden
 from eval.inversion.search.others import chance as guess
 from eval.inversion.search.others import expected, snap
+from eval.inversion.search.sipit import sipit
 from eval.inversion.search.sweep import sweep
 from eval.slices import Slice
 from tests.eval.inversion.search_cases import (
@@ -256,3 +257,21 @@ def test_chance_is_one_in_the_vocabulary():
     assert hits == pytest.approx(1 / V, abs=4 * (1 / V / 4000) ** 0.5)
     assert all(answer.scores.argmax(dim=1).equal(answer.tokens) for answer in answers)
     assert not any(answer.certificate for answer in answers)
+
+
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
+def test_every_shown_token_is_proved_and_gradients_save_work(mixer, small_model):
+    truth = prompts(3, 5)
+    problem = pose(Circuit(small_model(mixers=(mixer,)), 2), truth, Slice())
+    answers = solve(sipit, problem, tried=4)
+    assert found(answers).equal(truth)
+    assert all(answer.certificate == "residual" for answer in answers)
+    assert max(answer.evaluations for answer in answers) < 400 * truth.shape[1] / 2
+
+
+def test_one_step_proves_little_and_says_so(small_model):
+    truth = prompts(2, 4)
+    problem = pose(Circuit(small_model(n_layers=4), 4), truth, Slice())
+    for p, answer in enumerate(solve(sipit, problem, steps=1)):
+        assert answer.evaluations <= 4 * 4
+        assert answer.certificate is None or torch.equal(answer.tokens, truth[p])

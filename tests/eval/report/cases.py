@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from typing import Any
 
 STORY = (
     "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
@@ -206,3 +207,37 @@ def tick_labels(svg):
 
 def renamed(row, name):
     return row | {"checkpoint": row["checkpoint"] | {"name": name}}
+
+
+def about(step: int, weights: str = "a", name: str = "flat") -> dict[str, Any]:
+    known = make_row("flat", step)["checkpoint"]
+    return known | {"name": name, "weights_sha256": f"{weights}{step}"}
+
+
+def row(kind: str, checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    weights = checkpoint["weights_sha256"]
+    return {"key": f"{kind} {weights} {changes}", "kind": kind, "checkpoint": checkpoint} | changes
+
+
+def lens(checkpoint: dict[str, Any], value: float | None, layer: int = 1) -> dict[str, Any]:
+    return row("lens", checkpoint, lens="residual", figure="norm", layer=layer, value=value,
+               prompts=4, prompt_kind="story", look=checkpoint["weights_sha256"])  # fmt: skip
+
+
+def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
+    site = {"site": {"layer": 4, "part": "block"}}
+    parts = {"nats": [3.0, 4.0], "tokens": [1, 1], "bytes": [2, 2]}
+    return [
+        lens(checkpoint, 2.0 + checkpoint["step"]),
+        lens(checkpoint, None, layer=2),
+        row("loss", checkpoint, corpus="toy", stories=2, parts=parts, bits_per_byte=2.5,
+            nats_per_token=3.5, tokens_per_second=9.0),
+        *[row("retrieval", checkpoint, layer=2, pool="mean", method="as it is", sentence="last",
+              candidates=n, corpus="toy", queries=9, top1=2 / n, low=0.0, high=1.0, chance=1 / n)
+          for n in (4, 8)],
+        row("probe", checkpoint, method="ridge", offset=-1, top1=0.25, information=0.5, **site),
+        row("geometry", checkpoint, sigma_min=0.5, hidden=0, sigma_max=2.0, condition=4.0,
+            effective_rank=3.0, stable_rank=2.0, inputs=8, removed=1, **site),
+        row("curve", checkpoint, axis="channels", length=8, method="adam", value=63, low=56,
+            high=76, **site),
+    ]  # fmt: skip

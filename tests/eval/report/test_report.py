@@ -31,21 +31,15 @@ def page():
 SHARE = r"[<>]?\d+ [<>]?\d+–[<>]?\d+"
 
 
-def test_page_summary_shows_those_numbers(page):
-    lines = [row for row in page.table("model")[2:] if row]
-    shares = [[c.split()[0] for c in row if re.fullmatch(SHARE, c)] for row in lines]
-    expected = [[percent(s) for s in line] for line in expected_lines(ROWS, layer=4)]
-    assert shares == expected
-    assert [row[-1] for row in lines] == ["8"] * 6
-
-
-def test_page_shows_every_layer(page):
-    second = [t for t in page.tables if t[0][0] == "model" and "prompts" in t[0]][1]
-    lines = [row for row in second[2:] if row]
-    shares = [[c.split()[0] for c in row if re.fullmatch(SHARE, c)] for row in lines]
+def test_page_shows_the_summary_and_every_layer(page):
+    tables = [t for t in page.tables if t[0][0] == "model" and "prompts" in t[0]]
+    summary, every = ([row for row in table[2:] if row] for table in tables[:2])
     by_layer = [expected_lines(ROWS, layer) for layer in (1, 2, 4)]
-    expected = [[percent(s) for s in by_layer[i][line]] for line in range(6) for i in range(3)]
-    assert shares == expected
+    apart = [by_layer[i][line] for line in range(6) for i in range(3)]
+    for lines, expected in ((summary, by_layer[-1]), (every, apart)):
+        shares = [[c.split()[0] for c in row if re.fullmatch(SHARE, c)] for row in lines]
+        assert shares == [[percent(s) for s in line] for line in expected]
+    assert [row[-1] for row in summary] == ["8"] * 6
 
 
 def test_page_is_well_formed_small_and_needs_nothing_else(page):
@@ -56,6 +50,9 @@ def test_page_is_well_formed_small_and_needs_nothing_else(page):
     assert not {"src", "href"} & {name for name, _ in page.attributes}
     assert "prefers-color-scheme: dark" in HTML
     assert page.words.startswith("What is left of a prompt inside a language model")
+    evaluated = f"{sum(r['evaluations'] for r in ROWS):,} tokens evaluated"
+    for words in ("runs/llama/models/step-000300", "steps 500, rate 0.02", evaluated, "1,234,567"):
+        assert words in page.words  # where it comes from, and what it cost
 
 
 def test_opening_sentences_are_computed(page):
@@ -80,14 +77,12 @@ def test_opening_sentences_are_computed(page):
     ) in page.words
 
 
-def test_missed_self_tokens_are_told():
+def test_missed_self_tokens_are_told_below_a_title():
     rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
     rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
-    assert "exact search misses 2 of 48 tokens" in Page(render_page(rows)).words
-
-
-def test_title_can_be_given():
-    assert "<title>Mine &amp; yours</title>" in render_page([make_row()], title="Mine & yours")
+    html = render_page(rows, title="Mine & yours")
+    assert "exact search misses 2 of 48 tokens" in Page(html).words
+    assert "<title>Mine &amp; yours</title>" in html
 
 
 def test_everything_from_rows_is_escaped():
@@ -107,16 +102,12 @@ def test_everything_from_rows_is_escaped():
     assert not any(name.startswith("on") for name, _ in page.attributes)
 
 
-def test_no_rows_is_one_clear_line():
+def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
     for function in (render_page, summary_table, terminal_table):
         with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
             function([])
-
-
-def test_rows_without_scores_are_one_clear_line():
-    rows = [make_row(self=None, nonself=None)]
     with pytest.raises(RequestError, match="1 rows, but none has a scored token"):
-        render_page(rows)
+        render_page([make_row(self=None, nonself=None)])
 
 
 PARTIAL = {
@@ -162,12 +153,6 @@ def test_steps_between_are_a_curve_and_not_the_after(page):
     assert f"Adam at the model's scale, step 100: {percent(share)} %" in html
 
 
-def strip_rows(html):
-    """The strips of the page's first block, after the example."""
-    page = Page(html)
-    return [t for t in page.tables if t[0][0] == "the prompt"]
-
-
 def test_strips_line_up_with_the_prompt():
     row = make_row(method="descent", length=5, hidden=2)
     row |= {
@@ -178,15 +163,12 @@ def test_strips_line_up_with_the_prompt():
         "verdict": ["recovered", "not found", "ambiguous", "not found", "recovered"],
     }
     html = render_page([row])
-    strips = strip_rows(html)[-1]
+    strips = [t for t in Page(html).tables if t[0][0] == "the prompt"][-1]
     assert strips[0] == ["the prompt", "", "Once", "·upon", "⏎", "\\x07", "∅"]
     assert strips[1] == ["gradient descent, after", "3/5", "Once", "·cat", "⏎", "·dog", "∅"]
     line = html[html.rindex("gradient descent, <em>after</em>") :].split("</tr>")[0]
     classes = re.findall(r"<td(?: class=\"([^\"]*)\")?>", line)
     assert classes == ["score", "k", "w k", "a", "w", ""]
-
-
-def test_other_slices_hide_other_positions():
     html = render_page([make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))])
     line = html[html.rindex('<tr class="truth">') :].split("</tr>")[0]
     assert re.findall(r"<td(?: class=\"([^\"]*)\")?>", line) == ["", "", "", "k", "k"]
@@ -248,13 +230,6 @@ def test_before_is_dashed_and_hollow_and_after_is_neither():
     assert dashed in untrained
 
 
-def test_provenance_names_checkpoints_settings_and_cost(page):
-    assert "runs/llama/models/step-000300" in page.words
-    assert "steps 500, rate 0.02" in page.words
-    assert f"{sum(r['evaluations'] for r in ROWS):,} tokens evaluated" in page.words
-    assert "1,234,567" in page.words
-
-
 def test_write_page_is_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "page.html"
     write_page(path, "<p>one</p>")
@@ -268,8 +243,6 @@ def test_write_page_is_whole_or_not_at_all(tmp_path, monkeypatch):
         write_page(path, "<p>two</p>")
     assert path.read_text() == "<p>one</p>"
     assert os.listdir(path.parent) == ["page.html"]
-
-
-def test_write_page_takes_any_text(tmp_path):
-    write_page(tmp_path / "page.html", render_page([make_row(text="\ud800 lone")]))
-    assert (tmp_path / "page.html").stat().st_size
+    monkeypatch.undo()
+    write_page(path, render_page([make_row(text="\ud800 lone")]))  # any text
+    assert path.stat().st_size > 1000

@@ -7,8 +7,7 @@ import pytest
 from eval.__main__ import main
 from eval.report.page import render_page
 from eval.rows import Results
-from tests.eval.report.cases import Page, make_row
-from tests.eval.test_tracking_kinds import about, every_kind, row
+from tests.eval.report.cases import Page, about, every_kind, make_row, row
 
 SITE = {"site": {"layer": 4, "part": "block"}}
 

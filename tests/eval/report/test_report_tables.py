@@ -49,16 +49,7 @@ def test_terminal_table_has_the_same_numbers():
     assert max(map(len, text.splitlines())) <= PIPE
     assert "hidden tokens" in text
     assert "gradient" in text
-
-
-def test_terminal_table_survives_brackets_in_names():
     assert "[b]flat" in terminal_table([renamed(make_row("flat"), "[b]flat")])
-
-
-def test_untrained_is_before_whatever_its_step():
-    row = make_row(step=7)
-    row["checkpoint"]["trained"] = False
-    assert {r["phase"] for r in summary_table([row])} == {"before"}
 
 
 def test_the_exact_method_made_for_a_question_stands_for_it():
@@ -69,26 +60,44 @@ def test_the_exact_method_made_for_a_question_stands_for_it():
     assert {s.method for s in headline(scores(rows)) if not s.task.nonself} == {"sweep"}
 
 
+UNTRAINED = make_row(step=7)
+UNTRAINED["checkpoint"]["trained"] = False
+EARLIER = make_row(step=290)
+EARLIER["checkpoint"] |= {"path": "other/models/step-000290"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "expected"),
+    [
+        ([UNTRAINED], "phase", {("before",)}),
+        ([make_row(step=300), EARLIER], "phase", {("after",)}),
+        (
+            [make_row("flat", layer=2), make_row("flat", layer=8), make_row("llama", layer=4)],
+            "model layer",
+            {("flat", 8), ("llama", 4)},
+        ),
+        (
+            [make_row(step=0, layer=2), make_row(step=300, layer=2), make_row(step=0, layer=4)],
+            "layer phase",
+            {(2, "before"), (2, "after")},
+        ),
+        (
+            [make_row(share=(0.0, 0.0)), make_row(share=(1.0, 1.0))],
+            "top1 tokens",
+            {(1.0, 13), (1.0, 3)},
+        ),
+    ],
+    ids=["untrained", "a seed that stopped earlier", "the deepest layer of each model",
+         "a layer with both over a deeper one", "of equal keys the last"],
+)  # fmt: skip
+def test_the_summary_takes(rows, fields, expected):
+    found = {tuple(r[name] for name in fields.split()) for r in summary_table(rows)}
+    assert found == expected
+
+
 def test_self_tokens_of_the_summary_are_those_with_most_shown():
     tasks = {r["task"] for r in summary_table(make_rows(count=1, hidden=(1, 3)))}
     assert {(t.nonself, t.hidden) for t in tasks} == {(False, 1), (True, 1), (True, 3)}
-
-
-def test_summary_takes_the_deepest_layer_of_each_model():
-    rows = [make_row("flat", layer=2), make_row("flat", layer=8), make_row("llama", layer=4)]
-    assert {(r["model"], r["layer"]) for r in summary_table(rows)} == {("flat", 8), ("llama", 4)}
-
-
-def test_summary_takes_a_layer_with_both_before_and_after_over_a_deeper_one_without():
-    rows = [make_row(step=0, layer=2), make_row(step=300, layer=2), make_row(step=0, layer=4)]
-    assert {(r["layer"], r["phase"]) for r in summary_table(rows)} == {(2, "before"), (2, "after")}
-
-
-def test_equal_keys_count_once_and_the_last_wins():
-    first = make_row(share=(0.0, 0.0))
-    again = make_row(share=(1.0, 1.0))
-    assert {r["top1"] for r in summary_table([first, again])} == {1.0}
-    assert {r["tokens"] for r in summary_table([first, again])} == {13, 3}
 
 
 def test_training_seeds_are_pooled_whatever_their_folder():
@@ -108,12 +117,6 @@ def test_training_seeds_are_pooled_whatever_their_folder():
         "llama (d_model 128)",
         "llama (d_model 512)",
     }
-
-
-def test_a_seed_that_stopped_earlier_is_after_training_too():
-    one, two = make_row(step=300), make_row(step=290)
-    two["checkpoint"] |= {"path": "other/models/step-000290"}
-    assert {r["phase"] for r in summary_table([one, two])} == {"after"}
 
 
 def test_interval_counts_prompts_not_tokens():
