@@ -1,4 +1,4 @@
-"""The comparison: what it says, as a table and as files, and to bad input."""
+"""The comparison: what it says, as a table, as files and as plots."""
 
 import csv
 import io

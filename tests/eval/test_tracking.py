@@ -1,4 +1,4 @@
-"""The W&B view of results, read back from W&B's own offline files."""
+"""The W&B view of rows of every kind, read back from its offline files; the report names it."""
 
 import json
 import re

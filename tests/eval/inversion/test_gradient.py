@@ -1,4 +1,4 @@
-"""Gradient solvers: descent equals its plain restatement, rows do not touch each other."""
+"""Gradient solvers: descent is its plain restatement, each finds shown tokens, rows stand alone."""
 
 from collections.abc import Callable
 from typing import Any

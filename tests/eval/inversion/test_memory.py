@@ -1,4 +1,4 @@
-"""Memory of a suite on all layers grows with the model, not with layers times the model."""
+"""Memory grows with the model, not with layers, prompts or answers; passes are shared."""
 
 import copy
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Objectives and decoders against torch's own functions."""
+"""Objectives, decoders and the figures of a row, against torch's own functions and by hand."""
 
 import itertools
 

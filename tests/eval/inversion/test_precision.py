@@ -1,4 +1,4 @@
-"""Models in half precision: they are inverted, and nothing is certified of them."""
+"""What cannot be known: half precision certifies nothing, hidden tokens are at chance, no NaN."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Every lens on every family of wrapped models, and on models of ours."""
+"""Every lens on every family of models, and the text that lenses are fitted on."""
 
 import math
 

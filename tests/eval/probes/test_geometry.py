@@ -1,4 +1,4 @@
-"""The Jacobian against finite differences and known null spaces; basins of known solvers."""
+"""The Jacobian against finite differences, products and null spaces; basins of known solvers."""
 
 from dataclasses import replace
 

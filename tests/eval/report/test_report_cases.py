@@ -1,4 +1,4 @@
-"""Made-up rows, which tests of pages and tables stand on, look like those that eval writes."""
+"""Made-up rows look like those that eval writes, and rows about claims are passed over."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which of what lenses found the page shows, and by which name."""
+"""Which of what lenses found the page shows, by which name, and texts with highlighted tokens."""
 
 import base64
 import gzip
