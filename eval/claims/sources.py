@@ -263,7 +263,6 @@ class Shelf:
         width, depth = models.size
         config = GPT2Config(n_embd=width, n_layer=depth, n_head=max(1, width // 64))
         model = _fresh(config, self.device, PRECISIONS[self.precision or models.precision])
-        model.requires_grad_(False)
         return Checkpoint(model, model.config, self.tokenizer, {"name": name}, Path(name))
 
 

@@ -2,12 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
-from tokenizers import Tokenizer
 
 from eval.claims import registry
 from eval.claims.columns import judge
@@ -19,9 +14,7 @@ from eval.rows import read_rows
 from tests.eval.claims.cases import asked_in, brief, briefly, prepared, run, small, use
 
 
-def test_an_untrained_gpt2_needs_no_download(
-    tmp_path: Path, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untrained_gpt2_needs_no_download(tmp_path, small_tokenizer, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
     use(monkeypatch, [briefly(5, size=(64, 2))])
     out = prepared(tmp_path / "out", small_tokenizer)
@@ -36,12 +29,7 @@ def test_an_untrained_gpt2_needs_no_download(
     assert name == "gpt2 d64 n2 untrained"
 
 
-def test_a_stand_in_answers_apart(
-    tmp_path: Path,
-    model_directory: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_stand_in_answers_apart(tmp_path, model_directory, monkeypatch, capsys):
     """It is asked in place of the claim's model, says so in its rows, and decides nothing."""
     name, claim = "smollm2-135m", briefly(1)
     arms = brief(small(claims()[1].asked_of(name)).arms, {})
