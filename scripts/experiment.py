@@ -16,7 +16,7 @@ import hashlib
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -25,15 +25,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from eval.drawing import write_figures
+from eval.drawing import Figure, write_figures
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.information.measure import Question
 from eval.information.page import figures, page
-from eval.information.task import BitsTask, Design, Sampler, plan_bits
+from eval.information.task import Design, Sampler, plan_bits
 from eval.models import Checkpoint, open_models
 from eval.rows import Results, Row, read_rows, write_rows
-from eval.tasks import open_results, run_tasks
+from eval.tasks import Task, open_results, run_tasks
+from scripts import recoveries
 from tokenizer import PackedData
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "experiments"
@@ -77,11 +78,12 @@ class Registration:
 
 
 class Run(NamedTuple):
-    """A model that is trained."""
+    """A model that is trained, and at which steps it is measured."""
 
     architecture: str
     seed: int
     words: list[str]
+    steps: list[int]
 
     @property
     def name(self) -> str:
@@ -90,28 +92,87 @@ class Run(NamedTuple):
 
 
 def runs(registration: Registration) -> Iterator[Run]:
-    """All models, one seed after another."""
+    """All models, one seed after another.
+
+    An architecture is its flags, or `{flags: ..., steps: [...]}` where its steps are its own.
+    """
     design = registration.design
     for seed in design["seeds"]:
-        for architecture, flags in design["architectures"].items():
-            words = [*shlex.split(design["fit"]), *shlex.split(flags), "--seed", str(seed)]
-            yield Run(architecture, seed, words)
+        for architecture, given in design["architectures"].items():
+            each = given if isinstance(given, dict) else {"flags": given}
+            words = [*shlex.split(design["fit"]), *shlex.split(each["flags"]), "--seed", str(seed)]
+            yield Run(architecture, seed, words, each.get("steps") or design["steps"])
+
+
+Plan = Callable[[Checkpoint, Run], Iterable[tuple[Task, dict[str, Any]]]]
+"""The tasks of one model at one step, each with what else its rows say of the experiment."""
+
+
+class Measure(NamedTuple):
+    """A kind of measurement: what a design's entry of that name asks.
+
+    Attributes:
+        plan: of a design and a corpus.
+        figures: of the page, from a registration as it is written and its rows.
+    """
+
+    plan: Callable[[dict[str, Any], str], Plan]
+    figures: Callable[[dict[str, Any], Sequence[Row]], list[Figure]]
+
+
+def _bits(design: dict[str, Any], corpus: str) -> Plan:
+    """Bits of the last block's outputs."""
+    measured: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in design["measured"].items()
+    }
+    question = Question(**measured)
+    sampler = Sampler(Design(corpus, **design["passages"]), max(question.distances))
+    return lambda checkpoint, _: (
+        (task, {}) for task in plan_bits(checkpoint, None, sampler, question)
+    )
+
+
+def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
+    """Prompts recovered from the last block's outputs."""
+    return lambda checkpoint, run: recoveries.jobs(
+        design["recovered"], corpus, checkpoint, run.architecture
+    )
+
+
+MEASURES = {
+    "measured": Measure(_bits, figures),
+    "recovered": Measure(_recoveries, recoveries.figures),
+}
+"""By the entry of a design that asks for them."""
+
+
+def measure_of(registration: Registration) -> Measure:
+    """What an experiment measures.
+
+    Raises:
+        RequestError: nothing that there is a command for.
+    """
+    for name, measure in MEASURES.items():
+        if name in registration.design:
+            return measure
+    raise RequestError(f"{registration.name}: is registered, and has no command yet")
 
 
 @dataclass(frozen=True)
 class Registered:
     """A task whose rows say which experiment they are of; `eval.tasks.Task`."""
 
-    task: BitsTask
+    task: Task
     about: dict[str, Any]
 
     @property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint | None:
         """The task's."""
         return self.task.checkpoint
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self) -> Collection[str]:
         """The task's."""
         return self.task.keys
 
@@ -132,29 +193,21 @@ def run(registration: Registration, corpus: str, out: Path) -> None:
     Raises:
         RequestError: a step failed; its output is in `out`/log.txt.
     """
-    design = registration.design
-    if "fit" not in design:
-        raise RequestError(f"{registration.name}: is registered, and has no command yet")
+    plan = measure_of(registration).plan(registration.design, corpus)
     data = _data(registration, corpus, out)
-    measured: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in design["measured"].items()
-    }
-    question = Question(**measured)
-    sampler = Sampler(Design(corpus, **design["passages"]), max(question.distances))
     with open_results(str(out)) as results:
         for each in runs(registration):
             place = out / each.name
-            steps = [place / "models" / f"step-{step:06d}" for step in design["steps"]]
+            steps = [place / "models" / f"step-{step:06d}" for step in each.steps]
             if not all((step / "meta.json").is_file() for step in steps):
                 where = ("--data", data, "--run", place, "--resume", "auto", "--wandb", "disabled")
                 _give(["train", "fit", *each.words, *where, "--validate_tokens", 32768], out)
             about = {"name": registration.name, "registration": registration.hash}
             about |= {"architecture": each.architecture, "seed": each.seed}
             tasks = [
-                Registered(task, about)
+                Registered(task, about | more)
                 for checkpoint in open_models([str(step) for step in steps], "cpu")
-                for task in plan_bits(checkpoint, None, sampler, question)
+                for task, more in plan(checkpoint, each)
             ]
             run_tasks(tasks, results, each.name)
 
@@ -167,7 +220,8 @@ def save(registration: Registration, out: Path, path: Path) -> int:
         if row.get("experiment", {}).get("registration") == registration.hash
     ]
     for row in rows:  # nothing of the machine they were made on
-        row["corpus"] = "TinyStories"
+        if "corpus" in row:
+            row["corpus"] = "TinyStories"
         row["checkpoint"]["path"] = str(Path(*Path(row["checkpoint"]["path"]).parts[-3:]))
     write_rows(path, rows)
     return len(rows)
@@ -185,10 +239,10 @@ def write_page(registration: Registration, rows: list[Row], path: Path) -> None:
             "a registration that was changed is another one: give it another name"
         )
     start = f"{registration.name}-"
-    drawn = [replace(f, name=start + f.name) for f in figures(registration.plain, rows)]
-    write_figures(FOLDER, drawn, "svg")
-    beside = os.path.relpath(FOLDER, path.parent)
-    write_text(path, page(registration.plain, registration.hash, rows, f"{beside}/{start}"))
+    drawn = measure_of(registration).figures(registration.plain, rows)
+    write_figures(FOLDER, [replace(f, name=start + f.name) for f in drawn], "svg")
+    beside = f"{os.path.relpath(FOLDER, path.parent)}/{start}"
+    write_text(path, page(registration.plain, registration.hash, rows, drawn, beside))
 
 
 def main(arguments: list[str] | None = None) -> int:

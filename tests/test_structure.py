@@ -18,6 +18,8 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "reading by linear maps, SipIt": ("eval", 610, 180),
     "a recurrent mixer": ("arch", 110, 5),
     "claims asked of stand-ins, and again": ("eval", 220, 110),
+    "comparisons of experiments": ("eval", 330, 150),
+    "how few states, and padding": ("scripts", 250, 150),
 }
 """What limits and targets leave room for."""
 
@@ -34,7 +36,7 @@ LIMITS = {  # measure: limit, target
     "lines: eval": (23_650 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (21_600 + TESTS, 13_000 + TESTS),
-    "files in eval": (137, 84),
+    "files in eval": (138, 85),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),
     "longest chain of imports in eval": (12, 8),

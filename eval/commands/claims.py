@@ -251,7 +251,8 @@ def table_of_claims(
             f"no results in {PLACE}; give their directory, or what --store wrote (this project's "
             "are docs/results/claims.parquet), or ask: python -m eval claims run"
         )
-    rows = read_rows(places or [PLACE])
+    there = read_rows(places or [PLACE])
+    rows = [row for row in there if "experiment" not in row]
     known, notes = evidence(rows, claims())
     points, more = points_of(plan(), rows)
     notes += more
@@ -262,7 +263,7 @@ def table_of_claims(
         )
     judgements = [judge(claim, known) for claim in choose([], group)]
     texts = {name: path for name, path in (("results", results), ("readme", readme)) if path}
-    experiment = _experiment(places, rows) if texts else {}
+    experiment = _experiment(places, there) if texts else {}
     pages = _pages(judgements, points, notes, markdown, texts, findings, figures, experiment)
     if store:
         write_rows(store, answers(rows))
@@ -311,16 +312,21 @@ def _pages(
 
 
 def _experiment(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a text can say of the experiment whose rows are given beside its registration."""
+    """What a text can say of the experiments whose rows are given beside their registrations.
+
+    By the name of each; what the first of them says needs no name.
+    """
     import yaml
 
     from eval.information.page import placeholders
 
-    own = [row for row in rows if "experiment" in row]
-    beside = [path for place in places if (path := Path(place).with_suffix(".yaml")).is_file()]
-    if not own or not beside:
-        return {}
-    return placeholders(yaml.safe_load(beside[0].read_text(encoding="utf-8")), own)
+    said: dict[str, Any] = {}
+    for path in (Path(place).with_suffix(".yaml") for place in places):
+        own = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
+        if own and path.is_file():
+            found = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), own)
+            said = {**found, **said, path.stem: found}
+    return said
 
 
 def _beside(path: str | Path, page: Path) -> str:

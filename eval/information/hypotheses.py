@@ -1,6 +1,7 @@
-"""Registered hypotheses about bits against their rows, as the registration says they are judged.
+"""Registered hypotheses against their rows, as the registration says they are judged.
 
-A change is a figure at the last step minus the same passage's figure at the first step of the same
+Most are comparisons of means (`eval.information.contrasts`). Those about bits speak of changes: a
+change is a figure at the last step minus the same passage's figure at the first step of the same
 training seed. Intervals and p are of the pigeonhole bootstrap over passages and seeds (Owen 2007);
 p is corrected by Holm (1979) over the architectures of a hypothesis.
 """
@@ -13,13 +14,24 @@ from typing import Any
 import numpy as np
 
 from eval.bit_figures import figure_lines
+from eval.information.contrasts import (
+    CONFIRMED,
+    DRAWS,
+    LEVEL,
+    OPEN,
+    REFUTED,
+    Contrast,
+    Record,
+    answer_of,
+    contrasts,
+    holm,
+    pigeonhole,
+)
+from eval.recovery import attempt
 from eval.schema import Row
 from eval.statistics import CONFIDENCE, Interval, clustered
 
-DRAWS = 10_000
 RANK_DRAWS = 200  # of a rank correlation, which takes sorting anew
-LEVEL = 0.05
-CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "open"
 UP, DOWN, SAME, OTHER = "up", "down", "same", "other"
 
 Figure = dict[str, Any]
@@ -59,11 +71,39 @@ class Finding:
     answer: str
     changes: tuple[Change, ...] = ()
     prediction: tuple[Interval, Interval] | None = None
+    contrasts: tuple[Contrast, ...] = ()
 
 
 def judge(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
     """What became of each hypothesis; open where rows are lacking."""
-    return [_finding(each, registration["design"], rows) for each in registration["hypotheses"]]
+    flat = records(rows)
+    return [
+        _compared(each, flat)
+        if "contrasts" in each
+        else _finding(each, registration["design"], rows)
+        for each in registration["hypotheses"]
+    ]
+
+
+def records(rows: Iterable[Row]) -> list[Record]:
+    """Rows of an experiment as flat records: the row's fields, and what it says of the experiment.
+
+    Of recoveries there is one record for each prompt and method, whatever its starts
+    (`eval.recovery.attempt`).
+    """
+    starts: dict[tuple[Any, ...], list[Row]] = {}
+    flat = []
+    for row in rows:
+        about = {**row["experiment"], "step": row["checkpoint"]["step"]}
+        if row.get("kind") == "recovery":
+            place = row["method"], row["hidden"], row["observed"], row["prompt"]
+            starts.setdefault((*sorted(about.items()), *place), []).append(row)
+        else:
+            flat.append({**row, **about})
+    return flat + [
+        attempt(group) | group[0]["experiment"] | {"step": group[0]["checkpoint"]["step"]}
+        for group in starts.values()
+    ]
 
 
 def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int], float]:
@@ -87,24 +127,9 @@ def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int
     return several
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """p corrected for their number (Holm 1979), in the order given."""
-    order, corrected, least = np.argsort(p), [0.0] * len(p), 0.0
-    for rank, i in enumerate(order):
-        least = max(least, min(1.0, (len(p) - rank) * p[i]))
-        corrected[i] = least
-    return corrected
-
-
-def pigeonhole(differences: np.ndarray, draws: int = DRAWS) -> np.ndarray:
-    """Means of differences `(passages, seeds)`, nan where there is none, each redrawn."""
-    generator = np.random.default_rng(0)
-    P, S = differences.shape
-    rows, columns = (generator.multinomial(n, np.full(n, 1 / n), draws) for n in (P, S))
-    there = ~np.isnan(differences)
-    above = ((rows @ np.where(there, differences, 0.0)) * columns).sum(axis=1)
-    below = ((rows @ there.astype(float)) * columns).sum(axis=1)
-    return above[below > 0] / below[below > 0]
+def _compared(hypothesis: dict[str, Any], flat: Sequence[Record]) -> Finding:
+    made = contrasts(hypothesis["contrasts"], flat)
+    return Finding(hypothesis, answer_of(hypothesis["contrasts"], made), contrasts=tuple(made))
 
 
 def _finding(hypothesis: dict[str, Any], design: dict[str, Any], rows: Sequence[Row]) -> Finding:

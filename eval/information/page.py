@@ -16,17 +16,25 @@ NOISE = {"type": "log", "base": 2, "nice": False, "padding": 6}
 MARKS = {"up": "↑", "down": "↓", "same": "=", "other": "≠", OPEN: "?"}
 
 
-def page(registration: dict[str, Any], digest: str, rows: Sequence[Row], drawn: str) -> str:
+def page(
+    registration: dict[str, Any],
+    digest: str,
+    rows: Sequence[Row],
+    drawn: Sequence[Figure],
+    beside: str,
+) -> str:
     """The page.
 
     Args:
         registration: as it was written before the rows.
         digest: its hash, which the rows hold.
-        rows: of kind bits, of this registration.
-        drawn: what the figures' names begin with, seen from the page.
+        rows: of this registration.
+        drawn: the figures.
+        beside: what their files' names begin with, seen from the page.
     """
     findings = judge(registration, rows)
     name = registration["name"]
+    bits = "measured" in registration["design"]
     parts = [
         f"# {registration['title']}",
         f"*Made by `python -m scripts.experiment {name} --page` from the rows beside its "
@@ -36,22 +44,60 @@ def page(registration: dict[str, Any], digest: str, rows: Sequence[Row], drawn: 
         "## Hypotheses" if _whole(registration, rows) else "## Hypotheses, by the rows so far",
         "\n".join(_line(finding) for finding in findings),
         _reading(registration),
-        *(
-            f"![{figure.title}]({drawn}{figure.name}.svg)\n\n*{figure.about}*"
-            for figure in figures(registration, rows)
-        ),
-        "## Changes with training",
-        "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every "
-        "seed's mean has that sign, = where the whole interval is within the bound, ? where open.",
-        markdown(_table(findings)),
+        *(f"![{figure.title}]({beside}{figure.name}.svg)\n\n*{figure.about}*" for figure in drawn),
+        *(_changes(findings) if bits else _contrasts(findings)),
         "## What was measured",
-        _design(registration),
+        _design(registration) if bits else _measured(registration),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def _changes(findings: Sequence[Finding]) -> list[str]:
+    return [
+        "## Changes with training",
+        "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every "
+        "seed's mean has that sign, = where the whole interval is within the bound, ? where open.",
+        markdown(_table(findings)),
+    ]
+
+
+def _contrasts(findings: Sequence[Finding]) -> list[str]:
+    head = ["", "what", "compared", "bound", "mean", "as said", "p, corrected", "seeds", "pairs"]
+    rows = [
+        [finding.hypothesis["id"], asked["value"], each.words, f"{way} {asked[way]}",
+         _said(each.mean), each.answer, "–" if each.p is None else f"{each.p:.4f}",
+         " ".join(f"{seed:.2f}" for seed in each.seeds), str(each.pairs)]
+        for finding in findings
+        if (asked := finding.hypothesis.get("contrasts"))
+        for way in ("above", "below", "within")
+        if way in asked
+        for each in finding.contrasts
+    ]  # fmt: skip
+    return [
+        "## Comparisons",
+        "Means over pairs of prompt and training seed, or of the differences of the same pairs, "
+        "with their 95 % intervals; p is of the bound. Shares go from 0 to 1.",
+        markdown(Table(head, rows)),
+    ]
+
+
+def _measured(registration: dict[str, Any]) -> str:
+    name, design = registration["name"], registration["design"]
+    return (
+        f"{registration['background'].strip()} {design['in_words'].strip()} All of it stands in "
+        f"the [registration](experiments/{name}.yaml). "
+        f"Run it: `python -m scripts.experiment {name} --corpus STORIES --out DIR`."
+    )
+
+
 def state(registration: dict[str, Any], rows: Sequence[Row]) -> str:
     """How much of what was registered is there, in a sentence."""
+    if "rows" in registration["design"]:
+        wanted = registration["design"]["rows"]
+        words = f"{len(rows)} of {wanted} rows"
+        if len(rows) == wanted:
+            return f"**Complete**: {words}."
+        return f"**Not complete**: {words}; what follows is of these alone, and may change."
     design = registration["design"]
     count, steps = design["passages"]["count"], design["steps"]
     models: dict[tuple[int, str], int] = {}
@@ -80,8 +126,8 @@ def _whole(registration: dict[str, Any], rows: Sequence[Row]) -> bool:
 def placeholders(registration: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """What a text about the results can look up: functions of a hypothesis, which give words.
 
-    `progress()`, `hypothesis("H1")`, `change("H1", "flat")` and `prediction("H7")`; the last three
-    raise RequestError of what there is not.
+    `progress()`, `hypothesis("H1")`, `change("H1", "flat")`, `prediction("H7")` and
+    `contrast("H1", "flat, hidden 3")`; all but the first raise RequestError of what there is not.
     """
     findings = {finding.hypothesis["id"]: finding for finding in judge(registration, rows)}
 
@@ -101,7 +147,15 @@ def placeholders(registration: dict[str, Any], rows: Sequence[Row]) -> dict[str,
             raise RequestError(f"{name} predicts nothing, or has rows of one seed alone")
         return _said(known[0])
 
+    def contrast(name: str, words: str) -> str:
+        for each in of(name).contrasts:
+            if each.words == words:
+                return _said(each.mean)
+        there = "; ".join(each.words for each in of(name).contrasts)
+        raise RequestError(f"{name}: nothing is compared as {words!r}; there are: {there}")
+
     return {
+        "contrast": contrast,
         "progress": lambda: state(registration, rows),
         "hypothesis": lambda name: of(name).answer,
         "change": change,
@@ -212,6 +266,8 @@ def _line(finding: Finding) -> str:
     meaning = about.get(finding.answer, "")
     words = f" {meaning}" if meaning else " The rows do not settle it."
     shown = ", ".join(f"{c.architecture} {MARKS[c.direction]}" for c in finding.changes)
+    if finding.contrasts:
+        shown = ", ".join(f"{c.words}: {_said(c.mean)}" for c in finding.contrasts)
     if finding.prediction:
         correlation, error = finding.prediction
         shown = f"rank correlation {_said(correlation)}, mean error {_said(error)} bits"

@@ -5,13 +5,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.information.hypotheses import CONFIRMED, OPEN, REFUTED, holm, judge, pigeonhole
+from eval.errors import RequestError
+from eval.information.contrasts import (
+    CONFIRMED,
+    OPEN,
+    REFUTED,
+    answer_of,
+    contrasts,
+    holm,
+    pigeonhole,
+)
+from eval.information.hypotheses import judge, records
 from eval.information.page import page, state
 from eval.rows import read_rows
 from eval.statistics import clustered
-from scripts.experiment import FOLDER, Registration
+from scripts.experiment import FOLDER, Registration, measure_of
 
 STORED = sorted(FOLDER.glob("*.parquet"))
+PAGES = {"e1": "bits.md", "e2b": "states.md", "e4b": "padding.md"}
 DESIGN = {
     "architectures": {"flat": "", "llama": ""},
     "seeds": [1, 2],
@@ -91,6 +102,83 @@ def test_a_figure_predicts_another_or_not(error, answer):
     assert finding.answer == answer
 
 
+PROMPTS, SEEDS = 10, (1, 2, 3)
+
+
+def tries(**shares: float) -> list[dict[str, Any]]:
+    """Flat records of methods that find such shares of the prompts, the same ones in all seeds."""
+    return [
+        {"method": method, "prompt": prompt, "seed": seed, "whole": prompt < PROMPTS * share}
+        for method, share in shares.items()
+        for seed in SEEDS
+        for prompt in range(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shares", "answer"),
+    [
+        ({"of": {"method": "a"}, "above": 0.5}, {"a": 1.0}, CONFIRMED),
+        ({"of": {"method": "a"}, "above": 0.5}, {"a": 0.0}, REFUTED),
+        ({"of": {"method": "a"}, "above": 0.5}, {"a": 0.6}, OPEN),
+        ({"of": {"method": "a"}, "below": 0.5}, {"a": 0.0}, CONFIRMED),
+        ({"of": {"method": "a"}, "above": 0.5}, {"b": 1.0}, OPEN),  # no records
+        ({"of": {"method": "a"}, "minus": {"method": ["b", "c"]}, "above": 0},
+         {"a": 1.0, "b": 0.0, "c": 0.1}, CONFIRMED),
+        ({"of": {"method": "a"}, "minus": {"method": ["b", "c"]}, "above": 0},
+         {"a": 1.0, "b": 0.0}, OPEN),
+        ({"of": {"method": "a"}, "minus": {"method": "b"}, "above": 0}, {"a": 0.1, "b": 1.0},
+         REFUTED),
+        ({"of": {"method": "a"}, "minus": {"method": "b"}, "within": 0.2}, {"a": 1, "b": 1},
+         CONFIRMED),
+        ({"of": {"method": "a"}, "minus": {"method": "b"}, "within": 0.05}, {"a": 1, "b": 1},
+         OPEN),  # as many pairs leave more than that possible
+        ({"of": {"method": "a"}, "minus": {"method": "b"}, "within": 0.2}, {"a": 1, "b": 0.1},
+         REFUTED),
+        ({"each": {"method": ["a", "b"]}, "above": 0.5}, {"a": 1, "b": 0}, REFUTED),
+    ],
+)  # fmt: skip
+def test_means_are_compared_with_a_bound(asked, shares, answer):
+    asked = {"value": "whole"} | asked
+    made = contrasts(asked, tries(**shares))
+    assert answer_of(asked, made) == answer
+    for each in made:
+        assert each.mean.low <= each.mean.estimate <= each.mean.high
+        assert (each.pairs, len(each.seeds)) == (30, 3)
+
+
+def test_a_comparison_is_of_one_record_a_pair():
+    with pytest.raises(RequestError, match="prompt 0 of seed 1 has several records"):
+        contrasts({"value": "whole", "above": 0.5}, tries(a=1.0, b=0.0))
+
+
+def recovery(seed: int, spent: int, exact: bool, **more: Any) -> dict[str, Any]:
+    """A row of a prompt of one hidden and two shown tokens."""
+    return {
+        "kind": "recovery", "experiment": {"seed": 7, "architecture": "flat"},
+        "checkpoint": {"step": 0}, "prompt": 4, "seed": seed, "method": "adam", "hidden": 1,
+        "observed": 2, "settings": {"budget": 100}, "evaluations": spent, "exact": exact,
+        "at_floor": exact, "residual": 0.0 if exact else 1.0, "criterion": None,
+        "nonself": {"top1": float(exact)}, "self": {"top1": 0.5}, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("starts", "whole", "spent"),
+    [
+        ([recovery(0, 60, True)], True, 60),
+        ([recovery(0, 160, True)], False, 100),  # after its budget
+        ([recovery(1, 40, True), recovery(0, 99, False), recovery(2, 10, True)], True, 139),
+        ([recovery(0, 99, False), recovery(1, 99, False)], False, 198),
+    ],
+)
+def test_starts_of_a_prompt_are_one_record(starts, whole, spent):
+    (record,) = records(starts)
+    assert (record["whole"], record["spent"], record["seed"]) == (whole, spent, 7)
+    assert record["named"] == float(any(row["exact"] for row in starts))
+    assert (record["hidden"], record["shown"], record["step"]) == (1, 2, 0)
+
+
 def test_holm_corrects_for_the_number():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.6]) == [0.6]
@@ -120,6 +208,7 @@ def test_stored_rows_are_of_the_registration_as_it_is(path):
     """A registration is not edited after its data: rows hold its hash."""
     registration, stored = Registration.read(path.stem), read_rows([path])
     assert {row["experiment"]["registration"] for row in stored} == {registration.hash}
-    made = page(registration.plain, registration.hash, stored, f"experiments/{path.stem}-")
+    drawn = measure_of(registration).figures(registration.plain, stored)
+    made = page(registration.plain, registration.hash, stored, drawn, f"experiments/{path.stem}-")
     assert state(registration.plain, stored) in made
-    assert made == (FOLDER.parent / "bits.md").read_text(encoding="utf-8")
+    assert made == (FOLDER.parent / PAGES[path.stem]).read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ def descent(
     *,
     steps: int = 500,
     rate: float = 0.02,
+    hidden_rate: float = 1.0,
     objective: str = "l1",
     variable: str = "embedding",
     sequential: bool = False,
@@ -50,6 +51,7 @@ def descent(
         tools: the truth, which only that criterion looks at.
         steps: N; 500 in the reference.
         rate: the first rate; 0.02 in the reference's mixer code.
+        hidden_rate: at positions that are not shown it is so many times as large.
         objective: what is lowered.
         variable: what is descended on.
         sequential: token by token, left to right, each in N steps from its own output alone, the
@@ -59,14 +61,14 @@ def descent(
     W = circuit.vocabulary
     assert tools.truth is not None
     x = normal(chance, (T, width(variable, W)), W)
-    true, first = circuit.embed(tools.truth), W.new_tensor(rate)
+    true, first = circuit.embed(tools.truth), rate * _scales(batch, hidden_rate).to(W)
     with torch.no_grad():
         bar = batch.losses(true + SHIFT * normal(chance, true.shape[1:], true), loss)
 
     def losses(batch: Batch, x: Tensor) -> Tensor:
         return batch.losses(embeddings(variable, x, W), loss)
 
-    def move(part: Batch, x: Tensor, i: int) -> Tensor:
+    def move(part: Batch, x: Tensor, i: int, first: Tensor) -> Tensor:
         falling = (first * (steps - i) + first / 10 * i) / steps
         return falling * with_gradient(lambda x: losses(part, x), x)[1]
 
@@ -76,11 +78,12 @@ def descent(
             turns = None if turn is None else _only(batch, turn)
             for i in range(steps):
                 if turn is None:
-                    x.sub_(move(batch, x, i))
+                    x.sub_(move(batch, x, i, first))
                     rows.spent += 3 * T
                 elif turns is not None:
                     which, part = turns
-                    x[which, turn] -= move(part, x[which, : part.length], i)[:, turn]
+                    alone = first[which, : part.length]
+                    x[which, turn] -= move(part, x[which, : part.length], i, alone)[:, turn]
                     rows.spent += 3 * part.length
                 yield
 
@@ -94,6 +97,17 @@ def descent(
         answer.notes["loss"] = finite_or_none(value)
         answer.diverged |= not math.isfinite(value)
     return answers
+
+
+def _scales(batch: Batch, hidden: float) -> Tensor:
+    """What the rate is multiplied by, `(B, T, 1)`: `hidden` at positions that are not shown."""
+    scales = torch.full((batch.size, batch.length, 1), hidden)
+    start = 0
+    for problem in batch.problems:
+        end = start + len(problem.target)
+        scales[start:end, problem.slice.positions(problem.length)] = 1.0
+        start = end
+    return scales
 
 
 def _only(batch: Batch, t: int) -> tuple[Tensor, Batch] | None:

@@ -44,6 +44,7 @@ SINGLES = 16  # tokens tried exactly at each hidden position, the others held
 CROSSED = 5  # of the nearest ends of earlier starts whose tokens are combined
 COMBINED = 1024  # combinations that are run, at most
 PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
+UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
@@ -65,6 +66,7 @@ def alternating(
     starts: int = 24,
     rounds: int = 8,
     beams: int = 128,
+    budget: int = UNBOUNDED,
 ) -> list[Answer]:
     """Takes turns between the shown positions and the hidden ones, until the outputs agree.
 
@@ -78,12 +80,13 @@ def alternating(
         starts: starts before a prompt is given up; the nearest answer is returned then.
         rounds: turns per start.
         beams: choices followed in the additive model, and run exactly after.
+        budget: tokens run forward; the turn that reaches it is a prompt's last.
     """
     (problem,) = batch.problems
     assert tools.lexicon
     reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
     return [
-        _Search(problem.of([p]), reader, chance[p], rounds, beams).answer(starts)
+        _Search(problem.of([p]), reader, chance[p], rounds, beams, budget).answer(starts)
         for p in range(len(problem.target))
     ]
 
@@ -107,8 +110,10 @@ class _Search:
         generator: torch.Generator,
         rounds: int,
         beams: int,
+        budget: int = UNBOUNDED,
     ) -> None:
         assert problem.hidden
+        self.budget = budget
         self.problem, self.reader, self.generator = problem, reader, generator
         self.k, self.rounds, self.beams = problem.hidden, rounds, beams
         self.circuit = problem.circuit
@@ -129,9 +134,12 @@ class _Search:
         """
         started = time.perf_counter()
         end, count = self.rest(starts)
-        if not end.proved and self.problem.target.shape[1] > 1:
+        left = self.budget - self.evaluations
+        if not end.proved and left > 0 and self.problem.target.shape[1] > 1:
             hiding_one_more = self.problem.showing(slice(1, None))
-            wider = _Search(hiding_one_more, self.reader, self.generator, self.rounds, self.beams)
+            wider = _Search(
+                hiding_one_more, self.reader, self.generator, self.rounds, self.beams, left
+            )
             found, more = wider.rest(starts)
             self.evaluations += wider.evaluations
             count += more
@@ -149,7 +157,7 @@ class _Search:
             hidden = self._cross(ends) if start > 1 and start % 2 == 0 else None
             hidden = self._start(start) if hidden is None else hidden
             ends.append(self._descend(hidden, patient=start >= QUICK_STARTS))
-            if ends[-1].proved:
+            if ends[-1].proved or self.evaluations >= self.budget:
                 break
         return min(ends, key=lambda end: end.distance), len(ends)
 
@@ -195,7 +203,8 @@ class _Search:
                 return _End(better, 0.0, True)
             stuck = better.equal(hidden)
             hidden, distance = better, found
-            if stuck and (thorough or not patient):
+            over = self.evaluations + stuck * self._cost_of_all() > self.budget
+            if over or (stuck and (thorough or not patient)):
                 break
             thorough = stuck
         return _End(hidden, distance, False)
@@ -258,6 +267,11 @@ class _Search:
             tried[-1][:, j] = best
         return self._nearest(torch.cat(tried), visible)
 
+    def _cost_of_all(self) -> int:
+        """Tokens that trying the whole vocabulary takes, at every hidden position."""
+        lengths = range(1 + self.screen, self.k + 1 + self.screen)
+        return len(self.vocabulary) * sum(lengths)
+
     def _changes(
         self, j: int, tokens: Tensor, hidden: Tensor, visible: Tensor, coarse: bool
     ) -> Tensor:
@@ -309,7 +323,7 @@ class _Search:
         proved = bool(proof.proved)
         scores = torch.nn.functional.one_hot(hidden[0], V).to(self.unit)
         collisions = {}
-        if k == 1 or not proved:
+        if k == 1 or not (proved or self.evaluations + self._cost_of_all() > self.budget):
             # ranks of the others; where one token is hidden, this is every other choice
             screen, everything = proof.tokens[:, : self.screen], torch.arange(V)
             apart = torch.stack(

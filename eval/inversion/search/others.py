@@ -121,14 +121,13 @@ def snap(
     second = adam(scored, chance, steps=resolve, start=start, free=free.to(start), decode="normed")
     answers = []
     for p, (found, resolved) in enumerate(zip(first, second, strict=True)):
-        best = _best(problem.of([p]), tokens[p, k:], resolved.scores[:k], likeliest)
+        best, tried = _best(problem.of([p]), tokens[p, k:], resolved.scores[:k], likeliest)
         answer = Answer(
             tokens=torch.cat([best, tokens[p, k:]]),
             scores=torch.cat([resolved.scores[:k], found.scores[k:]]),
-            evaluations=found.evaluations + resolved.evaluations,
+            evaluations=found.evaluations + resolved.evaluations + tried,
             seconds=found.seconds + resolved.seconds,
         )
-        answer.evaluations += likeliest * k * problem.length
         answer.certificate = (
             "residual" if problem.of([p]).residual(answer.tokens[None])[1] else None
         )
@@ -136,21 +135,24 @@ def snap(
     return answers
 
 
-def _best(problem: Problem, visible: Tensor, scores: Tensor, likeliest: int) -> Tensor:
+def _best(problem: Problem, visible: Tensor, scores: Tensor, likeliest: int) -> tuple[Tensor, int]:
     """The hidden tokens that come nearest, of the likeliest at each position, `(k,)`.
 
-    All combinations while they are few; else one position after the other.
+    All combinations while they are few; else one position after the other. With it, how many
+    tokens were run.
     """
-    k = len(scores)
+    k, length = len(scores), problem.length
     lists = scores.topk(min(likeliest, scores.shape[1]), dim=1).indices
-    if lists.shape[1] ** k <= ALL_CHOICES:
-        return _nearest(problem, torch.tensor(list(itertools.product(*lists.tolist()))), visible)
+    count = lists.shape[1]
+    if count**k <= ALL_CHOICES:
+        choices = torch.tensor(list(itertools.product(*lists.tolist())))
+        return _nearest(problem, choices, visible), count**k * length
     best = lists[:, 0].clone()
     for j in list(range(k)) * 2:
-        tried = best.repeat(lists.shape[1], 1)
+        tried = best.repeat(count, 1)
         tried[:, j] = lists[j]
         best = _nearest(problem, tried, visible)
-    return best
+    return best, 2 * k * count * length
 
 
 def _nearest(problem: Problem, hidden: Tensor, visible: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def plain_descent(
     read: Callable[[Tensor], Tensor],
     shown: Callable[[Tensor], Tensor],
     steps: int,
-    rate: float,
+    rate: float | Tensor,
 ) -> Tensor:
     """The published loop, one prompt at a time."""
     for i in range(steps):
@@ -54,19 +54,21 @@ def plain_descent(
     return x.detach()
 
 
-def test_descent_is_the_published_protocol(small_model):
+@pytest.mark.parametrize("hidden", [1.0, 8.0])
+def test_descent_is_the_published_protocol(small_model, hidden):
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(), 40, 0.02
-    answers = descent(
-        batch(model, Slice(1), truth), chance(3), Tools(truth=truth), steps=steps, rate=rate
-    )
+    settings = {"steps": steps, "rate": rate, "hidden_rate": hidden}
+    answers = descent(batch(model, Slice(1), truth), chance(3), Tools(truth=truth), **settings)
+    rates = torch.full((truth.shape[1], 1), rate)
+    rates[0] *= hidden
     for p, generator in enumerate(chance(3)):
         embeddings = model.embed(truth[p : p + 1])
         x = torch.randn(embeddings.shape[1:], generator=generator)[None]
         noise = torch.randn(embeddings.shape[1:], generator=generator)[None]
         target = model.hidden(embeddings, 2)[:, 1:, :]
         bar = (model.hidden(embeddings + noise / 20, 2)[:, 1:, :] - target).abs().sum()
-        x = plain_descent(model, target, x, lambda x: x, lambda o: o[:, 1:, :], steps, rate)
+        x = plain_descent(model, target, x, lambda x: x, lambda o: o[:, 1:, :], steps, rates)
         decoded = (x @ torch.linalg.pinv(model.embedding.weight))[0]
         assert torch.allclose(answers[p].scores, decoded, atol=1e-4)
         assert answers[p].tokens.equal(decoded.argmax(dim=-1))

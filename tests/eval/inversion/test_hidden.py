@@ -45,6 +45,21 @@ def test_alternating_finds_hidden_tokens_with_nothing_given(small_model, mixer, 
         assert answer.notes["distance"] == 0
 
 
+def test_a_search_ends_at_its_budget(small_model):
+    """Of outputs that no tokens have, so that only the budget or the starts end it."""
+    circuit, truth = Circuit(small_model(mixers=("flat",), d_model=64), 2), prompts(1, 10)
+    problem = pose(circuit, truth, Slice(3))
+    problem, guesses = replace(problem, target=problem.target.flip(1)), lexicon(circuit)
+    spent = []
+    for budget in (1, 20_000, 1 << 40):
+        (answer,) = solve(alternating, problem, guesses, chance(1), starts=3, budget=budget)
+        assert answer.certificate is None
+        spent.append((answer.notes["starts"], answer.evaluations))
+    assert spent == sorted(spent)
+    assert spent[0][0] == 1
+    assert spent[2][0] == 6  # and those with one more token hidden
+
+
 @pytest.mark.parametrize(
     "mixer", ["flat", pytest.param("attention(heads=2)", marks=pytest.mark.slow)]
 )

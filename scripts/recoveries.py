@@ -1,0 +1,191 @@
+"""Experiments about recovery: which prompts are asked of which model, and figures of the rows.
+
+    recovered:
+      prompts: {count: 10, skip: 512, before: 9, after: 4}  # passages, cut around one place
+      cells:                     # each the product of what it lists
+        - {hidden: [1, 3], shown: [1, 4], methods: {alternating: {budget: 200000}}}
+        - {of: {llama: [0]}, hidden: 1, shown: 8, filled: [pads, stories, random], upto: 32,
+           prompts: 5, starts: 8, methods: {descent: {steps: 500}}}
+
+A cell hides the last `hidden` tokens before a passage's place and shows the last block's outputs
+at the `shown` positions after it, then at as many more as make `upto`, which are filled with pads,
+with what stands there, or with random tokens. `of` names architectures and their steps; all are
+asked where it is missing. `prompts` are the first so many, if not all.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from eval import plots
+from eval.drawing import Figure
+from eval.errors import RequestError
+from eval.information.contrasts import mean_of
+from eval.information.hypotheses import records
+from eval.inversion.questions import LAST, Question
+from eval.inversion.run import plan
+from eval.inversion.solvers import parse_solvers
+from eval.models import Checkpoint
+from eval.schema import Row
+from eval.slices import Slice
+from eval.tasks import Task
+from eval.text import Prompt, held_out_text, inside_prompts, padded
+
+NOTHING = "none"
+FILLED = "pads", "stories", "random"
+FACTORS = ("hidden", "shown", "filled", "upto")
+COMPARED = (3, 4)  # tokens hidden and states shown, at which methods are compared
+SEARCH, DESCENT = "alternating", "descent"
+PANEL = (150, 150)  # width and height
+
+
+def jobs(
+    recovered: Mapping[str, Any], corpus: str, checkpoint: Checkpoint, architecture: str
+) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """The jobs of one model at one step, with the cell that each is of.
+
+    Raises:
+        RequestError: a cell that the model's context or the corpus has no room for.
+    """
+    wanted = recovered["prompts"]
+    text = held_out_text(checkpoint, corpus)
+    length = wanted["before"] + wanted["after"]
+    passages = inside_prompts(text, wanted["count"], length, wanted["skip"])
+    step = int(checkpoint.meta.get("step", 0))
+    for cell in recovered["cells"]:
+        if step not in cell.get("of", {architecture: [step]}).get(architecture, []):
+            continue
+        for place in places(cell):
+            asked = passages[: cell.get("prompts")]
+            prompts = [cut(passage, wanted["before"], place, checkpoint) for passage in asked]
+            question = Question(
+                parse_solvers(cell["methods"]),
+                slices=(Slice(place["hidden"]),),
+                layers=LAST,
+                seeds=tuple(range(cell.get("starts", 1))),
+            )
+            about = {"filled": place.get("filled", NOTHING)}
+            about["upto"] = place.get("upto", place["shown"])
+            for job in plan(checkpoint, question, prompts, corpus):
+                yield job, about
+
+
+def places(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The product of what a cell lists."""
+    given = {name: cell[name] for name in FACTORS if name in cell}
+    listed = [value if isinstance(value, list) else [value] for value in given.values()]
+    for values in product(*listed):
+        yield dict(zip(given, values, strict=True))
+
+
+def cut(passage: Prompt, before: int, place: Mapping[str, Any], checkpoint: Checkpoint) -> Prompt:
+    """A passage's tokens around its place, and what they are filled up with.
+
+    Raises:
+        RequestError: no such filling, or more positions than the passage has.
+    """
+    hidden, shown = place["hidden"], place["shown"]
+    own = passage.tokens[before - hidden : before + shown]
+    prompt = replace(passage, tokens=own)
+    filled, length = place.get("filled"), hidden + place.get("upto", shown)
+    if filled is None:
+        return prompt
+    if filled not in FILLED or length > hidden + len(passage.tokens) - before:
+        raise RequestError(f"cell {dict(place)}: filled is one of {FILLED}, up to a passage's end")
+    if filled == "pads":
+        return padded([prompt], checkpoint.tokenizer, length)[0]
+    more = passage.tokens[before + shown : before - hidden + length]
+    if filled == "random":
+        draw = random.Random(passage.index)
+        more = tuple(draw.randrange(checkpoint.config.vocab_size) for _ in more)
+    return replace(prompt, tokens=own + more, pads=len(more))
+
+
+def figures(registration: Mapping[str, Any], rows: Sequence[Row]) -> list[Figure]:
+    """Recovery against work and hidden positions; or, of descents, against the positions shown."""
+    flat = [
+        {**each, "model": f"{each['architecture']}, step {each['step']}"} for each in records(rows)
+    ]
+    if any(each["filled"] != NOTHING for each in flat):
+        return [_against_positions(flat)]
+    return [_against_work(flat, registration["design"]["budget"]), _against_hidden(flat)]
+
+
+def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:
+    """The share of prompts found whole within so much work, by method."""
+    hidden, shown = COMPARED
+    drawn = []
+    for spent in [*(2**power for power in range(12, budget.bit_length())), budget]:
+        within = [{**r, "within": r["whole"] and r["spent"] <= spent} for r in flat]
+        where = {"hidden": hidden, "shown": shown}
+        drawn += [
+            {**point, "tokens": spent} for point in _points(within, "within", "method", where)
+        ]
+    said = f"Prompts found whole, {hidden} tokens from {shown} states, within so many tokens run"
+    scale = {"type": "log", "base": 2, "nice": False}
+    return _lines("work", said, drawn, "tokens", "method", scale)
+
+
+def _against_hidden(flat: Sequence[dict[str, Any]]) -> Figure:
+    """The share of prompts that search finds whole, by the number of hidden tokens."""
+    drawn = []
+    for hidden, shown in dict.fromkeys((r["hidden"], r["shown"]) for r in flat):
+        where = {"hidden": hidden, "shown": shown, "method": SEARCH}
+        states = "1 state" if shown == 1 else f"{shown} states"
+        drawn += [
+            {**point, "tokens hidden": hidden, "states": states}
+            for point in _points(flat, "whole", "method", where)
+        ]
+    said = "Prompts that alternating search finds whole within the budget, by tokens hidden"
+    return _lines(
+        "hidden", said, sorted(drawn, key=lambda r: r["states"]), "tokens hidden", "states"
+    )
+
+
+def _against_positions(flat: Sequence[dict[str, Any]]) -> Figure:
+    """The share of hidden tokens that the descent names, by the positions after them."""
+    filled = [r for r in flat if r["filled"] != NOTHING]
+    models, kinds = {r["model"] for r in filled}, dict.fromkeys(r["filled"] for r in filled)
+    bare = [r for r in flat if r["filled"] == NOTHING and r["model"] in models]
+    alike = [{**r, "filled": kind} for kind in kinds for r in bare]
+    drawn = [
+        {**point, "positions after": upto}
+        for upto in sorted({r["upto"] for r in [*filled, *alike]})
+        for point in _points(
+            [*filled, *alike], "named", "filled", {"upto": upto, "method": DESCENT}
+        )
+    ]
+    said = "Hidden first tokens that the published descent names, by positions after them"
+    scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
+    return _lines("positions", said, drawn, "positions after", "filled", scale)
+
+
+def _points(
+    flat: Sequence[dict[str, Any]], value: str, colour: str, where: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """A mean in per cent for each model and each of what lines are coloured by."""
+    drawn = []
+    for model, name in dict.fromkeys((r["model"], r[colour]) for r in flat):
+        known = mean_of(flat, value, **{**where, "model": model, colour: name})
+        if known:
+            shares = zip(("value", "low", "high"), known[0], strict=True)
+            point = {"model": model, "of": "", colour: name}
+            drawn.append(point | {limit: 100 * share for limit, share in shares})
+    return drawn
+
+
+def _lines(
+    name: str, said: str, drawn: list[dict[str, Any]], x: str, colour: str, scale: Any = None
+) -> Figure:
+    ticks = sorted({point[x] for point in drawn})
+    panel = plots.lines(
+        drawn, x, "%", colour, x_scale=scale, share=True, band=True, size=PANEL,
+        axis={"title": None, "values": ticks, "grid": False, "format": "~s"},
+        legend={"title": None, "orient": "top"},
+    )  # fmt: skip
+    header = {"title": x, "titleOrient": "bottom", "labelOrient": "top"}
+    chart = plots.facets(drawn, panel, "model", "of", header=header)
+    about = f"{said}. Bands are 95 % intervals over prompts and seeds."
+    return Figure(name, said, about, chart)
