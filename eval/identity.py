@@ -53,6 +53,9 @@ RECORDED: dict[str, Any] = {
 }  # fmt: skip
 """Settings of earlier versions, which their models record; nobody can change them any more."""
 
+YOUNGER = {("init_from", None), ("retention.weight", 0.0), ("retention.distance", 16)}
+"""Settings that earlier versions had not, at their defaults; they are no part of a recipe."""
+
 Facts = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -77,9 +80,7 @@ def recipe(
     training = {
         name: value
         for name, value in _flat(settings).items()
-        if name not in NOT_RECIPE
-        and not name.startswith("model.")
-        and (name, value) != ("init_from", None)  # as in versions that had no such setting
+        if name not in NOT_RECIPE and not name.startswith("model.") and (name, value) not in YOUNGER
     }
     if settings:
         training = RECORDED | training

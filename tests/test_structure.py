@@ -19,6 +19,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "a recurrent mixer": ("arch", 110, 5),
     "claims asked of stand-ins, and again": ("eval", 220, 110),
     "comparisons of experiments": ("eval", 330, 150),
+    "a loss for earlier tokens": ("train", 70, 115),
     "how few states, and padding": ("scripts", 250, 150),
 }
 """What limits and targets leave room for."""
@@ -31,7 +32,7 @@ def _room(room):
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
     "lines: arch": (3_720 + _room("arch"), 2_450 + _room("arch")),
-    "lines: train": (3_300, 1_900),
+    "lines: train": (3_300 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_970, 1_100),
     "lines: eval": (23_650 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),

@@ -17,6 +17,7 @@ from train.settings import (
     BatchSettings,
     OptimizerSettings,
     Recipe,
+    RetentionSettings,
     RunError,
     RunSettings,
     ScheduleSettings,
@@ -29,6 +30,7 @@ SECTIONS: dict[str, Any] = {
     "batch": BatchSettings,
     "optimizer": OptimizerSettings,
     "schedule": ScheduleSettings,
+    "retention": RetentionSettings,
     "trainer": TrainerSettings,
 }
 COMMANDS = {

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from arch import LanguageModel
 from train.data import IGNORE, Batch
 from train.optim import build_optimizer, rate
-from train.settings import OptimizerSettings, ScheduleSettings
+from train.retention import Retention
+from train.settings import OptimizerSettings, RetentionSettings, ScheduleSettings
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""
@@ -27,6 +28,7 @@ class LanguageModule(LightningModule):
         optimizer: the optimiser's settings.
         schedule: of the learning rate.
         total_steps: where the schedule ends.
+        retention: of the loss for earlier tokens.
     """
 
     def __init__(
@@ -35,14 +37,21 @@ class LanguageModule(LightningModule):
         optimizer: OptimizerSettings,
         schedule: ScheduleSettings,
         total_steps: int,
+        retention: RetentionSettings | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.retention = None
+        if retention is not None and retention.weight:
+            rows = model.config.vocab_rows
+            self.retention = Retention(
+                model.config.d_model, rows, retention.weight, retention.distance
+            )
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
         self.gradient_norm = torch.zeros(())
         self.chunked_loss = True
-        self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._compiled: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
 
     def compile_loss(self) -> None:
@@ -53,10 +62,12 @@ class LanguageModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token.
 
-        Where a step has several parts, the mean over them is the mean over the step.
+        Where a step has several parts, the mean over them is the mean over the step. With
+        retention, the loss for earlier tokens is added.
         """
         inputs, targets, per_part = batch
-        return self._sum(inputs, targets) / per_part
+        earlier = self.retention.targets(inputs, batch_idx) if self.retention else None
+        return self._sum(inputs, targets, earlier) / per_part
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
@@ -64,23 +75,28 @@ class LanguageModule(LightningModule):
         nats = self._sum(inputs, targets)
         return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
 
-    def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _sum(self, inputs: Tensor, targets: Tensor, earlier: Tensor | None = None) -> Tensor:
         """Summed nats: compiled, but for the odd shapes that end a validation."""
         if self._compiled is None:
-            return self._nats(inputs, targets)
+            return self._nats(inputs, targets, earlier)
         if self._compiled_shape is None or self.training:
             self._compiled_shape = inputs.shape
         if inputs.shape != self._compiled_shape:
-            return self._nats(inputs, targets)
-        return self._compiled(inputs, targets)
+            return self._nats(inputs, targets, earlier)
+        return self._compiled(inputs, targets, earlier)
 
-    def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _nats(self, inputs: Tensor, targets: Tensor, earlier: Tensor | None) -> Tensor:
         model = self.model
-        hidden = model.norm(model.hidden(model.embed(inputs), len(model.blocks)))
+        stream = model.hidden(model.embed(inputs), len(model.blocks))
+        hidden = model.norm(stream)
         rows = model.head.weight
         if not self.training and model.config.vocab_rows > model.config.vocab_size:
             rows = rows[: model.config.vocab_size]  # a saved model is judged as it will be loaded
-        return head_loss(hidden, rows, targets, self.chunked_loss)
+        nats = head_loss(hidden, rows, targets, self.chunked_loss)
+        if self.retention is None or earlier is None:
+            return nats
+        read = head_loss(stream, self.retention.reader.weight, earlier, self.chunked_loss)
+        return nats + self.retention.weight * read
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
@@ -97,7 +113,8 @@ class LanguageModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule of its rate, stepped with it."""
-        optimizer = build_optimizer(self.model, self.optimizer_settings)
+        beside = self.retention.parameters() if self.retention else ()
+        optimizer = build_optimizer(self.model, self.optimizer_settings, beside)
         schedule = LambdaLR(optimizer, lambda step: rate(step, self.total_steps, self.schedule))
         return {
             "optimizer": optimizer,

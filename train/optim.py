@@ -12,6 +12,7 @@ from typing import Any
 # pyright: reportPrivateImportUsage=false
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 from arch import LanguageModel
@@ -24,7 +25,9 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """Of x, x^3 and x^5: steep at 0, so that few rounds bring every singular value near 1."""
 
 
-def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimizer:
+def build_optimizer(
+    model: LanguageModel, settings: OptimizerSettings, beside: Iterable[Parameter] = ()
+) -> Optimizer:
     """Fused AdamW for all parameters, or for those that Muon does not take.
 
     Only matrices over features decay (`arch.model.matrices`): the weights of linear layers, and
@@ -34,6 +37,11 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
 
     Muon takes the matrices inside the blocks, which map a hidden state to a hidden state; and
     with `muon_mixing` the triangles.
+
+    Args:
+        model: the model.
+        settings: the optimiser's.
+        beside: matrices that are trained with the model and are no part of it; they decay.
     """
     hidden, triangles = [], []
     if settings.name == "muon":
@@ -41,8 +49,8 @@ def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimi
     if settings.muon_mixing:
         triangles = [m.weight for m in model.blocks.modules() if isinstance(m, Triangle)]
     taken = set(hidden + triangles)
-    decaying = set(matrices(model))
-    rest = [p for p in model.parameters() if p not in taken]
+    decaying = {*matrices(model), *(beside := list(beside))}
+    rest = [*(p for p in model.parameters() if p not in taken), *beside]
     groups = [
         {"params": [p for p in rest if p in decaying], "weight_decay": settings.weight_decay},
         {"params": [p for p in rest if p not in decaying], "weight_decay": 0.0},

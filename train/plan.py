@@ -198,7 +198,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def _module(recipe: Recipe) -> LanguageModule:
     model, total = LanguageModel(recipe.model), recipe.trainer.max_steps
-    return LanguageModule(model, recipe.optimizer, recipe.schedule, total)
+    return LanguageModule(model, recipe.optimizer, recipe.schedule, total, recipe.retention)
 
 
 def _model(recipe: Recipe) -> str:

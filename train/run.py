@@ -61,6 +61,7 @@ class Run:
                 "name": recipe.optimizer.name,
                 "muon_mixing": recipe.optimizer.muon_mixing,
             },
+            "retention": dataclasses.asdict(recipe.retention),
         }
         if self.datamodule.train_windows.count > MANY_WINDOWS:
             identity["order"] = "permutation"
@@ -70,7 +71,9 @@ class Run:
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
             self._initial = initialise(model, settings.init_from, data.tokenizer_json)
-        self.module = LanguageModule(model, recipe.optimizer, recipe.schedule, self.total)
+        self.module = LanguageModule(
+            model, recipe.optimizer, recipe.schedule, self.total, recipe.retention
+        )
         self.log = Log(self.directory, settings, recipe.plain())
         warm_up, done = recipe.schedule.warmup_steps, self.start.step
         progress = Progress(

@@ -32,7 +32,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from arch import ModelConfig
 from arch.files import make_directory, sweep, write_file
-from train.settings import OptimizerSettings, RunError
+from train.settings import OptimizerSettings, RetentionSettings, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
@@ -319,6 +319,7 @@ def _defaults() -> dict[str, Any]:
         {
             "model": json.loads(ModelConfig().to_json()),
             "optimizer": dataclasses.asdict(OptimizerSettings()),
+            "retention": dataclasses.asdict(RetentionSettings()),
         }
     )
 
