@@ -112,22 +112,13 @@ def _judged(claim: Claim, records: list[Record], stand_in: str = "") -> Judgemen
     return Judgement(claim, {name: _cell(claim, own, name) for name in COLUMNS}, own, stand_in)
 
 
-def look_up(
-    one: Judgement, term: Term, protocol: str = FAIR, padded: bool = False, control: str = ""
-) -> Value | None:
-    """A figure by any method that its term admits, or as it is padded or of a control.
+def look_up(one: Judgement, term: Term, padded: bool = False) -> Value | None:
+    """A figure, fairly asked, by any method that its term admits, or as it is where padded.
 
     None where no record bears it.
     """
-    plain = not padded and not control
-    records = [
-        r
-        for r in one.records
-        if r["protocol"] == protocol
-        and ("lens" in r or (_admits(term, r) and r["control"] == (control or None)))
-        and ((protocol == REPORTED and plain) or r.get("padded", False) == padded)
-    ]
-    return value_of(term, records)
+    fair = [r for r in one.records if r["protocol"] == FAIR and not r.get("control")]
+    return value_of(term, [r for r in fair if r.get("padded", False) == padded])
 
 
 def _cell(claim: Claim, records: list[Record], column: str) -> Cell:

@@ -1,13 +1,10 @@
 """The results' text: `findings.md`, a Jinja template whose figures are looked up in the records.
 
-    {{ figure(71, "nonself", by="search") }}       hidden tokens of claim 71, by search (fair)
-    {{ figure(69, "self", protocol="reported", arm="trained") }}
-    {{ figure(74, "self", by="descent", padded=true) }}         or control="identity"
-    {{ figure(88, "agrees", arm="flat", metric="dot") }}        a lens's, with where it is
-    {{ figure(90, "norm", arm="flat", pool="last") }}           pooled over what remains, by layer
-    {{ answer(71, "information") }}                             yes, no, open, invalid or not asked
-    {{ prompts(71) }} {{ models(71) }} {{ sizes(71, arm="flat") }} of fair figures
-    {{ tally("gradients") }} {{ which("no", "gradients") }}     of all claims
+    {{ figure(71, "nonself", by="search") }}       hidden tokens of claim 71, by search
+    {{ figure(69, "self", arm="trained") }}        or by="descent", padded=true
+    {{ answer(71, "information") }}                yes, no, open, invalid or not asked
+    {{ prompts(71) }} {{ sizes(71, arm="flat") }}  of figures
+    {{ tally("gradients") }}                       of all claims
     {{ claim(71, 74) }}                            links to rows, which lead to the commands
     {{ hypothesis("H1") }} {{ progress() }}        of the registered experiment: confirmed, ...
     {{ change("H1", "flat") }} {{ prediction("H7") }}
@@ -23,7 +20,6 @@ import re
 import traceback
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,8 +30,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from eval.claims.cells import SHOWN, number
-from eval.claims.columns import ANSWERS, COLUMNS, Judgement, look_up
-from eval.claims.entries import FAIR, POOLS, PROTOCOLS, Term
+from eval.claims.columns import COLUMNS, Judgement, look_up
+from eval.claims.entries import FAIR, Term
 from eval.claims.evidence import Record
 from eval.claims.pages import tally
 from eval.errors import RequestError
@@ -49,7 +45,7 @@ OPERATORS = {
     "lt": ("<", operator.lt), "lteq": ("<=", operator.le), "eq": ("==", operator.eq),
     "gteq": (">=", operator.ge), "gt": (">", operator.gt),
 }  # fmt: skip
-FACTS = ("prompts", "models", "sizes")
+FACTS = ("prompts", "sizes")
 
 
 class Figure(float):
@@ -120,44 +116,34 @@ class Known:
     @property
     def functions(self) -> dict[str, Any]:
         """All that a template can call, by name."""
-        names = ("figure", "claim", "answer", "tally", "which")
+        names = ("figure", "claim", "answer", "tally")
         own = {name: getattr(self, name) for name in names}
         return self.more | own | {name: partial(self._fact, name) for name in FACTS}
 
     def figure(
-        self,
-        claim: int,
-        name: str,
-        by: str = "best",
-        arm: str = "",
-        protocol: str = FAIR,
-        padded: bool = False,
-        control: str = "",
-        pool: str = "mean",
-        **where: Any,
+        self, claim: int, name: str, by: str = "best", arm: str = "", padded: bool = False
     ) -> Figure:
-        """A figure of a claim, by a method, a family or `best`.
+        """A figure of a claim, fairly asked, by a method, a family or `best`.
 
         Raises:
             RequestError: no record bears it; the message lists those that there are.
         """
         one = self._claim(claim)
         arms = [arm.name for arm in one.claim.arms]
-        for flag, value, allowed in (
-            ("arm", arm, arms), ("pool", pool, POOLS), ("protocol", protocol, PROTOCOLS)
-        ):  # fmt: skip
-            if value not in allowed:
-                names = ", ".join(map(repr, allowed))
-                raise RequestError(f"{flag}={value!r}: claim {claim} has {names}")
-        value = look_up(one, Term(name, arm, by, where, pool), protocol, padded, control)
+        if arm not in arms:
+            raise RequestError(f"arm={arm!r}: claim {claim} has {', '.join(map(repr, arms))}")
+        value = look_up(one, Term(name, arm, by), padded)
         if value is None:
-            records = [r for r in one.records if (r["arm"], r["protocol"]) == (arm, protocol)]
+            asked = (arm, FAIR, None)
+            records = [
+                r for r in one.records if (r["arm"], r["protocol"], r.get("control")) == asked
+            ]
             there = ", ".join(dict.fromkeys(map(_words, records))) or "none"
-            raise RequestError(f"no record of that; of that arm, {protocol}, there are: {there}")
+            raise RequestError(f"no record of that; of that arm, fair, there are: {there}")
         return Figure(number(value), *value[:3])
 
     def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
-        """How many prompts and models a claim, or its arm, was fairly asked of; their sizes."""
+        """How many prompts a claim, or its arm, was fairly asked of; the sizes of its models."""
         records = [
             r
             for r in self._claim(claim).records
@@ -176,17 +162,11 @@ class Known:
 
     def answer(self, claim: int, column: str) -> str:
         """A column's answer."""
-        return self._claim(claim).cells[_one_of("column", column, COLUMNS)].answer
+        return self._claim(claim).cells[_column(column)].answer
 
     def tally(self, column: str) -> str:
         """How many claims have which answer in a column."""
-        return tally(self.judgements, _one_of("column", column, COLUMNS))
-
-    def which(self, answer: str, column: str) -> str:
-        """Links to the claims that have an answer in a column."""
-        _one_of("answer", answer, ANSWERS)
-        several = [j for j in self.judgements if self.answer(j.claim.number, column) == answer]
-        return self.claim(*(one.claim.number for one in several)) or "none"
+        return tally(self.judgements, _column(column))
 
     def _claim(self, number: int) -> Judgement:
         for one in self.judgements:
@@ -195,10 +175,10 @@ class Known:
         raise RequestError(f"there is no claim {number!r}")
 
 
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise RequestError(f"{value!r} is no {name}; there are {', '.join(allowed)}")
-    return value
+def _column(name: str) -> str:
+    if name not in COLUMNS:
+        raise RequestError(f"{name!r} is no column; there are {', '.join(COLUMNS)}")
+    return name
 
 
 def fill(path: Path, known: Known) -> str:
@@ -273,8 +253,6 @@ def _check_written(environment: Environment, source: str) -> None:
 def _words(record: Record) -> str:
     """What a record is of, as a placeholder asks for it."""
     if "lens" in record:
-        return f'"{record["figure"]}" ' + " ".join(f"{k}={v}" for k, v in record["where"].items())
+        return f'"{record["figure"]}"'
     shares = "|".join(name for name in SHOWN if record.get(name) is not None)
-    more = ["padded"] if record["padded"] else []
-    more += [f"control={record['control']}"] if record["control"] else []
-    return " ".join([shares, record["method"], *more])
+    return f"{shares} {record['method']}" + " padded" * record["padded"]
