@@ -93,24 +93,6 @@ def test_functions_have_no_module_of_their_name():
         _ = evals.nothing
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ({"stories": 0}, "--stories: 0 is not a whole number of at least 1"),
-        ({"batch_size": 1.5}, "--batch-size: 1.5 is not a whole number of at least 1"),
-        ({"device": "tpu"}, "--device tpu: allowed are cpu, cuda and auto"),
-    ],
-)
-def test_a_call_is_refused_as_a_command_is(call, message, model_directory):
-    with pytest.raises(RequestError, match=message):
-        evals.loss(model_directory(), **call)
-
-
-def test_choices_of_a_call_are_checked(model_directory):
-    with pytest.raises(RequestError, match="--prompts stories: allowed are story, inside, random"):
-        evals.invert(model_directory(), prompts="stories")
-
-
 def test_loss_of_texts_is_that_of_the_corpus_that_holds_them(model_directory, tmp_path):
     texts = ["Tom had a red ball.", "Mia saw a big dog. It ran."]
     corpus = tmp_path / "corpus"

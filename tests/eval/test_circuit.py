@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval.circuit import ABLATIONS, PARTS, Circuit, run_together
+from eval.circuit import PARTS, Circuit, run_together
 from eval.errors import RequestError
 from eval.inversion.solvers import solvers
 from eval.slices import Slice
@@ -167,37 +167,6 @@ def test_without_mask_every_search_is_refused_with_the_reason():
             assert "needs a causal model, not one without mask" in refusal
         else:
             assert refusal is None
-
-
-@pytest.mark.parametrize("mixer", ["flat", "attention+flat"])
-def test_mixers_without_a_mask_to_leave_out(small_model, mixer):
-    with pytest.raises(RequestError, match="has no mask to leave out; only attention has"):
-        Circuit(small_model(mixers=(mixer,)), 1, "block", frozenset({"mask"}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layers": 3}, r"layer 3 does not exist; allowed: 0 \(the embedding\) to 2"),
-        ({"layers": -1}, "layer -1 does not exist"),
-        ({"layers": (1, 5)}, "layer 5 does not exist"),
-        ({"layers": 1, "part": "heads"}, "part 'heads' does not exist; use one of block, mixer, s"),
-        (
-            {"layers": 1, "without": frozenset({"bias"})},
-            f"--without bias: nothing of that name; use some of {', '.join(ABLATIONS)}",
-        ),
-    ],
-)
-def test_what_does_not_exist(small_model, settings, message):
-    with pytest.raises(RequestError, match=message):
-        Circuit(small_model(), **settings)
-
-
-def test_past_the_context(small_model):
-    circuit = Circuit(small_model(), 2)
-    state = circuit.prefix(some_tokens(length=30))
-    with pytest.raises(RequestError, match="33 positions are longer than the model's context of 3"):
-        circuit.extend(some_tokens(length=3), state)
 
 
 def test_low_precision_is_near(small_model):

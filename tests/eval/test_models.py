@@ -8,7 +8,6 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel
-from eval.errors import RequestError
 from eval.inversion.controls import derive
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
@@ -61,23 +60,3 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
 
 def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "tokenizer of Linear: none was given"),
-        ({"tokenizer": "gpt2"}, "tokenizer of Linear: it is a str"),
-        ({"tokenizer": byte_tokenizer(), "name": "m"}, "m: a Linear is no causal"),
-    ],
-)
-def test_what_is_no_model_or_has_no_tokenizer(given, message):
-    with pytest.raises(RequestError, match=message):
-        evals.open_model(torch.nn.Linear(2, 2), **given)
-
-
-def test_a_path_has_its_tokenizer():
-    with pytest.raises(RequestError, match="hf:x: has a tokenizer and a name of its own"):
-        evals.open_model("hf:x", name="y")
-    with pytest.raises(RequestError, match="none was given"):
-        evals.loss(torch.nn.Linear(2, 2))  # pyright: ignore

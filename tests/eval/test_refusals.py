@@ -3,13 +3,22 @@
 import json
 import shlex
 import shutil
+from typing import Any
 
 import pytest
+import torch
 
+import eval as evals
 from arch import save_model
 from eval.__main__ import main
+from eval.circuit import ABLATIONS, Circuit
+from eval.errors import RequestError
+from eval.inversion.spaces import decode, objective, restrict, width
+from eval.probes.geometry import local_geometry
 from eval.rows import Results
+from tests.arch.cases import byte_tokenizer
 from tests.eval.compare_cases import make_run
+from tests.eval.lenses.cases import look, story_checkpoint
 from tests.eval.report.cases import make_row
 from tokenizer import open_corpus, pack, train_tokenizer
 
@@ -276,3 +285,56 @@ def test_wrong_wishes_get_one_line(refused, words, message):
 def test_wrong_suites_get_one_line(refused, place, text, message):
     (place / "suite.yaml").write_text(text)
     assert message in refused("invert model --out out --suite suite.yaml")
+
+
+TOKENS, LINEAR = torch.arange(6), torch.nn.Linear(2, 2)
+API: Any = evals  # whatever its types allow
+CALLS = [
+    (lambda new: Circuit(new(), 3), "layer 3 does not exist; allowed: 0 (the embedding) to 2"),
+    (lambda new: Circuit(new(), -1), "layer -1 does not exist"),
+    (lambda new: Circuit(new(), (1, 5)), "layer 5 does not exist"),
+    (lambda new: Circuit(new(), 1, "heads"), "part 'heads' does not exist; use one of block, m"),
+    (lambda new: Circuit(new(), 1, without=frozenset({"bias"})),
+     f"--without bias: nothing of that name; use some of {', '.join(ABLATIONS)}"),
+    *((lambda new, mixer=mixer: Circuit(new(mixers=(mixer,)), 1, without=frozenset({"mask"})),
+       "has no mask to leave out; only attention has") for mixer in ("flat", "attention+flat")),
+    (lambda new: Circuit(new(), 2).extend(TOKENS.repeat(1, 6), None),
+     "36 positions are longer than the model's context of 32"),
+    *((lambda new, name=name: objective(name), "does not exist; use one of l1, l2, square")
+      for name in ("l3", "l1(2)", "mixed(1, 2, 3)", "huber(x)", "mixed(1", "")),
+    (lambda new: decode(Circuit(new(), 2), torch.zeros(1, 1, 32), "nearest"),
+     "decoder 'nearest' does not exist; use one of pinv"),
+    *((lambda new, allowed=allowed: restrict(torch.zeros(1, 4), allowed), "allow tokens 0 to 3")
+      for allowed in ([], [4], [-1])),
+    (lambda new: width("token", torch.zeros(4, 2)),
+     "variable 'token' does not exist; use one of embedding"),
+    *((lambda new, k=k: local_geometry(Circuit(new(), 1), TOKENS, k),
+       f"--hidden {k}: a prompt of 6 tokens can hide") for k in (0, 6)),
+    (lambda new: look("tuned", story_checkpoint(), (40, 41), tokens=40),
+     "--tokens 40: the tuned lens needs 128 at least"),
+    (lambda new: look("sparse", story_checkpoint(), tokens=10),
+     "--tokens 10: too few to fit a sparse autoencoder on"),
+    (lambda new: look("steering", story_checkpoint(context=8), (1, 2)), "tokens, more than the "),
+    (lambda new: API.open_model(LINEAR), "tokenizer of Linear: none was given"),
+    (lambda new: API.open_model(LINEAR, tokenizer="gpt2"), "tokenizer of Linear: it is a str"),
+    (lambda new: API.open_model(LINEAR, tokenizer=byte_tokenizer(), name="m"),
+     "m: a Linear is no causal"),
+    (lambda new: API.open_model("hf:x", name="y"), "hf:x: has a tokenizer and a name of its own"),
+    (lambda new: API.loss(LINEAR), "none was given"),
+    (lambda new: API.loss("model", stories=0),
+     "--stories: 0 is not a whole number of at least 1"),
+    (lambda new: API.loss("model", batch_size=1.5),
+     "--batch-size: 1.5 is not a whole number of at least 1"),
+    (lambda new: API.loss("model", device="tpu"), "--device tpu: allowed are cpu, cuda and auto"),
+    (lambda new: API.invert("model", prompts="stories"),
+     "--prompts stories: allowed are story, inside, random"),
+]  # fmt: skip
+"""Of Python callers: a call that is given a maker of small models, and what is said of it."""
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
+def test_wrong_calls_get_one_line(call, message, small_model):
+    with pytest.raises(RequestError) as caught:
+        call(small_model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam, scaled_start
@@ -202,11 +201,6 @@ def test_gradient_solvers_leave_the_model_alone(small_model):
     before = {name: p.clone() for name, p in model.named_parameters()}
     adam(batch(model, Slice(0), prompts()), chance(3), steps=3)
     assert all(p.equal(before[name]) and p.grad is None for name, p in model.named_parameters())
-
-
-def test_an_unknown_variable_is_refused(small_model):
-    with pytest.raises(RequestError, match="variable 'token' does not exist; use one of embedding"):
-        adam(batch(small_model(), Slice(0), prompts()), chance(3), variable="token")
 
 
 Solve = Callable[..., list[Answer]]

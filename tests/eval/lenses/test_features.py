@@ -127,8 +127,3 @@ def test_the_sparse_lens_fits_every_chosen_layer():
     assert found.notes["features"] == 128
     explained = [row["value"] for row in found.figures if row["figure"] == "sparse explained"]
     assert all(0 < value < 1 for value in explained)
-
-
-def test_too_little_text_says_so():
-    with pytest.raises(RequestError, match="--tokens 10: too few to fit a sparse autoencoder on"):
-        look("sparse", story_checkpoint(), tokens=10)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from eval.errors import RequestError
 from eval.lenses import tuned_lens
 from eval.lenses.logit_lens import TokenSpace, read_layers
 from eval.lenses.stories import Stories
@@ -184,8 +183,3 @@ def test_without_words_the_models_answers_are_followed(model_directory):
     answer = found.notes["top"][0][-1][4][0]
     assert answer in found.arrays["probability"].axes["word"]
     assert not [f for f in found.figures if f["figure"] == "probability"]
-
-
-def test_too_little_text_is_refused(model_directory):
-    with pytest.raises(RequestError, match="--tokens 40: the tuned lens needs 64 at least"):
-        look("tuned", open_checkpoint(model_directory()), *PROMPTS, tokens=40)

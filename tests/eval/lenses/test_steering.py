@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from arch import generate
-from eval.errors import RequestError
 from eval.lenses.steering import batch_stories, learn, logits_after, steered, swap_vectors, swaps
 from eval.lenses.stories import attribute_words, following
 from eval.lenses.trace import spaced_layers, trace
@@ -127,8 +126,3 @@ def test_layers_are_spaced_to_the_last():
     assert spaced_layers(8, 3) == [3, 5, 8]
     assert spaced_layers(8, 4) == [2, 4, 6, 8]
     assert spaced_layers(10, 4) == [2, 5, 8, 10]
-
-
-def test_stories_too_long_say_so():
-    with pytest.raises(RequestError, match=r"stories have up to \d+ tokens, more than the .* of 8"):
-        look("steering", story_checkpoint(context=8), (1, 2))
