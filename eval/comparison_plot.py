@@ -6,6 +6,7 @@ Colours, marks and dashes tell models apart together, and drawings follow the re
 setting (a PNG is light).
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -114,7 +115,7 @@ def draw_data(
         if column.quantity in REPORTED and points:
             start = SKIPPED * max(point["step"] for point in points)
             points = [point for point in points if point["step"] > start]
-        if points and _most(points) > 1:
+        if points and max(Counter(point["model"] for point in points).values()) > 1:
             panels[column.heading.replace(NO_BREAK, " ")] = points
     return panels
 
@@ -191,9 +192,3 @@ def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Acro
         )
         drawn.append({**chart, "title": heading})
     return {"concat": drawn, "columns": across, "spacing": 26}
-
-
-def _most(points: list[dict[str, Any]]) -> int:
-    """Points of the model that has most."""
-    counted = [point["model"] for point in points]
-    return max(counted.count(model) for model in set(counted))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from eval.claims.entries import FAIR, POOLS, REPORTED, Claim, Criterion, Term
 from eval.claims.evidence import Record
@@ -246,8 +246,7 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
     if not own:
         return None
     layers = [record for record in own if isinstance(record["where"].get("layer"), int)]
-    own = layers or own  # a row labelled "tokens" is no layer
-    own.sort(key=lambda record: _layer(record["where"].get("layer")))
+    own = sorted(layers, key=lambda record: record["where"]["layer"]) or own  # "tokens" is no layer
     value = POOLS[term.pool]([record["value"] for record in own])
     if term.pool == "mean":  # as if the layers erred together, which is the wide side
         ends = [[record[end] for record in own] for end in ("low", "high")]
@@ -255,7 +254,3 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
         return Value(value, low, high, own[0])
     (same, *_) = [record for record in own if record["value"] == value]
     return Value(value, same["low"], same["high"], same)
-
-
-def _layer(label: Any) -> float:
-    return float(label) if isinstance(label, (int, float)) else -1.0
