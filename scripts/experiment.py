@@ -34,7 +34,9 @@ from eval.information.task import Design, Sampler, plan_bits
 from eval.models import Checkpoint, open_models
 from eval.rows import Results, Row, read_rows, write_rows
 from eval.tasks import Task, open_results, run_tasks
-from scripts import recoveries
+from scripts import recall, recoveries, repeats
+from scripts.recall import Asked, Recall, RecallTask
+from scripts.repeats import RepeatsTask
 from tokenizer import PackedData
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "experiments"
@@ -122,11 +124,7 @@ class Measure(NamedTuple):
 
 def _bits(design: dict[str, Any], corpus: str) -> Plan:
     """Bits of the last block's outputs."""
-    measured: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in design["measured"].items()
-    }
-    question = Question(**measured)
+    question = Question(**_tuples(design["measured"]))
     sampler = Sampler(Design(corpus, **design["passages"]), max(question.distances))
     return lambda checkpoint, _: (
         (task, {}) for task in plan_bits(checkpoint, None, sampler, question)
@@ -140,11 +138,34 @@ def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
     )
 
 
+def _recall(design: dict[str, Any], corpus: str) -> Plan:
+    """Recall, and what readers make of the outputs at the queries."""
+    task, asked = recall_of(design), Asked(**_tuples(design["asked"]))
+    return lambda checkpoint, _: (
+        (RecallTask(checkpoint, task, asked, pairs), {}) for pairs in task.pairs
+    )
+
+
+def _prices(design: dict[str, Any], corpus: str) -> Plan:
+    """Bits, and the loss of windows; what an architecture is `of` stands in its rows."""
+    bits = _bits(design, corpus)
+
+    def plan(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[Task, dict[str, Any]]]:
+        about = design["architectures"][run.architecture]["of"]
+        yield RepeatsTask(checkpoint, corpus, **design["windows"]), about
+        for task, more in bits(checkpoint, run):
+            yield task, more | about
+
+    return plan
+
+
 MEASURES = {
+    "recall": Measure(_recall, recall.figures),
+    "windows": Measure(_prices, repeats.figures),
     "measured": Measure(_bits, figures),
     "recovered": Measure(_recoveries, recoveries.figures),
 }
-"""By the entry of a design that asks for them."""
+"""By the first entry of a design that is among them."""
 
 
 def measure_of(registration: Registration) -> Measure:
@@ -220,7 +241,7 @@ def save(registration: Registration, out: Path, path: Path) -> int:
         if row.get("experiment", {}).get("registration") == registration.hash
     ]
     for row in rows:  # nothing of the machine they were made on
-        if "corpus" in row:
+        if row.get("corpus") not in (None, "recall"):
             row["corpus"] = "TinyStories"
         row["checkpoint"]["path"] = str(Path(*Path(row["checkpoint"]["path"]).parts[-3:]))
     write_rows(path, rows)
@@ -264,10 +285,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise RequestError("--out: missing; give the directory of models and rows")
         if out and options.save:
             print(f"{save(registration, out, stored)} rows: {stored}")
-        elif out and options.corpus is None:
+        elif out and options.corpus is None and "recall" not in registration.design:
             raise RequestError("--corpus: missing; give the stories to train on and ask about")
         elif out:
-            run(registration, options.corpus, out)
+            run(registration, options.corpus or "", out)
         if options.page:
             write_page(registration, read_rows([stored]), options.page)
     except (RequestError, ValueError, OSError) as error:
@@ -276,9 +297,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def recall_of(design: dict[str, Any]) -> Recall:
+    """The task that a design describes."""
+    return Recall(**_tuples(design["recall"]))
+
+
+def _tuples(given: dict[str, Any]) -> dict[str, Any]:
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
+
+
 def _data(registration: Registration, corpus: str, out: Path) -> Path:
-    """The corpus packed with a tokenizer of its own."""
+    """The corpus packed with a tokenizer of its own; of recall, sequences that are made here."""
     tokenizer, data = out / "tokenizer.json", out / "data"
+    if "recall" in registration.design and not PackedData.stands_in(str(data)):
+        return recall_of(registration.design).pack(out)
     if not tokenizer.is_file():
         size = ("--vocab-size", registration.design["vocabulary"])
         _give(["tokenizer", "train", corpus, "--out", tokenizer, *size], out)

@@ -20,6 +20,8 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "claims asked of stand-ins, and again": ("eval", 220, 110),
     "comparisons of experiments": ("eval", 330, 150),
     "a loss for earlier tokens": ("train", 70, 115),
+    "recall, and what recoverability costs": ("scripts", 500, 240),
+    "correlations over cells": ("eval", 150, 25),
     "how few states, and padding": ("scripts", 250, 150),
 }
 """What limits and targets leave room for."""

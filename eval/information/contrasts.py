@@ -6,13 +6,27 @@
       each: {architecture: [flat, llama]}            # a comparison for each choice of these
       minus: {method: [soda, pez]}                   # the partner's fields, where they differ
       over: [step]                                   # fields whose values are averaged in a pair
+      against: {architecture: flat}                  # takes off the same difference of these
       above: 0                                       # or `below`, or `within` (of 0)
 
 A mean is over pairs of prompt and training seed; with `minus` it is of the differences of the same
 pairs. Intervals and p are of the pigeonhole bootstrap over prompts and seeds, where nothing varies
 of the exact binomial; p is corrected by Holm over the comparisons of a hypothesis.
+
+Whether what is measured orders cells as another figure does is asked by rank correlations:
+
+    correlations:
+      with: recall                                  # the field that is to be predicted
+      cells: [architecture, pairs]                  # records that agree in these are one cell
+      above: {probe: 0.6}                           # measures, and what their correlation is to be
+      below: {searched: 0.3}
+
+A cell's figure is the mean over its records, training seeds among them. Intervals are of cells
+drawn anew; p is of the bound, corrected by Holm over the measures of a hypothesis. A measure that
+is the same in all cells orders nothing: 0.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -30,6 +44,9 @@ YES, NO = "yes", "no"
 
 Record = Mapping[str, Any]
 """One measurement, flat: `prompt`, `seed`, what it is of, and its figures."""
+Place = tuple[Any, ...]
+Known = dict[Place, float]
+"""A field by prompt, seed, and what else it is averaged over."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +93,50 @@ def contrasts(asked: Mapping[str, Any], records: Sequence[Record]) -> list[Contr
     return made
 
 
+def correlations(asked: Mapping[str, Any], records: Sequence[Record]) -> list[Contrast]:
+    """What became of each measure; `pairs` are cells. Measures of fewer than 3 are left out."""
+    recalled = means(records, asked["with"], asked["cells"])
+    made, drawn = [], []
+    for way in ("above", "below"):
+        for name, bound in asked.get(way, {}).items():
+            known = means(records, name, asked["cells"])
+            cells = sorted(known.keys() & recalled.keys(), key=str)
+            if len(cells) > 2:
+                x, y = (np.array([of[cell] for cell in cells]) for of in (known, recalled))
+                made.append((name, way, bound, len(cells), float(_spearman(x[None], y[None])[0])))
+                drawn.append(_resampled(x, y))
+    bounds = [bound for _, _, bound, _, _ in made]
+    tails = [2 * min((d <= b).mean(), (d >= b).mean()) for d, b in zip(drawn, bounds, strict=True)]
+    corrected = holm([min(1.0, max(float(p), 2 / DRAWS)) for p in tails])
+    found = []
+    for (name, way, bound, count, value), draws, p in zip(made, drawn, corrected, strict=True):
+        low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        mean = Interval(value, float(low), float(high))
+        found.append(Contrast(name, mean, p, (), count, _beyond(mean, way, bound, p)))
+    return found
+
+
+def means(
+    records: Sequence[Record], field: str, cells: Sequence[str]
+) -> dict[tuple[Any, ...], float]:
+    """The mean of a field in each cell that has it."""
+    several: dict[Place, list[float]] = defaultdict(list)
+    for record in records:
+        if record.get(field) is not None and all(name in record for name in cells):
+            several[tuple(record[name] for name in cells)].append(float(record[field]))
+    return {cell: float(np.mean(values)) for cell, values in several.items()}
+
+
 def answer_of(asked: Mapping[str, Any], made: Sequence[Contrast]) -> str:
     """Confirmed where every comparison is as was said, refuted where one is not, else open."""
+    if "value" in asked:
+        wanted = len(list(_places(asked)))
+    else:
+        wanted = sum(len(asked.get(way, {})) for way in ("above", "below"))
     answers = [each.answer for each in made]
     if NO in answers:
         return REFUTED
-    whole = len(answers) == len(list(_places(asked)))
+    whole = len(answers) == wanted
     return CONFIRMED if whole and set(answers) == {YES} else OPEN
 
 
@@ -132,7 +187,8 @@ def _places(asked: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | No
             partner = dict(zip(minus, other, strict=True))
             own = _words({k: where[k] for k in partner if k in where})
             place = f"{_words(chosen)}: " if chosen else ""
-            yield f"{place}{own} less {_words(partner)}", where, {**where, **partner}
+            taken = f", less that of {_words(asked['against'])}" if "against" in asked else ""
+            yield f"{place}{own} less {_words(partner)}{taken}", where, {**where, **partner}
 
 
 def _words(fields: Record) -> str:
@@ -144,10 +200,10 @@ def _table(
     records: Sequence[Record], asked: Record, where: Record, minus: Record | None
 ) -> np.ndarray | None:
     """A field, or its differences, `(prompts, seeds)`, nan where there is none."""
-    known = _values(records, asked, where)
-    if minus is not None:
-        other = _values(records, asked, minus)
-        known = {place: known[place] - other[place] for place in known.keys() & other.keys()}
+    known = _differences(records, asked, where, minus)
+    if (against := asked.get("against")) is not None:
+        theirs = None if minus is None else {**minus, **against}
+        known = _less(known, _differences(records, asked, {**where, **against}, theirs))
     if not known:
         return None
     prompts, seeds = (sorted({place[i] for place in known}) for i in (0, 1))
@@ -159,12 +215,21 @@ def _table(
     return np.where(count, total, np.nan) / np.maximum(count, 1)
 
 
-def _values(
-    records: Sequence[Record], asked: Record, where: Record
-) -> dict[tuple[Any, ...], float]:
+def _differences(
+    records: Sequence[Record], asked: Record, where: Record, minus: Record | None
+) -> Known:
+    known = _values(records, asked, where)
+    return known if minus is None else _less(known, _values(records, asked, minus))
+
+
+def _less(known: Known, other: Known) -> Known:
+    return {place: known[place] - other[place] for place in known.keys() & other.keys()}
+
+
+def _values(records: Sequence[Record], asked: Record, where: Record) -> Known:
     """A field by prompt, seed, and what it is averaged over."""
     value, over = asked["value"], asked.get("over", [])
-    known: dict[tuple[Any, ...], float] = {}
+    known: Known = {}
     for record in records:
         if where.items() <= record.items() and record.get(value) is not None:
             place = record["prompt"], record["seed"], *(record[name] for name in over)
@@ -188,6 +253,7 @@ def _drawn(table: np.ndarray, paired: bool = False) -> np.ndarray:
 
 
 def _beyond(mean: Interval, way: str, bound: float, p: float) -> str:
+    """Whether a figure is above or below a bound, as was said, by its corrected p."""
     if p >= LEVEL:
         return OPEN
     return YES if (mean.estimate > bound) == (way == "above") else NO
@@ -197,3 +263,18 @@ def _within(mean: Interval, bound: float) -> str:
     if -bound < mean.low and mean.high < bound:
         return YES
     return NO if mean.low > bound or mean.high < -bound else OPEN
+
+
+def _resampled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    chosen = np.random.default_rng(0).integers(len(x), size=(DRAWS, len(x)))
+    return _spearman(x[chosen], y[chosen])
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each row of two `(N, cells)` tables; 0 where either does not vary."""
+    from scipy.stats import rankdata
+
+    a, b = (rankdata(each, axis=1) for each in (x, y))
+    a, b = (each - each.mean(axis=1, keepdims=True) for each in (a, b))
+    size = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    return np.divide((a * b).sum(axis=1), size, out=np.zeros(len(a)), where=size > 0)

@@ -7,7 +7,7 @@ p is corrected by Holm (1979) over the architectures of a hypothesis.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from eval.information.contrasts import (
     Record,
     answer_of,
     contrasts,
+    correlations,
     holm,
     pigeonhole,
 )
@@ -79,7 +80,7 @@ def judge(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
     flat = records(rows)
     return [
         _compared(each, flat)
-        if "contrasts" in each
+        if {"contrasts", "correlations"} & each.keys()
         else _finding(each, registration["design"], rows)
         for each in registration["hypotheses"]
     ]
@@ -98,8 +99,11 @@ def records(rows: Iterable[Row]) -> list[Record]:
         if row.get("kind") == "recovery":
             place = row["method"], row["hidden"], row["observed"], row["prompt"]
             starts.setdefault((*sorted(about.items()), *place), []).append(row)
+        elif row.get("kind") == "bits":
+            flat += [{**line, **about} for line in _by_distance(row)]
         else:
-            flat.append({**row, **about})
+            windows = row.get("windows", [{}])
+            flat += [{"prompt": i, **row, **each, **about} for i, each in enumerate(windows)]
     return flat + [
         attempt(group) | group[0]["experiment"] | {"step": group[0]["checkpoint"]["step"]}
         for group in starts.values()
@@ -128,8 +132,23 @@ def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int
 
 
 def _compared(hypothesis: dict[str, Any], flat: Sequence[Record]) -> Finding:
-    made = contrasts(hypothesis["contrasts"], flat)
-    return Finding(hypothesis, answer_of(hypothesis["contrasts"], made), contrasts=tuple(made))
+    judged = contrasts if "contrasts" in hypothesis else correlations
+    asked = hypothesis.get("contrasts") or hypothesis["correlations"]
+    made = judged(asked, flat)
+    return Finding(hypothesis, answer_of(asked, made), contrasts=tuple(made))
+
+
+def _by_distance(row: Row) -> Iterator[dict[str, Any]]:
+    """A row of bits as a record for each distance: of single outputs, a uniform prior."""
+    plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+    for distance, effect in zip(row["distances"], row["effect"], strict=True):
+        wanted = {"quantity": "bits", "distance": distance, "shown": "alone", "prior": "uniform"}
+        bits = {
+            f"bits {line['precision']}": line["value"]
+            for line in figure_lines(row, **wanted)
+            if "channels" not in line
+        }
+        yield {**plain, "distance": distance, "effect": effect, **bits}
 
 
 def _finding(hypothesis: dict[str, Any], design: dict[str, Any], rows: Sequence[Row]) -> Finding:

@@ -6,6 +6,7 @@ from typing import Any
 from eval import plots
 from eval.drawing import Figure
 from eval.errors import RequestError
+from eval.information.contrasts import Contrast
 from eval.information.hypotheses import OPEN, Change, Finding, judge, values
 from eval.schema import Row
 from eval.statistics import Interval, clustered
@@ -34,7 +35,7 @@ def page(
     """
     findings = judge(registration, rows)
     name = registration["name"]
-    bits = "measured" in registration["design"]
+    bits = "in_words" not in registration["design"]
     parts = [
         f"# {registration['title']}",
         f"*Made by `python -m scripts.experiment {name} --page` from the rows beside its "
@@ -64,21 +65,30 @@ def _changes(findings: Sequence[Finding]) -> list[str]:
 def _contrasts(findings: Sequence[Finding]) -> list[str]:
     head = ["", "what", "compared", "bound", "mean", "as said", "p, corrected", "seeds", "pairs"]
     rows = [
-        [finding.hypothesis["id"], asked["value"], each.words, f"{way} {asked[way]}",
+        [finding.hypothesis["id"], *_asked(finding, each),
          _said(each.mean), each.answer, "–" if each.p is None else f"{each.p:.4f}",
          " ".join(f"{seed:.2f}" for seed in each.seeds), str(each.pairs)]
         for finding in findings
-        if (asked := finding.hypothesis.get("contrasts"))
-        for way in ("above", "below", "within")
-        if way in asked
         for each in finding.contrasts
     ]  # fmt: skip
     return [
         "## Comparisons",
-        "Means over pairs of prompt and training seed, or of the differences of the same pairs, "
-        "with their 95 % intervals; p is of the bound. Shares go from 0 to 1.",
+        "Means over pairs of prompt and training seed, or of the differences of the same pairs, or "
+        "rank correlations over cells, with their 95 % intervals; p is of the bound. Shares are "
+        "from 0 to 1.",
         markdown(Table(head, rows)),
     ]
+
+
+def _asked(finding: Finding, each: Contrast) -> list[str]:
+    """What is compared, in which place, and with which bound."""
+    about = finding.hypothesis
+    asked = about.get("contrasts") or about["correlations"]
+    ways = {way: asked[way] for way in ("above", "below", "within") if way in asked}
+    if "contrasts" in about:
+        return [asked["value"], each.words, *(f"{way} {bound}" for way, bound in ways.items())]
+    bound = next(f"{way} {of[each.words]}" for way, of in ways.items() if each.words in of)
+    return [f"rank correlation with {asked['with']}", each.words, bound]
 
 
 def _measured(registration: dict[str, Any]) -> str:

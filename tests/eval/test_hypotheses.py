@@ -22,7 +22,13 @@ from eval.statistics import clustered
 from scripts.experiment import FOLDER, Registration, measure_of
 
 STORED = sorted(FOLDER.glob("*.parquet"))
-PAGES = {"e1": "bits.md", "e2b": "states.md", "e4b": "padding.md"}
+PAGES = {
+    "e1": "bits.md",
+    "e2b": "states.md",
+    "e3b": "recall.md",
+    "e4b": "padding.md",
+    "e5b": "retention.md",
+}
 DESIGN = {
     "architectures": {"flat": "", "llama": ""},
     "seeds": [1, 2],
