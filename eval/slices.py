@@ -1,6 +1,7 @@
 """Which positions and channels of a site are shown, written as the indexing of `(B, T, D)`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,23 +10,27 @@ from eval.errors import RequestError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_RANGE = r"(-?\d*)(:?)(-?\d*)"
-_FORM = re.compile(rf"\[:,{_RANGE},{_RANGE}\]")
+_RANGE = re.compile(r"(-?\d*)(:?)(-?\d*)")
+_FORM = re.compile(r"\[:,([-:+\d]+),([-:\d]+)\]")
 
 
 @dataclass(frozen=True)
 class Slice:
     """`[:, i:j, a:b]` of a `(B, T, D)` site, with Python's meaning of each bound.
 
+    `[:, i:j+k:l, a:b]` shows two ranges of positions; there may be more.
+
     Attributes:
-        start, stop: of the positions shown.
+        start, stop: of the first range of positions shown.
         low, high: of the channels shown.
+        more: start and stop of each further range of positions.
     """
 
     start: int = 0
     stop: int | None = None
     low: int = 0
     high: int | None = None
+    more: tuple[tuple[int, int | None], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> "Slice":
@@ -37,15 +42,28 @@ class Slice:
         match = _FORM.fullmatch(text.replace(" ", ""))
         if not match:
             raise _unreadable(text)
-        return cls(*_bounds(text, *match.groups()[:3]), *_bounds(text, *match.groups()[3:]))
+        first, *more = (_bounds(text, part) for part in match[1].split("+"))
+        return cls(*first, *_bounds(text, match[2]), tuple(more))
+
+    @classmethod
+    def of(
+        cls, positions: Sequence[int], length: int, low: int = 0, high: int | None = None
+    ) -> "Slice":
+        """The slice that shows these positions, in ascending order, of a prompt of that length."""
+        shown = set(positions)
+        starts = [t for t in positions if t - 1 not in shown]
+        stops = [t + 1 if t + 1 < length else None for t in positions if t + 1 not in shown]
+        first, *more = zip(starts, stops, strict=True)
+        return cls(*first, low, high, tuple(more))
 
     def positions(self, length: int) -> list[int]:
-        """The positions shown, of a prompt of that length.
+        """The positions shown, in ascending order, of a prompt of that length.
 
         Raises:
             RequestError: it shows nothing.
         """
-        shown = list(range(length))[self.start : self.stop]
+        ranges = ((self.start, self.stop), *self.more)
+        shown = sorted({t for start, stop in ranges for t in range(length)[start:stop]})
         if not shown:
             raise RequestError(
                 f"slice {self} shows nothing of a prompt of {length} tokens; "
@@ -69,24 +87,31 @@ class Slice:
 
     def select(self, outputs: "Tensor") -> "Tensor":
         """The part shown of `(B, T, D)` outputs."""
+        if self.more:
+            return self.narrow(outputs[:, self.positions(outputs.shape[1])])
         return self.narrow(outputs[:, self.start : self.stop])
 
     def narrow(self, outputs: "Tensor") -> "Tensor":
         """The channels shown of `(..., D)` outputs."""
         return outputs[..., self.low : self.high]
 
-    def hidden_prefix(self, length: int) -> int | None:
-        """How many leading positions are hidden, if nothing else is; else None."""
+    def hidden(self, length: int) -> int:
+        """How many positions are hidden, of those before the last one shown."""
         shown = self.positions(length)
-        return shown[0] if shown == list(range(shown[0], length)) else None
+        return shown[-1] + 1 - len(shown)
 
     def __str__(self) -> str:
         """The notation."""
         channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
-        return f"[:, {_range(self.start, self.stop)}, {channels}]"
+        ranges = ((self.start, self.stop), *self.more)
+        return f"[:, {'+'.join(_range(*each) for each in ranges)}, {channels}]"
 
 
-def _bounds(text: str, first: str, colon: str, last: str) -> tuple[int, int | None]:
+def _bounds(text: str, part: str) -> tuple[int, int | None]:
+    match = _RANGE.fullmatch(part)
+    if not match:
+        raise _unreadable(text)
+    first, colon, last = match.groups()
     if "-" in (first, last) or (not colon and not first):
         raise _unreadable(text)
     if not colon:
@@ -104,5 +129,5 @@ def _range(start: int, stop: int | None) -> str:
 def _unreadable(text: str) -> RequestError:
     return RequestError(
         f"slice {text!r} cannot be read; allowed: [:, k:, :], [:, :k, :], [:, i:j, :], [:, i, :], "
-        "and the same of channels: [:, :, :c], [:, k:, i:j]"
+        "[:, :i+j:, :], and the same of channels: [:, :, :c], [:, k:, i:j]"
     )

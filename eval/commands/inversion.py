@@ -66,7 +66,7 @@ def invert(
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
         parts: of a layer: block, mixer, stream
         without: ablations: residual, norms, channel, mask
-        slices: what is shown of (B, T, D), as in '[:, 3:, :]' or '[:, :, :16]'
+        slices: what is shown of (B, T, D), as in '[:, 3:, :]', '[:, :3+4:, :]' or '[:, :, :16]'
         methods: solvers, as in adam sweep alternating; `python -m eval solvers` lists them
         set_: a setting of a method, as in adam.steps=500; --methods must be given
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several

@@ -115,7 +115,7 @@ class Inquiry:
         kind: invert, bits or lens.
         models: their names in the library.
         layer: None for the last.
-        shown: the positions whose outputs are kept.
+        hidden: the positions whose outputs are not kept.
         solvers: for `invert`; none: one that can answer.
         noise: added to the outputs, in units of their root mean square.
         lens: for `lens`.
@@ -126,7 +126,7 @@ class Inquiry:
     models: tuple[str, ...]
     text: str
     layer: int | None
-    shown: Slice
+    hidden: tuple[int, ...]
     solvers: tuple[str, ...]
     noise: float
     lens: str
@@ -172,7 +172,10 @@ class Inquiry:
         if not 0 <= noise <= NOISE:
             raise RequestError(f"noise: {noise} is not between 0 and {NOISE:g}")
         layer = None if given.get("layer") is None else field("layer", int, 0)
-        stop = None if given.get("stop") is None else field("stop", int, 0)
+        hidden = field("hidden", list, [])
+        for place in hidden:
+            if type(place) is not int:
+                raise RequestError(f"hidden: {str(place)[:80]!r} is not the number of a token")
         known = list(library.paths)
         ask = cls(
             library,
@@ -180,7 +183,7 @@ class Inquiry:
             tuple(names("models", known, known[-1:], MODELS)),
             text,
             layer,
-            Slice(field("start", int, 0), stop),
+            tuple(hidden),
             tuple(names("solvers", list(solvers()), [], len(solvers()))),
             float(noise),
             choice("lens", list(lenses()), "logit"),
@@ -208,9 +211,14 @@ class Inquiry:
                 )
             if self.layer is not None:
                 checkpoint.check_layer(self.layer)
-        if self.shown.start < 0 or (self.shown.stop or 1) < 1:
-            raise RequestError("start, stop: must count from the first token")
-        self.shown.positions(len(self.tokens))
+        last = len(self.tokens) - 1
+        for place in self.hidden:
+            if not 0 <= place <= last:
+                raise RequestError(
+                    f"hidden: there is no token {place}; give numbers from 0 to {last}"
+                )
+        if len(set(self.hidden)) > last:
+            raise RequestError("hidden: all tokens are; show one at least")
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -224,6 +232,12 @@ class Inquiry:
 
     def _tokens(self, checkpoint: Checkpoint) -> tuple[int, ...]:
         return text_prompts([self.text], checkpoint.tokenizer)[0].tokens
+
+    @cached_property
+    def shown(self) -> Slice:
+        """What is kept of the layer."""
+        length = len(self.tokens)
+        return Slice.of([t for t in range(length) if t not in self.hidden], length)
 
     @cached_property
     def refusals(self) -> dict[str, str | None]:

@@ -3,10 +3,11 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 COLLISIONS = 16
@@ -50,6 +51,30 @@ class Answer:
     evaluations: int = 0
     seconds: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+
+def join(parts: Sequence[Answer]) -> Answer:
+    """The answer to a prompt whose parts were recovered in turn; the parts in their order."""
+    collisions, length = {}, 0
+    for part in parts:
+        collisions |= {length + t: several for t, several in part.collisions.items()}
+        length += len(part.tokens)
+    proofs = {part.certificate for part in parts}
+    # after a token that is not certain, what was enumerated was so for one choice of it
+    certain = not any(part.collisions for part in parts[:-1])
+    proof = "enumerated" if proofs == {"enumerated"} and certain else "residual"
+    return Answer(
+        tokens=torch.cat([part.tokens for part in parts]),
+        scores=torch.cat([part.scores for part in parts]),
+        collisions=collisions,
+        certificate=None if None in proofs else proof,
+        evaluations=sum(part.evaluations for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        notes={
+            "starts": sum(part.notes["starts"] for part in parts),
+            "distance": max(part.notes["distance"] for part in parts),
+        },
+    )
 
 
 def tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:

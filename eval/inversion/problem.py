@@ -53,9 +53,9 @@ class Problem:
     _truth: Tensor | None = field(default=None, repr=False)  # `(P, T)`, for `ranked` alone
 
     @property
-    def hidden(self) -> int | None:
-        """How many leading tokens are hidden; None if the slice hides others."""
-        return self.slice.hidden_prefix(self.length)
+    def hidden(self) -> int:
+        """How many tokens are hidden, of those before the last position shown."""
+        return self.slice.hidden(self.length)
 
     def of(self, rows: Tensor | list[int]) -> "Problem":
         """The same problem of some of the prompts."""
@@ -117,25 +117,35 @@ class Problem:
         )
 
     def shortened(self) -> "Problem":
-        """Without the tokens after the last position shown: a causal output knows nothing of them.
-
-        Raises:
-            RequestError: the positions shown are not neighbours.
-        """
+        """Without the tokens after the last position shown, which change no output shown."""
         return self.showing(slice(None), self.slice.positions(self.length)[-1] + 1)
 
+    def runs(self) -> "list[Problem]":
+        """A problem for each run of neighbouring positions shown, of the prompt up to its end.
+
+        Of a causal model: what comes after the run does not change its outputs.
+        """
+        shown = self.slice.positions(self.length)
+        starts = [i for i, t in enumerate(shown) if not i or shown[i - 1] != t - 1]
+        ends = [*starts[1:], len(shown)]
+        return [
+            self.showing(slice(start, end), shown[end - 1] + 1)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
     def showing(self, some: Shown, length: int | None = None) -> "Problem":
-        """With only some of the shown positions, which are neighbours, shown.
+        """With only some of the shown positions shown.
 
         Args:
             some: of the S positions.
             length: tokens of the prompt; as many as before when not given.
         """
+        length = length or self.length
         shown = self.slice.positions(self.length)[some]
         return replace(
             self,
-            length=length or self.length,
-            slice=Slice(shown[0], shown[-1] + 1, self.slice.low, self.slice.high),
+            length=length,
+            slice=Slice.of(shown, length, self.slice.low, self.slice.high),
             target=self.target[:, some],
             floor=self.floor[:, some],
             limit=self.limit[:, some],
@@ -155,18 +165,26 @@ class Problem:
         distances = self.distances(self.circuit.of_tokens(tokens))
         return distances.norm(dim=-1), (distances <= self.limit).all(dim=-1)
 
+    def whole(self, hidden: Tensor, visible: Tensor) -> Tensor:
+        """Prompts `(N, T)`: `(N, k)` tokens at the hidden positions, `(S,)` at those shown."""
+        shown = hidden.new_zeros(self.length, dtype=torch.bool)
+        shown[self.slice.positions(self.length)] = True
+        tokens = hidden.new_empty(len(hidden), self.length)
+        tokens[:, shown], tokens[:, ~shown] = visible, hidden
+        return tokens
+
     def explaining(self, hidden: Tensor, visible: Tensor) -> Tensor:
         """Those of `(N, k)` hidden tokens that lie within the limit at every position shown.
 
         Args:
-            hidden: choices of the first k tokens of a single prompt.
-            visible: the tokens after them, `(T - k,)`.
+            hidden: choices of the tokens at the positions hidden, of a single prompt.
+            visible: the tokens at those shown, `(S,)`.
         """
         if not len(hidden):
             return hidden
         batches = hidden.split(max(1, TOGETHER // self.length))
-        whole = [torch.cat([some, visible.expand(len(some), -1)], dim=1) for some in batches]
-        return hidden[torch.cat([self.residual(tokens)[1] for tokens in whole])]
+        fits = [self.residual(self.whole(some, visible))[1] for some in batches]
+        return hidden[torch.cat(fits)]
 
 
 class Measured(NamedTuple):

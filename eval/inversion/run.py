@@ -85,8 +85,7 @@ class Job:
         config, total = self.checkpoint.config, 0.0
         for cell in self.cells:
             length = len(cell.prompt.tokens)
-            hidden = cell.slice.positions(length)[0]
-            tokens = self.solver.cost(config.vocab_size, length, hidden)
+            tokens = self.solver.cost(config.vocab_size, length, cell.slice.hidden(length))
             total += tokens * (1 + max(cell.site.layers))
         return total
 

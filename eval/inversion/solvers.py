@@ -82,8 +82,8 @@ class Solver:
         family: one of `FAMILIES`.
         function: called with a batch, its chance, tools, and the settings.
         settings: keyword-only arguments, recorded in every row.
-        hidden: which numbers of hidden leading tokens it can work with, left to right; None: any
-            slice at all.
+        hidden: how many hidden tokens it can work with, of those before the last position shown, in
+            a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
         together: what one call may answer: problems of a "batch" that have nothing but the model
             and the length in common, "layers" of the same prompts, or one "problem".
@@ -124,7 +124,7 @@ class Solver:
         if most == 0:
             return "every position shown, as in [:, 0:, :]"
         few = f"{least} to {most}" if most < ANY - 1 else f"{least} or more"
-        return f"the first k positions hidden, k = {few}, as in [:, {least}:, :]"
+        return f"{few} positions hidden, as in [:, {least}:, :] or [:, :3+{3 + least}:, :]"
 
     @property
     def setting_texts(self) -> dict[str, str]:
@@ -161,10 +161,7 @@ class Solver:
             return None
         if not causal:
             return "searches left to right, which needs a causal model, not one without mask"
-        positions = shown.positions(length)
-        if positions != list(range(positions[0], positions[-1] + 1)):
-            return "needs neighbouring positions"
-        return None if positions[0] in self.hidden else f"needs {self.slices}"
+        return None if shown.hidden(length) in self.hidden else f"needs {self.slices}"
 
     def configured(self, settings: dict[str, Any]) -> Solver:
         """With other settings.

@@ -15,7 +15,7 @@ from tests.eval.explore_cases import asked, events, running, send
 
 TEXT = "Once upon a time there was a dog."
 FLAT = "flat, step 10"
-SLOW = {"text": f"{TEXT} {TEXT}"[:45], "start": 12, "solvers": ["alternating"]}
+SLOW = {"text": f"{TEXT} {TEXT}"[:45], "hidden": list(range(12)), "solvers": ["alternating"]}
 """Minutes of work."""
 
 
@@ -34,9 +34,12 @@ def port(models):
         yield port
 
 
-@pytest.mark.parametrize(("start", "solver"), [(0, "sweep"), (1, "alternating")])
-def test_solvers_are_watched_until_they_are_right(port, start, solver):
-    said = asked(port, text=TEXT, models=[FLAT], start=start)
+@pytest.mark.parametrize(
+    ("hidden", "solver"),
+    [([], "sweep"), ([0], "alternating"), ([2, 5], "alternating")],
+)
+def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
+    said = asked(port, text=TEXT, models=[FLAT], hidden=hidden)
     (answer,) = [event for event in said if event["type"] == "answer"]
     between = [event for event in said if event["type"] == "tokens"]
     assert answer["solver"] == solver
@@ -64,7 +67,7 @@ def test_bits_come_token_by_token(port):
 
 @pytest.mark.parametrize("text", [TEXT, "-x 'a' \"b\" $HOME\n"])
 def test_the_copied_command_and_python_give_the_same(port, text, tmp_path, monkeypatch):
-    question = {"text": text, "models": ["flat, step 0", FLAT], "start": 1}
+    question = {"text": text, "models": ["flat, step 0", FLAT], "hidden": [0, 2]}
     answers = [event for event in asked(port, **question) if event["type"] == "answer"]
     _, look = send(port, "/look", question)
     monkeypatch.chdir(tmp_path)
@@ -104,9 +107,10 @@ def test_lens_and_bits_as_commands(port):
         ({"text": TEXT, "layer": True}, "not int"),
         ({"text": TEXT, "noise": 1e400}, "between 0 and 16"),
         ({"text": TEXT, "noise": -1}, "between 0 and 16"),
-        ({"text": TEXT, "start": 99}, "shows nothing"),
-        ({"text": TEXT, "start": -2}, "from the first token"),
-        ({"text": TEXT, "stop": 0}, "shows nothing"),
+        ({"text": TEXT, "hidden": [99]}, "no token 99; give numbers from 0 to"),
+        ({"text": TEXT, "hidden": [-2]}, "no token -2"),
+        ({"text": TEXT, "hidden": ["1"]}, "'1' is not the number of a token"),
+        ({"text": "a", "hidden": [0]}, "show one at least"),
     ],
 )
 def test_what_is_wrong_gets_one_line_and_the_server_lives_on(port, question, says):
@@ -121,7 +125,7 @@ def test_what_is_wrong_gets_one_line_and_the_server_lives_on(port, question, say
 def test_a_solver_that_cannot_answer_says_why_and_the_others_go_on(port):
     said = asked(port, text=TEXT, models=[FLAT], solvers=["alternating", "sweep"])
     (refusal,) = [event for event in said if event["type"] == "refused"]
-    assert "needs the first k positions hidden" in refusal["text"]
+    assert "needs 1 or more positions hidden" in refusal["text"]
     assert [event["solver"] for event in said if event["type"] == "answer"] == ["sweep"]
 
 

@@ -56,14 +56,17 @@ def pieces_of(page, side=0):
     return page.locator(f"#side-{side} .found .t").all_inner_texts()
 
 
-def test_type_hide_by_keyboard_solve_and_reload_the_link(opened):
+def test_hide_any_tokens_solve_and_reload_the_link(opened):
     page = opened()
     tokens = typed(page, TEXT)
-    tokens.first.focus()
-    page.keyboard.press("ArrowRight")
+    for place in (0, 2, 5, 2, 4):  # a second press shows it again
+        tokens.nth(place).click()
+    tokens.nth(1).focus()
+    page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    expect(page.locator('#tokens [aria-pressed="true"]')).to_have_count(2)
-    expect(page.locator("#shown")).to_contain_text("[:, 2:, :]", timeout=WAIT)
+    hidden = page.locator('#tokens [aria-pressed="true"]')
+    expect(hidden).to_have_count(2)
+    expect(page.locator("#shown")).to_contain_text("[:, :4+6:, :]", timeout=WAIT)
     expect(page.locator("#chosen")).to_have_text("exact search, alternating")
     page.focus("#invert")
     page.keyboard.press("Enter")
@@ -71,9 +74,14 @@ def test_type_hide_by_keyboard_solve_and_reload_the_link(opened):
     truth = tokens.all_inner_texts()
     assert pieces_of(page, 0) == pieces_of(page, 1) == truth
     expect(page.locator("#side-0 .figures")).to_contain_text("proved")
+    expect(page.locator("#side-0 .found .k")).to_have_text(hidden.all_inner_texts())
+    for way, slices in (("command", "--slices '[:, :4+6:, :]'"), ("python", "slices='[:, :4+6:")):
+        page.click(f"#copy-{way}")
+        expect(page.locator("#copied")).to_contain_text(slices)
     again = opened(page.url)
     expect(again.locator("#status")).to_have_text(DONE, timeout=WAIT)
     assert pieces_of(again) == truth
+    expect(again.locator('#tokens [aria-pressed="true"]')).to_have_text(hidden.all_inner_texts())
     assert again.input_value("#text") == TEXT
     page.evaluate("() => { window.boom = () => { throw new Error('run') } }")
     expect(typed(page, EVIL).first).to_contain_text("<")
@@ -83,7 +91,8 @@ def test_type_hide_by_keyboard_solve_and_reload_the_link(opened):
 def test_a_long_solve_is_stopped_and_another_user_is_served(opened):
     first, second = opened(), opened()
     long = typed(first, f"{TEXT} {TEXT}"[:45])
-    long.nth(10).click()
+    for place in range(11):
+        long.nth(place).click()
     expect(first.locator("#shown")).to_contain_text("11 of", timeout=WAIT)
     first.click("#invert")
     expect(first.locator("#status")).to_have_text(re.compile("^at work"), timeout=WAIT)

@@ -36,7 +36,7 @@ REFUSED = {
         ("--slices '[:, :, 40:]'", "shows 0 of a site's 32 channels; give bounds within 32"),
         ("--methods magic", "method magic: there is no such method; use descent, adam"),
         ("--methods sweep --slices '[:, 1:, :]'", "no method asked for fits (sweep needs eve"),
-        ("--methods alternating --slices '[:, 0:, :]'", "needs the first k positions hidden"),
+        ("--methods alternating --slices '[:, 0:, :]'", "needs 1 or more positions hidden"),
         ("--set adam.steps=5", "--set: needs --methods"),
         ("--methods adam --set steps=5", "--set steps=5: must be METHOD.NAME=VALUE"),
         ("--methods sweep --set adam.steps=5", "with METHOD one of sweep"),
@@ -74,7 +74,7 @@ REFUSED = {
     "curves model --out out --corpus toy:200 --count 2 --length 4": [
         ("--layers 3", "--layers 3:"),
         ("--layers two", "--layers two: must be all, last, or numbers"),
-        ("--methods alternating", "--methods alternating: needs the first k positions hidden"),
+        ("--methods alternating", "--methods alternating: needs 1 or more positions hidden"),
         ("--methods guess", "method guess: there is no such method"),
         ("--methods expected --channels", "--methods expected: weighs a prior against"),
         ("--length 40", "--length 40: the context of"),

@@ -8,7 +8,7 @@ const made = (tag, set = {}, ...inside) => {
 };
 const state = {
   text: "Once upon a time there was a little dog.",
-  models: [], layer: null, start: 0, stop: null,
+  models: [], layer: null, hidden: [],
   solvers: [], noise: 0, kind: "invert", lens: "logit", precision: "noise 1 rms", ran: false,
 };
 let known, seen = null, source = null, running = null, asking = 0;
@@ -22,8 +22,7 @@ const read = () => {
   state.models = given.getAll("model").filter((name) => known.models.includes(name)).slice(0, 2);
   state.solvers = given.getAll("solver").filter((n) => known.solvers.some((s) => s.name === n));
   state.layer = number("layer");
-  state.start = number("start") ?? 0;
-  state.stop = number("stop");
+  state.hidden = given.getAll("hidden").map(Number);
   state.noise = number("noise") ?? 0;
   for (const name of ["kind", "lens", "precision"]) state[name] = given.get(name) ?? state[name];
   state.ran = given.has("ran");
@@ -40,8 +39,7 @@ const suggested = () => {
 const write = () => {
   const lines = [["text", state.text], ...state.models.map((m) => ["model", m])];
   if (state.layer !== null) lines.push(["layer", state.layer]);
-  if (state.start) lines.push(["start", state.start]);
-  if (state.stop !== null) lines.push(["stop", state.stop]);
+  lines.push(...state.hidden.map((i) => ["hidden", i]));
   lines.push(...state.solvers.map((name) => ["solver", name]));
   if (state.noise) lines.push(["noise", state.noise]);
   lines.push(["kind", state.kind]);
@@ -52,8 +50,8 @@ const write = () => {
 };
 
 const question = () => {
-  const { text, models, layer, start, stop, solvers, noise, kind, lens } = state;
-  return { text, models, layer, start, stop, solvers, noise, kind, lens };
+  const { text, models, layer, hidden, solvers, noise, kind, lens } = state;
+  return { text, models, layer, hidden, solvers, noise, kind, lens };
 };
 
 const post = async (path, body) => {
@@ -102,13 +100,13 @@ const draw = () => {
   const layer = at("layer").value;
   at("layer-is").textContent = layer === "0" ? "0, the embedding" : `${layer} of ${seen.layers}`;
   drawTokens();
-  const hidden = seen.tokens.filter((_, i) => isHidden(i)).length;
-  at("shown").textContent = hidden
-    ? `${hidden} of ${seen.tokens.length} hidden: ${seen.slice}.`
+  const count = state.hidden.length;
+  at("shown").textContent = count
+    ? `${count} of ${seen.tokens.length} hidden: ${seen.slice}.`
     : `All ${seen.tokens.length} tokens are shown.`;
-  at("shown").textContent += state.stop === null
-    ? " A solver sees the vectors of one run of neighbours."
-    : " Later tokens leave no trace in earlier vectors: those hidden at the end cannot be recovered.";
+  if (isHidden(seen.tokens.length - 1)) {
+    at("shown").textContent += " Later tokens leave no trace in earlier vectors: those hidden at the end cannot be recovered.";
+  }
   at("chosen").textContent = seen.asked
     .map((name) => known.solvers.find((solver) => solver.name === name).title).join("; ");
   for (const box of at("solvers").querySelectorAll("input")) {
@@ -119,8 +117,7 @@ const draw = () => {
   }
 };
 
-const end = () => state.stop ?? seen.tokens.length;
-const isHidden = (i) => i < state.start || i >= end();
+const isHidden = (i) => state.hidden.includes(i);
 
 const drawTokens = () => {
   const focused = [...at("tokens").children].indexOf(document.activeElement);
@@ -134,17 +131,10 @@ const drawTokens = () => {
   if (focused >= 0) at("tokens").children[Math.min(focused, seen.tokens.length - 1)].focus();
 };
 
-// A solver sees one run of positions: hiding a token hides the shorter side beside it too.
 const toggle = (i) => {
-  const length = seen.tokens.length;
-  let [start, stop] = [state.start, end()];
-  if (i < start) start = i;
-  else if (i >= stop) stop = i + 1;
-  else if (i - start <= stop - 1 - i) start = i + 1;
-  else stop = i;
-  if (start >= stop) return say("one token at least must be shown", true);
-  state.start = start;
-  state.stop = stop === length ? null : stop;
+  const hidden = isHidden(i) ? state.hidden.filter((j) => j !== i) : [...state.hidden, i];
+  if (hidden.length === seen.tokens.length) return say("one token at least must be shown", true);
+  state.hidden = hidden.sort((a, b) => a - b);
   changed();
   drawTokens();
 };
@@ -366,7 +356,7 @@ const start = async () => {
   }));
   const models = () => { state.models = [...new Set([at("first").value, at("second").value])].filter(Boolean); changed(); };
   const numeric = (id) => () => { state[id] = Number(at(id).value) || 0; changed(); };
-  at("text").addEventListener("input", () => { Object.assign(state, { text: at("text").value, start: 0, stop: null }); changed(); });
+  at("text").addEventListener("input", () => { Object.assign(state, { text: at("text").value, hidden: [] }); changed(); });
   for (const id of ["first", "second"]) at(id).addEventListener("change", models);
   for (const id of ["layer", "noise"]) at(id).addEventListener("input", numeric(id));
   at("lens").addEventListener("change", () => { state.lens = at("lens").value; changed(); });

@@ -78,6 +78,12 @@ def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
     return guessed
 
 
+def nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:
+    """The numbers of the `(n, F)` changes that alone come nearest to what is missing."""
+    apart = (changes - missing).square().sum(dim=1)
+    return apart.topk(min(count, len(apart)), largest=False).indices
+
+
 def _different(rows: Tensor) -> Tensor:
     """Rows without repetition, in the order of their first appearance."""
     _, number = torch.unique(rows, dim=0, return_inverse=True)

@@ -11,6 +11,8 @@ for once more with the first visible token hidden too, which may have been read 
 
 Both turns work on a window of the first few visible positions. Once that is at the floor, the
 hidden tokens are known, and the rest is proposed and verified.
+Each run of hidden tokens is searched for by the visible ones between it and the next: later tokens
+do not change these outputs. The tokens before it stay as they were found.
 """
 
 import itertools
@@ -22,12 +24,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from eval.inversion.answer import Answer
+from eval.inversion.answer import Answer, join
 from eval.inversion.batch import Batch
-from eval.inversion.gradient.adam import adam
+from eval.inversion.gradient.adam import adam, scaled_start
 from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Problem
-from eval.inversion.search.additive import explain, extrapolate
+from eval.inversion.search.additive import explain, extrapolate, nearest_single
 from eval.inversion.search.propose import settle
 from eval.inversion.search.sweep import sweep_from, try_some
 from eval.inversion.solvers import ANY, Chance, Tools, solver
@@ -74,10 +76,10 @@ def alternating(
     the outputs agree to within rounding, which proves the answer. Nothing is given.
 
     Args:
-        batch: one problem whose first k >= 1 positions are hidden.
+        batch: one problem with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
         tools: the lexicon, for guesses of visible tokens.
-        starts: starts before a prompt is given up; the nearest answer is returned then.
+        starts: of each run of hidden tokens, at most; then the nearest answer is returned.
         rounds: turns per start.
         beams: choices followed in the additive model, and run exactly after.
         budget: tokens run forward; the turn that reaches it is a prompt's last.
@@ -85,10 +87,17 @@ def alternating(
     (problem,) = batch.problems
     assert tools.lexicon
     reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
-    return [
-        _Search(problem.of([p]), reader, chance[p], rounds, beams, budget).answer(starts)
-        for p in range(len(problem.target))
-    ]
+    answers = []
+    for p, generator in enumerate(chance):
+        one, parts = problem.of([p]), []
+        before = torch.empty(1, 0, dtype=torch.long, device=problem.target.device)
+        for run in one.keeping_scores().runs():
+            unspent = budget - sum(part.evaluations for part in parts)
+            search = _Search(run, before, reader, generator, rounds, beams, unspent)
+            parts.append(search.answer(starts))
+            before = torch.cat([before, parts[-1].tokens[None]], dim=1)
+        answers.append(one.ranked(0, join(parts)))
+    return answers
 
 
 @dataclass(frozen=True)
@@ -101,25 +110,32 @@ class _End:
 
 
 class _Search:
-    """One prompt's search, counting what it costs."""
+    """The search for one run of shown tokens and the k hidden ones before it, counting its cost.
+
+    Args:
+        problem: the prompt up to the end of the run, with nothing else shown.
+        before: the tokens before the hidden ones, `(1, n)`.
+    """
 
     def __init__(
         self,
         problem: Problem,
+        before: Tensor,
         reader: Reader,
         generator: torch.Generator,
         rounds: int,
         beams: int,
         budget: int = UNBOUNDED,
     ) -> None:
-        assert problem.hidden
+        self.problem, self.before, self.reader = problem, before, reader
+        self.generator, self.rounds, self.beams = generator, rounds, beams
         self.budget = budget
-        self.problem, self.reader, self.generator = problem, reader, generator
-        self.k, self.rounds, self.beams = problem.hidden, rounds, beams
+        self.first = problem.hidden  # position shown
+        self.k = self.first - before.shape[1]
         self.circuit = problem.circuit
         self.screen = SCREENS[0]
         self.vocabulary = self.circuit.vocabulary
-        length = min(problem.length, self.k + WINDOW)
+        length = min(problem.length, self.first + WINDOW)
         self.window = problem.showing(slice(WINDOW), length)
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
         self.evaluations = 0
@@ -133,17 +149,17 @@ class _Search:
         the second; searched for together they cannot.
         """
         started = time.perf_counter()
-        end, count = self.rest(starts)
-        left = self.budget - self.evaluations
-        if not end.proved and left > 0 and self.problem.target.shape[1] > 1:
+        nothing = _End(self.before[:, :0], 0.0, proved=True)
+        end, count = self.rest(starts) if self.k else (nothing, 0)
+        unspent = self.budget - self.evaluations
+        if not end.proved and unspent > 0 and self.problem.target.shape[1] > 1:
             hiding_one_more = self.problem.showing(slice(1, None))
-            wider = _Search(
-                hiding_one_more, self.reader, self.generator, self.rounds, self.beams, left
-            )
-            found, more = wider.rest(starts)
+            about = self.before, self.reader, self.generator, self.rounds, self.beams, unspent
+            wider = _Search(hiding_one_more, *about)
+            other, more = wider.rest(starts)
             self.evaluations += wider.evaluations
             count += more
-            end = replace(found, hidden=found.hidden[:, : self.k]) if found.proved else end
+            end = replace(other, hidden=other.hidden[:, : self.k]) if other.proved else end
         answer = self._finish(end.hidden)
         answer.seconds = time.perf_counter() - started
         answer.notes |= {"starts": count, "distance": end.distance}
@@ -166,9 +182,19 @@ class _Search:
         if number < QUICK_STARTS or number % 2:
             V = len(self.vocabulary)
             return torch.randint(V, (1, self.k), generator=self.generator).to(self.unit.device)
-        (proposal,) = adam(Batch((self.problem,)), [self.generator], steps=PROPOSAL_STEPS)
+        batch, known = Batch((self.problem,)), self.before.shape[1]
+        start = scaled_start(batch, [self.generator])
+        start[:, :known] = self.circuit.embed(self.before)
+        free = (torch.arange(self.problem.length, device=start.device) >= known).to(start)[None]
+        (proposal,) = adam(batch, [self.generator], steps=PROPOSAL_STEPS, start=start, free=free)
         self.evaluations += proposal.evaluations
-        return proposal.tokens[None, : self.k]
+        return proposal.tokens[None, known : self.first]
+
+    def _whole(self, hidden: Tensor, visible: Tensor | None = None) -> Tensor:
+        """The tokens before, `(N, k)` hidden ones, and `(1, S)` visible ones after them, if any."""
+        after = hidden[:1, :0] if visible is None else visible
+        before, after = (tokens.expand(len(hidden), -1) for tokens in (self.before, after))
+        return torch.cat([before, hidden, after], dim=1)
 
     def _cross(self, ends: "list[_End]") -> Tensor | None:
         """The nearest of what the ends so far have at each position, combined; None if not new.
@@ -195,14 +221,14 @@ class _Search:
         self.sample = drawn[:SAMPLE].to(self.unit.device)
         for _ in range(self.rounds):
             visible = self._sweep(hidden) if thorough else self._read(hidden)
-            tell(SoFar(torch.cat([hidden, visible], dim=1)))
+            tell(SoFar(self._whole(hidden, visible)))
             if self._solved(hidden, visible):
                 return _End(hidden, 0.0, True)
-            better, found = self._improve(hidden, visible, thorough)
+            better, nearest = self._improve(hidden, visible, thorough)
             if self._solved(better, visible):
                 return _End(better, 0.0, True)
             stuck = better.equal(hidden)
-            hidden, distance = better, found
+            hidden, distance = better, nearest
             over = self.evaluations + stuck * self._cost_of_all() > self.budget
             if over or (stuck and (thorough or not patient)):
                 break
@@ -216,7 +242,8 @@ class _Search:
         """
         count = min(LIKELY, len(self.vocabulary))
         by_output = self.reader.distances(self.window.target[0]).topk(count, largest=False).indices
-        state, tokens = self.circuit.prefix(hidden), hidden
+        tokens = self._whole(hidden)
+        state = self.circuit.prefix(tokens)
         for t in range(self.window.target.shape[1]):
             likely = self.circuit.model(tokens)[0, -1].topk(count).indices
             tried = torch.cat([by_output[t], likely]).unique()
@@ -225,12 +252,12 @@ class _Search:
             best = tried[apart.argmin()].view(1, 1)
             tokens = torch.cat([tokens, best], dim=1)
             state = self.circuit.prefix(best, state)
-        return tokens[:, self.k :]
+        return tokens[:, self.first :]
 
     def _sweep(self, hidden: Tensor) -> Tensor:
         """(a) by the whole vocabulary, where reading leads nowhere."""
         self.evaluations += self.window.target.shape[1] * len(self.vocabulary)
-        return sweep_from(self.window, self.circuit.prefix(hidden)).tokens
+        return sweep_from(self.window, self.circuit.prefix(self._whole(hidden))).tokens
 
     def _improve(self, hidden: Tensor, visible: Tensor, thorough: bool) -> tuple[Tensor, float]:
         """(b) The nearest of many other hidden tokens, `(1, k)`; the present ones win a tie.
@@ -239,7 +266,7 @@ class _Search:
         low precision, the others guessed from them, and those of the tokens that then look best
         computed too. What is chosen by them is run in full precision.
         """
-        base = self._shown(self.circuit.of_tokens(torch.cat([hidden, visible], dim=1)))
+        base = self._shown(self.circuit.of_tokens(self._whole(hidden, visible)))
         missing = (self.window.target / self.unit - base)[:, : self.screen].flatten()
         guess = (hidden, visible[:, : self.screen], not thorough)
         if thorough:
@@ -250,7 +277,7 @@ class _Search:
             guessed = [extrapolate(self.features, self.sample, change) for change in sampled]
             chosen = explain(guessed, missing, 2 * self.beams, self.beams)
             new = [
-                torch.cat([chosen[:, j], _nearest_single(guessed[j], missing, LISTED)]).unique()
+                torch.cat([chosen[:, j], nearest_single(guessed[j], missing, LISTED)]).unique()
                 for j in range(self.k)
             ]
             listed = [torch.cat([self.sample, tokens]) for tokens in new]
@@ -262,7 +289,7 @@ class _Search:
         tried = [hidden, hidden[0][torch.tensor(_orders(self.k))]]
         tried.append(torch.stack([listed[j][chosen[:, j]] for j in range(self.k)], dim=1))
         for j, change in enumerate(changes):
-            best = listed[j][_nearest_single(change, missing, SINGLES)]
+            best = listed[j][nearest_single(change, missing, SINGLES)]
             tried.append(hidden.repeat(len(best), 1))
             tried[-1][:, j] = best
         return self._nearest(torch.cat(tried), visible)
@@ -285,7 +312,8 @@ class _Search:
     ) -> Iterator[Tensor]:
         """Shown outputs with each of `(n,)` tokens at hidden position j, in batches `(N, S, C)`."""
         circuit = self.circuit.coarse if coarse else self.circuit
-        state = circuit.prefix(hidden[:, :j]) if j else None
+        lead = self._whole(hidden[:, :j])
+        state = circuit.prefix(lead) if lead.shape[1] else None
         rest = self.circuit.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))
         self.evaluations += len(tokens) * (1 + rest.shape[1])
         at_once = max(1, candidates_at_once(self.circuit.model) // (1 + rest.shape[1]))
@@ -296,7 +324,7 @@ class _Search:
 
     def _nearest(self, guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:
         """The guess of `(N, k)` hidden tokens that comes nearest; the first of equals."""
-        tried = torch.cat([guesses, visible.expand(len(guesses), -1)], dim=1)
+        tried = self._whole(guesses, visible)
         self.evaluations += tried.numel()
         shown = self._shown(self.circuit.of_tokens(tried))
         distances = (shown - self.window.target / self.unit).flatten(1).norm(dim=-1)
@@ -305,11 +333,11 @@ class _Search:
 
     def _shown(self, outputs: Tensor, after: int | None = None) -> Tensor:
         """Visible outputs `(N, S, C)`, each position in units of its target's length."""
-        shown = self.problem.slice.narrow(outputs[:, self.k if after is None else after :])
+        shown = self.problem.slice.narrow(outputs[:, self.first if after is None else after :])
         return shown / self.unit[:, : shown.shape[1]]
 
     def _solved(self, hidden: Tensor, visible: Tensor) -> bool:
-        return bool(self.window.residual(torch.cat([hidden, visible], dim=1))[1])
+        return bool(self.window.residual(self._whole(hidden, visible))[1])
 
     def _finish(self, hidden: Tensor) -> Answer:
         """All visible tokens under the final hidden ones, and how other hidden ones would fit.
@@ -318,12 +346,13 @@ class _Search:
         tell them from it.
         """
         k, V = self.k, len(self.vocabulary)
-        proof = settle(self.problem, self.reader, hidden)
+        proof = settle(self.problem, self.reader, self._whole(hidden))
         self.evaluations += int(proof.evaluations)
         proved = bool(proof.proved)
         scores = torch.nn.functional.one_hot(hidden[0], V).to(self.unit)
         collisions = {}
-        if k == 1 or not (proved or self.evaluations + self._cost_of_all() > self.budget):
+        spent = self.evaluations + self._cost_of_all() > self.budget
+        if k == 1 or (k and not proved and not spent):
             # ranks of the others; where one token is hidden, this is every other choice
             screen, everything = proof.tokens[:, : self.screen], torch.arange(V)
             apart = torch.stack(
@@ -341,28 +370,21 @@ class _Search:
                 rivals = near.all(dim=-1).nonzero()
                 if len(rivals) > 1:  # the screen does not tell them apart; later positions may
                     self.evaluations += len(rivals) * self.problem.length
-                    rivals = self.problem.explaining(rivals, proof.tokens[0])
-                collisions = {0: rivals[:, 0].tolist()} if len(rivals) > 1 else {}
-        answer = Answer(
+                    rivals = self.problem.explaining(self._whole(rivals), proof.tokens[0])
+                collisions = {0: rivals[:, -1].tolist()} if len(rivals) > 1 else {}
+        return Answer(
             tokens=torch.cat([hidden, proof.tokens], dim=1)[0],
             scores=torch.cat([scores, -proof.distances[0]]),
             collisions=collisions,
-            certificate=("enumerated" if k == 1 else "residual") if proved else None,
+            certificate=("enumerated" if k <= 1 else "residual") if proved else None,
             evaluations=self.evaluations,
         )
-        return self.problem.ranked(0, answer)
 
     def _apart(self, shown: Tensor) -> Tensor:
         """Distance at each visible position of the window, in units of its target: `(N, S)`."""
         return torch.linalg.vector_norm(
             shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
         )
-
-
-def _nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:
-    """The numbers of the `(n, F)` changes that alone come nearest to what is missing."""
-    apart = (changes - missing).square().sum(dim=1)
-    return apart.topk(min(count, len(apart)), largest=False).indices
 
 
 def _orders(k: int) -> list[tuple[int, ...]]:

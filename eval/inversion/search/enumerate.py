@@ -6,7 +6,8 @@ precision, and again where that does not tell it from the target), or ruled out 
 model where its distance exceeds what interactions of two tokens were seen to make, with a factor to
 spare; what remains is run. The latter rules out nearly all before training and little after it:
 then the answer stays proved by its residual alone. Both bounds, of the low precision and of the
-additive model, are measured on random pairs, not derived: the certificate is "screened".
+additive model, are measured on random pairs, not derived: the certificate is "screened". Two hidden
+tokens that are not neighbours are no pair: the alternating search tries all choices of each.
 """
 
 import time
@@ -51,7 +52,7 @@ def enumerate_hidden(
     """Finds an answer and then rules out every other choice of the one or two hidden tokens.
 
     Args:
-        batch: one problem whose first one or two positions are hidden.
+        batch: one problem with one or two hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
         tools: the lexicon, for guesses of visible tokens.
         exact: whether all V x V pairs are run in low precision, instead of screened by the additive
@@ -60,46 +61,59 @@ def enumerate_hidden(
     """
     (problem,) = batch.problems
     answers = alternating(batch, chance, tools)
-    if problem.hidden == 2:
+    shown = problem.slice.positions(problem.length)
+    hidden = [t for t in range(shown[-1]) if t not in shown]
+    if hidden[1:] == [hidden[0] + 1]:
         for p, answer in enumerate(answers):
             if answer.certificate:
-                _rule_out(problem.of([p]), answer, chance[p], exact, most)
+                _rule_out(problem.of([p]), answer, hidden[0], chance[p], exact, most)
     return answers
 
 
 def _rule_out(
-    problem: Problem, answer: Answer, generator: torch.Generator, exact: bool, most: int
+    problem: Problem, answer: Answer, first: int, generator: torch.Generator, exact: bool, most: int
 ) -> None:
-    """Completes an answer: the certificate, the nearest other pair, and pairs as good as it."""
+    """Completes an answer: the certificate, the nearest other pair, and pairs as good as it.
+
+    Args:
+        problem: of one prompt, with two neighbouring positions hidden.
+        answer: to be completed.
+        first: the first of the two positions.
+        generator: of the probes.
+        exact: as of `enumerate_hidden`.
+        most: as of `enumerate_hidden`.
+    """
     started = time.perf_counter()
-    pairs = _Pairs(problem, answer.tokens)
+    pairs = _Pairs(problem, answer.tokens, first)
     if exact:
-        left = pairs.all(generator)
+        remaining = pairs.all(generator)
     else:
-        left, allowance = pairs.possible(generator, most)
+        remaining, allowance = pairs.possible(generator, most)
         answer.notes["allowance"] = allowance
-    if left is not None:
-        nearest, equal, count = pairs.run(left)
+    if remaining is not None:
+        nearest, equal, count = pairs.run(remaining)
         answer.notes |= {"pairs": count, "nearest": nearest}
-        fitting = problem.explaining(equal, answer.tokens[2:])
+        shown = problem.slice.positions(problem.length)
+        fitting = problem.explaining(equal, answer.tokens[shown])
         pairs.evaluations += equal.shape[0] * problem.length
-        if (fitting == answer.tokens[:2]).all(dim=1).any():  # else it rules nothing out
+        if (fitting == pairs.pair).all(dim=1).any():  # else it rules nothing out
             answer.certificate = "screened"
         if len(fitting) > 1:
             for j in range(2):
-                answer.collisions[j] = fitting[:, j].unique().tolist()
+                answer.collisions[first + j] = fitting[:, j].unique().tolist()
     answer.evaluations += pairs.evaluations
     answer.seconds += time.perf_counter() - started
 
 
 class _Pairs:
-    """All pairs of two hidden tokens before one visible token, in units of its target's length."""
+    """All pairs of hidden tokens from position `first`, before one visible token."""
 
-    def __init__(self, problem: Problem, tokens: Tensor) -> None:
+    def __init__(self, problem: Problem, tokens: Tensor, first: int) -> None:
         self.circuit, self.shown = problem.circuit, problem.slice
         self.V = len(self.circuit.vocabulary)
-        self.own, self.visible = tokens[:2], tokens[2:3]
-        self.target, self.limit = problem.target[0, 0], problem.limit[0, 0]
+        self.before, self.pair, self.visible = tokens[: first + 3].split([first, 2, 1])
+        # as many positions are shown before the pair
+        self.target, self.limit = problem.target[0, first], problem.limit[0, first]
         self.evaluations = 0
         self.at_once = candidates_at_once(self.circuit.model)
 
@@ -108,15 +122,16 @@ class _Pairs:
 
         All V x V are run in it, each second token on the remembered first one.
         """
-        coarse, second = self.circuit.coarse, torch.arange(self.V, device=self.own.device)
+        coarse, second = self.circuit.coarse, torch.arange(self.V, device=self.pair.device)
         visible = self.circuit.embed(self.visible).expand(self.V, 1, -1)
         both = torch.cat([self.circuit.vocabulary[:, None], visible], dim=1)
-        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.own.device)
+        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.pair.device)
         off = self._outputs(drawn) - self._outputs(drawn, coarse)
         blur = self.limit + SPARE * torch.linalg.vector_norm(off, dim=-1).max()
         self.evaluations += 2 * self.V * self.V
+        before = coarse.prefix(self.before[None]) if len(self.before) else None
         for first in range(self.V):
-            state = coarse.prefix(second[first : first + 1, None])
+            state = coarse.prefix(second[first : first + 1, None], before)
             parts = [coarse.step(some, state)[:, 1] for some in both.split(self.at_once)]
             outputs = self.shown.narrow(torch.cat(parts))
             apart = torch.linalg.vector_norm(outputs - self.target, dim=-1)
@@ -130,44 +145,44 @@ class _Pairs:
 
         None if there are more than `most`.
         """
-        everything = torch.arange(self.V, device=self.own.device)
-        base = self._outputs(self.own[None])
+        everything = torch.arange(self.V, device=self.pair.device)
+        base = self._outputs(self.pair[None])
         changes = []
         for j in range(2):
-            tried = self.own.repeat(self.V, 1)
+            tried = self.pair.repeat(self.V, 1)
             tried[:, j] = everything
             changes.append(
                 torch.cat([self._outputs(some) for some in tried.split(self.at_once)]) - base
             )
-        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.own.device)
+        drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.pair.device)
         added = base + changes[0][drawn[:, 0]] + changes[1][drawn[:, 1]]
         off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)
         allowance = SPARE * float(off.max())
-        left = (self.target - base) - changes[0]  # (V, C): what a second token would have to add
+        missing = (self.target - base) - changes[0]  # (V, C): what a second token would have to add
         second = changes[1].double()  # in float32, cdist errs by more than the limit
-        found, count = [], 0
-        for start, some in zip(range(0, self.V, 256), left.double().split(256), strict=True):
+        kept, count = [], 0
+        for start, some in zip(range(0, self.V, 256), missing.double().split(256), strict=True):
             near = torch.cdist(some, second) <= self.limit + allowance
             pairs = near.nonzero()
             pairs[:, 0] += start
-            found.append(pairs)
+            kept.append(pairs)
             count += len(pairs)
             if count > most:
                 return None, allowance
-        return iter(torch.cat(found).split(self.at_once)), allowance
+        return iter(torch.cat(kept).split(self.at_once)), allowance
 
-    def run(self, left: Iterator[Tensor]) -> tuple[float | None, Tensor, int]:
+    def run(self, remaining: Iterator[Tensor]) -> tuple[float | None, Tensor, int]:
         """Distance of the nearest other pair (None: no other), those within the limit, how many.
 
         Only pairs that had to be run are looked at, and only the first visible position.
         """
-        nearest, equal, count = float("inf"), [self.own.new_empty(0, 2)], 0
-        for pairs in left:
+        nearest, equal, count = float("inf"), [self.pair.new_empty(0, 2)], 0
+        for pairs in remaining:
             tell(SoFar())
             if not len(pairs):
                 continue
             apart = torch.linalg.vector_norm(self._outputs(pairs) - self.target, dim=-1)
-            other = (pairs != self.own).any(dim=-1)
+            other = (pairs != self.pair).any(dim=-1)
             if other.any():
                 nearest = min(nearest, float(apart[other].min()))
             equal.append(pairs[apart <= self.limit])
@@ -176,6 +191,7 @@ class _Pairs:
 
     def _outputs(self, pairs: Tensor, circuit: Circuit | None = None) -> Tensor:
         """The first visible output after pairs, `(n, 2)`, as far as it is shown: `(n, C)`."""
-        self.evaluations += 3 * len(pairs)
-        whole = torch.cat([pairs, self.visible.expand(len(pairs), 1)], dim=1)
-        return self.shown.narrow((circuit or self.circuit).of_tokens(whole)[:, 2])
+        before, after = (t.expand(len(pairs), -1) for t in (self.before, self.visible))
+        whole = torch.cat([before, pairs, after], dim=1)
+        self.evaluations += whole.numel()
+        return self.shown.narrow((circuit or self.circuit).of_tokens(whole)[:, -1])

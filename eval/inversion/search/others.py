@@ -103,7 +103,7 @@ def snap(
     exactly.
 
     Args:
-        batch: one problem whose first k >= 1 positions are hidden.
+        batch: one problem with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's starts.
         tools: not used.
         steps: of Adam on all positions.
@@ -111,22 +111,23 @@ def snap(
         likeliest: tokens of each hidden position that are run exactly.
     """
     (problem,) = batch.problems
-    scored, k = batch.keeping_scores(), problem.hidden
-    assert k
+    scored = batch.keeping_scores()
     first = adam(scored, chance, steps=steps)
     tokens = torch.stack([answer.tokens for answer in first])
-    start = scaled_start(scored, chance)
-    start[:, k:] = problem.circuit.embed(tokens[:, k:])
-    free = (torch.arange(problem.length, device=tokens.device) < k).expand(tokens.shape)
+    free = torch.ones_like(tokens, dtype=torch.bool)
+    free[:, problem.slice.positions(problem.length)] = False
+    noise = scaled_start(scored, chance)
+    start = torch.where(free[..., None], noise, problem.circuit.embed(tokens))
     second = adam(scored, chance, steps=resolve, start=start, free=free.to(start), decode="normed")
     answers = []
-    for p, (found, resolved) in enumerate(zip(first, second, strict=True)):
-        best, tried = _best(problem.of([p]), tokens[p, k:], resolved.scores[:k], likeliest)
+    for p, (rough, resolved) in enumerate(zip(first, second, strict=True)):
+        hidden, visible = free[p], tokens[p][~free[p]]
+        best, tried = _best(problem.of([p]), visible, resolved.scores[hidden], likeliest)
         answer = Answer(
-            tokens=torch.cat([best, tokens[p, k:]]),
-            scores=torch.cat([resolved.scores[:k], found.scores[k:]]),
-            evaluations=found.evaluations + resolved.evaluations + tried,
-            seconds=found.seconds + resolved.seconds,
+            tokens=problem.whole(best[None], visible)[0],
+            scores=torch.where(hidden[:, None], resolved.scores, rough.scores),
+            evaluations=rough.evaluations + resolved.evaluations + tried,
+            seconds=rough.seconds + resolved.seconds,
         )
         answer.certificate = (
             "residual" if problem.of([p]).residual(answer.tokens[None])[1] else None
@@ -157,6 +158,6 @@ def _best(problem: Problem, visible: Tensor, scores: Tensor, likeliest: int) -> 
 
 def _nearest(problem: Problem, hidden: Tensor, visible: Tensor) -> Tensor:
     hidden = hidden.to(visible.device)
-    whole = torch.cat([hidden, visible.expand(len(hidden), -1)], dim=1)
+    whole = problem.whole(hidden, visible)
     outputs = torch.cat([problem.circuit.of_tokens(some) for some in whole.split(256)])
     return hidden[problem.distances(outputs).norm(dim=-1).argmin()]

@@ -60,6 +60,35 @@ def test_a_search_ends_at_its_budget(small_model):
     assert spent[2][0] == 6  # and those with one more token hidden
 
 
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
+@pytest.mark.parametrize(
+    ("shown", "proof"),
+    [("[:, :3+4:7+8:, :]", "enumerated"), ("[:, 1:4+6:, :]", "residual"),
+     ("[:, :1+3:9, :]", "residual")],
+)  # fmt: skip
+def test_alternating_finds_tokens_hidden_anywhere(small_model, mixer, shown, proof):
+    circuit, truth = Circuit(small_model(mixers=(mixer,), d_model=64), 2), prompts(2, 10)
+    problem = pose(circuit, truth, Slice.parse(shown)).shortened()
+    answers = solve(alternating, problem, lexicon(circuit), chance(2))
+    assert found(answers).equal(truth[:, : problem.length])
+    assert {answer.certificate for answer in answers} == {proof}
+    for answer in answers:
+        assert answer.scores.argmax(dim=-1).equal(answer.tokens)
+        assert answer.notes["starts"] >= len(problem.runs()) - (problem.runs()[0].hidden == 0)
+
+
+def test_twins_in_a_hole_are_ambiguous_and_leave_what_follows_unproved(small_model):
+    truth = prompts(1, 9)
+    one = int(truth[0, 3])
+    circuit = Circuit(with_twins(small_model(d_model=64), one, 11), 2)
+    problem = pose(circuit, truth, Slice.parse("[:, :3+4:6+7:, :]"))
+    (answer,) = solve(alternating, problem, lexicon(circuit), chance(1))
+    assert answer.collisions == {3: sorted({11, one})}
+    assert answer.certificate == "residual"
+    others = [t for t in range(9) if t != 3]
+    assert answer.tokens[others].equal(truth[0, others])
+
+
 @pytest.mark.parametrize(
     "mixer", ["flat", pytest.param("attention(heads=2)", marks=pytest.mark.slow)]
 )
@@ -177,7 +206,8 @@ def crossed(
     """The hidden tokens that are run where some starts ended at `(n, k)`; the memory it took."""
     circuit, truth = Circuit(model, 1), prompts(1, k + 2)
     problem = pose(circuit, truth, Slice(k))
-    search = _Search(problem, Reader(lexicon(circuit), 0, None), chance(1)[0], 1, 8)
+    reader = Reader(lexicon(circuit), 0, None)
+    search = _Search(problem, truth[:, :0], reader, chance(1)[0], 1, 8)
     tried: list[Tensor] = []
 
     def nearest(guesses: Tensor, visible: Tensor) -> tuple[Tensor, float]:

@@ -61,7 +61,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
 ):
     model = small_model(mixers=(mixer,), d_model=64).to(dtype)
     rows = rows_of(model, small_tokenizer, shown)
-    hidden = bool(shown.hidden_prefix(7))
+    hidden = bool(shown.hidden(7))
     searches = {"alternating", "snap"} if hidden else {"sweep", "coarse", "propose", "expected"}
     assert {r["method"] for r in rows} == searches | {"descent", "normed", "gcg", "chance"}
     assert all(row["certificate"] is None for row in rows)

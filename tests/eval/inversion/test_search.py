@@ -38,28 +38,30 @@ def tiny(mixer: str = "flat") -> LanguageModel:
     return LanguageModel(config).eval().requires_grad_(False)
 
 
-def all_pairs(problem: Problem, truth: Tensor) -> tuple[list[tuple[int, int]], float]:
+def all_pairs(problem: Problem, truth: Tensor, at: int = 0) -> tuple[list[tuple[int, int]], float]:
     """The pairs that explain all that is shown, and the distance of the nearest other one at the
-    first visible position."""
+    first visible position after them."""
     pairs = torch.cartesian_prod(torch.arange(V), torch.arange(V))
-    whole = torch.cat([pairs, truth[2:].expand(len(pairs), -1)], dim=1)
+    whole = truth.repeat(len(pairs), 1)
+    whole[:, at : at + 2] = pairs
     distances = problem.distances(problem.circuit.of_tokens(whole))
     near = (distances <= problem.limit).all(dim=1)
     fit = [(int(a), int(b)) for a, b in pairs[near]]
-    return fit, float(distances[~(pairs == truth[:2]).all(dim=1), 0].min())
+    return fit, float(distances[~(pairs == truth[at : at + 2]).all(dim=1), at].min())
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_enumeration_of_two_is_brute_force(mixer, exact):
+@pytest.mark.parametrize(("shown", "at"), [("[:, 2:, :]", 0), ("[:, :3+5:, :]", 3)])
+def test_enumeration_of_two_is_brute_force(mixer, exact, shown, at):
     circuit, truth = Circuit(tiny(mixer), 2), prompts(3, 6, V)
-    problem = pose(circuit, truth, Slice(2))
+    problem = pose(circuit, truth, Slice.parse(shown))
     answers = solve(enumerate_hidden, problem, lexicon(circuit), chance(3), exact=exact)
     assert found(answers).equal(truth)
     for p, answer in enumerate(answers):
         one = problem.of([p])
-        fit, nearest = all_pairs(one, truth[p])
-        assert fit == [tuple(truth[p, :2].tolist())]
+        fit, nearest = all_pairs(one, truth[p], at)
+        assert fit == [tuple(truth[p, at : at + 2].tolist())]
         assert not answer.collisions
         if exact:
             assert answer.certificate == "screened"
@@ -196,9 +198,10 @@ def test_extrapolation_is_ridge_regression():
     assert given[sample].equal(changes)
 
 
-def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model):
+@pytest.mark.parametrize("shown", ["[:, 1:, :]", "[:, :3+4:, :]"])
+def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model, shown):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(4, 8)
-    problem = pose(circuit, truth, Slice(1))
+    problem = pose(circuit, truth, Slice.parse(shown))
     answers = solve(snap, problem, lexicon(circuit), chance(4), steps=150, resolve=150)
     right = (found(answers) == truth).all(dim=1).tolist()
     assert sum(right) >= 3

@@ -19,34 +19,59 @@ def bounds() -> st.SearchStrategy[str]:
     return st.one_of(some, st.tuples(ends, ends).map(":".join))
 
 
-@given(bounds(), bounds())
+def chosen(text: str, length: int) -> list[int]:
+    """What Python chooses of so many, in order, by one range or by several joined with +."""
+    kept: set[int] = set()
+    for part in text.split("+"):
+        if ":" in part:
+            low, high = (int(bound) if bound else None for bound in part.split(":"))
+            kept |= set(range(length)[low:high])
+        else:
+            index = int(part)
+            kept |= set(range(length)[index : index + 1 if index != -1 else None])
+    return sorted(kept)
+
+
+@given(st.lists(bounds(), min_size=1, max_size=3).map("+".join), bounds())
 def test_slices_are_pythons(rows, columns):
     """Whatever can be written selects what Python selects, and reads back as itself."""
     parsed = Slice.parse(f"[:, {rows}, {columns}]")
     site = torch.arange(1 * 7 * 5).view(1, 7, 5)
-    expected = site[0].numpy()
-    for axis, text in enumerate((rows, columns)):
-        indices = list(range((7, 5)[axis]))
-        if ":" in text:
-            low, high = (int(bound) if bound else None for bound in text.split(":"))
-            kept = indices[low:high]
-        else:
-            index = int(text)
-            kept = indices[index : index + 1 if index != -1 else None]
-        expected = expected.take(kept, axis=axis)
-    assert parsed.select(site)[0].tolist() == expected.tolist()
+    shown = chosen(rows, 7)
     assert Slice.parse(str(parsed)) == parsed
-    if expected.shape[0]:
-        assert (
-            site[0, parsed.positions(7), 0].tolist()
-            == site[0, :, 0][parsed.start : parsed.stop].tolist()
-        )
+    if shown:
+        expected = site[0].numpy().take(shown, axis=0).take(chosen(columns, 5), axis=1)
+        assert parsed.select(site)[0].tolist() == expected.tolist()
+        assert parsed.positions(7) == shown
+        assert parsed.hidden(7) == sum(t not in shown for t in range(shown[-1]))
+        assert Slice.of(shown, 7).positions(7) == shown
+    else:
+        with pytest.raises(RequestError, match="shows nothing"):
+            parsed.positions(7)
+
+
+def test_a_slice_of_positions_is_written_as_before():
+    for text in ("[:, 0:, :]", "[:, 3:, :]", "[:, :5, :]", "[:, 2:5, :]", "[:, :3+4:, :]",
+                 "[:, 1:4+6:, :]", "[:, :1+2:5+7:, :]"):  # fmt: skip
+        assert str(Slice.of(Slice.parse(text).positions(9), 9)) == text
+
+
+def test_runs_are_the_problem_up_to_each_hole(small_model):
+    circuit, truth = Circuit(small_model(), 2), prompts()
+    problem = pose(circuit, truth, Slice.parse("[:, 1:3+4:7, 2:9]"))
+    first, second = problem.runs()
+    assert [str(first.slice), str(second.slice)] == ["[:, 1:, 2:9]", "[:, 4:, 2:9]"]
+    assert [first.length, second.length] == [3, 7]
+    assert torch.cat([first.target, second.target], dim=1).equal(problem.target)
+    assert all(run.residual(truth[:, : run.length])[1].all() for run in (first, second))
+    visible = truth[0, problem.slice.positions(8)]
+    assert problem.whole(truth[:1, [0, 3, 7]], visible).equal(truth[:1])
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "3:", "[3:]", "[:, a:, :]", "[:, 1:2:3, :]", "[:, , :]", "[:, -, :]", "[:, :, :, :]",
-     "[1, :, :]", "[:, :]", "[:, 1.5, :]"],
+     "[:, 3+, :]", "[:, +3, :]", "[:, :, 1+3]", "[1, :, :]", "[:, :]", "[:, 1.5, :]"],
 )  # fmt: skip
 def test_unknown_slices_are_refused(text):
     with pytest.raises(RequestError, match=r"slice .* cannot be read; allowed: \[:, k:, :\]"):
@@ -74,7 +99,8 @@ def test_joined_layers_have_more_channels(small_model):
     assert problem.target.shape == (3, 8, 10)
 
 
-@pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]"])
+@pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]",
+                                   "[:, :2+5:, :4]"])  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_what_is_shown_is_the_slice(small_model, text, noise):
     circuit, truth, shown = Circuit(small_model(), 2), prompts(), Slice.parse(text)
@@ -96,11 +122,12 @@ def test_what_is_shown_is_the_slice(small_model, text, noise):
 
 def test_a_short_problem_is_the_same_problem(small_model):
     circuit, truth = Circuit(small_model(mixers=("attention",)), 2), prompts()
-    for text, length in (("[:, 2:5, 1:9]", 5), ("[:, -1, :]", 8), ("[:, 3, :]", 4)):
+    for text, length, hidden in (("[:, 2:5, 1:9]", 5, 2), ("[:, -1, :]", 8, 7),
+                                 ("[:, 3, :]", 4, 3), ("[:, :2+4:6, :]", 6, 2)):  # fmt: skip
         problem = pose(circuit, truth, Slice.parse(text))
         short = problem.shortened()
         assert short.length == length
-        assert short.hidden == problem.slice.positions(8)[0]
+        assert short.hidden == problem.hidden == hidden
         assert short.residual(truth[:, :length])[1].all()
 
 
