@@ -170,7 +170,7 @@ def _term(
         name, keywords = node.func, node.keywords
     written = ast.unparse(name)
     if base is not None and isinstance(name, ast.Attribute):
-        found = _imported(written, entry, what, base)
+        chosen = _imported(written, entry, what, base)
     elif not isinstance(name, ast.Name):
         raise _unreadable(entry, what)
     elif written not in registry:
@@ -180,8 +180,8 @@ def _term(
             f"allowed: {', '.join(sorted(registry))}{of_your_own}"
         )
     else:
-        found = registry[written]
-    allowed = _parameters(found)
+        chosen = registry[written]
+    allowed = _parameters(chosen)
     arguments = {}
     for keyword in keywords:
         if keyword.arg not in allowed:
@@ -197,30 +197,30 @@ def _term(
                 f"allowed: {' or '.join(_described(kind) for kind in kinds)}"
             )
         arguments[keyword.arg] = value
-    return found, arguments
+    return chosen, arguments
 
 
 def _imported(name: str, entry: str, what: str, base: type) -> type:
     """The class that `module.Class` names, a subclass of base."""
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise ModelError(
             f"{what} {entry!r}: {module} cannot be imported ({error}); run where {module}.py lies, "
             "or set PYTHONPATH to its folder"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ModelError(f"{what} {entry!r}: {module} has no {base.__name__} called {attribute}")
-    return found
+    return kind
 
 
-def _parameters(found: type) -> dict[str, Any]:
+def _parameters(kind: type) -> dict[str, Any]:
     """The keyword-only parameters of a class, and their annotations."""
-    hints = get_type_hints(found.__init__)
+    hints = get_type_hints(kind.__init__)
     return {
         p.name: hints.get(p.name, Any)
-        for p in inspect.signature(found).parameters.values()
+        for p in inspect.signature(kind).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     }
 

@@ -120,7 +120,7 @@ def import_transformers(directory: str | Path) -> LoadedModel:
 
 
 def from_transformers(
-    theirs: dict[str, Any],
+    config_json: dict[str, Any],
     weights: Callable[[], dict[str, Tensor]],
     tokenizer_json: str,
     source: Path,
@@ -128,7 +128,7 @@ def from_transformers(
     """A Llama of transformers as a model of ours.
 
     Args:
-        theirs: its configuration.
+        config_json: its configuration.
         weights: gives its tensors by their names, once the configuration is checked.
         tokenizer_json: the text of its `tokenizer.json`.
         source: where it comes from, a directory or a file.
@@ -136,11 +136,11 @@ def from_transformers(
     Raises:
         ModelError: as `import_transformers`.
     """
-    config = _our_config(theirs, source)
+    config = _our_config(config_json, source)
     size = vocabulary(source / "tokenizer.json", tokenizer_json)
     if config.vocab_size not in {-(-size // multiple) * multiple for multiple in MULTIPLES}:
         raise other_vocabulary(source / "tokenizer.json", size, config.vocab_size)
-    ours = {theirs: name for name, theirs in _NAMES.items()}
+    ours = {config_json: name for name, config_json in _NAMES.items()}
     tensors = {
         renamed(name, ours): tensor
         for name, tensor in weights().items()
@@ -157,8 +157,8 @@ def open_directory(path: str | Path) -> LoadedModel:
     Raises:
         ModelError: as `load_model` and `import_transformers`.
     """
-    theirs = Path(path, "config.json").is_file() and not Path(path, "meta.json").is_file()
-    return import_transformers(path) if theirs else load_model(path)
+    foreign = Path(path, "config.json").is_file() and not Path(path, "meta.json").is_file()
+    return import_transformers(path) if foreign else load_model(path)
 
 
 def download(source: str) -> Path:
@@ -232,48 +232,48 @@ def _form(mixer: Any) -> tuple[object, ...]:
     return mixer.heads, mixer.kv_heads, mixer.rope_base, mixer.q_proj.bias is None, mixer.qk_norm
 
 
-def _our_config(theirs: dict[str, Any], directory: Path) -> ModelConfig:
+def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
     """Their configuration in our words; names and defaults are those of their LlamaConfig."""
     path = directory / "config.json"
-    if theirs.get("model_type") not in ("llama", "qwen3"):
+    if given.get("model_type") not in ("llama", "qwen3"):
         raise ModelError(
-            f"{path}: model_type is {theirs.get('model_type')!r}; allowed for an import: 'llama', "
+            f"{path}: model_type is {given.get('model_type')!r}; allowed for an import: 'llama', "
             "'qwen3'; other families can be wrapped: arch.load_pretrained"
         )
-    qwen = theirs["model_type"] == "qwen3"
-    if missing := [key for key in _REQUIRED if key not in theirs]:
+    qwen = given["model_type"] == "qwen3"
+    if missing := [key for key in _REQUIRED if key not in given]:
         raise ModelError(f"{path} lacks {', '.join(missing)}")
-    width, heads = theirs["hidden_size"], theirs["num_attention_heads"]
-    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    for name, found, allowed in (
-        ("hidden_act", theirs.get("hidden_act", "silu"), "silu"),
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    for name, seen, allowed in (
+        ("hidden_act", given.get("hidden_act", "silu"), "silu"),
         ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
-        ("head_dim", theirs.get("head_dim") or width // heads, width // heads),
-        *([("rms_norm_eps", theirs.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
+        ("head_dim", given.get("head_dim") or width // heads, width // heads),
+        *([("rms_norm_eps", given.get("rms_norm_eps", 1e-6), QK_EPS)] if qwen else []),
     ):
-        if found != allowed:
+        if seen != allowed:
             raise ModelError(
-                f"{path}: {name} is {found!r}; allowed for an import: {allowed!r}; "
+                f"{path}: {name} is {seen!r}; allowed for an import: {allowed!r}; "
                 "any such model can be wrapped: arch.load_pretrained"
             )
     attention = {
         "heads": heads,
-        "kv_heads": theirs.get("num_key_value_heads") or heads,
-        "rope_base": float(rope.get("rope_theta", theirs.get("rope_theta", 10000.0))),
-        "bias": theirs.get("attention_bias", False),
+        "kv_heads": given.get("num_key_value_heads") or heads,
+        "rope_base": float(rope.get("rope_theta", given.get("rope_theta", 10000.0))),
+        "bias": given.get("attention_bias", False),
         **({"qk_norm": True} if qwen else {}),
     }
     return ModelConfig(
-        vocab_size=theirs["vocab_size"],
-        context=theirs["max_position_embeddings"],
+        vocab_size=given["vocab_size"],
+        context=given["max_position_embeddings"],
         d_model=width,
-        n_layers=theirs["num_hidden_layers"],
+        n_layers=given["num_hidden_layers"],
         mixers=(f"attention({', '.join(f'{key}={value}' for key, value in attention.items())})",),
-        channel_mixer=f"swiglu(bias={theirs.get('mlp_bias', False)})",
-        d_ff=theirs["intermediate_size"],
+        channel_mixer=f"swiglu(bias={given.get('mlp_bias', False)})",
+        d_ff=given["intermediate_size"],
         norm="rmsnorm",
-        norm_eps=theirs.get("rms_norm_eps", 1e-6),
-        tied=theirs.get("tie_word_embeddings", False),
+        norm_eps=given.get("rms_norm_eps", 1e-6),
+        tied=given.get("tie_word_embeddings", False),
     )
 
 

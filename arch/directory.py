@@ -163,10 +163,10 @@ def other_vocabulary(path: Path, size: int, vocab_size: int) -> ModelError:
 
 
 def _check_hash(path: Path, tokenizer_json: str, meta: dict[str, Any]) -> None:
-    found, recorded = _sha256(tokenizer_json), meta.get("tokenizer_sha256")
-    if found != recorded:
+    sha256, recorded = _sha256(tokenizer_json), meta.get("tokenizer_sha256")
+    if sha256 != recorded:
         raise ModelError(
-            f"{path} has hash {found[:12]}, meta.json says {str(recorded)[:12]}; "
+            f"{path} has hash {sha256[:12]}, meta.json says {str(recorded)[:12]}; "
             "use the tokenizer that the model was trained with"
         )
 
@@ -279,8 +279,8 @@ def renamed(name: str, names: dict[str, str]) -> str:
     """
     number = re.search(r"\d+", name)
     module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")
-    found = f"{names.get(module, module)}.{parameter}"
-    return found.replace("#", number[0]) if number else found
+    full = f"{names.get(module, module)}.{parameter}"
+    return full.replace("#", number[0]) if number else full
 
 
 def _check_shapes(model: LanguageModel, shapes: dict[str, tuple[int, ...]], source: str) -> None:

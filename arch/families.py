@@ -157,5 +157,5 @@ FAMILIES = {"gpt2": _gpt2, "gptj": _gptj, "llama": _llama, "mistral": _llama, "o
 
 
 def _require(config: Any, name: str, allowed: object) -> None:
-    if (found := getattr(config, name)) != allowed:
-        raise ModelError(f"{config.model_type}: {name} is {found!r}; allowed: {allowed!r}")
+    if (value := getattr(config, name)) != allowed:
+        raise ModelError(f"{config.model_type}: {name} is {value!r}; allowed: {allowed!r}")

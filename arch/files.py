@@ -112,12 +112,12 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: not UTF-8, not JSON, or not an object.
     """
     try:
-        found = json.loads(read_text(path))
+        value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")
-    return found
+    return value
 
 
 def _replaceable(directory: Path) -> bool:

@@ -323,9 +323,9 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """
     kinds = nn.Embedding | Triangle | Diagonals
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
-    found = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
+    weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
-    return [parameter for parameter in found if parameter not in embeddings]
+    return [parameter for parameter in weights if parameter not in embeddings]
 
 
 def _embedding_std(config: ModelConfig, small: bool) -> float:

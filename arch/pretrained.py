@@ -104,8 +104,8 @@ def import_gguf(file: Path) -> LoadedModel:
     Raises:
         ModelError: as `load_pretrained` and `import_transformers`.
     """
-    theirs, tokenizer = _read(str(file), {"dtype": torch.float32})
-    return from_transformers(theirs.config.to_dict(), theirs.state_dict, tokenizer.to_str(), file)
+    source, tokenizer = _read(str(file), {"dtype": torch.float32})
+    return from_transformers(source.config.to_dict(), source.state_dict, tokenizer.to_str(), file)
 
 
 def wrap_model(model: Any) -> LanguageModel:

@@ -38,10 +38,10 @@ def import_reference(path: str | Path) -> LanguageModel:
     """
     path = Path(path)
     if path.is_dir():
-        found = [path / name for name in _REFERENCE_FILES if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in _REFERENCE_FILES if (path / name).is_file()]
+        if not files:
             raise ModelError(f"{path} has none of {', '.join(_REFERENCE_FILES)}")
-        path = found[0]
+        path = files[0]
     if path.suffix == ".safetensors":
         return from_reference(read_weights(path), str(path))
     try:
@@ -60,7 +60,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
     Raises:
         ModelError: names or shapes of another model.
     """
-    numbers = {int(found[1]) for name in state if (found := re.match(_BLOCK, name))}
+    numbers = {int(match[1]) for name in state if (match := re.match(_BLOCK, name))}
     if "wte.weight" not in state or not numbers:
         raise ModelError(f"{source} has no wte.weight and mixerblocks.0.*: not a reference mixer")
     mixers, contexts, weights = [], [], {}

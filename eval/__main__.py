@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     options = vars(_parser(words).parse_args(words))
     name, function = options.pop("name"), options.pop("function")
-    own = "format" in inspect.signature(function).parameters
-    form = "table" if own else options.pop("format")
+    has_format = "format" in inspect.signature(function).parameters
+    form = "table" if has_format else options.pop("format")
     options.pop("command")
     options.pop("action", None)
     try:

@@ -306,18 +306,18 @@ def _walk(
         if depth:
             sites = circuits[-1]._run(depth - 1, x, mix)
             x = sites["block"]
-        for own, circuit, output in zip(
+        for parts, circuit, output in zip(
             taken[first:],
             circuits[first:],
             sites[circuits[-1].part].split(rows[first:]),
             strict=True,
         ):
             if depth in circuit.sites:
-                own.append(output)
+                parts.append(output)
         while first < len(circuits) and circuits[first].depth == depth:
             x = x[rows[first] :]
             first += 1
-    return [_widened(torch.cat(own, dim=-1)) for own in taken]
+    return [_widened(torch.cat(parts, dim=-1)) for parts in taken]
 
 
 def precision(model: LanguageModel) -> torch.dtype:

@@ -122,11 +122,11 @@ def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) ->
     scores = scores - scores.mean(dim=1, keepdim=True)
     unit = float(scores.std().clamp(min=1e-30))
     scores, factor = scores / unit, 1.0
-    own = scores.gather(1, y[:, None]).mean()
+    of_truth = scores.gather(1, y[:, None]).mean()
     for _ in range(FACTOR_STEPS):
         p = (factor * scores + log_share).softmax(dim=1)
         expected = (p * scores).sum(dim=1)
-        slope = expected.mean() - own
+        slope = expected.mean() - of_truth
         curve = (p * scores.square()).sum(dim=1).mean() - expected.square().mean()
         moved = factor - float(slope / curve.clamp(min=1e-12))
         factor = min(max(moved, factor / 3), 3 * factor)

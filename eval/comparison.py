@@ -106,10 +106,10 @@ class Comparison:
     @property
     def sections(self) -> dict[str, list[Column]]:
         """The columns by section."""
-        found: dict[str, list[Column]] = {}
+        sections: dict[str, list[Column]] = {}
         for column in self.columns:
-            found.setdefault(column.quantity.section, []).append(column)
-        return found
+            sections.setdefault(column.quantity.section, []).append(column)
+        return sections
 
     def tables(self) -> list[Table]:
         """A table a section; lines about which it says nothing are left out.
@@ -166,12 +166,14 @@ def lay_side_by_side(
         shown = [column for column in columns if column.quantity.main]
     else:
         fits = {pattern: [c for c in columns if _fits(c, pattern)] for pattern in chosen}
-        for pattern, own in fits.items():
-            if not own:
+        for pattern, matching in fits.items():
+            if not matching:
                 raise RequestError(
                     f"--columns {pattern}: fits none of {len(columns)} columns; {_known(columns)}"
                 )
-        shown = [column for column in columns if any(column in own for own in fits.values())]
+        shown = [
+            column for column in columns if any(column in matching for matching in fits.values())
+        ]
     if sort is not None:
         entries = _sorted(entries, columns, sort)
     return Comparison(entries, shown, shared, len(columns) - len(shown))
@@ -201,9 +203,9 @@ def enter(checkpoints: Iterable[Saved], every_seed: bool = False) -> list[Entry]
         every_seed: keep training seeds apart.
     """
     entries = []
-    for label, own in labelled(checkpoints, every_seed).items():
+    for label, several in labelled(checkpoints, every_seed).items():
         steps: dict[int, list[Saved]] = {}
-        for checkpoint in own:
+        for checkpoint in several:
             steps.setdefault(checkpoint.step, []).append(checkpoint)
         entries += [Entry(label, step, alike) for step, alike in steps.items()]
     return sorted(entries, key=lambda entry: (_natural(entry.label), entry.step))
@@ -284,24 +286,24 @@ def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
     order = [*(s for s in SECTIONS if s in sections), *(s for s in sections if s not in SECTIONS)]
     columns, shared = [], {}
     for section in order:
-        own = sections[section]
-        dropped = _unneeded(own)
+        in_section = sections[section]
+        dropped = _unneeded(in_section)
         values = {
-            name: {value for q in own for n, value in q.places if n == name}
+            name: {value for q in in_section for n, value in q.places if n == name}
             for name in sorted(dropped)
         }
         only = {name: next(iter(known)) for name, known in values.items() if len(known) == 1}
         common = [f"{name} {value}" for name, value in only.items() if value]
-        lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in own}
+        lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in in_section}
         if len(set(lengths.values())) == 1:
-            common += filter(None, [lengths[own[0]]])
+            common += filter(None, [lengths[in_section[0]]])
             lengths = {}
         shared[section] = ", ".join(common)
-        settings = _settings(own, dropped)
+        settings = _settings(in_section, dropped)
         if section not in ("training", "loss"):
-            names = list(dict.fromkeys(quantity.name for quantity in own))
-            own.sort(key=lambda q: (names.index(q.name), _natural(str(_kept(q, dropped)))))
-        for quantity in own:
+            names = list(dict.fromkeys(quantity.name for quantity in in_section))
+            in_section.sort(key=lambda q: (names.index(q.name), _natural(str(_kept(q, dropped)))))
+        for quantity in in_section:
             words = [
                 settings[quantity] if name == "settings" else _word(name, value)
                 for name, value in quantity.places
@@ -344,12 +346,12 @@ def _settings(quantities: list[Compared], dropped: set[str]) -> dict[Compared, s
     alike: dict[str, list[Compared]] = {}
     for quantity in quantities:
         alike.setdefault(f"{quantity.name} {_kept(quantity, dropped)}", []).append(quantity)
-    found = {}
-    for own in alike.values():
-        words = {q: str(dict(q.places).get("settings", "")).split() for q in own}
+    settings = {}
+    for several in alike.values():
+        words = {q: str(dict(q.places).get("settings", "")).split() for q in several}
         common = set.intersection(*map(set, words.values()))
-        found |= {q: " ".join(word for word in words[q] if word not in common) for q in own}
-    return found
+        settings |= {q: " ".join(word for word in words[q] if word not in common) for q in several}
+    return settings
 
 
 def _word(name: str, value: Hashable) -> str:

@@ -111,7 +111,7 @@ def draw_data(
     for column in lay_side_by_side(entries, chosen).columns:
         if column.quantity.section == "training" or (chosen is None and _aside(column)):
             continue
-        points = [p for own in models.values() for p in _points(column, own, AXES[axis])]
+        points = [p for several in models.values() for p in _points(column, several, AXES[axis])]
         if column.quantity in REPORTED and points:
             start = SKIPPED * max(point["step"] for point in points)
             points = [point for point in points if point["step"] > start]
@@ -127,15 +127,15 @@ def _aside(column: Column) -> bool:
 
 def _points(column: Column, entries: list[Entry], axis: Across) -> list[dict[str, Any]]:
     """Of one model, by step."""
-    found: dict[int, tuple[Estimate, float]] = {}
+    by_step: dict[int, tuple[Estimate, float]] = {}
     for entry in entries:
         figure = entry.figures.get(column.quantity)
         places = [axis.of_checkpoint(c) for c in entry.checkpoints]
         known = [float(place) for place in places if place is not None]
         if figure is not None and known:
-            found[entry.step] = figure, fmean(known)
+            by_step[entry.step] = figure, fmean(known)
     if column.quantity in REPORTED:
-        found |= _reported(REPORTED[column.quantity], entries, axis)
+        by_step |= _reported(REPORTED[column.quantity], entries, axis)
     scale = 100 if column.quantity.share else 1
     return [
         {
@@ -148,7 +148,7 @@ def _points(column: Column, entries: list[Entry], axis: Across) -> list[dict[str
             "n": figure.n,
             "share": column.quantity.share,
         }
-        for step, (figure, x) in sorted(found.items())
+        for step, (figure, x) in sorted(by_step.items())
     ]
 
 
@@ -163,8 +163,8 @@ def _reported(name: str, entries: list[Entry], axis: Across) -> dict[int, tuple[
             if finite(row.get(name)) and x is not None:
                 values.setdefault(row["step"], []).append((float(row[name]), float(x)))
     return {
-        step: (seeds_mean([value for value, _ in own]), fmean(x for _, x in own))
-        for step, own in values.items()
+        step: (seeds_mean([value for value, _ in several]), fmean(x for _, x in several))
+        for step, several in values.items()
     }
 
 

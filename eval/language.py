@@ -130,7 +130,7 @@ def measure_loss(
     T = checkpoint.config.context
     batch_size = batch_size or windows_at_once(checkpoint.model, T)
     device = checkpoint.model.embedding.weight.device
-    started, found = time.perf_counter(), []
+    started, losses = time.perf_counter(), []
     whole = (len(tokens) - 1) // T * T
     windows = [
         (tokens[:whole].reshape(-1, T), tokens[1 : whole + 1].reshape(-1, T)),
@@ -140,8 +140,8 @@ def measure_loss(
         for i in range(0, len(inputs) if inputs.size else 0, batch_size):
             x = torch.from_numpy(inputs[i : i + batch_size].astype(np.int64)).to(device)
             y = torch.from_numpy(targets[i : i + batch_size].astype(np.int64)).to(device)
-            found.append(_nats(checkpoint.model, x, y).cpu().numpy())
-    nats, predicted = np.concatenate(found), len(tokens) - 1
+            losses.append(_nats(checkpoint.model, x, y).cpu().numpy())
+    nats, predicted = np.concatenate(losses), len(tokens) - 1
     if not np.isfinite(nats).all():
         raise RequestError(
             f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
@@ -197,7 +197,7 @@ def _tokens(
     text = held_out_text(checkpoint, corpus)
     texts = list(islice(text.held_out() if given is None else given, limit))
     encoded = checkpoint.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    stories = [[*own.ids, *text.end] for own in encoded]
+    stories = [[*each.ids, *text.end] for each in encoded]
     owner = np.repeat(np.arange(len(stories)), [len(story) for story in stories])
     if len(owner) < 2:
         source = f"--corpus {corpus}: it has" if given is None else "--text: there is"

@@ -214,12 +214,12 @@ def _seeds(
     path, low, high, n = (fields or f"{name} low high n").split()
 
     def of(row: Row) -> Estimate | None:
-        found: Any = row
+        value: Any = row
         for step in path.split("."):
-            found = found.get(step) if isinstance(found, dict) else None
-        if found is None or (when and row["axis"] != when):
+            value = value.get(step) if isinstance(value, dict) else None
+        if value is None or (when and row["axis"] != when):
             return None
-        return Estimate(float(found), row.get(low), row.get(high), row.get(n) or 1)
+        return Estimate(float(value), row.get(low), row.get(high), row.get(n) or 1)
 
     return Quantity(name, "seeds", of, title, share, main)
 

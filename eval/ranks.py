@@ -21,21 +21,21 @@ def token_ranks(scores: Tensor, tokens: Tensor, answers: Tensor | None = None) -
     Returns:
         `(...)` in float32, 0 for the first.
     """
-    own = scores.gather(-1, tokens[..., None])
-    before = _compare(scores, own) - 0.5  # a token ties with itself
+    score = scores.gather(-1, tokens[..., None])
+    before = _compare(scores, score) - 0.5  # a token ties with itself
     if answers is None:
         return before
     answered = scores.gather(-1, answers[..., None])
-    rest = before - _compare(answered, own)
+    rest = before - _compare(answered, score)
     return torch.where(answers == tokens, 0.0, 1 + rest)
 
 
-def _compare(scores: Tensor, own: Tensor) -> Tensor:
+def _compare(scores: Tensor, score: Tensor) -> Tensor:
     """How many of `(..., N)` scores are better than `(..., 1)`, ties counted as half, `(...)`."""
-    better, tied = scores > own, scores == own
-    if own.isnan().any():
-        better |= own.isnan() & ~scores.isnan()
-        tied |= own.isnan() & scores.isnan()
+    better, tied = scores > score, scores == score
+    if score.isnan().any():
+        better |= score.isnan() & ~scores.isnan()
+        tied |= score.isnan() & scores.isnan()
     return better.sum(dim=-1).float() + tied.sum(dim=-1) / 2
 
 

@@ -117,8 +117,8 @@ def exact_share(
     estimate = sum(exact) / len(exact)
     if pairs == 1:
         return Interval(estimate, 0.0, 1.0)
-    found = wilson(round(estimate * pairs), pairs)
-    return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
+    interval = wilson(round(estimate * pairs), pairs)
+    return Interval(estimate, min(interval.low, estimate), max(interval.high, estimate))
 
 
 def bits_of_text(
@@ -133,12 +133,12 @@ def bits_of_text(
     Returns:
         The estimate between its limits; None where there is nothing to draw from.
     """
-    bits = [value / log(2) for own in parts for value in own["nats"]]
+    bits = [value / log(2) for each in parts for value in each["nats"]]
     if len(bits) < 2:
         return None
-    sizes = [value for own in parts for value in own["bytes"]]
-    part = [i for own in parts for i in range(len(own["nats"]))]
-    model = [name for own, name in zip(parts, models, strict=True) for _ in own["nats"]]
+    sizes = [value for each in parts for value in each["bytes"]]
+    part = [i for each in parts for i in range(len(each["nats"]))]
+    model = [name for each, name in zip(parts, models, strict=True) for _ in each["nats"]]
     return clustered(bits, sizes, part, model)
 
 

@@ -125,15 +125,15 @@ def lay_out(
     named = {name + end for name, _, _ in columns for end in ("", "_low", "_high")}
     fields = [n for n in places or records[0] if n not in {*named, *UNSHOWN}]
     cells = {WORDS.get(n, n): [_place(record, n) for record in records] for n in fields}
-    constant = {heading: own[0] for heading, own in cells.items() if len(set(own)) == 1}
+    constant = {heading: column[0] for heading, column in cells.items() if len(set(column)) == 1}
     if "settings" in cells and len(records) > 1:
         pairs = set(zip(cells["method"], cells["settings"], strict=True))
         if len(pairs) == len(set(cells["method"])):
             constant.pop("settings", None)
             constant |= {f"settings of {method}": text for method, text in sorted(pairs)}
             del cells["settings"]
-    drawn = {heading: own for heading, own in cells.items() if heading not in constant}
-    figures = {heading: own for heading, own in figures.items() if set(own) != {NONE}}
+    drawn = {heading: column for heading, column in cells.items() if heading not in constant}
+    figures = {heading: column for heading, column in figures.items() if set(column) != {NONE}}
     return Table(
         [*drawn, *figures],
         [list(line) for line in zip(*drawn.values(), *figures.values(), strict=True)],
@@ -169,8 +169,8 @@ def across(
         lines.setdefault(tuple(record.get(n) for n in places), {})[record[over]] = " ".join(shown)
     named = [value for value in values if isinstance(value, str)]
     order = [*sorted(values.keys() - named), *named]
-    body = [[*(text(v) if v is not None else "" for v in place), *(own.get(v, "") for v in order)]
-            for place, own in lines.items()]  # fmt: skip
+    body = [[*(text(v) if v is not None else "" for v in place), *(line.get(v, "") for v in order)]
+            for place, line in lines.items()]  # fmt: skip
     headings = [*places, *(text(value) for value in order)]
     return Table(headings, body, len(places), title)
 

@@ -166,22 +166,22 @@ def _open_run(
 
 def _group(rows: list[Row]) -> str | None:
     """The architecture, as training names its groups; None for several."""
-    found = {
+    groups = {
         f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}"
         for about in (row["checkpoint"] for row in rows)
     }
-    return found.pop() if len(found) == 1 else None
+    return groups.pop() if len(groups) == 1 else None
 
 
 def models_used(rows: list[Row]) -> list[str]:
     """The artifacts that training logged of the rows' models, where their run directory is."""
     paths = dict.fromkeys(Path(row["checkpoint"]["path"]) for row in rows)
-    found = []
+    names = []
     for path in paths:
         beside = path.parent.parent / "wandb_id"
         if beside.is_file():
-            found.append(f"model-{beside.read_text().strip()}:{path.name}")
-    return found
+            names.append(f"model-{beside.read_text().strip()}:{path.name}")
+    return names
 
 
 def _link(run: Any, rows: list[Row]) -> None:

@@ -218,30 +218,32 @@ QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
 def _subjects(options: argparse.Namespace) -> list[Subject]:
     device = torch.device(options.device)
     if options.models:
-        found = []
+        subjects = []
         for path in options.models:
-            own = open_checkpoint(path, device)
-            stories = held_out_text(own, options.corpus)
+            checkpoint = open_checkpoint(path, device)
+            stories = held_out_text(checkpoint, options.corpus)
             prompts = story_prompts(stories, 64, 32)
             tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
             text = stories.background.to(device)
-            about = own.provenance
-            found.append(Subject(f"{about['name']}, step {about['step']}", own.model, tokens, text))
-        return found
+            about = checkpoint.provenance
+            subjects.append(
+                Subject(f"{about['name']}, step {about['step']}", checkpoint.model, tokens, text)
+            )
+        return subjects
     sizes = {"context": 128, "d_model": options.d_model, "n_layers": options.layers}
     llama = {"channel_mixer": "swiglu", "d_ff": options.d_model * 11 // 4, "norm": "rmsnorm"}
     configs = {
         "flat": ModelConfig(mixers=("flat",), **sizes),
         "Llama-style": ModelConfig(mixers=("attention(heads=4)",), **sizes, **llama),
     }
-    found = []
+    subjects = []
     for name, config in configs.items():
         torch.manual_seed(0)
         model = LanguageModel(config).to(device).eval().requires_grad_(False)
         tokens = torch.randint(config.vocab_size, (64, 32), device=device)
         text = torch.randint(config.vocab_size, (8, 32), device=device)
-        found.append(Subject(f"{name}, untrained", model, tokens, text))
-    return found
+        subjects.append(Subject(f"{name}, untrained", model, tokens, text))
+    return subjects
 
 
 def _problem(subject: Subject, tokens: Tensor, shown: Slice | None = None) -> Problem:

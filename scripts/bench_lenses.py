@@ -121,10 +121,10 @@ def _measured(options: argparse.Namespace, path: Path, lenses: list[str]) -> str
     for flag in ("device", "threads", "length", "tokens", "corpus"):
         command += [f"--{flag}", str(getattr(options, flag))]
     done = subprocess.run([*command, "--lens", *lenses], stdout=subprocess.PIPE, check=True)
-    found = json.loads(done.stdout)
-    if found["refused"]:
+    result = json.loads(done.stdout)
+    if result["refused"]:
         return "has none"
-    return f"{found['seconds']:.1f} s, {found['bytes'] / 2**30:.2f} GiB"
+    return f"{result['seconds']:.1f} s, {result['bytes'] / 2**30:.2f} GiB"
 
 
 def _untrained(directory: Path, options: argparse.Namespace) -> list[Path]:

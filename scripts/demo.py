@@ -92,8 +92,8 @@ def steps(out: Path) -> Iterator[Step]:
         fit = ("train", "fit", "--config=demo", f"--data={data}", f"--run={run}", *limits)
         yield step(f"{name}, trained for {STEPS} steps", *fit, makes=last)
         checkpoints += [run / "models" / "step-000000", last]
-    told = ("--corpus", "toy", "--stories", 100)
-    yield step("loss before and after training", "eval", "loss", *checkpoints, *told)
+    stories = ("--corpus", "toy", "--stories", 100)
+    yield step("loss before and after training", "eval", "loss", *checkpoints, *stories)
     # The sweep is quick enough for every layer; the other solvers look at the last one.
     prompts = ("--count", 3, "--length", 12, "--out", results)
     sweep = ("--methods", "sweep", "--slices", "[:, 0:, :]", "--layers", "all")

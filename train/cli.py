@@ -156,15 +156,15 @@ def _one_line(message: str) -> str:
     unknown = (
         r"unrecognized arguments: -*([^\s=]+)|(?:Group '(\S+)' does not )?accept option '(\S+)'"
     )
-    if found := re.search(unknown, message):
-        key = found[1] or ".".join(filter(None, found.groups()[1:]))
+    if match := re.search(unknown, message):
+        key = match[1] or ".".join(filter(None, match.groups()[1:]))
         if key in REMOVED:
             return f"there is no setting --{key} any more; leave it out, also of a config.yaml"
         near = difflib.get_close_matches(key, settings(), n=1)
         guess = f"did you mean --{near[0]}? " if near else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
-    if found := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
-        key, kind, value = found.groups()
+    if match := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
+        key, kind, value = match.groups()
         kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
         numbers = key == "save_steps"
         examples = {"tuple": "[flat]", "list": "[100, 200]" if numbers else "[first, second]"}
@@ -172,8 +172,8 @@ def _one_line(message: str) -> str:
             kind = f"a list such as {examples[kind]}"
         return f"--{key} is {value}; expected: {kind}"
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'
-    if found := re.search(union, message):
-        key, kinds, value = found.groups()
+    if match := re.search(union, message):
+        key, kinds, value = match.groups()
         kinds = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kinds)
         return f"--{key} is {value}; expected: {kinds.replace('NoneType', 'null')}"
     return message

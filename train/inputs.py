@@ -43,10 +43,10 @@ def _check_vocabulary(model: ModelConfig, data: PackedData) -> None:
 
 
 def _check_layout(wanted: str | None, data: PackedData) -> None:
-    found = data.meta["layout"]
-    if wanted not in (None, found):
+    layout = data.meta["layout"]
+    if wanted not in (None, layout):
         advice = " --context N" if wanted == "rows" else ""
         raise RunError(
-            f"--data {data.path}: its layout is {found}, the recipe's is {wanted}; pack it with "
-            f"--layout {wanted}{advice}, or train with --layout {found}"
+            f"--data {data.path}: its layout is {layout}, the recipe's is {wanted}; pack it with "
+            f"--layout {wanted}{advice}, or train with --layout {layout}"
         )

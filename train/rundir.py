@@ -72,7 +72,7 @@ class RunDirectory:
             RunError: a run is there already, or has gone on from the chosen checkpoint; a
                 checkpoint cannot be read, or belongs to another model or other data.
         """
-        found = self.checkpoints()
+        checkpoints = self.checkpoints()
         if resume == "never":
             if self.path.exists() and (not self.path.is_dir() or self._begun()):
                 raise RunError(
@@ -81,12 +81,12 @@ class RunDirectory:
                 )
             return Start()
         if resume == "auto":
-            return self._last_readable(found, identity)
+            return self._last_readable(checkpoints, identity)
         chosen = Path(resume)
-        if found and chosen.resolve() != found[-1].resolve():
+        if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
             raise RunError(
                 f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
-                f"{found[-1].name}; use --resume auto, or another --run"
+                f"{checkpoints[-1].name}; use --resume auto, or another --run"
             )
         return Start(chosen, _steps_done(chosen, identity))
 
@@ -166,9 +166,9 @@ class RunDirectory:
         paths = (self.path / "checkpoints").glob("step-*.ckpt")
         return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
 
-    def _last_readable(self, found: list[Path], identity: dict[str, Any]) -> Start:
+    def _last_readable(self, checkpoints: list[Path], identity: dict[str, Any]) -> Start:
         unreadable: dict[Path, str] = {}
-        for path in reversed(found):
+        for path in reversed(checkpoints):
             try:
                 return Start(path, _steps_done(path, identity), unreadable)
             except Unreadable as error:
@@ -288,11 +288,11 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
 
 def step_of(path: Path) -> int | None:
     """The step in a name such as `step-000800.ckpt`; a file of another name is no checkpoint."""
-    found = re.fullmatch(r"step-(\d+)\.ckpt", path.name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"step-(\d+)\.ckpt", path.name)
+    return int(match[1]) if match else None
 
 
-def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_identity(path: Path, recorded: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuses to resume with another model or other data.
 
     A setting that the checkpoint does not name is younger than it and has its default there.
@@ -301,7 +301,7 @@ def check_identity(path: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
         RunError: naming every key that differs.
     """
     new = _flat(wanted)
-    old = {key: value for key, value in _defaults().items() if key in new} | _flat(found)
+    old = {key: value for key, value in _defaults().items() if key in new} | _flat(recorded)
     differing = [
         f"{key} is {_short(new.get(key))}, the checkpoint has {_short(old.get(key))}"
         for key in sorted(old.keys() | new.keys())

@@ -58,8 +58,8 @@ class Recurrent(TokenMixer):
         """The state is the recurrence's own."""
         q, k, v, decay = self._project(x)
         y = self._within(q, k, v, decay)
-        left = (decay[..., -1:] - decay).exp()  # of each position's share, at the last
-        after = torch.einsum("bht,bhtk,bhtv->bhkv", left.to(k), k, v)
+        kept = (decay[..., -1:] - decay).exp()  # of each position's share, at the last
+        after = torch.einsum("bht,bhtk,bhtv->bhkv", kept.to(k), k, v)
         if state is not None:
             carried = decay.exp().to(q)
             y = y + torch.einsum("bht,bhtk,bhkv->bhtv", carried, q, state.state)

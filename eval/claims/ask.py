@@ -221,5 +221,5 @@ def _allowed(part: Part, checkpoint: Checkpoint) -> tuple[int, ...] | None:
 
 def _only(methods: dict[str, Solver], name: str) -> dict[str, Solver]:
     """Those of one solver, or the first where none is."""
-    own = {label: method for label, method in methods.items() if method.name == name}
-    return own or dict(list(methods.items())[:1])
+    chosen = {label: method for label, method in methods.items() if method.name == name}
+    return chosen or dict(list(methods.items())[:1])

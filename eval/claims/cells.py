@@ -46,19 +46,19 @@ WIDTH = 80  # of a text that was found
 
 def cell(one: Judgement, column: str, mark: str = "") -> str:
     """A column's answer, of how many prompts and of which models: `yes (50; d128 n4)`."""
-    own = one.cells[column]
-    if own.answer == NOT_ASKED:
-        return own.answer
-    few = ", too few" if own.prompts < ENOUGH else ""
-    return f"{mark}{own.answer}{mark} (n {own.prompts}{few}; {_sizes(one, own)})"
+    entry = one.cells[column]
+    if entry.answer == NOT_ASKED:
+        return entry.answer
+    few = ", too few" if entry.prompts < ENOUGH else ""
+    return f"{mark}{entry.answer}{mark} (n {entry.prompts}{few}; {_sizes(one, entry)})"
 
 
-def _sizes(one: Judgement, own: Cell) -> str:
+def _sizes(one: Judgement, entry: Cell) -> str:
     """Which models were asked, and for which, where a claim is about wider or deeper ones."""
     if one.stand_in:
         return f"stand-in: {stand_ins()[one.stand_in].title}"
-    shapes = {SIZE.sub(r"\1", size) for o in own.outcomes for size in o.left.record["sizes"]}
-    names = {outcome.criterion.left.arm for outcome in own.outcomes}
+    shapes = {SIZE.sub(r"\1", size) for o in entry.outcomes for size in o.left.record["sizes"]}
+    names = {outcome.criterion.left.arm for outcome in entry.outcomes}
     asked = [arm.models.config for arm in one.claim.arms if arm.name in names and arm.models.own]
     wanted = {f"d{c['d_model']} n{c['n_layers']}" for c in asked if {"d_model", "n_layers"} <= {*c}}
     other = sorted(wanted - shapes)
@@ -92,10 +92,10 @@ def details(one: Judgement) -> list[str]:
     """A line for every column, criterion and control, then for all methods of every figure."""
     lines = [f"asked of a stand-in: {stand_ins()[one.stand_in].title}"] if one.stand_in else []
     for column in COLUMNS:
-        own = one.cells[column]
-        lines += [f"{column}: {cell(one, column)}"] if own.outcomes else []
-        lines += [f"{column}: {INVALID} by its control: {said(own.failed)}"] if own.failed else []
-        lines += [f"{column}: {said(o)} ({_about(o.left.record)})" for o in own.outcomes]
+        here = one.cells[column]
+        lines += [f"{column}: {cell(one, column)}"] if here.outcomes else []
+        lines += [f"{column}: {INVALID} by its control: {said(here.failed)}"] if here.failed else []
+        lines += [f"{column}: {said(o)} ({_about(o.left.record)})" for o in here.outcomes]
     asked = dict.fromkeys((t.arm, t.figure) for c in one.claim.judge for t in c.terms)
     groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
     for protocol in PROTOCOLS:
@@ -104,11 +104,11 @@ def details(one: Judgement) -> list[str]:
                 at = (r["arm"], r["protocol"]) == (arm, protocol)
                 if at and "method" in r and r.get(figure) is not None:
                     groups[protocol, arm, figure].append(r)
-    for (protocol, arm, figure), own in groups.items():
+    for (protocol, arm, figure), records in groups.items():
         words = f"{protocol}{', ' if arm else ''}{arm}: {SHOWN.get(figure, figure)}"
-        most = max(own, key=lambda r: r["models"])
-        reached = "; ".join(_reached(r, figure) for r in own)
-        several = [r for r in own if figure == "nonself" and r.get("others") is not None]
+        most = max(records, key=lambda r: r["models"])
+        reached = "; ".join(_reached(r, figure) for r in records)
+        several = [r for r in records if figure == "nonself" and r.get("others") is not None]
         if several and protocol == FAIR:
             reached += f"; always naming the commonest {share(most['constant'], None, None)}"
         lines.append(f"{words} by {reached} ({_about(most)})")
@@ -128,9 +128,9 @@ def _reached(record: Record, figure: str) -> str:
     kinds = ["padded"] if record["padded"] and fair else []
     kinds += [record["control"]] if record["control"] else []
     name = record["method"] + (f" ({', '.join(kinds)})" if kinds else "")
-    found = f" {quoted(record['found'])}" if "found" in record else ""
+    quote = f" {quoted(record['found'])}" if "found" in record else ""
     limits = (record.get(f"{figure}_{end}") for end in ("low", "high"))
-    return f"{name} {share(record[figure], *limits)}{found}"
+    return f"{name} {share(record[figure], *limits)}{quote}"
 
 
 def share(value: float, low: float | None, high: float | None) -> str:

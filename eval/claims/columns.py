@@ -125,9 +125,9 @@ def _cell(claim: Claim, records: list[Record], column: str) -> Cell:
     protocol = REPORTED if column == REPLICATED else FAIR
     arms = {arm.name for arm in claim.arms if arm.protocol(protocol)}
     wanted = [c for c in claim.judge if {t.arm for t in c.terms} <= arms and _is_of(c, column)]
-    own = _of_column(records, column)
-    outcomes = [o for criterion in wanted if (o := _outcome(criterion, own, column))]
-    controls = _controls(claim, records, own, column, outcomes)
+    chosen = _of_column(records, column)
+    outcomes = [o for criterion in wanted if (o := _outcome(criterion, chosen, column))]
+    controls = _controls(claim, records, chosen, column, outcomes)
     if not wanted or len(outcomes) < len(wanted) or None in controls:
         return Cell()
     failed = next((control for control in controls if control and control.answer == NO), None)
@@ -193,18 +193,18 @@ def _unsettled(left: Value, right: Value | float) -> bool:
 
 
 def _controls(
-    claim: Claim, records: list[Record], own: list[Record], column: str, outcomes: list[Outcome]
+    claim: Claim, records: list[Record], chosen: list[Record], column: str, outcomes: list[Outcome]
 ) -> list[Outcome | None]:
     """The positive controls of a column; None for one that was not measured."""
     if column == REPLICATED:
-        return [_outcome(control, own, column) for control in claim.control]
+        return [_outcome(control, chosen, column) for control in claim.control]
     if all(o.criterion.left.figure in ARRIVAL for o in outcomes):
         return []
     least = READ if column == GRADIENTS else FOUND
     identity = [r for r in records if r.get("control") == "identity"]
     tried = [
         r
-        for r in (identity if column == GRADIENTS else own)
+        for r in (identity if column == GRADIENTS else chosen)
         if r.get("self") is not None and r["family"] != "control"
     ]
     return [
@@ -215,12 +215,12 @@ def _controls(
 
 def value_of(term: Term, records: list[Record]) -> Value | None:
     """A term's figure in some records, the best of several methods; None where none bears it."""
-    own = [record for record in records if record["arm"] == term.arm]
-    lens = [r for r in own if "lens" in r and r["figure"] == term.figure]
+    chosen = [record for record in records if record["arm"] == term.arm]
+    lens = [r for r in chosen if "lens" in r and r["figure"] == term.figure]
     if lens:
         return _pooled(term, lens)
     tried = [
-        r for r in own if "method" in r and r.get(term.figure) is not None and _admits(term, r)
+        r for r in chosen if "method" in r and r.get(term.figure) is not None and _admits(term, r)
     ]
     if not tried:
         return None
@@ -237,20 +237,22 @@ def _admits(term: Term, record: Record) -> bool:
 
 
 def _pooled(term: Term, records: list[Record]) -> Value | None:
-    own = [
+    chosen = [
         r
         for r in records
         if r["value"] is not None
         and all(r["where"].get(name) == value for name, value in term.where.items())
     ]
-    if not own:
+    if not chosen:
         return None
-    layers = [record for record in own if isinstance(record["where"].get("layer"), int)]
-    own = sorted(layers, key=lambda record: record["where"]["layer"]) or own  # "tokens" is no layer
-    value = POOLS[term.pool]([record["value"] for record in own])
+    layers = [record for record in chosen if isinstance(record["where"].get("layer"), int)]
+    chosen = (
+        sorted(layers, key=lambda record: record["where"]["layer"]) or chosen
+    )  # "tokens" is no layer
+    value = POOLS[term.pool]([record["value"] for record in chosen])
     if term.pool == "mean":  # as if the layers erred together, which is the wide side
-        ends = [[record[end] for record in own] for end in ("low", "high")]
+        ends = [[record[end] for record in chosen] for end in ("low", "high")]
         low, high = (None if None in several else fmean(several) for several in ends)
-        return Value(value, low, high, own[0])
-    (same, *_) = [record for record in own if record["value"] == value]
+        return Value(value, low, high, chosen[0])
+    (same, *_) = [record for record in chosen if record["value"] == value]
     return Value(value, same["low"], same["high"], same)

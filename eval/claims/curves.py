@@ -141,8 +141,8 @@ class Plan:
             return [self.base.at("step", step) for step in self.steps]
         axis = self.axes[name]
         asked = product(axis.steps, axis.values)
-        found = [self.base.at("step", step).at(name, value) for step, value in asked]
-        return list(dict.fromkeys(found))
+        points = [self.base.at("step", step).at(name, value) for step, value in asked]
+        return list(dict.fromkeys(points))
 
     def points(self, axes: list[str] | None = None) -> dict[Point, Ask]:
         """Every point of some axes, the base first; all axes when nothing is said.
@@ -150,20 +150,20 @@ class Plan:
         Raises:
             RequestError: there is no such axis.
         """
-        found = dict.fromkeys(self.curve(BASE), Ask(self.methods, self.stories[BASE]))
+        asks = dict.fromkeys(self.curve(BASE), Ask(self.methods, self.stories[BASE]))
         for name in axes or self.axes:
             if name not in self.axes:
                 known = ", ".join(self.axes)
                 raise RequestError(f"--axis {name}: there is no such axis; use one of {known}")
             axis = self.axes[name]
             for point in self.curve(name):
-                left = axis.unasked.get(point.on(name, NONSELF), [])
+                unasked = axis.unasked.get(point.on(name, NONSELF), [])
                 methods = {
-                    kind: {label: method for label, method in own.items() if label not in left}
-                    for kind, own in axis.methods.items()
+                    kind: {name: method for name, method in named.items() if name not in unasked}
+                    for kind, named in axis.methods.items()
                 }
-                found.setdefault(point, Ask(methods, self.stories["axes"]))
-        return found
+                asks.setdefault(point, Ask(methods, self.stories["axes"]))
+        return asks
 
     def config(self, architecture: str, point: Point, vocabulary: int) -> ModelConfig:
         """A model's configuration."""
@@ -190,12 +190,12 @@ def read(data: dict[str, Any]) -> Plan:
     base = {name: value for name, value in data["base"].items() if name != "context"}
     axes = {
         name: Axis(
-            tuple(own["values"]),
-            tuple(own.get("steps", (0,))),
-            methods | _methods(own.get("methods", {})),
-            own.get("unasked", {}),
+            tuple(entry["values"]),
+            tuple(entry.get("steps", (0,))),
+            methods | _methods(entry.get("methods", {})),
+            entry.get("unasked", {}),
         )
-        for name, own in data["axes"].items()
+        for name, entry in data["axes"].items()
     }
     point = Point(layer=base["depth"], step=0, channels=base["width"], **base)
     steps, stories = tuple(data["steps"]), data["stories"]
@@ -341,4 +341,4 @@ def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> st
 
 
 def _methods(data: dict[str, dict[str, Any]]) -> Methods:
-    return {kind: parse_solvers(own) for kind, own in data.items()}
+    return {kind: parse_solvers(names) for kind, names in data.items()}

@@ -84,48 +84,48 @@ def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
     return several, [words] if fewer else []
 
 
-def write(directory: str | Path, found: list[Record]) -> list[Path]:
+def write(directory: str | Path, rows: list[Record]) -> list[Path]:
     """Writes every figure that there are records for, as SVG."""
-    own = {axis: [r for r in found if r["axis"] == axis] for axis in (BASE, *TITLES)}
+    by_axis = {axis: [r for r in rows if r["axis"] == axis] for axis in (BASE, *TITLES)}
     figures = [_curve(axis, several) if axis != BASE else _summary(several)
-               for axis, several in own.items() if several]  # fmt: skip
+               for axis, several in by_axis.items() if several]  # fmt: skip
     return write_figures(directory, figures, "svg")
 
 
-def markdown(found: list[Record], drawn: str = "") -> str:
+def markdown(rows: list[Record], drawn: str = "") -> str:
     """The tables, the base point's in sight and the others folded.
 
     Args:
-        found: records.
+        rows: records.
         drawn: where the figures lie, seen from the page; "" leaves them out.
     """
     parts = []
-    if base := [r for r in found if r["axis"] == BASE]:
+    if base := [r for r in rows if r["axis"] == BASE]:
         parts = [*_image("summary", drawn), _table(base, ["architecture", "training"], "asked")]
         parts.append(_counts(base))
     for axis, title in TITLES.items():
-        if own := [r for r in found if r["axis"] == axis]:
+        if chosen := [r for r in rows if r["axis"] == axis]:
             parts += [f"### Against {title}\n", *_image(axis, drawn)]
             parts += [f"`{COMMAND} --axis {axis}`\n", "<details><summary>the numbers</summary>\n"]
-            parts += [_table([r for r in own if r["slice"] == kind],
+            parts += [_table([r for r in chosen if r["slice"] == kind],
                              [SHOWN[kind], "training", "by"], "x") for kind in KINDS]  # fmt: skip
-            parts += [_counts(own), "</details>\n"]
+            parts += [_counts(chosen), "</details>\n"]
     return "\n".join(parts)
 
 
-def _summary(found: list[Record]) -> Figure:
+def _summary(rows: list[Record]) -> Figure:
     size = "architecture", "family", "slice", "state", DOTS
     about = (
         "Tokens recovered from the last block's output, before and after training: those whose "
         "own position is shown, and a first token that is hidden. By the published gradient "
         "descent, by a tuned one, and by exact search. Lines are 95 % intervals."
     )
-    chart = plots.dots(_percent(found), "tokens found, %", *size)
+    chart = plots.dots(_percent(rows), "tokens found, %", *size)
     return Figure("curves-summary", "What can be found again, and by what", about, chart)
 
 
-def _curve(axis: str, found: list[Record]) -> Figure:
-    shown = sorted(_percent(found), key=lambda r: r["state"], reverse=True)  # the last: whole
+def _curve(axis: str, rows: list[Record]) -> Figure:
+    shown = sorted(_percent(rows), key=lambda r: r["state"], reverse=True)  # the last: whole
     kind: dict[str, Any] = {"zero": False}
     if axis in FROM_ZERO:
         kind = {"type": "symlog", "constant": FROM_ZERO[axis]}
@@ -143,7 +143,7 @@ def _curve(axis: str, found: list[Record]) -> Figure:
         x_scale=kind | {"nice": False, "padding": 7},
         axis={
             "title": None,
-            "values": sorted({r["x"] for r in found if r["slice"] == NONSELF}),
+            "values": sorted({r["x"] for r in rows if r["slice"] == NONSELF}),
             "grid": False,
             "labelFlush": False,
             "labelFontSize": 10,
@@ -166,7 +166,7 @@ def _curve(axis: str, found: list[Record]) -> Figure:
     return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
 
 
-def _percent(found: list[Record]) -> list[Record]:
+def _percent(rows: list[Record]) -> list[Record]:
     """What the charts look at, in percent and words."""
     return [
         {name: r[name] for name in ("x", "architecture", "family")}
@@ -174,11 +174,11 @@ def _percent(found: list[Record]) -> list[Record]:
         | {"state": STATES[AFTER if r["axis"] == "step" else r["state"]]}
         | {"value": round(100 * r["share"], 2)}
         | {name: round(100 * r[name], 2) for name in ("low", "high")}
-        for r in found
+        for r in rows
     ]
 
 
-def _table(found: list[Record], places: list[str], over: str) -> str:
+def _table(rows: list[Record], places: list[str], over: str) -> str:
     """A line for each architecture and state of training."""
     lines = [
         {
@@ -192,7 +192,7 @@ def _table(found: list[Record], places: list[str], over: str) -> str:
             "share_low": r["low"],
             "share_high": r["high"],
         }
-        for r in found
+        for r in rows
     ]
     return tables.markdown(tables.across(lines, places, over, [("share", "", True)]))
 
@@ -201,15 +201,15 @@ def _image(name: str, drawn: str) -> list[str]:
     return [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
 
 
-def _counts(found: list[Record]) -> str:
+def _counts(rows: list[Record]) -> str:
     """How many tokens a figure is of, at the least and at the most."""
 
     def span(name: str, *kinds: str) -> str:
-        counts = [r[name] for r in found if r["slice"] in kinds]
+        counts = [r[name] for r in rows if r["slice"] in kinds]
         ends = dict.fromkeys((min(counts), max(counts)))
         return " to ".join(map(str, ends))
 
-    known = [kind for kind in KINDS if any(r["slice"] == kind for r in found)]
+    known = [kind for kind in KINDS if any(r["slice"] == kind for r in rows)]
     tokens = [f"{span('tokens', kind)} {SHOWN[kind].removesuffix('s')}s" for kind in known]
     return (
         f"Percent of tokens, 95 % interval; a figure is of {' and '.join(tokens)}, "

@@ -117,8 +117,8 @@ class Known:
     def functions(self) -> dict[str, Any]:
         """All that a template can call, by name."""
         names = ("figure", "claim", "answer", "tally")
-        own = {name: getattr(self, name) for name in names}
-        return self.more | own | {name: partial(self._fact, name) for name in FACTS}
+        figures = {name: getattr(self, name) for name in names}
+        return self.more | figures | {name: partial(self._fact, name) for name in FACTS}
 
     def figure(
         self, claim: int, name: str, by: str = "best", arm: str = "", padded: bool = False

@@ -50,14 +50,14 @@ def claims() -> dict[int, Claim]:
     Raises:
         RequestError: an entry that is not well formed, named.
     """
-    found: dict[int, Claim] = {}
+    entries: dict[int, Claim] = {}
     for group in GROUPS:
         text = (DIRECTORY / f"{group}.yaml").read_text(encoding="utf-8")
         for claim in read_group(group, yaml.safe_load(text)):
-            if claim.number in found:
+            if claim.number in entries:
                 raise RequestError(f"claim {claim.number} is in the registry twice")
-            found[claim.number] = claim
-    return dict(sorted(found.items()))
+            entries[claim.number] = claim
+    return dict(sorted(entries.items()))
 
 
 @lru_cache(maxsize=1)

@@ -61,8 +61,8 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
     known, _ = evidence(read_rows([records]), claims()) if there else ([], [])
     texts = []
     judgements = [judge(claim, known) for claim in chosen]
-    for claim, found in zip(chosen, judgements, strict=True):
-        lines = [*_lines(claim), *(f"    {line}" for line in details(found))]
+    for claim, judgement in zip(chosen, judgements, strict=True):
+        lines = [*_lines(claim), *(f"    {line}" for line in details(judgement))]
         texts.append("\n".join(lines))
     return Result(_columns(judgements), "\n\n".join(texts))
 
@@ -88,13 +88,13 @@ def _lines(claim: "Claim") -> list[str]:
     ]
     for arm in claim.arms:
         models = arm.models
-        own = " ".join(f"{name}={value}" for name, value in models.config.items())
+        settings = " ".join(f"{name}={value}" for name, value in models.config.items())
         state = ", trained" if models.trained else ", untrained"
         less = {
             name: value for name, value in models.cpu.items() if value != models.config.get(name)
         }
         small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
-        about = f"{own}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
+        about = f"{settings}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
         site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
         without = f" without {' '.join(arm.without)}" if arm.without else ""
         lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
@@ -322,9 +322,9 @@ def _experiment(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, 
 
     said: dict[str, Any] = {}
     for path in (Path(place).with_suffix(".yaml") for place in places):
-        own = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
-        if own and path.is_file():
-            found = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), own)
+        chosen = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
+        if chosen and path.is_file():
+            found = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), chosen)
             said = {**found, **said, path.stem: found}
     return said
 

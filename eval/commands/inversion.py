@@ -226,16 +226,16 @@ def _settings(methods: list[str], settings: list[str]) -> dict[str, dict[str, An
     """The methods asked, each with the settings that flags replace."""
     if settings and not methods:
         raise RequestError("--set: needs --methods, to say which solvers are asked")
-    found: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    by_method: dict[str, dict[str, Any]] = {name: {} for name in methods}
     for text in settings:
         label, dot, rest = text.partition(".")
         name, equals, value = rest.partition("=")
-        if not (dot and equals and label in found):
+        if not (dot and equals and label in by_method):
             raise RequestError(
-                f"--set {text}: must be METHOD.NAME=VALUE with METHOD one of {', '.join(found)}"
+                f"--set {text}: must be METHOD.NAME=VALUE with METHOD one of {', '.join(by_method)}"
             )
-        found[label][name] = _value(value)
-    return found
+        by_method[label][name] = _value(value)
+    return by_method
 
 
 def _value(text: str) -> Any:
@@ -278,22 +278,22 @@ def _prompts(
 def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | None:
     if text is None:
         return None
-    found = tuple(sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)))
-    if not found:
+    tokens = tuple(sorted(set(checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)))
+    if not tokens:
         raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
-    return found
+    return tokens
 
 
 def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
     from eval.inversion.solvers import parse_solvers
 
-    found = parse_solvers(names)
-    if "noise" not in axes and all(method.family == "prior" for method in found.values()):
+    chosen = parse_solvers(names)
+    if "noise" not in axes and all(method.family == "prior" for method in chosen.values()):
         raise RequestError(
             f"--methods {' '.join(names)}: weighs a prior against noise, and --channels has none; "
             "add sweep or adam, or ask --noise"
         )
-    return found
+    return chosen
 
 
 def curve_tables(rows: "list[Row]") -> str:
@@ -327,11 +327,11 @@ def curve_tables(rows: "list[Row]") -> str:
         ("channels", CHANNELS, ("cliff", "asked beside"), channels),
         ("noise", NOISE, ("SNR50, dB", "noise"), noise),
     ):
-        own = [row for row in rows if row["kind"] == "curve" and row["axis"] == axis]
-        if own:
-            grid = sorted(set.intersection(*(set(row["values"]) for row in own)))
+        chosen = [row for row in rows if row["kind"] == "curve" and row["axis"] == axis]
+        if chosen:
+            grid = sorted(set.intersection(*(set(row["values"]) for row in chosen)))
             lines = []
-            for row in sorted(own, key=place):
+            for row in sorted(chosen, key=place):
                 shares = dict(zip(row["values"], row["top1"], strict=True))
                 lines.append([*map(str, place(row)), *(share_text(shares[v]) for v in grid),
                               *read(row)])  # fmt: skip

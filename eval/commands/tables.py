@@ -71,19 +71,19 @@ def summary(
     return Result(records, terminal(*brief), accepted)
 
 
-def _accepts_text(found: "Accepts") -> str:
+def _accepts_text(accepts: "Accepts") -> str:
     """Whether any answer that was accepted is wrong, and how many may be."""
     from eval.tables import share_text
 
     text = (
-        f"False accepts: {found.wrong:,} of {found.answers:,} answers at the floor "
-        f"({found.tokens:,} tokens)"
+        f"False accepts: {accepts.wrong:,} of {accepts.answers:,} answers at the floor "
+        f"({accepts.tokens:,} tokens)"
     )
-    if not found.answers:
+    if not accepts.answers:
         return f"{text}."
     return (
-        f"{text}, in {found.wrong_pairs:,} of {found.pairs:,} pairs of prompt and model: at most "
-        f"{share_text(found.bound)} % of pairs."
+        f"{text}, in {accepts.wrong_pairs:,} of {accepts.pairs:,} pairs of prompt and model: at "
+        f"most {share_text(accepts.bound)} % of pairs."
     )
 
 
@@ -122,10 +122,10 @@ def compare(
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
-    found = listed(places)
-    entries = enter(gather_models(found), every_seed)
+    given = listed(places)
+    entries = enter(gather_models(given), every_seed)
     if not entries:
-        raise RequestError(f"{found[0]}: its runs have not reported anything yet")
+        raise RequestError(f"{given[0]}: its runs have not reported anything yet")
     named = None if columns is None else list(columns)
     shown = list({entry.label: entry for entry in entries}.values()) if last else entries
     table = lay_side_by_side(shown, named, sort)

@@ -50,7 +50,7 @@ class Work:
     listeners: int = 0
     stopping: str = ""
     started: float | None = None
-    left: float = field(default_factory=time.monotonic)
+    alone_since: float = field(default_factory=time.monotonic)
 
     def emit(self, event: dict[str, Any]) -> None:
         """Adds an event; one of many in between only while there is room."""
@@ -64,7 +64,7 @@ class Work:
             StoppedError: saying why.
         """
         now = time.monotonic()
-        if not self.listeners and now - self.left > GRACE:
+        if not self.listeners and now - self.alone_since > GRACE:
             self.stopping = self.stopping or "nobody listens"
         if self.started is not None and now - self.started > self.seconds:
             self.stopping = self.stopping or f"stopped after {self.seconds:g} s"

@@ -208,7 +208,7 @@ class Explorer:
                     yield ": still at work\n\n"
         finally:
             job.listeners -= 1
-            job.left = time.monotonic()
+            job.alone_since = time.monotonic()
 
     async def _page(self, request: Request) -> Response:
         """Rows and documents of a job as a page of evidence, or what a lens drew."""

@@ -174,7 +174,7 @@ def _changes(
     steps: Sequence[int],
     within: float | None,
 ) -> list[Change]:
-    found = []
+    tables = []
     for architecture in architectures:
         pairs = {
             (passage, seed): (known[architecture, seed, steps[0], passage], last)
@@ -187,12 +187,12 @@ def _changes(
             table = np.full((len(passages), len(seeds)), np.nan)
             for (passage, seed), (before, after) in pairs.items():
                 table[passages.index(passage), seeds.index(seed)] = after - before
-            found.append((architecture, table, float(np.mean([b for b, _ in pairs.values()]))))
-    drawn = [pigeonhole(table) for _, table, _ in found]
+            tables.append((architecture, table, float(np.mean([b for b, _ in pairs.values()]))))
+    drawn = [pigeonhole(table) for _, table, _ in tables]
     tail = [2 * min((d <= 0).mean(), (d >= 0).mean()) for d in drawn]
     corrected = holm([max(p, 2 / DRAWS) for p in tail])
     changes = []
-    for (name, table, before), draws, p in zip(found, drawn, corrected, strict=True):
+    for (name, table, before), draws, p in zip(tables, drawn, corrected, strict=True):
         ends = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         mean = Interval(float(np.nanmean(table)), *(float(end) for end in ends))
         seeds = tuple(float(x) for x in np.nanmean(table, axis=0))

@@ -205,9 +205,9 @@ def _against(axis: str, registration: dict[str, Any], rows: Sequence[Row]) -> Fi
         known = values(rows, {"quantity": "bits"} | place)
         for architecture in design["architectures"]:
             for step in design["steps"]:
-                own = {k: v for k, v in known.items() if (k[0], k[2]) == (architecture, step)}
-                if own:
-                    mean = _mean(own)
+                chosen = {k: v for k, v in known.items() if (k[0], k[2]) == (architecture, step)}
+                if chosen:
+                    mean = _mean(chosen)
                     records.append(
                         {"x": x, "architecture": architecture, "step": f"step {step}", "of": ""}
                         | {"value": mean.estimate, "low": mean.low, "high": mean.high}
@@ -238,11 +238,11 @@ def _predictor(registration: dict[str, Any], rows: Sequence[Row]) -> Figure:
         effects = values(rows, {"quantity": "effect_sampled", "scale": "log2"} | place)
         bits = values(rows, {"quantity": "bits", "precision": "noise 0.25 rms"} | place)
         for architecture, step in dict.fromkeys((k[0], k[2]) for k in bits):
-            own = [k for k in bits.keys() & effects.keys() if (k[0], k[2]) == (architecture, step)]
+            keys = [k for k in bits.keys() & effects.keys() if (k[0], k[2]) == (architecture, step)]
             records.append(
                 {
-                    "effect": 2 ** (sum(effects[k] for k in own) / len(own)),
-                    "value": sum(bits[k] for k in own) / len(own),
+                    "effect": 2 ** (sum(effects[k] for k in keys) / len(keys)),
+                    "value": sum(bits[k] for k in keys) / len(keys),
                     "step": f"step {step}",
                     "architecture": architecture,
                 }
@@ -265,9 +265,9 @@ def _predictor(registration: dict[str, Any], rows: Sequence[Row]) -> Figure:
     return Figure("effect", about, f"{about}: means of passages and seeds.", chart)
 
 
-def _mean(own: dict[tuple[str, int, int, int], float]) -> Interval:
-    prompts, seeds = [k[3] for k in own], [k[1] for k in own]
-    return clustered(list(own.values()), [1.0] * len(own), prompts, seeds)
+def _mean(figures: dict[tuple[str, int, int, int], float]) -> Interval:
+    prompts, seeds = [k[3] for k in figures], [k[1] for k in figures]
+    return clustered(list(figures.values()), [1.0] * len(figures), prompts, seeds)
 
 
 def _line(finding: Finding) -> str:

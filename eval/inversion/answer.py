@@ -107,25 +107,25 @@ def verdicts(answer: Answer, truth: Tensor, at_floor: bool) -> list[str]:
     ]
 
 
-def set_recall(found: list[int], truth: list[int], positions: list[int]) -> float | None:
+def set_recall(tokens: list[int], truth: list[int], positions: list[int]) -> float | None:
     """The share of the true tokens at some positions that were found there, in any order.
 
     Tokens are counted as often as they stand there (a multiset). None without positions.
     """
     if not positions:
         return None
-    there = Counter(truth[t] for t in positions) & Counter(found[t] for t in positions)
+    there = Counter(truth[t] for t in positions) & Counter(tokens[t] for t in positions)
     return there.total() / len(positions)
 
 
-def is_permuted(found: list[int], truth: list[int], positions: list[int]) -> bool | None:
+def is_permuted(tokens: list[int], truth: list[int], positions: list[int]) -> bool | None:
     """Whether the tokens found at some positions are the true ones in another order.
 
     None below two positions, where there is no other order.
     """
     if len(positions) < 2:
         return None
-    a, b = [found[t] for t in positions], [truth[t] for t in positions]
+    a, b = [tokens[t] for t in positions], [truth[t] for t in positions]
     return a != b and sorted(a) == sorted(b)
 
 
@@ -156,16 +156,16 @@ def nearest_rival(runner_up: Tensor | None, floor: Tensor) -> dict[str, float | 
     }
 
 
-def extras(found: list[int], truth: list[int], shown: Collection[int]) -> dict[str, Any]:
+def extras(tokens: list[int], truth: list[int], shown: Collection[int]) -> dict[str, Any]:
     """Further figures of a row, ready to be merged into it.
 
     Args:
-        found: the tokens found.
+        tokens: the tokens found.
         truth: the true ones.
         shown: the positions shown.
     """
     hidden = [t for t in range(len(truth)) if t not in shown]
     return {
-        "set_recall": set_recall(found, truth, hidden),
-        "permuted": is_permuted(found, truth, hidden),
+        "set_recall": set_recall(tokens, truth, hidden),
+        "permuted": is_permuted(tokens, truth, hidden),
     }

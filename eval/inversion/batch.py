@@ -85,9 +85,9 @@ class Batch:
         problems, start = [], 0
         for problem in self.problems:
             end = start + len(problem.target)
-            own = rows[(rows >= start) & (rows < end)] - start
-            if len(own):
-                problems.append(problem.of(own))
+            chosen = rows[(rows >= start) & (rows < end)] - start
+            if len(chosen):
+                problems.append(problem.of(chosen))
             start = end
         return Batch(tuple(problems))
 
@@ -100,10 +100,10 @@ class Batch:
         outputs: dict[int, Tensor] = {}
         for family in families.values():
             family.sort(key=lambda i: self.problems[i].circuit.depth)
-            found = run_together(
+            together = run_together(
                 [self.problems[i].circuit for i in family],
                 [len(parts[i]) for i in family],
                 torch.cat([parts[i] for i in family]),
             )
-            outputs.update(zip(family, found, strict=True))
+            outputs.update(zip(family, together, strict=True))
         return [outputs[i] for i in range(len(self.problems))]

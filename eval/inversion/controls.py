@@ -50,13 +50,13 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
 
 def _with_embedding(checkpoint: Checkpoint, control: str) -> Checkpoint:
     path = control.removeprefix("embedding=")
-    own = checkpoint.model.embedding.weight
-    source = open_checkpoint(path, own.device)
+    weight = checkpoint.model.embedding.weight
+    source = open_checkpoint(path, weight.device)
     other = source.model.embedding.weight
-    if own.shape != other.shape:
+    if weight.shape != other.shape:
         raise RequestError(
             f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
-            f"{checkpoint.path} is {tuple(own.shape)}; give a model of the same sizes"
+            f"{checkpoint.path} is {tuple(weight.shape)}; give a model of the same sizes"
         )
     model = copy.deepcopy(checkpoint.model)
     model.embedding.weight = torch.nn.Parameter(other.clone(), requires_grad=False)

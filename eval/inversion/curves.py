@@ -171,13 +171,13 @@ class Curve:
         values = sorted(points, key=self.axis.difficulty)
         columns = []
         for value in values:
-            own = sorted(points[value], key=lambda row: row["prompt"])
-            columns.append([row["self"]["top1"] for row in own])
+            rows = sorted(points[value], key=lambda row: row["prompt"])
+            columns.append([row["self"]["top1"] for row in rows])
         return values, np.array(columns).T
 
     def _row(self, points: dict[float, list[Row]]) -> Row:
         values, shares = self._shares(points)
-        found = [points[value] for value in values]
+        by_value = [points[value] for value in values]
         difficulties = np.array([self.axis.difficulty(value) for value in values])
         limits = sorted(map(self.axis.value, interval(difficulties, shares)))
         estimate = self.axis.value(float(crossing(difficulties, shares.mean(axis=0)[None])[0]))
@@ -197,10 +197,10 @@ class Curve:
             "length": len(self.prompts[0].tokens),
             "values": values,
             "top1": shares.mean(axis=0).tolist(),
-            "exact": [_mean(row["exact"] for row in own) for own in found],
+            "exact": [_mean(row["exact"] for row in rows) for rows in by_value],
             "ambiguous": [
-                _mean(said == "ambiguous" for row in own for said in row["verdict"])
-                for own in found
+                _mean(said == "ambiguous" for row in rows for said in row["verdict"])
+                for rows in by_value
             ],
             "threshold": HALF,
             "bracket": None if between is None else values[between : between + 2],
@@ -238,12 +238,12 @@ def answer(jobs: Iterable[Job], results: Results) -> list[Row]:
             replace(several[0], prompts=prompts, cells=cells[i : i + batch])
             for i in range(0, len(cells), batch)
         ]
-    found = []
+    answers = []
     for job in remaining:
         rows = job.run(results)
         results.append(rows)
-        found += rows
-    return found
+        answers += rows
+    return answers
 
 
 def plan_curves(

@@ -299,7 +299,7 @@ def _row(
     assert answer.ranks is not None
     answer.tokens = answer.tokens[:real].cpu()
     seen = {t for t in shown if t < real}
-    rank, found = answer.ranks[:real].tolist(), answer.tokens.tolist()
+    rank, recovered = answer.ranks[:real].tolist(), answer.tokens.tolist()
     floor = problem.floor[p, : len(seen)]
     runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
     return {
@@ -326,14 +326,14 @@ def _row(
         "seed": cell.seed,
         "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
         "truth": tokens,
-        "found": found,
+        "found": recovered,
         "truth_text": checkpoint.pieces(tokens),
-        "found_text": checkpoint.pieces(found),
+        "found_text": checkpoint.pieces(recovered),
         "rank": rank,
         "self": tally(rank, [t for t in range(real) if t in seen]),
         "nonself": tally(rank, [t for t in range(real) if t not in seen]),
-        "exact": found == tokens,
-        **extras(found, tokens, seen),
+        "exact": recovered == tokens,
+        **extras(recovered, tokens, seen),
         "residual": residual,
         "floor": float(problem.floor[p].norm()),
         **nearest_rival(runner_up, floor),

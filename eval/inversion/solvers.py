@@ -224,14 +224,14 @@ def solver(
     def enter(function: F) -> F:
         parameters = inspect.signature(function).parameters.values()
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        own, each = name or function.__name__, 3 * settings.get("steps", 300)
+        key, each = name or function.__name__, 3 * settings.get("steps", 300)
         ours = function.__module__.startswith("eval.")
         if not ours:
             solvers()  # so that no name of ours is taken
-        if own in _REGISTRY and _REGISTRY[own].function.__module__ != function.__module__:
-            raise RequestError(f"solver {own}: there is one of that name; give it another")
-        _REGISTRY[own] = Solver(
-            name=own,
+        if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
+            raise RequestError(f"solver {key}: there is one of that name; give it another")
+        _REGISTRY[key] = Solver(
+            name=key,
             family=family,
             function=function,
             settings=settings,
@@ -241,9 +241,9 @@ def solver(
             needs=needs,
             proves=proves,
             cost=cost or (lambda V, T, k: each * T),
-            title=title or own,
-            short=short or title or own,
-            word=word or own,
+            title=title or key,
+            short=short or title or key,
+            word=word or key,
             code=None if ours else _sha256(function),
         )
         return function

@@ -170,11 +170,11 @@ def by_normed_direction(circuit: Circuit, solution: Tensor) -> Tensor:
     model = circuit.model
     norm, weight = model.blocks[0].norm_token, model.embedding.weight.detach()
     assert isinstance(norm, torch.nn.Module)
-    found = normalize(norm(model.with_positions(solution.to(weight))).to(solution), dim=-1)
+    directions = normalize(norm(model.with_positions(solution.to(weight))).to(solution), dim=-1)
     scores = []
     for t in range(solution.shape[1]):
         tokens = norm(model.with_positions(weight[:, None], t))[:, 0].to(solution)
-        scores.append(found[:, t] @ normalize(tokens, dim=-1).T)
+        scores.append(directions[:, t] @ normalize(tokens, dim=-1).T)
     return torch.stack(scores, dim=1)
 
 

@@ -91,15 +91,15 @@ def build_question(entry: Mapping[str, Any], where: str) -> Question:
     """
     if not entry.get("methods"):
         raise RequestError(f"{where}: no methods; give some, as in methods: {{sweep: {{}}}}")
-    found: dict[str, Any] = {"methods": parse_solvers(entry["methods"])}
+    fields: dict[str, Any] = {"methods": parse_solvers(entry["methods"])}
     if "slices" in entry:
-        found["slices"] = tuple(Slice.parse(str(text)) for text in _list(entry, "slices"))
+        fields["slices"] = tuple(Slice.parse(str(text)) for text in _list(entry, "slices"))
     if "layers" in entry:
-        found["layers"] = _layers(entry["layers"], where)
+        fields["layers"] = _layers(entry["layers"], where)
     if "parts" in entry:
-        found["parts"] = tuple(str(part) for part in _list(entry, "parts"))
+        fields["parts"] = tuple(str(part) for part in _list(entry, "parts"))
     if "without" in entry:
-        found["without"] = tuple(
+        fields["without"] = tuple(
             frozenset(map(str, each if isinstance(each, list) else [each]))
             for each in _list(entry, "without")
         )
@@ -110,15 +110,15 @@ def build_question(entry: Mapping[str, Any], where: str) -> Question:
             if not numbers or not all(0 <= v < float("inf") for v in values):
                 words = "whole numbers" if kind is int else "numbers"
                 raise RequestError(f"{where}, {name}: {values} must be {words} of at least 0")
-            found[name] = tuple(values)
+            fields[name] = tuple(values)
     if "shuffled" in entry:
         if not isinstance(entry["shuffled"], bool):
             raise RequestError(f"{where}, shuffled: {entry['shuffled']!r} must be true or false")
-        found["shuffled"] = entry["shuffled"]
+        fields["shuffled"] = entry["shuffled"]
     for name in ("slices", "parts", "without", "seeds", "noise"):
-        if found.get(name) == ():
+        if fields.get(name) == ():
             raise RequestError(f"{where}, {name}: empty; give some, or leave it out")
-    return Question(**found)
+    return Question(**fields)
 
 
 def _layers(value: Any, where: str) -> Any:

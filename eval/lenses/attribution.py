@@ -209,17 +209,17 @@ def attribute(
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """How far methods agree."""
-    found = figure_records(documents, "rank correlation")
+    rows = figure_records(documents, "rank correlation")
     return [
         plots.Figure(
             "attribution-agreement",
             "Do methods agree?",
             "Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
             plots.by_model(
-                plots.heat(found, "method", "with", "rank correlation", plots.DIVERGING,
-                     sort_x=plots.options(found, "method"), sort_y=plots.options(found, "with"),
+                plots.heat(rows, "method", "with", "rank correlation", plots.DIVERGING,
+                     sort_x=plots.options(rows, "method"), sort_y=plots.options(rows, "with"),
                      size=(420, 300)),
-                found,
+                rows,
             ),
         )
     ]  # fmt: skip
@@ -227,7 +227,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 def highlights(documents: Sequence[Document]) -> list[Markup]:
     """Prompts with their tokens coloured, folded but for the first."""
-    found = []
+    strips = []
     for document in documents:
         scores: dict[tuple[str, str], dict[str, list[float]]] = {}
         for r in records([document], "attribution"):
@@ -236,10 +236,10 @@ def highlights(documents: Sequence[Document]) -> list[Markup]:
         prompts = prompt_pieces(document)
         answers = dict(zip(prompts, document["notes"]["answers"], strict=True))
         for (prompt, output), methods in scores.items():
-            found.append(
+            strips.append(
                 Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>")
                 .format(
-                    Markup(" open") if not found else "",
+                    Markup(" open") if not strips else "",
                     model_name(document),
                     prompt,
                     output,
@@ -247,7 +247,7 @@ def highlights(documents: Sequence[Document]) -> list[Markup]:
                     markup.highlighted(prompts[prompt], methods),
                 )
             )  # fmt: skip
-    return found
+    return strips
 
 
 @lens(
@@ -270,9 +270,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     pad = checkpoint.tokenizer.token_to_id(PAD)
     every, integrals, answers = [], [], []
     for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
-        own = own_answer(model, tokens[: last + 1])
-        answers.append(own.token)
-        outputs = [Output(last, token) for token in words.values()] or [own]
+        likeliest = own_answer(model, tokens[: last + 1])
+        answers.append(likeliest.token)
+        outputs = [Output(last, token) for token in words.values()] or [likeliest]
         scores, integral = attribute(model, tokens, outputs, pad)
         every.append(scores)
         integrals += integral

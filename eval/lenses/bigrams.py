@@ -134,17 +134,17 @@ def structure(
     seconds = torch.stack([bigrams.second, bigrams.second[drawn]])  # as common as they are
     placed = rank_pairs(model, bigrams.first, seconds, table)
     known = [_within(x, bigrams.first) for x in (bigrams.log_conditional, bigrams.log_pmi)]
-    found = {}
+    records = {}
     for i, name in enumerate(PAIRED):
         rank = placed["rank"][i].float()
         score = _within(placed["score"][i].double(), bigrams.first)
-        found[name] = {
+        records[name] = {
             "rank": float((weight * rank).sum() / (V - 1)),
             "top10": float((weight * (rank < 10)).sum()),
             "conditional": _correlation(score, known[0]),
             "pmi": _correlation(score, known[1]),
         }
-    return found
+    return records
 
 
 def _within(values: Tensor, groups: Tensor) -> Tensor:
@@ -220,9 +220,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     some = thinned(bigrams, LIMIT, request.seed)
     figures, values = [], []
     for table in TABLES:
-        found = structure(checkpoint.model, some, table, request.seed)
-        values.append([list(record.values()) for record in found.values()])
-        for pairs, record in found.items():
+        measured = structure(checkpoint.model, some, table, request.seed)
+        values.append([list(record.values()) for record in measured.values()])
+        for pairs, record in measured.items():
             values_of = {f"bigram {name}": value for name, value in record.items()}
             figures += named(values_of, table=table, pairs=pairs)
     axes = {

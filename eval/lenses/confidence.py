@@ -123,9 +123,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         "entropy range before norm": moved.mean(),
     }
     figures = named(values)
-    own = sharpness(logits)[0]
+    entropies = sharpness(logits)[0]
     for place, vectors in zip(PLACES, (final, hidden), strict=True):
-        value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), own]))[0, 1])
+        value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), entropies]))[0, 1])
         if not math.isnan(value):
             figures += named({"length with entropy": value}, part=place)
     axes = {"measure": ("entropy", "best"), "quantile": QUANTILES}

@@ -168,10 +168,10 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
             x = stream.flatten(0, 1).double()
             squares = x.T @ x  # the same for every offset, so made once
             for i, o in enumerate(OFFSETS):
-                own = sums[layer, o]
-                own.count += counts[i]
-                own.total.index_add_(0, y[:, i], x)
-                own.second += squares
+                moments = sums[layer, o]
+                moments.count += counts[i]
+                moments.total.index_add_(0, y[:, i], x)
+                moments.second += squares
     rows = slice(first, None)
     y = torch.searchsorted(classes, around(text.windows[rows])).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
@@ -194,7 +194,7 @@ def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Ten
     inner = slice(BACK, T - AHEAD)
     length, last = words.length[:, inner].flatten(), words.last[:, inner].flatten()
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    chosen = {}
     for o in OFFSETS:
         for name, here in (
             (GROUPS[0], last & (length > max(1, -o))),
@@ -203,8 +203,8 @@ def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Ten
         ):
             places = here.nonzero()[:, 0].cpu()
             order = torch.randperm(len(places), generator=generator)[:JUDGED]
-            found[name, o] = places[order].sort().values
-    return found
+            chosen[name, o] = places[order].sort().values
+    return chosen
 
 
 def judge(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
@@ -216,15 +216,15 @@ def judge(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """What a word's last token still says of its tokens."""
-    found = figure_records(documents, "read")
-    chart = plots.lines(found, "layer", "share read", "offset")
+    rows = figure_records(documents, "read")
+    chart = plots.lines(rows, "layer", "share read", "offset")
     return [
         plots.Figure(
             "detokenisation-read",
             "Where are words put together?",
             "From a token of each group: how often a linear probe reads the token at an offset "
             "from it (0: itself), by layer.",
-            plots.chosen(chart, found, "model", "group"),
+            plots.chosen(chart, rows, "model", "group"),
         )
     ]
 

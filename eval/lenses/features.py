@@ -161,15 +161,15 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Whether retellings share features."""
     lens = documents[0]["lens"]
     every = figure_records(documents, "feature overlap")
-    found = [r for r in every if r["layer"] != "tokens"]
-    chart = plots.lines(found, "layer", "intersection over union", "texts")
+    rows = [r for r in every if r["layer"] != "tokens"]
+    chart = plots.lines(rows, "layer", "intersection over union", "texts")
     return [
         plots.Figure(
             f"{lens}-overlap",
             "Do two tellings of one story share features?",
-            f"Overlap of the {found[0]['of']} active in two texts: tellings of one story, "
+            f"Overlap of the {rows[0]['of']} active in two texts: tellings of one story, "
             "unrelated texts, and what the units' frequencies alone would give.",
-            plots.by_model(chart, found),
+            plots.by_model(chart, rows),
         )
     ]
 
@@ -182,8 +182,8 @@ def shared_words(documents: Sequence[Document]) -> list[Markup]:
         for r in figure_records([document], "feature overlap")
         if r["layer"] == "tokens"
     ]
-    told = markup.table(("checkpoint", "texts", "intersection over union"), rows)
-    return [markup.folded("how many tokens the texts share", told)]
+    table = markup.table(("checkpoint", "texts", "intersection over union"), rows)
+    return [markup.folded("how many tokens the texts share", table)]
 
 
 @lens(

@@ -79,11 +79,11 @@ def alignment(first: Tensor, second: Tensor, rows: Tensor) -> dict[str, Tensor]:
     `cosine` of a token's two rows; `control`, of its first row and another token's second one;
     `rank` of the token itself among all by their product, 0 the largest.
     """
-    own, far = first[rows], second[rows]
+    near, far = first[rows], second[rows]
     return {
-        "cosine": F.cosine_similarity(own, far),
-        "control": F.cosine_similarity(own, far.roll(1, dims=0)),
-        "rank": token_ranks(own @ second.T, rows),
+        "cosine": F.cosine_similarity(near, far),
+        "control": F.cosine_similarity(near, far.roll(1, dims=0)),
+        "rank": token_ranks(near @ second.T, rows),
     }
 
 
@@ -96,13 +96,13 @@ def round_trip(inputs: Tensor, outputs: Tensor, rows: Tensor, method: str) -> Te
         rows: `(N,)` the tokens.
         method: one of `UNEMBEDDINGS`.
     """
-    own = inputs[rows]
+    asked = inputs[rows]
     if method == "pinv":  # E pinv(E) = E pinv(E' E) E', which needs no decomposition of V x D
         inner = inputs.double().T @ inputs.double()
-        return (own.double() @ torch.linalg.pinv(inner, hermitian=True)).float() @ inputs.T
+        return (asked.double() @ torch.linalg.pinv(inner, hermitian=True)).float() @ inputs.T
     if method == "scaled":
-        return own @ (inputs / inputs.square().sum(dim=1, keepdim=True).clamp(min=TINY)).T
-    return own @ (outputs if method == "head" else inputs).T
+        return asked @ (inputs / inputs.square().sum(dim=1, keepdim=True).clamp(min=TINY)).T
+    return asked @ (outputs if method == "head" else inputs).T
 
 
 def others(values: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -211,13 +211,13 @@ def returned(
     figures, table = [], []
     for method in UNEMBEDDINGS:
         values = round_trip(both["input"], both["output"], asked, method).cpu()
-        own = values.gather(1, asked[:, None].cpu())[:, 0]
+        same = values.gather(1, asked[:, None].cpu())[:, 0]
         top, tokens = others(values, asked.cpu(), OTHERS)
         back = {
-            "own value": own[:N].mean(),
+            "own value": same[:N].mean(),
             "largest other": top[:N, 0].mean(),
             "spread of others": values[:N].std(dim=1).mean(),
-            "own largest": _share(own[:N] > top[:N, 0]),
+            "own largest": _share(same[:N] > top[:N, 0]),
             **_variants(word_of, rows.cpu(), tokens[:N]),
         }
         figures += named({f"round trip {name}": v for name, v in back.items()}, method=method, n=N)
@@ -225,7 +225,7 @@ def returned(
             {
                 "piece": checkpoint.pieces([token])[0],
                 "method": method,
-                "own": float(own[i]),
+                "own": float(same[i]),
                 "others": checkpoint.pieces(tokens[i].tolist()),
                 "values": top[i].tolist(),
             }

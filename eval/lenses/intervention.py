@@ -51,11 +51,11 @@ def telling_answers(source: Tensor, target: Tensor) -> Answers:
     """From logits `(V,)` of both: each one's likeliest token, or if that is one and the same, the
     tokens whose log-probabilities differ most.
     """
-    own, other = int(source.argmax()), int(target.argmax())
-    if own == other:
+    answer, other = int(source.argmax()), int(target.argmax())
+    if answer == other:
         difference = source.log_softmax(-1) - target.log_softmax(-1)
-        own, other = int(difference.argmax()), int(difference.argmin())
-    return Answers(own, other)
+        answer, other = int(difference.argmax()), int(difference.argmin())
+    return Answers(answer, other)
 
 
 @dataclass(frozen=True)
@@ -195,20 +195,20 @@ def causal_trace(
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Where a prediction passes through."""
-    found = at_tokens(
+    rows = at_tokens(
         documents,
         records(documents, "effect"),
         "pair",
         lambda document: {pair["label"]: pair["target"] for pair in document["notes"]["pairs"]},
     )
-    effects = plots.heat(found, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
+    effects = plots.heat(rows, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
     return [
         plots.Figure(
             "intervention-effect",
             "Which layer and position does the answer pass through?",
             "A vector of one prompt's run put into the other's: how far its answer moves over, 1 "
             "being all the way.",
-            plots.chosen(effects, found, "model", "pair"),
+            plots.chosen(effects, rows, "model", "pair"),
         )
     ]
 

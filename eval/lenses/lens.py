@@ -261,11 +261,11 @@ def model_name(document: Document) -> str:
 
 def records(documents: Sequence[Document], array: str) -> list[Record]:
     """A record for each number of an array in every document that has it, with its `model`."""
-    found = []
+    rows = []
     for document in documents:
         if array in document["arrays"]:
-            found += Named.read(document["arrays"][array]).records(model=model_name(document))
-    return _known(found)
+            rows += Named.read(document["arrays"][array]).records(model=model_name(document))
+    return _known(rows)
 
 
 def figure_records(documents: Sequence[Document], *names: str) -> list[Record]:
@@ -278,9 +278,9 @@ def figure_records(documents: Sequence[Document], *names: str) -> list[Record]:
     )
 
 
-def _known(found: Iterable[Record]) -> list[Record]:
+def _known(rows: Iterable[Record]) -> list[Record]:
     """Those with a value, which is what a chart can show."""
-    return [r for r in found if r["value"] is not None and r["value"] == r["value"]]
+    return [r for r in rows if r["value"] is not None and r["value"] == r["value"]]
 
 
 def note_table(
@@ -309,20 +309,20 @@ def prompt_pieces(document: Document) -> dict[str, list[str]]:
     return {f"{p['kind']} {p['index']}": p["pieces"] for p in document["prompts"]}
 
 
-def averaged(found: list[Record], *fields: str) -> list[Record]:
+def averaged(rows: list[Record], *fields: str) -> list[Record]:
     """The mean value over all records that agree in these fields."""
     values: dict[tuple[Any, ...], list[float]] = {}
-    for record in found:
+    for record in rows:
         values.setdefault(tuple(record[f] for f in fields), []).append(record["value"])
     return [
-        dict(zip(fields, place, strict=True)) | {"value": sum(own) / len(own)}
-        for place, own in values.items()
+        dict(zip(fields, place, strict=True)) | {"value": sum(several) / len(several)}
+        for place, several in values.items()
     ]
 
 
 def at_tokens(
     documents: Sequence[Document],
-    found: list[Record],
+    rows: list[Record],
     axis: str = "prompt",
     pieces_of: Callable[[Document], dict[str, list[str]]] = prompt_pieces,
 ) -> list[Record]:
@@ -332,13 +332,13 @@ def at_tokens(
 
     Args:
         documents: those of the records.
-        found: records with `position` and the axis.
+        rows: records with `position` and the axis.
         axis: whose label says which tokens.
         pieces_of: the tokens of each label in a document.
     """
     pieces = {model_name(document): pieces_of(document) for document in documents}
     placed = []
-    for record in found:
+    for record in rows:
         tokens = pieces[record["model"]][record[axis]]
         if record["position"] < len(tokens):
             token = markup.visible(tokens[record["position"]])

@@ -102,9 +102,9 @@ class TokenSpace:
         E(x) = sqrt(mean_v cos(x, u_v)^2 / mean_vw cos(u_v, u_w)^2): 1 for a vector that is as near
         to the readers as they are to each other.
         """
-        own = self.cosines.square().sum()
+        total = self.cosines.square().sum()
         seen = (x @ self.cosines.to(x.dtype) * x).sum(-1) / _squares(x)
-        return (seen.clamp(min=0) / own.to(x.dtype)).sqrt()
+        return (seen.clamp(min=0) / total.to(x.dtype)).sqrt()
 
     def holding(self, share: float) -> int:
         """The fewest directions that hold a share of all squared reading."""
@@ -224,7 +224,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 
 
 def _words(documents: Sequence[Document]) -> Any:
-    found: list[plots.Record] = []
+    rows: list[plots.Record] = []
     for document in documents:
         likely = [r for r in records([document], "top probability") if r["rank"] == 0]
         prompts = prompt_pieces(document)
@@ -233,9 +233,9 @@ def _words(documents: Sequence[Document]) -> Any:
             if record["position"] >= len(prompts[record["prompt"]]) - PICTURED:
                 texts = top[record["prompt"]][record["layer"]][record["position"]]
                 texts = [markup.visible(text) for text in texts]
-                found.append(record | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
+                rows.append(record | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
     picture = plots.heat(
-        found, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
+        rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
         sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
     )  # fmt: skip
     dark = {"test": "datum.value > 0.5", "value": "white"}
@@ -247,7 +247,7 @@ def _words(documents: Sequence[Document]) -> Any:
     along = {name: cells["encoding"].pop(name) for name in ("x", "y", "tooltip")}
     texts = {"mark": {"type": "text", "fontSize": 10}, "encoding": words}
     chart = picture | {"encoding": along, "layer": [cells, texts]}
-    return plots.chosen(chart, found, "model", "prompt")
+    return plots.chosen(chart, rows, "model", "prompt")
 
 
 @lens(

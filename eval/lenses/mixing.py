@@ -239,12 +239,12 @@ def changes(checkpoint: Checkpoint, seed: int) -> list[Change]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             kind, start = DRAWN, LanguageModel(config).to(device)
-    found = []
+    made = []
     for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True):
         before = triangles(first, config.context)
         for part, weights in triangles(mixer, config.context).items():
-            found.append(Change(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
-    return found
+            made.append(Change(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
+    return made
 
 
 @torch.no_grad()
@@ -256,7 +256,7 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str,
     nothing, its bias, is left out. Attention's pattern is held as it is for A, the weights alone,
     and OV, the values alone.
     """
-    x, found = model.with_positions(model.embed(tokens)), []
+    x, rows = model.with_positions(model.embed(tokens)), []
     D, generator = x.shape[-1], torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator))[0].to(x)
     acts: dict[str, Act] = {
@@ -282,9 +282,9 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str,
             size = plain.norm().clamp(min=TINY)
             for act, acting in acts.items():
                 value = float((part(acting(read)) - nothing - acting(plain)).norm() / size)
-                found.append({"layer": layer, "part": name, "act": act, "value": value})
+                rows.append({"layer": layer, "part": name, "act": act, "value": value})
         x = block.combine(x, block.token_mixer(read))
-    return found
+    return rows
 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:

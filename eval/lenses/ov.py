@@ -147,8 +147,8 @@ def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> 
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """Whether heads copy."""
-    found = [r for r in records(documents, "ov") if r["measure"] in ("copying", "effective rank")]
-    drawn = plots.bars(found, "head", None, row="measure", size=(620, 140), angle=-60)
+    rows = [r for r in records(documents, "ov") if r["measure"] in ("copying", "effective rank")]
+    drawn = plots.bars(rows, "head", None, row="measure", size=(620, 140), angle=-60)
     chart = drawn | {"resolve": {"scale": {"y": "independent"}}}
     return [
         plots.Figure(
@@ -156,7 +156,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             "What do heads write for what they read?",
             "Copying score of W_V W_O (1: all eigenvalues positive, it writes what it reads), and "
             "its effective rank.",
-            plots.by_model(chart, found),
+            plots.by_model(chart, rows),
         )
     ]
 

@@ -56,16 +56,16 @@ def toward(streams: Tensor, directions: Tensor) -> Tensor:
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """The last position's way on the plane of two tokens."""
-    found: list[plots.Record] = []
+    rows: list[plots.Record] = []
     for document in documents:
         steps = _points(document, "path", "layer")
-        found += [step | {"mark": str(step["layer"])} for step in steps]
+        rows += [step | {"mark": str(step["layer"])} for step in steps]
         ends = _points(document, "corners", "token")
         prompts = plots.options(ends, "prompt")
         for end in ends:
             pair = document["notes"]["pairs"][prompts.index(end["prompt"])]
             name = pair[0 if end.pop("token") == "first" else 1]
-            found.append(end | {"end": markup.visible(name)})
+            rows.append(end | {"end": markup.visible(name)})
     share = {"field": "share", "type": "quantitative", "format": ".3f"}
     way = {
         "order": {"field": "layer", "type": "quantitative"},
@@ -83,7 +83,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
         (at_ends, named, corner | {"text": {"field": "end"}}),
     ]
     chart = {
-        "data": plots.data(found),
+        "data": plots.data(rows),
         "width": 420,
         "height": 420,
         "encoding": {
@@ -98,7 +98,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             "How does the last position get to its answer?",
             "Its vector after each layer, on the plane of two tokens' output directions "
             "(diamonds): the answer and the runner-up.",
-            plots.chosen(chart, found, "model", "prompt"),
+            plots.chosen(chart, rows, "model", "prompt"),
         )
     ]
 

@@ -176,9 +176,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
 
     def fit() -> dict[str, Tensor]:
         streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
-        found = fit_sparse(streams[:, kept:].flatten(1, 2), asked)
-        judged = judge(found, streams[:, :kept].flatten(1, 2))
-        return {name: getattr(found, name) for name in WEIGHTS} | judged
+        trained = fit_sparse(streams[:, kept:].flatten(1, 2), asked)
+        judged = judge(trained, streams[:, :kept].flatten(1, 2))
+        return {name: getattr(trained, name) for name in WEIGHTS} | judged
 
     about = {"lens": "sparse", "layers": layers, "held out": kept, **asdict(asked)}
     tensors = fitted(request.store, checkpoint, about, [text.windows], fit)
@@ -186,8 +186,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     weights = {name: tensors[name] for name in WEIGHTS}
     autoencoder = SparseAutoencoder(**weights, active=asked.active)
     tokens = retelling_tokens(checkpoint)
-    told = streams_of(model, tokens)[layers]
-    features = autoencoder.encode(told.flatten(1, 2)).unflatten(1, tokens.shape)
+    shown = streams_of(model, tokens)[layers]
+    features = autoencoder.encode(shown.flatten(1, 2)).unflatten(1, tokens.shape)
     active = {
         layer: active_in_text(values, autoencoder.active)
         for layer, values in zip(layers, features, strict=True)

@@ -226,15 +226,15 @@ def logits_after(
 
 def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     """What a direction changes, and what it leaves."""
-    found = [r for r in records(documents, "swap") if r["place"] == "word"]
-    chart = plots.lines(found, "layer", "change of log-odds, nats", "measured", "by")
+    rows = [r for r in records(documents, "swap") if r["place"] == "word"]
+    chart = plots.lines(rows, "layer", "change of log-odds, nats", "measured", "by")
     return [
         plots.Figure(
             "steering-swap",
             "Does a swapped feature change what is said, and only that?",
             "One attribute's direction subtracted and another's added at the word: the swapped "
             "part ought to follow, the others to stay; a random direction of equal length beside.",
-            plots.chosen(chart, found, "model", "attribute"),
+            plots.chosen(chart, rows, "model", "attribute"),
         )
     ]
 

@@ -159,13 +159,13 @@ def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
 
     An attribute with fewer than two such words is left out: none can be swapped.
     """
-    found = {}
+    by_attribute = {}
     for attribute, words in WORDS.items():
         encoded = {word: _ids(tokenizer, f" {word}") for word in words.split()}
         single = {word: ids[0] for word, ids in encoded.items() if len(ids) == 1}
         if len(single) > 1:
-            found[attribute] = dict(list(single.items())[:MOST])
-    return found
+            by_attribute[attribute] = dict(list(single.items())[:MOST])
+    return by_attribute
 
 
 def following(words: dict[str, int], token: int) -> int:

@@ -72,11 +72,11 @@ class Tuned:
         n, D = len(model.blocks), weight.shape[1]
         return cls(torch.eye(D).to(weight).repeat(n, 1, 1), weight.new_zeros(n, D))
 
-    def choose(self, other: Tuned, mine: Tensor) -> Tuned:
+    def choose(self, other: Tuned, chosen: Tensor) -> Tuned:
         """These maps where `mine` `(n,)` says so, the other's elsewhere."""
         return Tuned(
-            torch.where(mine[:, None, None], self.weight, other.weight),
-            torch.where(mine[:, None], self.bias, other.bias),
+            torch.where(chosen[:, None, None], self.weight, other.weight),
+            torch.where(chosen[:, None], self.bias, other.bias),
         )
 
 
@@ -105,12 +105,12 @@ class Fit(NamedTuple):
 def fit(model: LanguageModel, windows: Sequence[Stories], descent: Descent, seed: int = 0) -> Fit:
     """Fits on the first windows, chooses on the second, and reports on the third."""
     train, choice, report = windows
-    identity, found = Tuned.plain(model), least_squares(model, train)
+    identity, descended = Tuned.plain(model), least_squares(model, train)
     if descent.steps:
-        found = descend(model, found, train, descent, seed)
-    gain = divergences(model, identity, choice) - divergences(model, found, choice)
+        descended = descend(model, descended, train, descent, seed)
+    gain = divergences(model, identity, choice) - divergences(model, descended, choice)
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
-    best = found.choose(identity, learnt)
+    best = descended.choose(identity, learnt)
     plain = divergences(model, identity, report)
     return Fit(best.weight, best.bias, learnt, plain, divergences(model, best, report))
 
@@ -132,11 +132,11 @@ def least_squares(model: LanguageModel, text: Stories) -> Tuned:
         if count >= EXAMPLES * D:
             break
     mean = total / count
-    own = products[..., :D] / count - mean[:-1, :, None] * mean[:-1, None]
+    covariance = products[..., :D] / count - mean[:-1, :, None] * mean[:-1, None]
     toward = products[..., D:] / count - mean[:-1, :, None] * mean[-1]
-    ridge = RIDGE * own.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
+    ridge = RIDGE * covariance.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-12)
     eye = torch.eye(D, dtype=torch.float64, device=device)
-    root = torch.linalg.cholesky(own + ridge[:, None, None] * eye)
+    root = torch.linalg.cholesky(covariance + ridge[:, None, None] * eye)
     weight = torch.cholesky_solve(toward, root)
     mean = mean + near
     bias = mean[-1] - (mean[:-1, None] @ weight)[:, 0]
@@ -178,7 +178,7 @@ def descend(
 @torch.no_grad()
 def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
     """D(output || layer) in bits of every window, meaned over its positions, `(N, n)`."""
-    found = []
+    parts = []
     for _, streams in text.batches(WIDEST // model.config.vocab_size):
         output = model.logits(streams[-1]).float().log_softmax(-1)
         share = output.exp()
@@ -187,8 +187,8 @@ def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
             floor - (share * lens.read(model, layer, stream).float().log_softmax(-1)).sum(-1)
             for layer, stream in enumerate(streams[:-1])
         ]
-        found.append(torch.stack(by_layer, dim=-1).mean(1) / math.log(2))
-    return torch.cat(found)
+        parts.append(torch.stack(by_layer, dim=-1).mean(1) / math.log(2))
+    return torch.cat(parts)
 
 
 def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories, Stories]:

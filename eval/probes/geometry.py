@@ -125,14 +125,14 @@ def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
     """Orthonormal directions of the hidden `(k, D)` embeddings that norms remove, `(k D, R)`."""
     k, D = embeddings.shape
     bound = NULL * torch.linalg.matrix_norm(J, ord=2)
-    found = []
+    columns = []
     for i, e in enumerate(embeddings):
         for direction in (torch.ones_like(e), e - e.mean(), e):
             column = torch.zeros(k, D).to(J)
             column[i] = direction / direction.norm().clamp(min=1e-30)
             if (J @ column.flatten()).norm() <= bound:
-                found.append(column.flatten())
-    if not found:
+                columns.append(column.flatten())
+    if not columns:
         return J.new_zeros(k * D, 0)
-    basis, values, _ = torch.linalg.svd(torch.stack(found, dim=1), full_matrices=False)
+    basis, values, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)
     return basis[:, values > 1e-6]

@@ -163,11 +163,11 @@ def score_inverter(
 ) -> tuple[Score, Score]:
     """How well it says the shown (self) and the hidden (non-self) tokens of other stories."""
     V, T = len(circuit.vocabulary), windows.shape[1]
-    own, other = Score(V), Score(V)
+    of_shown, of_hidden = Score(V), Score(V)
     hidden = [t for t in range(T) if t not in set(inverter.shown)]
     for batch in windows.split(max(1, tokens_at_once(circuit.model) // T)):
         logits = inverter(shown.select(circuit.of_tokens(batch)))
-        for score, positions in ((own, inverter.shown), (other, hidden)):
+        for score, positions in ((of_shown, inverter.shown), (of_hidden, hidden)):
             if positions:
                 score.add(logits[:, positions].flatten(0, 1), batch[:, positions].flatten())
-    return own, other
+    return of_shown, of_hidden

@@ -71,9 +71,9 @@ def sentence_pairs(
         CorpusError: the corpus cannot be read.
     """
     seen = {tuple(tokens) for tokens in unlike.sentences} if unlike else set()
-    found = Pairs([], [])
+    pairs = Pairs([], [])
     for story in text.stories(use):
-        if count is not None and len(found) == count:
+        if count is not None and len(pairs) == count:
             break
         parts = _END.split(story.strip())
         if len(parts) < 3:
@@ -86,9 +86,9 @@ def sentence_pairs(
         tokens, body = tokens[:context], body[:context] if sentence == "first" else body[-context:]
         if tokens and body and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
-            found.sentences.append(tokens)
-            found.stories.append(body)
-    return found
+            pairs.sentences.append(tokens)
+            pairs.stories.append(body)
+    return pairs
 
 
 @torch.no_grad()
@@ -106,12 +106,12 @@ def states(
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     batch = batch or _texts_at_once(model)
     layers = len(model.blocks) + 1
-    found = torch.empty(layers, len(texts), model.config.d_model)
+    means = torch.empty(layers, len(texts), model.config.d_model)
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
         for layer, x in enumerate(_pooled(model, [texts[i] for i in chosen], pool)):
-            found[layer, chosen] = x.float().cpu()
-    return found
+            means[layer, chosen] = x.float().cpu()
+    return means
 
 
 def _texts_at_once(model: LanguageModel) -> int:
@@ -148,8 +148,8 @@ def nearer(sentences: Tensor, stories: Tensor) -> Tensor:
         stories: `(N, D)`, N >= Q; the first Q are the sentences' own, in order.
     """
     likeness = F.normalize(sentences, dim=-1) @ F.normalize(stories, dim=-1).T
-    own = likeness.diagonal()[:, None]
-    return (~(likeness < own)).sum(1) - 1
+    truth = likeness.diagonal()[:, None]
+    return (~(likeness < truth)).sum(1) - 1
 
 
 def top1(better: Tensor, pool: int, candidates: int) -> Interval:
@@ -165,9 +165,9 @@ def top1(better: Tensor, pool: int, candidates: int) -> Interval:
     """
     if not 2 <= candidates <= pool:
         raise RequestError(f"{candidates} candidates: allowed are 2 to {pool}, the stories here")
-    left, drawn = (pool - 1 - better).double(), candidates - 1
-    log = _log_choose(left, drawn) - _log_choose(torch.tensor(pool - 1.0).double(), drawn)
-    chances = torch.where(left >= drawn, log.exp(), 0.0).tolist()
+    remaining, drawn = (pool - 1 - better).double(), candidates - 1
+    log = _log_choose(remaining, drawn) - _log_choose(torch.tensor(pool - 1.0).double(), drawn)
+    chances = torch.where(remaining >= drawn, log.exp(), 0.0).tolist()
     return share(chances, [1] * len(chances), range(len(chances)), [0] * len(chances))
 
 
@@ -200,7 +200,7 @@ def fit_on_pairs(
     pairs: Pairs,
     pool: str,
     settings: PairFit,
-    told: Callable[[int, float], None] = lambda step, loss: None,
+    report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> LanguageModel:
     """A copy of the model, fitted so that pairs are alike after its last block.
 
@@ -209,7 +209,7 @@ def fit_on_pairs(
         pairs: what to fit on.
         pool: last or mean.
         settings: of the fit.
-        told: called after each step with its number and loss in nats.
+        report: called after each step with its number and loss in nats.
 
     Raises:
         RequestError: fewer pairs than a batch.
@@ -236,13 +236,13 @@ def fit_on_pairs(
                 *_, x = _pooled(fitted, [texts[i] for i in now], pool)
                 ends.append(F.normalize(x, dim=-1))
             scores = ends[0] @ ends[1].T / settings.temperature
-            own = torch.arange(len(now), device=scores.device)
-            loss = (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+            truth = torch.arange(len(now), device=scores.device)
+            loss = (F.cross_entropy(scores, truth) + F.cross_entropy(scores.T, truth)) / 2
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(fitted.parameters(), 1.0)
             optimizer.step()
-            told(step + 1, loss.item())
+            report(step + 1, loss.item())
     return fitted.eval().requires_grad_(False)
 
 
@@ -313,12 +313,12 @@ class Match:
 
 
 def _rows(checkpoint: Checkpoint, sentence: str, request: MatchRequest) -> Iterator[Row]:
-    own, others, fitted_on = _collect(checkpoint, sentence, request)
-    stories, total = own.stories + others, len(own) + len(others)
+    pairs, others, fitted_on = _collect(checkpoint, sentence, request)
+    stories, total = pairs.stories + others, len(pairs) + len(others)
     counts = [n for n in (LEAST << i for i in range(20)) if n <= min(total, request.candidates)]
     for pool in request.pools:
         model = checkpoint.model
-        at_sentences = states(model, own.sentences, pool)
+        at_sentences = states(model, pairs.sentences, pool)
         at_stories = states(model, stories, pool)
         readings: list[tuple[str, int, Tensor, Tensor]] = []
         for layer, (s, t) in enumerate(zip(at_sentences, at_stories, strict=True)):
@@ -326,7 +326,7 @@ def _rows(checkpoint: Checkpoint, sentence: str, request: MatchRequest) -> Itera
             readings.append(("centred", layer, s - s.mean(0), t - t.mean(0)))
         if request.fit.steps:
             model = fit_on_pairs(model, fitted_on, pool, request.fit)
-            s, t = (states(model, texts, pool)[-1] for texts in (own.sentences, stories))
+            s, t = (states(model, texts, pool)[-1] for texts in (pairs.sentences, stories))
             readings.append(("fitted", len(model.blocks), s, t))
         for method, layer, s, t in readings:
             better = nearer(s, t)
@@ -337,7 +337,7 @@ def _rows(checkpoint: Checkpoint, sentence: str, request: MatchRequest) -> Itera
                     "pool": pool,
                     "method": method,
                     "candidates": n,
-                    "queries": len(own),
+                    "queries": len(pairs),
                     "top1": recovered.estimate,
                     "low": recovered.low,
                     "high": recovered.high,

@@ -154,9 +154,9 @@ def asked(placed: list[Score], ends: bool = True) -> list[Score]:
         ends: before and after training alone.
     """
     kept = []
-    for own in group(placed, lambda s: (s.model, s.prompts)).values():
-        most = min((s.task for s in own if not s.task.nonself), default=None)
-        kept += [s for s in own if s.task.nonself or s.task == most]
+    for several in group(placed, lambda s: (s.model, s.prompts)).values():
+        most = min((s.task for s in several if not s.task.nonself), default=None)
+        kept += [s for s in several if s.task.nonself or s.task == most]
     return [s for s in kept if not ends or s.phase != BETWEEN]
 
 
@@ -166,8 +166,8 @@ def deepest(placed: list[Score]) -> list[Score]:
     Blocks come before other parts.
     """
     kept = []
-    for own in group(placed, lambda s: (s.model, s.task, s.prompts)).values():
-        sites = group(own, lambda s: (s.part, s.layer))
+    for several in group(placed, lambda s: (s.model, s.task, s.prompts)).values():
+        sites = group(several, lambda s: (s.part, s.layer))
 
         def merit(site: tuple[str, int], sites: dict = sites) -> tuple[bool, int, int, str]:
             part, layer = site

@@ -147,11 +147,11 @@ def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
     """Records by panel, in their order: `(model, title, records)`."""
     several = len({r["prompts"] for r in records}) > 1
     panels = group(records, lambda r: (r["model"], r["prompts"], r["part"], r["task"]))
-    found = []
-    for (model, prompts, part, task), own in panels.items():
+    drawn = []
+    for (model, prompts, part, task), rows in panels.items():
         title = task_label(task) + (f", {prompt_set(prompts)}" if several else "")
-        found.append((model, title if part == "block" else f"{title}, {part}", own))
-    return found
+        drawn.append((model, title if part == "block" else f"{title}, {part}", rows))
+    return drawn
 
 
 def _counted(record: Record) -> str:

@@ -80,10 +80,10 @@ def _on_self_tokens(placed: list[Score]) -> list[Markup]:
     task = min(s.task for s in asked)
     hits, counts = zip(*(s.counted for s in asked if s.task == task), strict=True)
     tokens, missed = sum(counts), sum(counts) - sum(hits)
-    found = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
+    share = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
     shown = f"the first {task.hidden} hidden" if task.hidden else "every position shown"
     text = "With {}, exact search {}{} of {:,} tokens, counted at every layer and checkpoint."
-    return [Markup(text).format(shown, "" if missed else "recovers ", found, tokens)]
+    return [Markup(text).format(shown, "" if missed else "recovers ", share, tokens)]
 
 
 def _enumerate(parts: list[Markup]) -> Markup:

@@ -50,18 +50,18 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
     for document in documents:
         by_lens[document["lens"]][_weights(document)] = _named(document, names)
     known = lenses()
-    found = []
+    parts = []
     for name in [*known, *(name for name in by_lens if name not in known)]:
-        own = [document for _, document in sorted(by_lens[name].items())]
-        if own:
-            about = own[0]["about"]
+        several = [document for _, document in sorted(by_lens[name].items())]
+        if several:
+            about = several[0]["about"]
             about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
-            found.append(_section(name, about, own, known.get(name)))
+            parts.append(_section(name, about, several, known.get(name)))
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
         drawn = _retrieval([_named(row, names) for row in matched])
-        found.append(Section("retrieval", "Retrieval", about, drawn))
-    return found
+        parts.append(Section("retrieval", "Retrieval", about, drawn))
+    return parts
 
 
 def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> Section:
@@ -79,9 +79,9 @@ def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Docume
     return sorted(documents, key=lambda document: order.get(document.get("key"), -1))
 
 
-def _names(found: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
+def _names(given: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
     """What each checkpoint is called: of several of one name and step, the weights say which."""
-    every = {_weights(one) for one in found}
+    every = {_weights(one) for one in given}
     alike = Counter((name, step) for name, step, _ in every)
     return {
         (name, step, weights): f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
@@ -89,28 +89,29 @@ def _names(found: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
     }
 
 
-def _weights(found: Document | Row) -> tuple[str, int, str]:
+def _weights(one: Document | Row) -> tuple[str, int, str]:
     """One model at one training step."""
-    about = found["checkpoint"]
+    about = one["checkpoint"]
     return about["name"], about["step"], about.get("weights_sha256", "")
 
 
-def _named(found: Document | Row, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
-    return {**found, "checkpoint": found["checkpoint"] | {"name": names[_weights(found)]}}
+def _named(one: Document | Row, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
+    return {**one, "checkpoint": one["checkpoint"] | {"name": names[_weights(one)]}}
 
 
 def _retrieval(rows: Sequence[Row]) -> list[Figure]:
     """Top-1 by number of candidates."""
     shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
-    found = [
+    records = [
         {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
         for row in rows
     ]
-    found = [r for r in found if r["pool"] == "mean"] or found
+    records = [r for r in records if r["pool"] == "mean"] or records
     last = {
-        m: max(r["layer"] for r in found if r["model"] == m) for m in plots.options(found, "model")
+        m: max(r["layer"] for r in records if r["model"] == m)
+        for m in plots.options(records, "model")
     }
-    deepest = [r for r in found if r["layer"] == last[r["model"]]]
+    deepest = [r for r in records if r["layer"] == last[r["model"]]]
     from_low = {"scale": {"zero": False}}
     chart = plots.lines(deepest, "candidates", "found first", "model", "method",
                         x_scale={"type": "log", "base": 2}, upright=from_low)  # fmt: skip

@@ -133,14 +133,14 @@ def _environment() -> Environment:
 def _steps(placed: list[Score]) -> dict[str, str]:
     """The first and the last step of each model, and how many training seeds it has."""
     ends = [s for s in placed if s.phase in (BEFORE, AFTER)]
-    found = {}
-    for model, own in group(ends, lambda s: s.model).items():
+    texts = {}
+    for model, several in group(ends, lambda s: s.model).items():
         seeds = max(
-            len({weights(s.row) for s in at}) for at in group(own, lambda s: s.step).values()
+            len({weights(s.row) for s in at}) for at in group(several, lambda s: s.step).values()
         )
-        steps = " → ".join(f"{step:,}" for step in sorted({s.step for s in own}))
-        found[model] = steps + (f", {seeds} seeds" if seeds > 1 else "")
-    return found
+        steps = " → ".join(f"{step:,}" for step in sorted({s.step for s in several}))
+        texts[model] = steps + (f", {seeds} seeds" if seeds > 1 else "")
+    return texts
 
 
 def _panels(records: list[Record], field: str) -> list[tuple[str, list[figures.Panel]]]:

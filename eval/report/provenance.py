@@ -11,10 +11,10 @@ from eval.schema import Row
 
 def collisions(placed: list[Score]) -> list[dict[str, Any]]:
     """Positions at which an exact search could not tell several tokens apart."""
-    found = []
+    lines = []
     for score in once(placed):
         row, hidden = score.row, hidden_positions(score.row)
-        found += [
+        lines += [
             {
                 "model": score.model,
                 "step": score.step,
@@ -27,30 +27,30 @@ def collisions(placed: list[Score]) -> list[dict[str, Any]]:
             }
             for collision in row["collisions"]
         ]
-    return found
+    return lines
 
 
 def checkpoints(placed: list[Score]) -> list[dict[str, Any]]:
     """Every checkpoint asked about, once, with the largest floor measured on it."""
-    found = []
-    for model, own in group(placed, lambda s: s.model).items():
-        groups = group(own, lambda s: (s.step, s.row["checkpoint"]["path"]))
+    lines = []
+    for model, several in group(placed, lambda s: s.model).items():
+        groups = group(several, lambda s: (s.step, s.row["checkpoint"]["path"]))
         for _, cell in sorted(groups.items(), key=lambda item: item[0]):
             floors = [s.row["floor"] for s in cell if s.row["floor"] is not None]
             place = {"label": model, "floor": max(floors, default=None)}
-            found.append(cell[0].row["checkpoint"] | place)
-    return found
+            lines.append(cell[0].row["checkpoint"] | place)
+    return lines
 
 
 def methods(placed: list[Score]) -> list[dict[str, Any]]:
     """Every method used, with its settings and what it cost."""
     groups = group(once(placed), lambda s: s.method)
-    found = []
+    lines = []
     for name in column_order(set(groups)):
-        own = [s.row for s in groups[name]]
-        settings = [", ".join(_setting(*item) for item in row["settings"].items()) for row in own]
-        found.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(own))
-    return found
+        rows = [s.row for s in groups[name]]
+        settings = [", ".join(_setting(*item) for item in row["settings"].items()) for row in rows]
+        lines.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(rows))
+    return lines
 
 
 def totals(placed: list[Score]) -> dict[str, Any]:

@@ -106,11 +106,11 @@ def sample(placed: list[Score], verdicts: Verdicts, cells: int = CELLS) -> Sampl
     with_others = bool(whole) and _cost(whole[0].sheets + whole[0].others) <= cells / 2
     drawn: list[Prompt] = []
     for i, key in enumerate(keys):
-        own = groups[key]
+        several = groups[key]
         if turns:
-            models = list(group(own, lambda s: s.model).values())
-            own = models[i % len(models)]
-        prompt = _prompt(own, verdicts, with_others)
+            models = list(group(several, lambda s: s.model).values())
+            several = models[i % len(models)]
+        prompt = _prompt(several, verdicts, with_others)
         cost = _cost(prompt.sheets + prompt.others)
         if drawn and cost > cells:
             break
@@ -166,8 +166,8 @@ def _prompt(placed: list[Score], verdicts: Verdicts, others: bool = True) -> Pro
     """Of each model and slice the sheet of the deepest site, blocks before other parts."""
     models = list(group(placed, lambda s: s.model))
     first, rest = [], []
-    for own in group(placed, lambda s: (s.model, s.row["slice"])).values():
-        sites = group(own, lambda s: (s.part == "block", s.layer, s.part))
+    for shown in group(placed, lambda s: (s.model, s.row["slice"])).values():
+        sites = group(shown, lambda s: (s.part == "block", s.layer, s.part))
         top = max(sites, key=lambda site: site[:2])
         first.append(_sheet(sites.pop(top), verdicts))
         rest += [_sheet(several, verdicts) for several in sites.values() if others]
@@ -188,10 +188,10 @@ def _verdict_strip(phase: str, joined: Joined) -> Strip:
 def _strip(phase: str, name: str, row: Row) -> Strip:
     cells = []
     verdicts = row["verdict"] or [NOT_FOUND] * row["length"]  # a shuffled target has none
-    for true, found, text, verdict in zip(
+    for true, token, text, verdict in zip(
         row["truth"], row["found"], row["found_text"], verdicts, strict=True
     ):
-        mark = "a" if verdict == "ambiguous" else "" if found == true else "w"
+        mark = "a" if verdict == "ambiguous" else "" if token == true else "w"
         cells.append((mark, visible(text)))
     correct = sum(t == f for t, f in zip(row["truth"], row["found"], strict=True))
     return Strip(phase, name, cells, correct)

@@ -65,7 +65,7 @@ def by_layer(placed: list[Score]) -> list[Record]:
 def by_step(placed: list[Score]) -> list[Record]:
     """The summary's questions at the deepest site, for models with more than two steps."""
     several = group(placed, lambda s: s.model).values()
-    long = [s for own in several if len({s.step for s in own}) > 2 for s in own]
+    long = [s for line in several if len({s.step for s in line}) > 2 for s in line]
     return records(deepest(asked(long, ends=False)), *PLACE, "column", "step")
 
 
@@ -75,8 +75,8 @@ def by_value(placed: list[Score], name: str) -> list[Record]:
     curves = group(
         known, lambda s: (s.model, s.task, s.prompts, s.part, s.layer, s.phase, s.column)
     )
-    varied = [own for own in curves.values() if len({getattr(s, name) for s in own}) > 2]
-    return records(deepest([s for own in varied for s in own]), *PLACE, "phase", "column", name)
+    varied = [line for line in curves.values() if len({getattr(s, name) for s in line}) > 2]
+    return records(deepest([s for line in varied for s in line]), *PLACE, "phase", "column", name)
 
 
 def records(placed: Sequence[Score], *by: str) -> list[Record]:
@@ -106,7 +106,7 @@ def records(placed: Sequence[Score], *by: str) -> list[Record]:
 
 
 def pivot(
-    found: Iterable[Record],
+    rows: Iterable[Record],
     lines: Sequence[str] = PLACE,
     cells: Sequence[str] = ("phase", "column"),
 ) -> list[Record]:
@@ -116,11 +116,11 @@ def pivot(
     prompts in words.
     """
     pivoted = []
-    for key, own in group(found, lambda r: tuple(r[name] for name in lines)).items():
-        counts = sorted({r["count"] for r in own})
+    for key, several in group(rows, lambda r: tuple(r[name] for name in lines)).items():
+        counts = sorted({r["count"] for r in several})
         pivoted.append(
             dict(zip(lines, key, strict=True))
-            | {"cells": {tuple(r[name] for name in cells): r for r in own}}
+            | {"cells": {tuple(r[name] for name in cells): r for r in several}}
             | {"count": f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"}
         )
     return pivoted
@@ -129,8 +129,8 @@ def pivot(
 def nested(lines: list[Record]) -> list[tuple[str, list[list[Record]]]]:
     """Lines by model, and within it by question and prompt set."""
     return [
-        (model, list(group(own, lambda r: (r["task"], r["prompts"])).values()))
-        for model, own in group(lines, lambda r: r["model"]).items()
+        (model, list(group(several, lambda r: (r["task"], r["prompts"])).values()))
+        for model, several in group(lines, lambda r: r["model"]).items()
     ]
 
 
@@ -147,14 +147,14 @@ def by_method(
     )
     several = group(of_methods, lambda line: line["model"])
     return [
-        (model, own, several[model]) for model, own in group(lines, lambda r: r["model"]).items()
+        (model, rows, several[model]) for model, rows in group(lines, lambda r: r["model"]).items()
     ]
 
 
 def varied(placed: list[Score]) -> list[Record]:
     """Controls, noise, ablations, padding: one line per question that is not a plain one."""
     apart = group([s for s in placed if s.variation], lambda s: s.variation)
-    kept = [s for own in apart.values() for s in asked(own, ends=False)]
+    kept = [s for several in apart.values() for s in asked(several, ends=False)]
     return pivot(records(kept, *VARIED, "method"), VARIED, ("method",))
 
 
@@ -193,11 +193,11 @@ def terminal_table(rows: list[Row]) -> str:
     Raises:
         RequestError: there are no rows.
     """
-    found = summary_table(rows)
-    several = len({r["prompts"] for r in found}) > 1
-    known = {(r["phase"], r["column"]) for r in found}
+    summary = summary_table(rows)
+    several = len({r["prompts"] for r in summary}) > 1
+    known = {(r["phase"], r["column"]) for r in summary}
     columns = [(phase, column) for phase in (BEFORE, AFTER)
-               for column in column_order({r["column"] for r in found})
+               for column in column_order({r["column"] for r in summary})
                if (phase, column) in known]  # fmt: skip
     lines = [
         [
@@ -207,7 +207,7 @@ def terminal_table(rows: list[Row]) -> str:
             *(percent(line["cells"][c]["top1"]) if c in line["cells"] else NONE for c in columns),
             line["count"],
         ]
-        for line in pivot(found)
+        for line in pivot(summary)
     ]
     headings = [f"{phase}\n{method(column).word}" for phase, column in columns]
     title = "Tokens recovered before and after training, % (top-1)"

@@ -184,8 +184,8 @@ def gradient(
             taking = partial(descend, **settings)
             return drive(batch, chance, taking, total, every, shared.get("objective", "relative"))
 
-        own = inspect.signature(descend).parameters.values()
-        settings = first | {p.name: p.default for p in own if p.kind is KEYWORD} | last
+        parameters = inspect.signature(descend).parameters.values()
+        settings = first | {p.name: p.default for p in parameters if p.kind is KEYWORD} | last
         asked = [inspect.Parameter(n, KEYWORD, default=value) for n, value in settings.items()]
         solve.__signature__ = inspect.Signature(asked)  # pyright: ignore[reportAttributeAccessIssue]
         said = "".join(f"\n    {name}: {SETTINGS[name]}" for name in first | last)

@@ -35,28 +35,28 @@ def explain(
     """
     k = len(changes)
     lengths = [change.square().sum(dim=1) for change in changes]
-    # the position that explains most goes first: what is left for the others is least blurred
+    # the position that explains most goes first: what remains for the others is least blurred
     order = sorted(range(k), key=lambda j: -float(lengths[j].mean()))
-    left, chosen = missing[None], torch.zeros(1, k, dtype=torch.long, device=missing.device)
+    remaining, chosen = missing[None], torch.zeros(1, k, dtype=torch.long, device=missing.device)
     for j in order:
-        apart = left.square().sum(dim=1)[:, None] + lengths[j] - 2 * left @ changes[j].T
+        apart = remaining.square().sum(dim=1)[:, None] + lengths[j] - 2 * remaining @ changes[j].T
         best = apart.flatten().topk(min(beams, apart.numel()), largest=False).indices
         beam, picked = best // len(changes[j]), best % len(changes[j])
         chosen = chosen[beam].clone()
         chosen[:, j] = picked
-        left = left[beam] - changes[j][picked]
+        remaining = remaining[beam] - changes[j][picked]
     if k > 1 and generator is not None:
         rows = [torch.randint(len(c), (beams,), generator=generator) for c in changes]
         drawn = torch.stack(rows, dim=1).to(chosen)
         chosen = torch.cat([chosen, drawn])
         taken = torch.stack([changes[j][drawn[:, j]] for j in range(k)]).sum(dim=0)
-        left = torch.cat([left, missing - taken])
+        remaining = torch.cat([remaining, missing - taken])
     if k > 1:
         for j in list(range(k)) * PASSES:
-            left = left + changes[j][chosen[:, j]]
-            chosen[:, j] = (lengths[j] - 2 * left @ changes[j].T).argmin(dim=1)
-            left = left - changes[j][chosen[:, j]]
-    ranked = chosen[left.square().sum(dim=1).argsort()]
+            remaining = remaining + changes[j][chosen[:, j]]
+            chosen[:, j] = (lengths[j] - 2 * remaining @ changes[j].T).argmin(dim=1)
+            remaining = remaining - changes[j][chosen[:, j]]
+    ranked = chosen[remaining.square().sum(dim=1).argsort()]
     return _different(ranked)[:keep]
 
 

@@ -70,10 +70,10 @@ def expected(
         hidden, after = whole.extend(token, after)
         logits = model.logits(hidden.to(model.embedding.weight.dtype))[:, -1]
         prior = logits.to(apart).log_softmax(dim=-1)
-    found, scores = torch.cat(tokens, dim=1), torch.stack(all_scores, dim=1)
+    chosen, scores = torch.cat(tokens, dim=1), torch.stack(all_scores, dim=1)
     seconds, spent = (time.perf_counter() - started) / P, S * (scores.shape[-1] + 1)
     return [
-        problem.ranked(p, Answer(found[p], scores[p], evaluations=spent, seconds=seconds))
+        problem.ranked(p, Answer(chosen[p], scores[p], evaluations=spent, seconds=seconds))
         for p in range(P)
     ]
 

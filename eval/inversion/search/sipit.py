@@ -62,13 +62,13 @@ def sipit(
         spent += count.cpu()
         if t + 1 < T:
             state = circuit.prefix(token[:, None], state)
-    found, near = torch.stack(tokens, dim=1), torch.stack(scores, dim=1)
+    chosen, near = torch.stack(tokens, dim=1), torch.stack(scores, dim=1)
     certain, seconds = torch.stack(proved).all(dim=0), time.perf_counter() - started
     return [
         problem.ranked(
             p,
             Answer(
-                tokens=found[p],
+                tokens=chosen[p],
                 scores=near[p],
                 certificate="residual" if certain[p] else None,
                 evaluations=int(spent[p]),

@@ -60,7 +60,7 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
     whole, cut = join(circuits)
     started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
-    found, distances = [], []
+    chosen, distances = [], []
 
     def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
         outputs = cut(circuit.step(x[:, None], state)[:, 0])
@@ -88,14 +88,14 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
         if len(problems) > 1 and (tokens != tokens[0]).any():
             return [_sweep([problem], coarse)[0] for problem in problems]
         token = tokens[0, :, None]
-        found.append(tokens[0])
+        chosen.append(tokens[0])
         distances.append(each)
         if watched():
-            tell(_progress(problems[0], found, [apart[0] for apart in distances]))
+            tell(_progress(problems[0], chosen, [apart[0] for apart in distances]))
         state = whole.prefix(token, state)
         rough = whole.coarse.prefix(token, rough) if coarse else None
     seconds = (time.perf_counter() - started) / P / len(problems)
-    tokens = torch.stack(found, dim=1)
+    tokens = torch.stack(chosen, dim=1)
     proof = "screened" if coarse else "enumerated"
     return [
         _answers(
@@ -105,12 +105,12 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
     ]
 
 
-def _progress(problem: Problem, found: list[Tensor], distances: list[Tensor]) -> SoFar:
+def _progress(problem: Problem, chosen: list[Tensor], distances: list[Tensor]) -> SoFar:
     nearest = torch.stack([apart.amin(dim=1) for apart in distances], dim=1)
     second = distances[-1].topk(2, dim=1, largest=False).values[:, 1]
-    t = len(found)
+    t = len(chosen)
     settled, margins = nearest <= problem.limit[:, :t], (second / problem.floor[:, t - 1]).log2()
-    return SoFar(torch.stack(found, dim=1), settled, margins)
+    return SoFar(torch.stack(chosen, dim=1), settled, margins)
 
 
 def _answers(problem: Problem, swept: "Swept", proof: str, seconds: float) -> list[Answer]:
@@ -147,15 +147,15 @@ def sweep_from(problem: Problem, state: State | None) -> Swept:
         problem: the first k positions hidden.
         state: those of each prompt; None if k is 0.
     """
-    found, distances = [], []
+    chosen, distances = [], []
     for t in range(problem.target.shape[1]):
         distance = try_all(problem, t, state)
         token = distance.argmin(dim=-1, keepdim=True)
-        found.append(token)
+        chosen.append(token)
         distances.append(distance)
         if t + 1 < problem.target.shape[1]:
             state = problem.circuit.prefix(token, state)
-    return Swept(torch.cat(found, dim=1), torch.stack(distances, dim=1))
+    return Swept(torch.cat(chosen, dim=1), torch.stack(distances, dim=1))
 
 
 def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
