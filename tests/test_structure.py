@@ -17,6 +17,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "SmolLM2 from PyPI": ("arch", 170, 130),
     "reading by linear maps, SipIt": ("eval", 610, 180),
     "a recurrent mixer": ("arch", 110, 5),
+    "hiding any tokens": ("eval", 130, 100),
     "claims asked of stand-ins, and again": ("eval", 220, 110),
     "comparisons of experiments": ("eval", 330, 150),
     "a loss for earlier tokens": ("train", 70, 115),
