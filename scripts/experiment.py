@@ -33,6 +33,7 @@ from eval.information.page import figures, page
 from eval.information.task import Design, Sampler, plan_bits
 from eval.models import Checkpoint, open_models
 from eval.rows import Results, Row, read_rows, write_rows
+from eval.tables import Table
 from eval.tasks import Task, open_results, run_tasks
 from scripts import recall, recoveries, repeats
 from scripts.recall import Asked, Recall, RecallTask
@@ -116,10 +117,18 @@ class Measure(NamedTuple):
     Attributes:
         plan: of a design and a corpus.
         figures: of the page, from a registration as it is written and its rows.
+        cells: of the page, a table of everything that was measured; None for none.
     """
 
     plan: Callable[[dict[str, Any], str], Plan]
     figures: Callable[[dict[str, Any], Sequence[Row]], list[Figure]]
+    cells: Callable[[Sequence[Row]], Table] | None = None
+
+    def page(self, registration: Registration, rows: Sequence[Row], beside: str) -> str:
+        """The page, whose figures' names begin with `beside`."""
+        drawn = self.figures(registration.plain, rows)
+        table = self.cells(rows) if self.cells else None
+        return page(registration.plain, registration.hash, rows, drawn, beside, table)
 
 
 def _bits(design: dict[str, Any], corpus: str) -> Plan:
@@ -163,7 +172,7 @@ MEASURES = {
     "recall": Measure(_recall, recall.figures),
     "windows": Measure(_prices, repeats.figures),
     "measured": Measure(_bits, figures),
-    "recovered": Measure(_recoveries, recoveries.figures),
+    "recovered": Measure(_recoveries, recoveries.figures, recoveries.every_cell),
 }
 """By the first entry of a design that is among them."""
 
@@ -260,10 +269,11 @@ def write_page(registration: Registration, rows: list[Row], path: Path) -> None:
             "a registration that was changed is another one: give it another name"
         )
     start = f"{registration.name}-"
-    drawn = measure_of(registration).figures(registration.plain, rows)
+    measure = measure_of(registration)
+    drawn = measure.figures(registration.plain, rows)
     write_figures(FOLDER, [replace(f, name=start + f.name) for f in drawn], "svg")
     beside = f"{os.path.relpath(FOLDER, path.parent)}/{start}"
-    write_text(path, page(registration.plain, registration.hash, rows, drawn, beside))
+    write_text(path, measure.page(registration, rows, beside))
 
 
 def main(arguments: list[str] | None = None) -> int:

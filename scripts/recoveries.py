@@ -14,6 +14,7 @@ asked where it is missing. `prompts` are the first so many, if not all.
 """
 
 import random
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -22,7 +23,7 @@ from typing import Any
 from eval import plots
 from eval.drawing import Figure
 from eval.errors import RequestError
-from eval.information.contrasts import mean_of
+from eval.information.contrasts import Record, mean_of
 from eval.information.hypotheses import records
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import plan
@@ -30,6 +31,8 @@ from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
 from eval.schema import Row
 from eval.slices import Slice
+from eval.statistics import Interval
+from eval.tables import Table
 from eval.tasks import Task
 from eval.text import Prompt, held_out_text, inside_prompts, padded
 
@@ -111,6 +114,28 @@ def figures(registration: Mapping[str, Any], rows: Sequence[Row]) -> list[Figure
     if any(each["filled"] != NOTHING for each in flat):
         return [_against_positions(flat)]
     return [_against_work(flat, registration["design"]["budget"]), _against_hidden(flat)]
+
+
+def every_cell(rows: Sequence[Row]) -> Table:
+    """Every cell's shares in per cent with their intervals, its work and its pairs."""
+    places = ("architecture", "step", "hidden", "shown", "filled", "upto", "method")
+    shares = {"whole": "whole", "named": "hidden named", "seen": "shown named",
+              "arrived": "arrived"}  # fmt: skip
+    grouped: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records(rows):
+        grouped.setdefault(tuple(record[name] for name in places), []).append(record)
+    lines = []
+    for place, group in sorted(grouped.items()):
+        known = [mean_of(group, value) for value in shares]
+        work = statistics.median(record["spent"] for record in group)
+        means = ["–" if each is None else _percent(each[0]) for each in known]
+        lines.append([*map(str, place), *means, f"{work:,.0f}", str(len(group))])
+    return Table([*places, *shares.values(), "tokens, median", "pairs"], lines)
+
+
+def _percent(share: Interval) -> str:
+    estimate, low, high = (100 * each for each in share)
+    return f"{estimate:.0f} ({low:.0f} to {high:.0f})"
 
 
 def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:

@@ -23,6 +23,7 @@ def page(
     rows: Sequence[Row],
     drawn: Sequence[Figure],
     beside: str,
+    cells: Table | None = None,
 ) -> str:
     """The page.
 
@@ -32,6 +33,7 @@ def page(
         rows: of this registration.
         drawn: the figures.
         beside: what their files' names begin with, seen from the page.
+        cells: everything that was measured.
     """
     findings = judge(registration, rows)
     name = registration["name"]
@@ -47,6 +49,7 @@ def page(
         _reading(registration),
         *(f"![{figure.title}]({beside}{figure.name}.svg)\n\n*{figure.about}*" for figure in drawn),
         *(_changes(findings) if bits else _contrasts(findings)),
+        *(["## All cells", markdown(cells)] if cells else []),
         "## What was measured",
         _design(registration) if bits else _measured(registration),
     ]

@@ -16,7 +16,7 @@ from eval.information.contrasts import (
     pigeonhole,
 )
 from eval.information.hypotheses import judge, records
-from eval.information.page import page, state
+from eval.information.page import state
 from eval.rows import read_rows
 from eval.statistics import clustered
 from scripts.experiment import FOLDER, Registration, measure_of
@@ -214,7 +214,6 @@ def test_stored_rows_are_of_the_registration_as_it_is(path):
     """A registration is not edited after its data: rows hold its hash."""
     registration, stored = Registration.read(path.stem), read_rows([path])
     assert {row["experiment"]["registration"] for row in stored} == {registration.hash}
-    drawn = measure_of(registration).figures(registration.plain, stored)
-    made = page(registration.plain, registration.hash, stored, drawn, f"experiments/{path.stem}-")
+    made = measure_of(registration).page(registration, stored, f"experiments/{path.stem}-")
     assert state(registration.plain, stored) in made
     assert made == (FOLDER.parent / PAGES[path.stem]).read_text(encoding="utf-8")
