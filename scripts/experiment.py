@@ -169,8 +169,8 @@ def _prices(design: dict[str, Any], corpus: str) -> Plan:
 
 
 MEASURES = {
-    "recall": Measure(_recall, recall.figures),
-    "windows": Measure(_prices, repeats.figures),
+    "recall": Measure(_recall, recall.figures, recall.readings),
+    "windows": Measure(_prices, repeats.figures, repeats.prices),
     "measured": Measure(_bits, figures),
     "recovered": Measure(_recoveries, recoveries.figures, recoveries.every_cell),
 }

@@ -31,6 +31,7 @@ from eval.models import Checkpoint
 from eval.probes.linear import Training, fit_linear, outputs_of, score_linear
 from eval.rows import Results, Row, row_key
 from eval.slices import Slice
+from eval.tables import Table
 from tokenizer import END_OF_TEXT, PAD, pack
 from tokenizer.pack import Layout
 
@@ -233,16 +234,16 @@ class RecallTask:
     def _shares(self, circuit: Circuit, fitted: Sequences, scored: Sequences) -> dict[str, Any]:
         """How often the model recalls, and how often a linear probe reads the value."""
         sets = [self._queries(circuit, each) for each in (fitted, scored)]
-        (outputs, values), (theirs, wanted) = sets
+        (outputs, values), (scored_outputs, wanted) = sets
         probes = fit_linear(
             outputs, values, 1, circuit.vocabulary, Training(seed=self.asked.seed, windows=256)
         )
         (top1,) = (
             score.record()["top1"]
-            for kind, score in score_linear(theirs, wanted, 1, probes).items()
+            for kind, score in score_linear(scored_outputs, wanted, 1, probes).items()
             if kind == "softmax"
         )
-        right = circuit.model.logits(theirs[:, 0]).argmax(dim=-1) == wanted[:, 1]
+        right = circuit.model.logits(scored_outputs[:, 0]).argmax(dim=-1) == wanted[:, 1]
         return {"recall": right.float().mean().item(), "queries": len(wanted), "probe": top1}
 
     def _queries(self, circuit: Circuit, sequences: Sequences) -> tuple[Tensor, Tensor]:
@@ -266,9 +267,9 @@ class RecallTask:
             return {}
         problems = []
         for n in some:
-            own = Measured(known.outputs[n : n + 1], known.apart[:, n : n + 1], known.precision)
+            alone = Measured(known.outputs[n : n + 1], known.apart[:, n : n + 1], known.precision)
             problems.append(
-                pose(circuit, tokens[n : n + 1], Slice(ends[n], ends[n] + 1), measured=own)
+                pose(circuit, tokens[n : n + 1], Slice(ends[n], ends[n] + 1), measured=alone)
             )
         batch = Batch(tuple(problems))
         chance = [torch.Generator().manual_seed(self.asked.seed * 1_000_003 + n) for n in some]
@@ -284,57 +285,60 @@ class RecallTask:
         }
 
 
-MEASURED = {
-    "bits noise 0.25 rms": "bits at noise of a quarter RMS",
-    "bits int4": "bits as 4-bit codes",
-    "effect": "relative effect",
-    "probe": "linear probe",
+READERS = {
+    "bits noise 0.25 rms": "bits, noise of 1/4 RMS",
+    "bits int4": "bits, 4-bit codes",
     "searched": "exact search",
     "descended": "Adam",
+    "probe": "linear probe",
 }
 """Fields of records, and what they are called."""
 
 
 def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
     """Recall against bits, and against what readers make of the same outputs."""
-    flat = records(rows)
-    names = ["architecture", "pairs"]
+    flat, names = records(rows), ["architecture", "pairs"]
     recalled = means(flat, "recall", names)
-    several = {
-        "bits": ("bits noise 0.25 rms", "bits int4"),
-        "readers": ("searched", "descended", "probe"),
-    }
-    titles = {
-        "bits": ("Recall against bits", "bits about the value in the output at the query"),
-        "readers": ("Recall against readers", "share of values read from that output"),
-    }
-    drawn = []
-    for name, fields in several.items():
-        points = [
-            {"measure": MEASURED[field], "x": x, "value": recalled[cell],
-             "architecture": cell[0], "pairs": f"{cell[1]} pairs", "of": ""}
-            for field in fields
-            for cell, x in sorted(means(flat, field, names).items(), key=str)
-            if cell in recalled
-        ]  # fmt: skip
-        title, below = titles[name]
-        about = f"{title}: a point is one architecture and number of pairs, the mean of all seeds."
-        drawn.append(Figure(name, title, about, _points(points, below)))
-    return drawn
+    most = math.log2(registration["design"]["recall"]["values"])
+    points = [
+        {"reader": title, "architecture": cell[0], "pairs": f"{cell[1]} pairs", "of": " "}
+        | {"x": x / (most if field.startswith("bits") else 1), "value": recalled[cell]}
+        for field, title in READERS.items()
+        for cell, x in sorted(means(flat, field, names).items())
+        if cell in recalled
+    ]
+    title = "Recall against what is read of the value"
+    about = (
+        f"{title} in the output at the query: the share of all bits, or of values named. A point "
+        "is one architecture and number of pairs, the mean of all seeds."
+    )
+    return [Figure("readers", title, about, _points(points))]
 
 
-def _points(points: list[dict[str, Any]], title: str) -> plots.Chart:
-    share = {"type": "quantitative", "scale": {"domain": [0, 1]}, "title": "recall"}
+def readings(rows: Sequence[Row]) -> Table:
+    """Recall, and each measure's mean, by architecture and number of pairs."""
+    flat, names = records(rows), ["architecture", "pairs"]
+    fields = {"recall": "recall", **READERS, "effect": "relative effect"}
+    known = [means(flat, field, names) for field in fields]
+    lines = [
+        [*map(str, cell), *(f"{of[cell]:.3f}" if cell in of else "–" for of in known)]
+        for cell in sorted(known[0])
+    ]
+    return Table([*names, *fields.values()], lines)
+
+
+def _points(points: list[dict[str, Any]]) -> plots.Chart:
+    share = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"values": [0, 0.5, 1]}}
     panel = {
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 0.85},
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": None},
-            "y": {"field": "value", **share},
+            "x": {"field": "x", "title": None, **share},
+            "y": {"field": "value", "title": "recall", **share},
             "color": {"field": "architecture", "type": "nominal", "title": None},
             "shape": {"field": "pairs", "type": "nominal", "title": None},
         },
-        "width": 200,
-        "height": 180,
+        "width": 140,
+        "height": 150,
     }
-    header = {"title": title, "titleOrient": "bottom", "labelOrient": "top"}
-    return plots.facets(points, panel, "measure", "of", header=header)
+    header = {"title": "share read", "titleOrient": "bottom", "labelOrient": "top"}
+    return plots.facets(points, panel, "reader", "of", header=header)

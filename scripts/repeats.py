@@ -16,10 +16,11 @@ from torch import Tensor
 
 from eval import plots
 from eval.drawing import Figure
-from eval.information.contrasts import mean_of
+from eval.information.contrasts import mean_of, means
 from eval.information.hypotheses import records
 from eval.models import Checkpoint, windows_at_once
 from eval.rows import Results, Row, row_key
+from eval.tables import Table
 from eval.text import held_out_text
 from tokenizer.bpe import token_bytes
 
@@ -80,32 +81,43 @@ class RepeatsTask:
             "corpus": self.corpus,
             "length": self.length,
             "windows": [
-                _window(own, again, size) for own, again in zip(nats, repeated, strict=True)
+                _window(each, again, size) for each, again in zip(nats, repeated, strict=True)
             ],
         }
 
 
 def _window(nats: Tensor, repeated: Tensor, size: float) -> dict[str, Any]:
     count = int(repeated.sum())
-    own, others = (
+    again, others = (
         nats[which].mean().item() if which.any() else None for which in (repeated, ~repeated)
     )
     return {
-        "repeated": own,
+        "repeated": again,
         "others": others,
-        "excess": None if own is None or others is None else own - others,
+        "excess": None if again is None or others is None else again - others,
         "count": count,
         "bits_per_byte": nats.sum().item() / math.log(2) / size,
     }
 
 
-PRICES = {
-    "bits_per_byte": "bits per byte",
-    "repeated": "nats, repeated pairs",
-    "bits int4": "bits as 4-bit codes",
-    "bits noise 0.25 rms": "bits, noise 1/4 RMS",
-}
+BITS = {"bits int4": "bits as 4-bit codes", "bits noise 0.25 rms": "bits, noise 1/4 RMS"}
 """Fields of records, and what they are called."""
+
+
+def prices(rows: Sequence[Row]) -> Table:
+    """The mean loss by architecture and weight, and bits by distance."""
+    flat, names = records(rows), ["architecture", "weight"]
+    losses = {"bits_per_byte": "bits per byte", "repeated": "nats, repeated pairs",
+              "others": "nats, others"}  # fmt: skip
+    columns = {title: means(flat, field, names) for field, title in losses.items()}
+    for distance in sorted({record["distance"] for record in flat if "distance" in record}):
+        there = [record for record in flat if record.get("distance") == distance]
+        columns |= {f"{title}, {distance} on": means(there, f, names) for f, title in BITS.items()}
+    lines = [
+        [*map(str, cell), *(f"{of[cell]:.3f}" if cell in of else "–" for of in columns.values())]
+        for cell in sorted(columns["bits per byte"])
+    ]
+    return Table([*names, *columns], lines)
 
 
 def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
@@ -117,12 +129,12 @@ def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
     for architecture, weight in places:
         for distance in distances:
             where = {"architecture": architecture, "weight": weight, "distance": distance}
-            for field in ("bits int4", "bits noise 0.25 rms"):
+            for field, title in BITS.items():
                 if (known := mean_of(flat, field, **where)) is not None:
                     mean, _ = known
                     points.append(
                         {"x": distance, "architecture": architecture, "weight": f"weight {weight}"}
-                        | {"of": PRICES[field], "value": mean.estimate}
+                        | {"of": title, "value": mean.estimate}
                         | {"low": mean.low, "high": mean.high}
                     )
     panel = plots.lines(

@@ -108,12 +108,12 @@ def correlations(asked: Mapping[str, Any], records: Sequence[Record]) -> list[Co
     bounds = [bound for _, _, bound, _, _ in made]
     tails = [2 * min((d <= b).mean(), (d >= b).mean()) for d, b in zip(drawn, bounds, strict=True)]
     corrected = holm([min(1.0, max(float(p), 2 / DRAWS)) for p in tails])
-    found = []
+    judged = []
     for (name, way, bound, count, value), draws, p in zip(made, drawn, corrected, strict=True):
         low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         mean = Interval(value, float(low), float(high))
-        found.append(Contrast(name, mean, p, (), count, _beyond(mean, way, bound, p)))
-    return found
+        judged.append(Contrast(name, mean, p, (), count, _beyond(mean, way, bound, p)))
+    return judged
 
 
 def means(
@@ -185,10 +185,10 @@ def _places(asked: Mapping[str, Any]) -> Iterator[tuple[str, Record, Record | No
         listed = [v if isinstance(v, list) else [v] for v in minus.values()]
         for other in product(*listed):
             partner = dict(zip(minus, other, strict=True))
-            own = _words({k: where[k] for k in partner if k in where})
+            compared = _words({k: where[k] for k in partner if k in where})
             place = f"{_words(chosen)}: " if chosen else ""
             taken = f", less that of {_words(asked['against'])}" if "against" in asked else ""
-            yield f"{place}{own} less {_words(partner)}{taken}", where, {**where, **partner}
+            yield f"{place}{compared} less {_words(partner)}{taken}", where, {**where, **partner}
 
 
 def _words(fields: Record) -> str:
@@ -202,8 +202,8 @@ def _table(
     """A field, or its differences, `(prompts, seeds)`, nan where there is none."""
     known = _differences(records, asked, where, minus)
     if (against := asked.get("against")) is not None:
-        theirs = None if minus is None else {**minus, **against}
-        known = _less(known, _differences(records, asked, {**where, **against}, theirs))
+        partner = None if minus is None else {**minus, **against}
+        known = _less(known, _differences(records, asked, {**where, **against}, partner))
     if not known:
         return None
     prompts, seeds = (sorted({place[i] for place in known}) for i in (0, 1))

@@ -96,10 +96,11 @@ def _asked(finding: Finding, each: Contrast) -> list[str]:
 
 def _measured(registration: dict[str, Any]) -> str:
     name, design = registration["name"], registration["design"]
+    corpus = "" if "recall" in design else " --corpus STORIES"
     return (
         f"{registration['background'].strip()} {design['in_words'].strip()} All of it stands in "
         f"the [registration](experiments/{name}.yaml). "
-        f"Run it: `python -m scripts.experiment {name} --corpus STORIES --out DIR`."
+        f"Run it: `python -m scripts.experiment {name}{corpus} --out DIR`."
     )
 
 
@@ -212,7 +213,7 @@ def _against(axis: str, registration: dict[str, Any], rows: Sequence[Row]) -> Fi
                 if chosen:
                     mean = _mean(chosen)
                     records.append(
-                        {"x": x, "architecture": architecture, "step": f"step {step}", "of": ""}
+                        {"x": x, "architecture": architecture, "step": f"step {step}", "of": " "}
                         | {"value": mean.estimate, "low": mean.low, "high": mean.high}
                     )
     panel = plots.lines(

@@ -99,7 +99,6 @@ def test_recall_is_measured_resumed_and_judged(tmp_path, monkeypatch, capsys):
     assert experiment.main([*words, "--save", "--page", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "**Complete**: 8 of 8 rows." in page
-    assert "small-bits.svg" in page
     assert "small-readers.svg" in page
 
 
