@@ -110,40 +110,39 @@ def pooled(count: int) -> dict[str, list[int]]:
 # All readers.
 
 
-def test_seeds_of_one_recipe_are_pooled(save, tmp_path):
-    models = [save("a/flat-s0"), save("b/flat-s1", seed=7, trainer={"devices": 4})]
-    assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("a/flat-s0", {"run": "b/flat-s1", "seed": 7, "trainer": {"devices": 4}}, pooled(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "lr": 2e-3}, separate(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "data": "other"}, separate(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "batch": {"size": 64}}, separate(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "schedule": {"decay": "linear"}}, separate(2)),
+        ("flat-warm-s0", {"run": "flat-cold-s0"}, separate(2)),
+    ],
+    ids=str,
+)
+def test_seeds_of_one_recipe_are_pooled_and_others_apart(save, tmp_path, first, second, expected):
+    models = [save(first), save(**second)]
+    assert models_of(rows_about(*models), tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"lr": 2e-3}, {"data": "other"}, {"batch": {"size": 64}}, {"schedule": {"decay": "linear"}}],
-    ids=str,
+    ("places", "expected"),
+    [
+        (("theirs/gpt2", "mine/gpt2", "gpt2-mine"), separate(3)),
+        (("small-seed1", "small-seed2"), pooled(2)),  # published together
+    ],
 )
-def test_recipes_of_one_shape_and_name_are_apart(save, tmp_path, other):
-    models = [save("a/flat-s0"), save("b/flat-s1", **other)]
-    assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
-
-
-def test_runs_of_other_names_are_apart(save, tmp_path):
-    models = [save("flat-warm-s0"), save("flat-cold-s0")]
-    assert models_of(rows_about(*models), tmp_path / "out") == separate(2)
-
-
-def test_a_fine_tuned_copy_is_another_model(save_theirs, tmp_path):
-    models = [f"hf:{save_theirs(place)}" for place in ("theirs/gpt2", "mine/gpt2", "gpt2-mine")]
-    assert models_of(rows_about(*models), tmp_path / "out") == separate(3)
+def test_a_fine_tuned_copy_is_another_model(save_theirs, tmp_path, places, expected):
+    models = [f"hf:{save_theirs(place)}" for place in places]
+    assert models_of(rows_about(*models), tmp_path / "out") == expected
 
 
 def test_the_same_weights_elsewhere_are_the_same_model(save_theirs, tmp_path):
     path = save_theirs("a/gpt2")
     copy = shutil.copytree(path, tmp_path / "b" / "gpt2")
     assert open_checkpoint(f"hf:{copy}").model_id == open_checkpoint(f"hf:{path}").model_id
-
-
-def test_seeds_that_were_published_together_are_pooled(save_theirs, tmp_path):
-    models = [f"hf:{save_theirs(f'small-seed{seed}')}" for seed in (1, 2)]
-    assert models_of(rows_about(*models), tmp_path / "out") == pooled(2)
 
 
 def test_steps_of_one_run_are_one_model(save, tmp_path):

@@ -163,6 +163,7 @@ REFUSED = {
         ("show 102", "claim 102: there is none of that number; they are numbered 1 to 101"),
         ("run 0 --out out", "'0' is not a whole number of at least 1"),
         ("run 67 --group gpt2 --out out", "claim 67: there is none of that number in group gpt2"),
+        ("curves --models nowhere --out results", "--models nowhere: no such directory; give one"),
         ("curves --axis size --out out", "--axis size: there is no such axis; use one of width"),
     ],
     **{
@@ -233,7 +234,7 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "odd/metrics.jsonl": "",
         "odd/config.yaml": "a: [",
         "silent/metrics.jsonl": "",
-        "torn/rows.jsonl": "not json\n",
+        "torn/rows.jsonl": "{}\n",
         "later/rows.jsonl": '{"schema": 99, "key": "a"}\n',
         "empty/notes.txt": "",
         "file": "",

@@ -152,20 +152,15 @@ def test_a_dealt_out_design_is_told_from_a_crossed_one():
     assert some.high == 1  # a share, whatever the spread
 
 
-def test_equal_arguments_give_equal_limits():
+def test_clustered_where_little_varies():
     hits = np.random.default_rng(0).integers(0, 20, 60).tolist()
     arguments = (hits, [20] * 60, list(range(30)) * 2, [0] * 30 + [1] * 30)
     assert clustered(*arguments) == clustered(*arguments)
     assert clustered(*arguments)[1:] != clustered(*arguments, seed=5)[1:]
-
-
-def test_nothing_varies_where_everything_is_equal():
     assert clustered([2, 2], [2, 2], "ab", "xx") == Interval(1.0, 1.0, 1.0)
-
-
-def test_a_draw_without_items_is_left_out():
     found = clustered([1, 0, 1], [1, 1, 1], "aba", "xyy")  # prompt b was never asked of model x
     assert 0 <= found.low <= 2 / 3 <= found.high <= 1
+    assert over_seeds([1.0]) is None
 
 
 def test_share_takes_the_interval_that_fits():
@@ -196,10 +191,6 @@ def test_more_prompts_found_whole_never_lower_the_interval():
         assert [found.high for found in whole] == sorted(found.high for found in whole)
         for k, found in enumerate(whole):  # hits and misses are told alike
             assert found.low == pytest.approx(1 - whole[n - k].high)
-
-
-def test_seeds_need_two():
-    assert over_seeds([1.0]) is None
 
 
 NAN, INF = math.nan, math.inf

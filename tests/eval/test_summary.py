@@ -47,6 +47,7 @@ def test_every_cell_is_one_line():
     fields = ("model", "step", *place(ROWS[0]))
     assert len({tuple(str(r[f]) for f in fields) for r in records}) == len(records)
     assert {r["rows"] for r in records} == {6}
+    assert only(summarise([make_row(), make_row()]))["rows"] == 1  # of equal keys
 
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
@@ -122,10 +123,6 @@ def test_different_questions_are_different_lines(changes):
         assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
     table = lay_out(records, columns("recovery"))
     assert {len(line) for line in table.lines} == {len(table.headings)}
-
-
-def test_equal_keys_count_once():
-    assert only(summarise([make_row(), make_row()]))["rows"] == 1
 
 
 def test_rows_of_other_questions_are_left_out():
@@ -231,12 +228,9 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert records[0]["nonself_gradient"] is None
     assert not {"method", "settings"} & record.keys()
     text = written(records, VERDICT_COLUMNS)
+    assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
     assert "| non-self: search % |" in text
     assert "settings" not in text
-
-
-def test_verdicts_need_both_families():
-    assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
 
 
 def test_csv_holds_every_figure_in_full():
@@ -292,6 +286,15 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
     assert "model: flat" in files[1].read_text()
     assert "### Verdicts across methods\n\nmodel: flat" in files[1].read_text()
+    wrongly = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)]
+    Results(tmp_path / "wrong").append(wrongly)
+    assert main(["summary", str(tmp_path / "wrong")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(
+        "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
+        "model: at most 100 % of pairs.\n"
+    )
+    assert "Verdicts" not in printed
 
 
 def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
@@ -304,15 +307,3 @@ def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
     assert "_rank" not in printed  # a figure that is not shown is no place either
     kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
     assert kinds == {"curve", "geometry", "lens", "loss", "probe", "recovery", "retrieval"}
-
-
-def test_command_counts_false_accepts(tmp_path, capsys):
-    results = Results(tmp_path)
-    results.append([wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)])
-    assert main(["summary", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert out.endswith(
-        "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
-        "model: at most 100 % of pairs.\n"
-    )
-    assert "Verdicts" not in out

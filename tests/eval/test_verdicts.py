@@ -2,17 +2,10 @@
 
 import pytest
 
-from eval.recovery import (
-    AMBIGUOUS,
-    GRADIENT,
-    NOT_FOUND,
-    SEARCH,
-    hidden_positions,
-    join,
-    part,
-    variation,
-)
+from eval.recovery import VERDICTS, hidden_positions, join, part, variation
 from tests.eval.report.cases import make_row, make_rows
+
+GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = VERDICTS
 
 
 def row(method, found, **changes):
@@ -72,12 +65,9 @@ def test_other_questions_are_not_joined(changes):
     assert len(join([plain, row("alternating", [1, 2, 3, 4], **changes)])) == 2
 
 
-def test_a_control_with_nothing_to_find_has_no_verdict():
-    assert join([row("descent", [1, 2, 3, 4], control="shuffled")]) == []
-
-
-def test_a_reader_has_no_verdict():
-    assert join([row("descent", [1, 2, 3, 4], family="probe")]) == []
+@pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
+def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
+    assert join([row("descent", [1, 2, 3, 4], **changes)]) == []
 
 
 def test_variation_tells_what_departs():
