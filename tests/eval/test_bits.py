@@ -15,7 +15,6 @@ from eval.__main__ import main
 from eval.bit_figures import figure_lines
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.information import task
 from eval.information.measure import (
     Candidates,
     Passage,
@@ -224,7 +223,7 @@ SMALL = ["--count", "3", "--before", "4", "--distances", "0", "1", "3", "--draws
 SMALL += ["--noise", "0.25", "--quantisers", "int4", "bf16"]
 
 
-def test_the_command_writes_rows_and_resumes(trained, tmp_path, capsys, monkeypatch):
+def test_the_command_writes_rows(trained, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["bits", *trained, "--out", out, *SMALL]) == 0
     text = capsys.readouterr().out
@@ -233,9 +232,6 @@ def test_the_command_writes_rows_and_resumes(trained, tmp_path, capsys, monkeypa
     assert len({row["truth"][0] for row in rows}) == 3  # the same of both steps
     for words in ("noise 0.25 rms", "int4", "Effect of the token / RMS", "n = 3 passages"):
         assert words in text
-    monkeypatch.setattr(task, "measure_bits", None)
-    assert main(["bits", *trained, "--out", out, *SMALL]) == 0
-    assert read_rows([out]) == rows
 
 
 def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):

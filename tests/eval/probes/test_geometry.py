@@ -129,7 +129,7 @@ def measure(*words: object) -> int:
     return main(["geometry", *map(str, (*words, *quick))])
 
 
-def test_geometry_writes_rows_once(model_directory, tmp_path, capsys):
+def test_geometry_writes_rows(model_directory, tmp_path, capsys):
     model, out = model_directory(d_model=16), tmp_path / "out"
     words = [model, "--out", out, "--hidden", 1, 2, "--radii", 0, 1]
     assert measure(*words) == 0

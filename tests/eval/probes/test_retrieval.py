@@ -106,16 +106,3 @@ def test_the_command_writes_rows_once(model_directory, tmp_path, capsys):
     assert len(rows) == 2 * 2 * (2 * layers + 1)  # pools x candidates x readings
     assert len({row["key"] for row in rows}) == len(rows)
     assert all(row["low"] <= row["top1"] <= row["high"] for row in rows)
-
-
-def test_a_write_cut_short_is_taken_up_again(model_directory, tmp_path, capsys):
-    asked = "--queries 40 --candidates 64 --fit-steps 2 --fit-pairs 64 --batch 8 --pool last"
-    words = ["retrieval", str(model_directory()), "--corpus", "toy:4000", "--out", str(tmp_path)]
-    assert main([*words, *asked.split()]) == 0
-    path = tmp_path / "rows.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    for whole in (1, len(lines) - 1):
-        path.write_text("".join(lines[:whole]) + lines[whole][:30])
-        assert main([*words, *asked.split()]) == 0
-        assert "there already" not in capsys.readouterr().err
-        assert path.read_text().splitlines(keepends=True) == lines
