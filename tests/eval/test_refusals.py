@@ -80,6 +80,7 @@ REFUSED = {
         ("--length 40", "--length 40: the context of"),
         ("--count 9999", "--count 9999: the corpus toy:200 has"),
     ],
+    "curves": [("model namesake --out out --count 2", "namesake: another model is named flat too")],
     "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
         ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
         ("--offsets 16", "--offsets 16: windows have 16 tokens; give an offset within them"),
@@ -177,6 +178,7 @@ REFUSED = {
         ("foreign --out out", "use the tokenizer that the model was trained with"),
         ("smaller --out out", "tokenizer.json has 400 entries, the model has 300"),
         ("model --out file/out", "cannot be written"),
+        ("model namesake --out out --count 2", "namesake: another model is named flat too"),
     ],
 }  # fmt: skip
 """By command, further words and what is said of them, ` * ` for anything."""
@@ -217,6 +219,8 @@ def place(tmp_path_factory, small_model, small_tokenizer):
     place = tmp_path_factory.mktemp("place")
     meta = {"name": "flat", "step": 0}
     save_model(place / "model", small_model(), small_tokenizer.to_str(), meta)
+    other = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=390).to_str()
+    save_model(place / "namesake", small_model(vocab_size=390), other, meta)
     for name in ("cut", "foreign", "smaller"):
         shutil.copytree(place / "model", place / name)
     weights = place / "cut" / "model.safetensors"
@@ -241,7 +245,7 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "torn.parquet": "PAR1",
         "few.txt": "One.<|endoftext|>Two.<|endoftext|>Three.",
         "thin/valid.txt": "<|endoftext|>".join(["Tom had a red ball and a dog."] * 4),
-        "other.json": train_tokenizer(open_corpus("toy:60", "train"), vocab_size=390).to_str(),
+        "other.json": other,
     }
     for name, text in files.items():
         (place / name).parent.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from arch import LanguageModel, ModelConfig, save_model
+from arch import save_model
 from eval.__main__ import main
 from eval.inversion.curves import bracket, crossing, interval, plan_curves
 from eval.inversion.solvers import solvers
@@ -15,7 +15,6 @@ from eval.models import open_checkpoint
 from eval.rows import Results, Row, read_rows
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
-from tokenizer import open_corpus, train_tokenizer
 
 CHANNELS, NOISE = ["channels"], ["noise"]
 
@@ -161,17 +160,3 @@ def test_command(model_directory, tmp_path, capsys):
     assert main(["summary", str(out)]) == 0
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     assert "channels shown" in (tmp_path / "page.html").read_text()
-
-
-def test_two_models_of_one_name_that_read_text_otherwise_are_refused(
-    model_directory, tmp_path, capsys
-):
-    tokenizer = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=300).to_str()
-    config = ModelConfig(vocab_size=300, context=32, d_model=16, n_layers=1)
-    other = save_model(tmp_path / "other", LanguageModel(config), tokenizer, {"name": "flat"})
-    quick = ["--corpus", "toy:200", "--count", "2", "--length", "12", "--methods", "sweep"]
-    words = [str(model_directory(d_model=16)), str(other), "--out", str(tmp_path / "out"), *quick]
-    assert main(["curves", *words]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"error: {other}: another model is named flat too")
-    assert not (tmp_path / "out").exists()

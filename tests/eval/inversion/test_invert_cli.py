@@ -6,12 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from arch import load_model, save_model
 from eval.__main__ import main
 from eval.inversion.suites import DIRECTORY, load_suite, read_suite
 from eval.rows import read_rows
 from tests.said import complaint
-from tokenizer import open_corpus, train_tokenizer
 
 QUICK = ["--count", "2", "--length", "6"]
 ONE = [*QUICK, "--layers", "1", "--slices", "[:, 0:, :]"]
@@ -193,16 +191,6 @@ def test_a_suite_of_ones_own(model_directory, tmp_path):
     settings = next(row["settings"] for row in rows if row["method"] == "adam-l1")
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
-
-
-def test_models_of_one_name_that_read_text_otherwise(model_directory, tmp_path, capsys):
-    one = model_directory("flat")
-    text = train_tokenizer(open_corpus("toy:60:9", "train"), vocab_size=400).to_str()
-    other = tmp_path / "elsewhere"
-    save_model(other, load_model(one).model, text, {"name": "flat", "step": 0})
-    assert invert(one, other, "--out", tmp_path / "out", *ONE, "--methods", "sweep") == 2
-    assert "another model is named flat too" in complaint(capsys)
-    assert not (tmp_path / "out").exists()
 
 
 def test_numbers_that_are_not_finite_name_their_layer(
