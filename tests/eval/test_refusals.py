@@ -156,6 +156,14 @@ REFUSED = {
         ("model --prompt '" + "far " * 40 + "'", "the model's context is 32; shorten it"),
         ("cut --prompt Tom", "cut/model.safetensors cannot be read: "),
     ],
+    "lenses --plugin": [
+        ("none.py", "--plugin none.py: no such file; give a Python file (NAME.py)"),
+        ("notes.txt", "--plugin notes.txt: no such file; give a Python file (NAME.py)"),
+        ("broken.py", "--plugin broken.py: line 2: SyntaxError: invalid syntax"),
+        ("raises.py", "--plugin raises.py: line 3: KeyError: 'a'"),
+        ("imports.py", "--plugin imports.py: * ModuleNotFoundError: No module named"),
+        ("solver.py", "--plugin solver.py: * solver adam: there is one of that name"),
+    ],
     "solvers": [("--names adamant", "--names adamant: there is no such solver; use descent, ")],
     "claims": [
         ("table", "no results in results/claims; give their directory, or what --store wrote"),
@@ -244,6 +252,12 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "file": "",
         "torn.parquet": "PAR1",
         "few.txt": "One.<|endoftext|>Two.<|endoftext|>Three.",
+        "notes.txt": "",
+        "broken.py": "x = 1\nx +",
+        "raises.py": "\n\nraise KeyError('a')",
+        "imports.py": "import nothing_of_the_kind",
+        "solver.py": "from eval.inversion.solvers import solver\n"
+        "@solver('search')\ndef adam(batch, chance, tools): ...\n",
         "thin/valid.txt": "<|endoftext|>".join(["Tom had a red ball and a dog."] * 4),
         "other.json": other,
     }

@@ -80,25 +80,6 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (None, "no such file; give a Python file"),
-        ("import nothing_of_the_kind", "ModuleNotFoundError: No module named"),
-        ("def", "SyntaxError"),
-        (EXAMPLE.replace("def hill", "def adam"), "solver adam: there is one of that name"),
-    ],
-)
-def test_what_is_no_solver_is_refused(code, message, tmp_path, capsys):
-    file = tmp_path / "mine.py"
-    if code is not None:
-        file.write_text(code)
-    assert main(["solvers", "--plugin", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert f"--plugin {file}" in said
-    assert message in said
-
-
 @pytest.mark.parametrize("place", ["model", "results"])
 def test_no_code_is_taken_from_models_or_results(model_directory, place, tmp_path, capsys):
     places = {"model": model_directory(), "results": tmp_path / "rows"}
