@@ -78,6 +78,13 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
         yield results
 
 
+def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Row], str]:
+    """All rows of a results directory once tasks are done there, and where they are, if kept."""
+    with open_results(out) as results:
+        run_tasks(tasks, results, what)
+        return results.rows(), results.note if out else ""
+
+
 def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:
     """Runs this process's share of the tasks whose rows are not there yet; all rows are merged.
 

@@ -71,7 +71,7 @@ def bits(
     from eval.information.measure import Question
     from eval.information.task import Design, Sampler, plan_bits
     from eval.models import open_models
-    from eval.tasks import open_results, run_tasks
+    from eval.tasks import answered
 
     if prior == "model" and not before and text is None:
         raise RequestError(
@@ -92,10 +92,8 @@ def bits(
         for checkpoint in open_models(models, device)
         for task in plan_bits(checkpoint, wanted, sampler, question)
     ]
-    with open_results(out) as results:
-        run_tasks(tasks, results, "bits")
-        rows = results.rows()
-    return Result(rows, bits_tables(rows, prior), results.note if out else "")
+    rows, note = answered(tasks, out, "bits")
+    return Result(rows, bits_tables(rows, prior), note)
 
 
 def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:

@@ -46,16 +46,15 @@ def loss(
     from eval.models import open_models
     from eval.statistics import bits_of_text
     from eval.tables import lay_out, terminal
-    from eval.tasks import open_results, run_tasks
+    from eval.tasks import answered
 
     texts = None if text is None else tuple(listed(text))
     tasks = [
         Measurement(checkpoint, corpus, stories, batch_size, texts)
         for checkpoint in open_models(models, device)
     ]
-    with open_results(out) as results:
-        run_tasks(tasks, results, "predicting")
-        known = {row["key"]: row for row in results.rows()}
+    every, note = answered(tasks, out, "predicting")
+    known = {row["key"]: row for row in every}
     rows = [known[key] for task in tasks for key in task.keys]
     records = []
     for row in rows:
@@ -65,7 +64,7 @@ def loss(
         about = {"model": row["checkpoint"]["name"], "step": row["checkpoint"]["step"]}
         records.append(about | {name: row[name] for name, *_ in FIGURES} | limits)
     table = lay_out(records, FIGURES)
-    return Result(rows, terminal(table), results.note if out else "")
+    return Result(rows, terminal(table), note)
 
 
 @command()

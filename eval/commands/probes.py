@@ -78,7 +78,7 @@ def probe(
     from eval.probes.linear import Training
     from eval.probes.questions import Stories, plan
     from eval.slices import Slice
-    from eval.tasks import open_results, run_tasks
+    from eval.tasks import answered
 
     if slices and not inverter:
         raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
@@ -107,10 +107,8 @@ def probe(
             checkpoint, stories, wanted, sorted(set(listed(offsets))), training, shown, decoding
         )
     ]
-    with open_results(out) as results:
-        run_tasks(tasks, results, "probing")
-        rows = results.rows()
-    return Result(rows, _read_out(rows), results.note if out else "")
+    rows, note = answered(tasks, out, "probing")
+    return Result(rows, _read_out(rows), note)
 
 
 def _read_out(rows: "list[Row]") -> str:
@@ -199,7 +197,7 @@ def geometry(
     from eval.models import open_models
     from eval.probes.local import plan_local
     from eval.probes.questions import choose_layers
-    from eval.tasks import open_results, run_tasks
+    from eval.tasks import answered
     from eval.text import held_out_text, story_prompts
 
     tasks = [
@@ -215,10 +213,8 @@ def geometry(
             seed,
         )
     ]
-    with open_results(out) as results:
-        run_tasks(tasks, results, "measuring")
-        rows = results.rows()
-    return Result(rows, _surroundings(rows), results.note if out else "")
+    rows, note = answered(tasks, out, "measuring")
+    return Result(rows, _surroundings(rows), note)
 
 
 @command(fit_steps="fit of the whole model (InfoNCE)")
@@ -259,7 +255,7 @@ def retrieval(
     """
     from eval.models import open_models
     from eval.probes.retrieval import Match, MatchRequest, PairFit
-    from eval.tasks import open_results, run_tasks
+    from eval.tasks import answered
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
         if not value > 0:
@@ -271,11 +267,9 @@ def retrieval(
         for checkpoint in open_models(models, device)
         for which in sorted(set(sentence))
     ]
-    with open_results(out) as results:
-        run_tasks(tasks, results, "matching")
-        rows = results.rows()
+    rows, note = answered(tasks, out, "matching")
     shown = _matches([row for row in rows if row["kind"] == "retrieval"])
-    return Result(rows, shown, results.note if out else "")
+    return Result(rows, shown, note)
 
 
 def _matches(rows: "list[Row]") -> str:
