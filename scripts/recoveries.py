@@ -41,7 +41,7 @@ FILLED = "pads", "stories", "random"
 FACTORS = ("hidden", "shown", "filled", "upto")
 COMPARED = (3, 4)  # tokens hidden and states shown, at which methods are compared
 SEARCH, DESCENT = "alternating", "descent"
-PANEL = (150, 150)  # width and height
+PANELS = 620  # the width of all together, at most, in pixels
 
 
 def jobs(
@@ -142,7 +142,7 @@ def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:
     """The share of prompts found whole within so much work, by method."""
     hidden, shown = COMPARED
     drawn = []
-    for spent in [*(2**power for power in range(12, budget.bit_length())), budget]:
+    for spent in [*(2**power for power in range(10, budget.bit_length())), budget]:
         within = [{**r, "within": r["whole"] and r["spent"] <= spent} for r in flat]
         where = {"hidden": hidden, "shown": shown}
         drawn += [
@@ -155,13 +155,13 @@ def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:
 
 def _against_hidden(flat: Sequence[dict[str, Any]]) -> Figure:
     """The share of prompts that search finds whole, by the number of hidden tokens."""
-    drawn = []
-    for hidden, shown in dict.fromkeys((r["hidden"], r["shown"]) for r in flat):
-        where = {"hidden": hidden, "shown": shown, "method": SEARCH}
+    drawn, searched = [], [r for r in flat if r["method"] == SEARCH]
+    for hidden, shown in dict.fromkeys((r["hidden"], r["shown"]) for r in searched):
+        where = {"hidden": hidden, "shown": shown}
         states = "1 state" if shown == 1 else f"{shown} states"
         drawn += [
             {**point, "tokens hidden": hidden, "states": states}
-            for point in _points(flat, "whole", "method", where)
+            for point in _points(searched, "whole", "method", where)
         ]
     said = "Prompts that alternating search finds whole within the budget, by tokens hidden"
     return _lines(
@@ -196,7 +196,7 @@ def _points(
         known = mean_of(flat, value, **{**where, "model": model, colour: name})
         if known:
             shares = zip(("value", "low", "high"), known[0], strict=True)
-            point = {"model": model, "of": "", colour: name}
+            point = {"model": model, "of": " ", colour: name}
             drawn.append(point | {limit: 100 * share for limit, share in shares})
     return drawn
 
@@ -205,9 +205,10 @@ def _lines(
     name: str, said: str, drawn: list[dict[str, Any]], x: str, colour: str, scale: Any = None
 ) -> Figure:
     ticks = sorted({point[x] for point in drawn})
+    width = min(300, PANELS // len({point["model"] for point in drawn}))
     panel = plots.lines(
-        drawn, x, "%", colour, x_scale=scale, share=True, band=True, size=PANEL,
-        axis={"title": None, "values": ticks, "grid": False, "format": "~s"},
+        drawn, x, "%", colour, x_scale=scale, share=True, band=True, size=(width, 160),
+        axis={"title": None, "values": ticks, "grid": False, "format": ".2~s"},
         legend={"title": None, "orient": "top"},
     )  # fmt: skip
     header = {"title": x, "titleOrient": "bottom", "labelOrient": "top"}
