@@ -29,6 +29,7 @@ from eval.inversion.batch import Batch
 from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Problem, pose
+from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import sweep
@@ -121,8 +122,12 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
 
 
 def _guessing(subject: Subject) -> Tools:
-    """A lexicon learnt anew for each call."""
-    return Tools(lambda circuit: Lexicon(circuit, subject.text))
+    """A lexicon and read-backs, learnt anew for each call."""
+
+    def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
+        return [ReadBack(c.vocabulary, fit_readbacks([c], subject.text)[0]) for c in circuits]
+
+    return Tools(lambda circuit: Lexicon(circuit, subject.text), readback=readbacks)
 
 
 def agreement(subject: Subject, options: argparse.Namespace) -> str:

@@ -48,18 +48,6 @@ class Lexicon:
         """Covariance of outputs around the entries once a prefix's own shift is out, square."""
         return self._learnt[1]
 
-    @cached_property
-    def features(self) -> Tensor:
-        """What is told of each token to guess its effects from, `(V, 2 D)`, of unit variance.
-
-        Its embedding as the first block's token mixer reads it, and its output on its own.
-        """
-        blocks = self.circuit.model.blocks
-        weight = self.circuit.model.embedding.weight.detach()
-        read = blocks[0].norm_token(weight) if len(blocks) else None  # pyright: ignore
-        both = torch.cat([self.first, *([] if read is None else [read])], dim=-1)
-        return (both - both.mean(dim=0)) / both.std(dim=0).clamp(min=torch.finfo(both.dtype).tiny)
-
     def metric(self, low: int, high: int | None) -> Tensor:
         """Inverse scatter of the channels low ... high."""
         scatter = self.scatter[low:high, low:high]

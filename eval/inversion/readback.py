@@ -52,10 +52,7 @@ class ReadBack:
             kind = "first." if first else ""
             slopes = self.tensors[f"{kind}slopes"][:, low:high].double()
             scatter = self.tensors[f"{kind}scatter"][low:high, low:high].double()
-            size = scatter.diagonal().sqrt()
-            like = scatter / size / size[:, None]
-            like = like + SHRINK * torch.eye(len(size)).to(like)
-            metric = torch.linalg.cholesky(torch.linalg.inv(like)) / size[:, None]
+            metric = whitening(scatter, SHRINK)
             self._guessers[key] = Guesser(
                 self.embeddings, metric.to(self.embeddings), (slopes @ metric).to(self.embeddings)
             )
@@ -97,6 +94,19 @@ class Guesser:
     def nearest(self, target: Tensor, outputs: Tensor) -> Tensor:
         """The number of the output nearest to a target `(C,)` among `(N, C)`, in the metric."""
         return ((outputs - target) @ self.metric).square().sum(dim=-1).argmin()
+
+
+def whitening(scatter: Tensor, shrink: float) -> Tensor:
+    """What gives differences of a scatter `(C, C)` unit scatter, `(C, C)`: `difference @ it`.
+
+    Args:
+        scatter: a covariance, its diagonal above 0.
+        shrink: added to each channel's variance, as a share of it.
+    """
+    size = scatter.diagonal().sqrt()
+    like = scatter / size / size[:, None]
+    like = like + shrink * torch.eye(len(size)).to(like)
+    return torch.linalg.cholesky(torch.linalg.inv(like)) / size[:, None]
 
 
 class _Moments:

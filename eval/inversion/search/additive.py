@@ -5,13 +5,24 @@ vocabulary a position), the outputs of any of the V^k choices follow by addition
 the choice that explains what is missing is a sparse code over k dictionaries: a beam through the
 positions and coordinate descent, by matrix products alone. What it finds is a guess: solvers run it
 exactly, and start again from the best.
+
+Where V is large, only a sample's changes are known, and the others are guessed from them by a
+linear map. Changes are then compared in the metric of what that map misses: a few channels of a
+trained transformer are a thousand times as large as the others and say the least of a token.
 """
+
+import itertools
 
 import torch
 from torch import Tensor
 
+from eval.inversion.readback import LEAST, whitening
+
 RIDGE = 100.0  # in squared features of unit size
+SHRINK = 0.1  # of each feature's variance, added to it
+ALONE = 0.05  # of a token's weight in the fit, at least, is the others'
 PASSES = 2  # of coordinate descent over all positions; it rarely moves after
+ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
 def explain(
@@ -71,11 +82,52 @@ def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
     Returns:
         `(V, F)`, those of the sample as given.
     """
-    mean, X = changes.mean(dim=0), features[sample]
-    gram = X.T @ X + RIDGE * torch.eye(X.shape[1]).to(X)
-    guessed = mean + features @ torch.linalg.solve(gram, X.T @ (changes - mean))
+    mean = changes.mean(dim=0)
+    guessed = mean + features @ (_fit(features[sample]) @ (changes - mean))
     guessed[sample] = changes
     return guessed
+
+
+def metric_of_misses(features: Tensor, changes: list[Tensor]) -> Tensor:
+    """What gives unit scatter to the errors of `extrapolate`, those of all positions added.
+
+    Each token of the sample is guessed from the others of it.
+
+    Args:
+        features: of the sample, `(n, M)`.
+        changes: of each position, `(n, F)`.
+
+    Returns:
+        `(F, F)`, to multiply changes with.
+    """
+    fit = _fit(features)
+    share = (features * fit.T).sum(dim=1).clamp(max=1 - ALONE)
+    scatter = least = torch.zeros((), dtype=torch.float64, device=features.device)
+    for change in changes:
+        change = change - change.mean(dim=0)
+        missed = ((change - features @ (fit @ change)) / (1 - share)[:, None]).double()
+        scatter = scatter + missed.T @ missed / len(missed)
+        least = least + LEAST * change.double().square().mean()
+    scatter.diagonal().clamp_(min=float(least) or 1.0)
+    return whitening(scatter, SHRINK).to(features)
+
+
+def orders(k: int) -> list[tuple[int, ...]]:
+    """The order as it is, then all permutations of a few, or all swaps and rotations of many."""
+    if k <= ALL_ORDERS:
+        return list(itertools.permutations(range(k)))
+    here = tuple(range(k))
+    swaps = []
+    for i, j in itertools.combinations(here, 2):
+        swapped = list(here)
+        swapped[i], swapped[j] = j, i
+        swaps.append(tuple(swapped))
+    return [here, *swaps, *(here[r:] + here[:r] for r in range(1, k))]
+
+
+def _fit(X: Tensor) -> Tensor:
+    """Ridge regression on `(n, M)` features: what turns `(n, F)` changes into slopes, `(M, n)`."""
+    return torch.linalg.solve(X.T @ X + RIDGE * torch.eye(X.shape[1]).to(X), X.T)
 
 
 def nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:

@@ -10,12 +10,12 @@ random tokens and what a short gradient descent proposes, in turns. What no star
 for once more with the first visible token hidden too, which may have been read wrongly with it.
 
 Both turns work on a window of the first few visible positions. Once that is at the floor, the
-hidden tokens are known, and the rest is proposed and verified.
+hidden tokens are known, and the rest is read. Tokens are read by a fitted linear map (`read`), and
+what hidden ones change is guessed from a sample, so that no turn runs a large vocabulary.
 Each run of hidden tokens is searched for by the visible ones between it and the next: later tokens
 do not change these outputs. The tokens before it stay as they were found.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -27,35 +27,40 @@ from torch import Tensor
 from eval.inversion.answer import Answer, join
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam, scaled_start
-from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Problem
-from eval.inversion.search.additive import explain, extrapolate, nearest_single
-from eval.inversion.search.propose import settle
-from eval.inversion.search.sweep import sweep_from, try_some
+from eval.inversion.readback import ReadBack
+from eval.inversion.search.additive import (
+    explain,
+    extrapolate,
+    metric_of_misses,
+    nearest_single,
+    orders,
+)
+from eval.inversion.search.read import Reading, Row
 from eval.inversion.solvers import ANY, Chance, Tools, solver
 from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later
-LIKELY = 32  # visible tokens tried at a position, by its output and by the text before it
+LIKELY = 32  # visible tokens tried at a position, by its output, and as many by the text before it
+LARGE = 16_384  # vocabularies from here on are run as a whole only where every rival is asked for
 QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
-SAMPLE = 512  # tokens whose changes are computed before the others' are guessed
+SAMPLE = 4  # times the width: tokens whose changes are computed before the others' are guessed
 LISTED = 64  # tokens at a position that are looked at because alone they explain most
 SINGLES = 16  # tokens tried exactly at each hidden position, the others held
 CROSSED = 5  # of the nearest ends of earlier starts whose tokens are combined
 COMBINED = 1024  # combinations that are run, at most
 PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
 UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
-ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
 @solver(
     "search",
     hidden=range(1, ANY),
     random=True,
-    needs=("lexicon",),
-    cost=lambda V, T, k: V * (4 + k * k),
+    needs=("readback",),
+    cost=lambda V, T, k: min(V, LARGE) * (4 + k * k),
     title="exact search, alternating",
     short="exact search",
     word="exact",
@@ -64,6 +69,7 @@ def alternating(
     batch: Batch,
     chance: Chance,
     tools: Tools,
+    rivals: bool = False,
     *,
     starts: int = 24,
     rounds: int = 8,
@@ -72,28 +78,31 @@ def alternating(
 ) -> list[Answer]:
     """Takes turns between the shown positions and the hidden ones, until the outputs agree.
 
-    A sweep over the shown positions, then every token of the vocabulary at each hidden one, until
-    the outputs agree to within rounding, which proves the answer. Nothing is given.
+    The shown tokens are read after a guess of the hidden ones, then many tokens are tried at each
+    hidden position, until the outputs agree to within rounding, which proves the answer. Nothing is
+    given.
 
     Args:
         batch: one problem with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        tools: the lexicon, for guesses of visible tokens.
+        tools: the read-backs, for guesses of visible tokens.
+        rivals: whether all other choices of a single hidden token are run, also where the
+            vocabulary is large.
         starts: of each run of hidden tokens, at most; then the nearest answer is returned.
         rounds: turns per start.
         beams: choices followed in the additive model, and run exactly after.
         budget: tokens run forward; the turn that reaches it is a prompt's last.
     """
     (problem,) = batch.problems
-    assert tools.lexicon
-    reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
+    assert tools.readback
+    (readback,) = tools.readback([problem.circuit])
     answers = []
     for p, generator in enumerate(chance):
         one, parts = problem.of([p]), []
         before = torch.empty(1, 0, dtype=torch.long, device=problem.target.device)
         for run in one.keeping_scores().runs():
             unspent = budget - sum(part.evaluations for part in parts)
-            search = _Search(run, before, reader, generator, rounds, beams, unspent)
+            search = _Search(run, before, readback, generator, rounds, beams, unspent, rivals)
             parts.append(search.answer(starts))
             before = torch.cat([before, parts[-1].tokens[None]], dim=1)
         answers.append(one.ranked(0, join(parts)))
@@ -121,13 +130,14 @@ class _Search:
         self,
         problem: Problem,
         before: Tensor,
-        reader: Reader,
+        readback: ReadBack,
         generator: torch.Generator,
         rounds: int,
         beams: int,
         budget: int = UNBOUNDED,
+        rivals: bool = False,
     ) -> None:
-        self.problem, self.before, self.reader = problem, before, reader
+        self.problem, self.before, self.readback = problem, before, readback
         self.generator, self.rounds, self.beams = generator, rounds, beams
         self.budget = budget
         self.first = problem.hidden  # position shown
@@ -135,12 +145,15 @@ class _Search:
         self.circuit = problem.circuit
         self.screen = SCREENS[0]
         self.vocabulary = self.circuit.vocabulary
+        self.all = rivals or len(self.vocabulary) < LARGE  # whether the whole vocabulary may be run
         length = min(problem.length, self.first + WINDOW)
         self.window = problem.showing(slice(WINDOW), length)
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
         self.evaluations = 0
         self.sample = torch.empty(0, dtype=torch.long)  # drawn at every start
-        self.features = reader.lexicon.features
+        W, tiny = self.vocabulary, torch.finfo(self.vocabulary.dtype).tiny
+        self.features = (W - W.mean(dim=0)) / W.std(dim=0).clamp(min=tiny)
+        self.fits = self.unit.new_zeros(self.k, len(W))  # how well tokens were last guessed to fit
 
     def answer(self, starts: int) -> Answer:
         """The nearest of where starts come to rest, and of those with one more token hidden.
@@ -154,7 +167,7 @@ class _Search:
         unspent = self.budget - self.evaluations
         if not end.proved and unspent > 0 and self.problem.target.shape[1] > 1:
             hiding_one_more = self.problem.showing(slice(1, None))
-            about = self.before, self.reader, self.generator, self.rounds, self.beams, unspent
+            about = self.before, self.readback, self.generator, self.rounds, self.beams, unspent
             wider = _Search(hiding_one_more, *about)
             other, more = wider.rest(starts)
             self.evaluations += wider.evaluations
@@ -172,7 +185,7 @@ class _Search:
             self.screen = SCREENS[min(start, 1)]
             hidden = self._cross(ends) if start > 1 and start % 2 == 0 else None
             hidden = self._start(start) if hidden is None else hidden
-            ends.append(self._descend(hidden, patient=start >= QUICK_STARTS))
+            ends.append(self._descend(hidden, patient=start >= QUICK_STARTS and self.all))
             if ends[-1].proved or self.evaluations >= self.budget:
                 break
         return min(ends, key=lambda end: end.distance), len(ends)
@@ -218,7 +231,7 @@ class _Search:
         """From a start to where neither turn improves; if patient, not even a thorough one."""
         distance, thorough = torch.inf, False
         drawn = torch.randperm(len(self.vocabulary), generator=self.generator)
-        self.sample = drawn[:SAMPLE].to(self.unit.device)
+        self.sample = drawn[: SAMPLE * self.vocabulary.shape[1]].to(self.unit.device)
         for _ in range(self.rounds):
             visible = self._sweep(hidden) if thorough else self._read(hidden)
             tell(SoFar(self._whole(hidden, visible)))
@@ -240,24 +253,17 @@ class _Search:
 
         The nearest of those that the position's own output and the text before it suggest.
         """
-        count = min(LIKELY, len(self.vocabulary))
-        by_output = self.reader.distances(self.window.target[0]).topk(count, largest=False).indices
-        tokens = self._whole(hidden)
-        state = self.circuit.prefix(tokens)
-        for t in range(self.window.target.shape[1]):
-            likely = self.circuit.model(tokens)[0, -1].topk(count).indices
-            tried = torch.cat([by_output[t], likely]).unique()
-            apart = try_some(self.window, t, state, tried)[0]
-            self.evaluations += len(tried) + tokens.shape[1]
-            best = tried[apart.argmin()].view(1, 1)
-            tokens = torch.cat([tokens, best], dim=1)
-            state = self.circuit.prefix(best, state)
-        return tokens[:, self.first :]
+        return self._after(hidden, self.window, 2 * LIKELY).tokens[None, self.first :]
 
     def _sweep(self, hidden: Tensor) -> Tensor:
         """(a) by the whole vocabulary, where reading leads nowhere."""
-        self.evaluations += self.window.target.shape[1] * len(self.vocabulary)
-        return sweep_from(self.window, self.circuit.prefix(self._whole(hidden))).tokens
+        return self._after(hidden, self.window).tokens[None, self.first :]
+
+    def _after(self, hidden: Tensor, problem: Problem, most: int | None = None) -> Row:
+        count = min(LIKELY, len(self.vocabulary))
+        row = Reading([problem], [self.readback], count, count).after(self._whole(hidden)[0], most)
+        self.evaluations += row.evaluations
+        return row
 
     def _improve(self, hidden: Tensor, visible: Tensor, thorough: bool) -> tuple[Tensor, float]:
         """(b) The nearest of many other hidden tokens, `(1, k)`; the present ones win a tie.
@@ -274,7 +280,10 @@ class _Search:
             changes = [self._changes(j, tokens, *guess) for j, tokens in enumerate(listed)]
         else:
             sampled = [self._changes(j, self.sample, *guess) for j in range(self.k)]
+            metric = metric_of_misses(self.features[self.sample], sampled)
+            sampled, missing = [change @ metric for change in sampled], missing @ metric
             guessed = [extrapolate(self.features, self.sample, change) for change in sampled]
+            self.fits = -torch.stack([(change - missing).norm(dim=1) for change in guessed])
             chosen = explain(guessed, missing, 2 * self.beams, self.beams)
             new = [
                 torch.cat([chosen[:, j], nearest_single(guessed[j], missing, LISTED)]).unique()
@@ -282,11 +291,11 @@ class _Search:
             ]
             listed = [torch.cat([self.sample, tokens]) for tokens in new]
             changes = [
-                torch.cat([change, self._changes(j, tokens, *guess)])
+                torch.cat([change, self._changes(j, tokens, *guess) @ metric])
                 for j, (change, tokens) in enumerate(zip(sampled, new, strict=True))
             ]
         chosen = explain(changes, missing, self.beams, self.beams, self.generator)
-        tried = [hidden, hidden[0][torch.tensor(_orders(self.k))]]
+        tried = [hidden, hidden[0][torch.tensor(orders(self.k))]]
         tried.append(torch.stack([listed[j][chosen[:, j]] for j in range(self.k)], dim=1))
         for j, change in enumerate(changes):
             best = listed[j][nearest_single(change, missing, SINGLES)]
@@ -346,15 +355,16 @@ class _Search:
         tell them from it.
         """
         k, V = self.k, len(self.vocabulary)
-        proof = settle(self.problem, self.reader, self._whole(hidden))
-        self.evaluations += int(proof.evaluations)
-        proved = bool(proof.proved)
-        scores = torch.nn.functional.one_hot(hidden[0], V).to(self.unit)
+        row = self._after(hidden, self.problem)
+        scores = self.fits
+        if row.proved:
+            scores = torch.nn.functional.one_hot(hidden[0], V).to(self.unit)
         collisions = {}
         spent = self.evaluations + self._cost_of_all() > self.budget
-        if k == 1 or (k and not proved and not spent):
+        if self.all and (k == 1 or (k and not row.proved and not spent)):
             # ranks of the others; where one token is hidden, this is every other choice
-            screen, everything = proof.tokens[:, : self.screen], torch.arange(V)
+            visible, everything = row.tokens[self.first :], torch.arange(V)
+            screen = visible[None, : self.screen]
             apart = torch.stack(
                 [
                     torch.cat(
@@ -364,19 +374,21 @@ class _Search:
                 ]
             )
             scores = -apart.norm(dim=-1)
-            if proved:
+            if row.proved:
                 shown = apart.shape[-1]
                 near = apart[0] * self.unit[0, :shown, 0] <= self.window.limit[0, :shown]
                 rivals = near.all(dim=-1).nonzero()
                 if len(rivals) > 1:  # the screen does not tell them apart; later positions may
                     self.evaluations += len(rivals) * self.problem.length
-                    rivals = self.problem.explaining(self._whole(rivals), proof.tokens[0])
+                    rivals = self.problem.explaining(self._whole(rivals), visible)
                 collisions = {0: rivals[:, -1].tolist()} if len(rivals) > 1 else {}
+        read = row.scores(self.problem, self.readback)[self.first :]
+        proof = "enumerated" if not k or (k == 1 and self.all) else "residual"
         return Answer(
-            tokens=torch.cat([hidden, proof.tokens], dim=1)[0],
-            scores=torch.cat([scores, -proof.distances[0]]),
+            tokens=row.tokens[self.before.shape[1] :],
+            scores=torch.cat([scores, read]),
             collisions=collisions,
-            certificate=("enumerated" if k <= 1 else "residual") if proved else None,
+            certificate=proof if row.proved else None,
             evaluations=self.evaluations,
         )
 
@@ -385,16 +397,3 @@ class _Search:
         return torch.linalg.vector_norm(
             shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
         )
-
-
-def _orders(k: int) -> list[tuple[int, ...]]:
-    """The order as it is, then all permutations of a few, or all swaps and rotations of many."""
-    if k <= ALL_ORDERS:
-        return list(itertools.permutations(range(k)))
-    here = tuple(range(k))
-    swaps = []
-    for i, j in itertools.combinations(here, 2):
-        swapped = list(here)
-        swapped[i], swapped[j] = j, i
-        swaps.append(tuple(swapped))
-    return [here, *swaps, *(here[r:] + here[:r] for r in range(1, k))]

@@ -34,7 +34,7 @@ SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat
     name="enumerate",
     hidden=range(1, 3),
     random=True,
-    needs=("lexicon",),
+    needs=("readback",),
     proves=True,
     cost=lambda V, T, k: V * 40 * k,
     title="exact search, enumeration",
@@ -54,13 +54,13 @@ def enumerate_hidden(
     Args:
         batch: one problem with one or two hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        tools: the lexicon, for guesses of visible tokens.
+        tools: the read-backs, for guesses of visible tokens.
         exact: whether all V x V pairs are run in low precision, instead of screened by the additive
             model.
         most: pairs that are run at most where they are not; above that nothing is certified.
     """
     (problem,) = batch.problems
-    answers = alternating(batch, chance, tools)
+    answers = alternating(batch, chance, tools, rivals=True)
     shown = problem.slice.positions(problem.length)
     hidden = [t for t in range(shown[-1]) if t not in shown]
     if hidden[1:] == [hidden[0] + 1]:

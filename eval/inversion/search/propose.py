@@ -48,7 +48,7 @@ def propose(batch: Batch, chance: Chance, tools: Tools) -> list[Answer]:
     assert tools.lexicon
     started = time.perf_counter()
     reader = Reader(tools.lexicon(problem.circuit), problem.slice.low, problem.slice.high)
-    proof = settle(problem, reader, None)
+    proof = _settle(problem, reader)
     P, seconds = len(proof.tokens), time.perf_counter() - started
     return [
         problem.ranked(
@@ -71,7 +71,7 @@ class Proof:
     """Tokens `(P, S)`, and how they were come by.
 
     Attributes:
-        tokens: those after the prefix.
+        tokens: those that were searched for.
         distances: the last guess's distance of every token at each position, `(P, S, V)`.
         proved: whether every position lies within the limit, `(P,)`.
         evaluations: tokens sent through the circuit, `(P,)`.
@@ -85,35 +85,29 @@ class Proof:
     swept: Tensor
 
 
-def settle(problem: Problem, reader: Reader, given: Tensor | None) -> Proof:
-    """Finds the shown tokens, each after those before it.
+def _settle(problem: Problem, reader: Reader) -> Proof:
+    """Finds the tokens, each after those before it.
 
     A position at which no token of the vocabulary lies within the limit keeps the nearest one; the
     search goes on after it.
-
-    Args:
-        problem: the first k positions hidden.
-        reader: guesses.
-        given: the hidden tokens, `(P, k)`; None if k is 0.
     """
     target, limit, circuit = problem.target, problem.limit, problem.circuit
-    (P, S), k = target.shape[:2], 0 if given is None else given.shape[1]
+    P, S = target.shape[:2]
     distances = reader.distances(target)
-    if not k:
-        distances[:, 0] = reader.first(target[:, 0])
+    distances[:, 0] = reader.first(target[:, 0])
     tokens = distances.argmin(dim=-1)
     counts = (torch.zeros(P, dtype=torch.long) for _ in range(2))
     proof = Proof(tokens, distances, torch.ones(P, dtype=torch.bool), *counts)
     settled, stayed = [0] * P, [0] * P  # positions that need no more; passes without one more
     rows = list(range(P))
     while rows:
-        whole = tokens[rows] if given is None else torch.cat([given[rows], tokens[rows]], dim=1)
+        whole = tokens[rows]
         outputs = problem.slice.select(circuit.of_tokens(whole))
         hit = torch.linalg.vector_norm(outputs - target[rows], dim=-1) <= limit[rows]
         again = reader.again(target[rows], outputs, tokens[rows])
         distances[rows] = torch.where(hit[..., None], distances[rows], again)
         guesses = torch.where(hit, tokens[rows], again.argmin(dim=-1))
-        guesses[:, 0] = tokens[rows, 0] if not k else guesses[:, 0]  # its entries are exact
+        guesses[:, 0] = tokens[rows, 0]  # its entries are exact
         proof.evaluations[rows] += whole.shape[1]
         for i, p in enumerate(rows):
             before, misses = settled[p], (~hit[i, settled[p] :]).nonzero()
@@ -123,12 +117,11 @@ def settle(problem: Problem, reader: Reader, given: Tensor | None) -> Proof:
                 continue
             tokens[p, settled[p] :] = guesses[i, settled[p] :]
             if stayed[p] >= PATIENCE:
-                _search_at(problem, p, settled[p], whole[i : i + 1, : k + settled[p]], proof)
+                _search_at(problem, p, settled[p], whole[i : i + 1, : settled[p]], proof)
                 settled[p] += 1
         if watched():
-            whole = tokens if given is None else torch.cat([given, tokens], dim=1)
-            known = torch.tensor(settled, device=whole.device)[:, None] + k
-            tell(SoFar(whole, torch.arange(k + S, device=whole.device) < known))
+            known = torch.tensor(settled, device=tokens.device)[:, None]
+            tell(SoFar(tokens, torch.arange(S, device=tokens.device) < known))
         rows = [p for p in rows if settled[p] < S]
     return proof
 

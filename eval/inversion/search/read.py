@@ -141,6 +141,7 @@ class Reading:
         self.whole, self.cut = join(self.circuits)
         self.model = self.whole.model
         self.text = Circuit(self.model, self.model.config.n_layers, without=self.whole.without)
+        self.hidden = problems[0].hidden
 
     def together(self) -> Paths:
         """One pass of all positions, layers and prompts; the host waits once, at the end."""
@@ -192,11 +193,27 @@ class Reading:
                 on_path &= bool(row.tokens[t] == paths.path[p, t])
         return row
 
-    def _search(self, i: int, t: int, problem: Problem, row: Row) -> None:
+    def after(self, hidden: Tensor, most: int | None = None) -> Row:
+        """The first layer's row of the first prompt, its hidden tokens taken as given, `(k,)`.
+
+        Args:
+            hidden: the first tokens, of which nothing is shown.
+            most: tokens run at a position, where none hits; None for the whole vocabulary.
+        """
+        problem = self.problems[0].of([0])
+        shown = hidden.new_zeros(problem.length - self.hidden)
+        reads = problem.target.new_zeros(problem.length, self.whole.vocabulary.shape[1])
+        row = Row(torch.cat([hidden, shown]), reads)
+        for t in range(self.hidden, problem.length):
+            self._search(0, t, problem, row, most)
+        return row
+
+    def _search(self, i: int, t: int, problem: Problem, row: Row, most: int | None = None) -> None:
         """Puts the nearest token at position t, those before it being settled."""
         state, likely = self._go_on(row.tokens[None, :t], None) if t else (None, None)
         known, circuit = self._known(problem.circuit, state, likely), problem.circuit
         guesser, V, size = self._guesser(i, t), len(circuit.vocabulary), self.shortlist
+        s, most = t - self.hidden, min(most or V, V)
         read = self._read(i, t, problem, known, likely)
         tokens = row.tokens.new_empty(0) if likely is None else likely[0]
         outputs = row.reads.new_empty(0, circuit.width) if known is None else known[0]
@@ -208,15 +225,15 @@ class Reading:
             ran = circuit.step(circuit.embed(best)[:, None], state)[:, 0]
             tokens, outputs = torch.cat([tokens, best]), torch.cat([outputs, ran])
             row.evaluations += len(best)
-            apart = _distances(problem, t, outputs[None])[0]
+            apart = _distances(problem, s, outputs[None])[0]
             row.reads[t] = read[0]
-            hit = bool(apart.min() <= problem.limit[0, t])
-            if hit or len(tokens) == V:
+            hit = bool(apart.min() <= problem.limit[0, s])
+            if hit or len(tokens) >= most:
                 break
             shown = problem.slice.narrow(outputs)
-            nearest = guesser.nearest(problem.target[0, t], shown)
+            nearest = guesser.nearest(problem.target[0, s], shown)
             embedding = circuit.embed(tokens[nearest])[None]
-            read = guesser.read(problem.target[:, t], shown[nearest][None], embedding)
+            read = guesser.read(problem.target[:, s], shown[nearest][None], embedding)
             size = min(GROWTH * size, candidates_at_once(self.model))
         row.tokens[t] = tokens[apart.argmin()]
         row.proved &= hit
@@ -248,7 +265,7 @@ class Reading:
         else:
             output = problem.slice.narrow(known).mean(dim=1)
             embedding = self.whole.embed(likely).mean(dim=1)
-        return self._guesser(i, t).read(problem.target[:, t], output, embedding)
+        return self._guesser(i, t).read(problem.target[:, t - self.hidden], output, embedding)
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor) -> Tensor:

@@ -140,24 +140,6 @@ class Swept:
     distances: Tensor
 
 
-def sweep_from(problem: Problem, state: State | None) -> Swept:
-    """Finds the shown tokens, left to right, each given those before it.
-
-    Args:
-        problem: the first k positions hidden.
-        state: those of each prompt; None if k is 0.
-    """
-    chosen, distances = [], []
-    for t in range(problem.target.shape[1]):
-        distance = try_all(problem, t, state)
-        token = distance.argmin(dim=-1, keepdim=True)
-        chosen.append(token)
-        distances.append(distance)
-        if t + 1 < problem.target.shape[1]:
-            state = problem.circuit.prefix(token, state)
-    return Swept(torch.cat(chosen, dim=1), torch.stack(distances, dim=1))
-
-
 def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
     """Distance of every token's output at the t-th shown position from the target, `(P, V)`.
 

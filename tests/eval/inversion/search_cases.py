@@ -36,21 +36,37 @@ def readbacks(circuits: list[Circuit], text: Tensor | None = None) -> list[ReadB
     return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
 
 
+def readback(circuit: Circuit) -> ReadBack:
+    return readbacks([circuit])[0]
+
+
 def useless(circuit: Circuit) -> Lexicon:
     """Guesses from a background of a single token, over and over."""
     return Lexicon(circuit, torch.full((8, 32), 5))
 
 
+def misread(circuit: Circuit) -> ReadBack:
+    """A read-back whose slopes are drawn at random."""
+    fit = readback(circuit)
+    for name in ("slopes", "first.slopes"):
+        fit.tensors[name] = torch.randn_like(fit.tensors[name])
+    return fit
+
+
 def solve(
     solver: Callable[..., list[Answer]],
     problems: Problem | list[Problem],
-    guesses: Lexicon | None = None,
+    guesses: Lexicon | ReadBack | None = None,
     generators: list[torch.Generator] | None = None,
     **settings: Any,
 ) -> list[Answer]:
-    """A solver's answers to problems, with a lexicon of their circuit and chance if it needs it."""
+    """A solver's answers to problems, with what it guesses from and chance if it needs them."""
     problems = problems if isinstance(problems, list) else [problems]
-    tools = Tools(None if guesses is None else lambda circuit: guesses)
+    tools = Tools()
+    if isinstance(guesses, ReadBack):
+        tools = Tools(readback=lambda circuits: [guesses])
+    elif guesses is not None:
+        tools = Tools(lambda circuit: guesses)
     return solver(Batch(tuple(problems)), generators or [], tools, **settings)
 
 

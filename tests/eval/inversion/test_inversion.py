@@ -19,6 +19,7 @@ from tests.eval.inversion.search_cases import (
     found,
     lexicon,
     prompts,
+    readback,
     sharpened,
     solve,
     useless,
@@ -165,7 +166,7 @@ def test_what_cannot_be_explained_is_not_certified(small_model):
     answers: dict[str, list[Answer]] = {
         "sweep": solve(sweep, problem),
         "propose": solve(propose, problem, guesses),
-        "alternating": solve(alternating, hidden, guesses, chance(4), starts=1, rounds=1),
+        "alternating": solve(alternating, hidden, readback(circuit), chance(4), starts=1, rounds=1),
     }
     for name, own in answers.items():
         assert found(own).shape == (4, 7), name

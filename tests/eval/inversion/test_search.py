@@ -22,6 +22,7 @@ from tests.eval.inversion.search_cases import (
     found,
     lexicon,
     prompts,
+    readback,
     sharpened,
     solve,
     with_twins,
@@ -56,7 +57,7 @@ def all_pairs(problem: Problem, truth: Tensor, at: int = 0) -> tuple[list[tuple[
 def test_enumeration_of_two_is_brute_force(mixer, exact, shown, at):
     circuit, truth = Circuit(tiny(mixer), 2), prompts(3, 6, V)
     problem = pose(circuit, truth, Slice.parse(shown))
-    answers = solve(enumerate_hidden, problem, lexicon(circuit), chance(3), exact=exact)
+    answers = solve(enumerate_hidden, problem, readback(circuit), chance(3), exact=exact)
     assert found(answers).equal(truth)
     for p, answer in enumerate(answers):
         one = problem.of([p])
@@ -79,7 +80,7 @@ def test_two_hidden_tokens_with_a_twin_collide():
     twin = next(t for t in range(V) if t not in truth[0].tolist())
     circuit = Circuit(with_twins(tiny(), one, twin), 2)
     problem = pose(circuit, truth, Slice(2))
-    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=True)
+    (answer,) = solve(enumerate_hidden, problem, readback(circuit), chance(1), exact=True)
     assert answer.collisions[1] == sorted({one, twin})
     assert answer.certificate == "screened"  # bfloat16 ruled the others out, by a measured bound
     fit, _ = all_pairs(problem, truth[0])
@@ -92,7 +93,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide():
     for noise in (0.01, 0.3):
         shown = Slice.parse("[:, 2:, :3]")
         problem = pose(circuit, truth, shown, noise=noise, generators=chance(1))
-        (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=True)
+        (answer,) = solve(enumerate_hidden, problem, readback(circuit), chance(1), exact=True)
         assert answer.certificate == "screened"
         fit, _ = all_pairs(problem, answer.tokens)
         assert answer.notes["pairs"] > len(fit)
@@ -106,7 +107,7 @@ def test_pairs_that_later_positions_tell_apart_do_not_collide():
 def test_no_pair_that_explains_a_noisy_target_is_ruled_out(part, noise):
     circuit, truth = Circuit(tiny(), 1, part), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2), noise=noise, generators=chance(1))
-    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1))
+    (answer,) = solve(enumerate_hidden, problem, readback(circuit), chance(1))
     assert answer.certificate == "screened"
     fit, _ = all_pairs(problem, answer.tokens)
     assert answer.notes["pairs"] >= len(fit) >= (2 if noise > 0.1 else 1)
@@ -120,7 +121,7 @@ def test_a_screen_that_loses_the_answer_certifies_nothing(monkeypatch, exact):
     circuit, truth = Circuit(tiny(), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
     monkeypatch.setattr("eval.inversion.search.enumerate.SPARE", -1.0)
-    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), exact=exact)
+    (answer,) = solve(enumerate_hidden, problem, readback(circuit), chance(1), exact=exact)
     assert answer.tokens.equal(truth[0])
     assert answer.notes["pairs"] == 0
     assert answer.certificate == "residual"
@@ -129,7 +130,7 @@ def test_a_screen_that_loses_the_answer_certifies_nothing(monkeypatch, exact):
 
 def test_one_hidden_token_is_enumerated(small_model):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(2, 7)
-    answers = solve(enumerate_hidden, pose(circuit, truth, Slice(1)), lexicon(circuit), chance(2))
+    answers = solve(enumerate_hidden, pose(circuit, truth, Slice(1)), readback(circuit), chance(2))
     assert found(answers).equal(truth)
     assert all(answer.certificate == "enumerated" for answer in answers)
 
@@ -137,7 +138,7 @@ def test_one_hidden_token_is_enumerated(small_model):
 def test_too_many_possible_pairs_leave_the_answer_as_it_was():
     circuit, truth = Circuit(sharpened(tiny(), 2.0), 2), prompts(1, 6, V)
     problem = pose(circuit, truth, Slice(2))
-    (answer,) = solve(enumerate_hidden, problem, lexicon(circuit), chance(1), most=1)
+    (answer,) = solve(enumerate_hidden, problem, readback(circuit), chance(1), most=1)
     assert answer.certificate == "residual"
     assert "pairs" not in answer.notes
 
