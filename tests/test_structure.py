@@ -22,6 +22,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "comparisons of experiments": ("eval", 330, 150),
     "a loss for earlier tokens": ("train", 70, 115),
     "recall, and what recoverability costs": ("scripts", 500, 240),
+    "hidden tokens at any vocabulary": ("eval", 60, 0),
     "correlations over cells": ("eval", 150, 25),
     "how few states, and padding": ("scripts", 300, 150),
 }
@@ -38,7 +39,7 @@ LIMITS = {  # measure: limit, target
     "lines: train": (3_300 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_970, 1_100),
     "lines: eval": (23_600 + _room("eval"), 11_500 + _room("eval")),
-    "lines: scripts": (2_370 + _room("scripts"), 1_600 + _room("scripts")),
+    "lines: scripts": (2_380 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (21_200 + TESTS, 13_000 + TESTS),
     "files in eval": (138, 85),
     "floors in eval": (5, 5),
