@@ -239,12 +239,14 @@ class StandIn:
         about: what it is: its size, its data, the origin of its weights.
         every: fields that change in all arms it is asked.
         claims: those that it can speak to, each with the fields that change; `arms`, by name.
+        left: which others it was not asked, why, and what they would cost.
     """
 
     key: str
     title: str
     about: str
     claims: dict[int, dict[str, Any]]
+    left: str
     every: dict[str, Any] = field(default_factory=dict)
 
 

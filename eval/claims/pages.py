@@ -47,7 +47,7 @@ AGAIN = """\
 
 Criteria of these claims, or the models that answer them, had been changed after the data were seen.
 They were frozen, and asked again on prompts and of seeds that no earlier row used. The answers are
-of those rows alone; the positive controls were set before them.
+of those rows alone.
 """
 UNASKED = """\
 ## Not asked
@@ -164,7 +164,7 @@ def _stood_in(judgements: list[Judgement], beside: str) -> str:
     if not several:
         return ""
     asked = [stand_ins()[name] for name in dict.fromkeys(one.stand_in for one in several)]
-    about = [f"- **{one.title}**: {one.about}." for one in asked]
+    about = [f"- **{one.title}**: {one.about}. Not asked of it: {one.left}." for one in asked]
     return "\n".join([STAND_INS, *about, "", _rows(several, beside)])
 
 

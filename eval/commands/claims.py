@@ -302,7 +302,7 @@ def _pages(
             CURVES + "\n" + draw(points, _beside(figures, curves) if figures else "")
         )
     for one in judgements:
-        if one.asked:
+        if one.asked or one.stand_ins:
             pages[str(folder / f"{one.claim.number}.md")] = own_page(one)
     template = Path(findings) if findings else TEMPLATE
     for name, path in texts.items():

@@ -198,9 +198,21 @@ def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
     for source in bibliography().values():
         assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in text
     assert re.findall(r"\)\. Claims? ([\d, -]+)\.", text) == ["1-84", "86-93", "85", "94-101"]
+    assert re.findall(r"- † \[(\d+)\]", text) == ["78", "79", "82"]  # the others were asked again
+    only = [replace(claim, again="") for claim in claims().values() if claim.changed]
+    text = markdown([judge(claim, []) for claim in only], [])
     changed = re.findall(r"- † \[(\d+)\]", text)
     assert changed == ["44", "45", "60", "72", "73", "78", "79", "82", "87", "97"]
     assert "- † [97](#claim-97): the mean over distances was replaced" in text
+
+
+def test_a_claim_that_was_asked_again_is_listed_apart():
+    said = {"changed": "a bound was raised", "again": "on other prompts"}
+    one = judge(replace(claim_of(), **said), RECORDS)
+    text = markdown([one], [])
+    assert "†" not in text
+    assert "- [7](#claim-7): a bound was raised. Asked again: on other prompts" in text
+    assert "**Asked again** since a bound was raised: on other prompts." in page(one)
 
 
 def test_the_page_can_be_read():
