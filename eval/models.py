@@ -56,9 +56,15 @@ class Checkpoint:
         """What `keep` has made; `eval.tasks` lets it go when the tasks of the model are done."""
         return {}
 
+    @cached_property
+    def lasting(self) -> set[Hashable]:
+        """Keys that `release` leaves in `kept`, for a caller that asks the same model again."""
+        return set()
+
     def release(self) -> None:
-        """Lets go all that was computed of the model."""
-        self.kept.clear()
+        """Lets go what was computed of the model, all but what `lasting` names."""
+        for key in self.kept.keys() - self.lasting:
+            del self.kept[key]
         _MADE.pop(self.model, None)
 
     def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:

@@ -33,8 +33,9 @@ OPEN = 4
 """Models that are in memory at once."""
 MODELS = 2
 """Models that are asked side by side."""
-SUGGESTED = ("sweep", "alternating", "adam")
-"""Solvers, of which the first that can answer is asked when none is chosen."""
+SUGGESTED = ("propose", "sweep", "alternating", "adam")
+"""Solvers, of which the first that can answer is asked when none is chosen; `propose` of outputs
+without noise alone: its first token within the limit need not be the nearest."""
 DISTANCES = [0, 1, 2, 4, 8]
 PRECISION = {"noise": [0.25, 1.0, 4.0], "quantisers": ["int8", "int4", "int2"], "draws": 4}
 """What bits are measured at, and at the noise that the page asks for."""
@@ -75,15 +76,19 @@ class Shelf:
         """The model of that name, opened when it is first asked for."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = open_model(self.paths[name], self.device)
+                self._open[name] = model = open_model(self.paths[name], self.device)
+                model.lasting.update((what, self.corpus) for what in ("lexicons", "held-out text"))
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)
             return self._open[name]
 
     def warm(self) -> None:
-        """Asks the last model something small, so that the first question does not load torch."""
-        given = {"text": "a a", "models": list(self.paths)[-1:]}
+        """Asks the last models something small, so that the first question need not prepare them.
+
+        It loads what computing takes, and each model's lexicon.
+        """
+        given = {"text": "a a", "models": list(self.paths)[-MODELS:]}
         Inquiry.read(self, given).run(lambda event: None, lambda: None)
 
     def inquiry(self, given: Any) -> "Inquiry":
@@ -248,7 +253,8 @@ class Inquiry:
     @cached_property
     def asked(self) -> tuple[str, ...]:
         """The solvers that are asked."""
-        able = [name for name in SUGGESTED if not self.refusals[name]]
+        suggested = SUGGESTED[bool(self.noise) :]
+        able = [name for name in suggested if not self.refusals[name]]
         return self.solvers or tuple(able[:1])
 
     def look(self) -> dict[str, Any]:

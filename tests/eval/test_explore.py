@@ -10,6 +10,7 @@ import eval as evals
 from arch import save_model
 from eval import watching
 from eval.__main__ import main
+from eval.explore.asking import Shelf
 from eval.explore.jobs import Jobs
 from tests.eval.explore_cases import asked, events, running, send
 
@@ -36,7 +37,7 @@ def port(models):
 
 @pytest.mark.parametrize(
     ("hidden", "solver"),
-    [([], "sweep"), ([0], "alternating"), ([2, 5], "alternating")],
+    [([], "propose"), ([0], "alternating"), ([2, 5], "alternating")],
 )
 def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
     said = asked(port, text=TEXT, models=[FLAT], hidden=hidden)
@@ -47,6 +48,20 @@ def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
     assert answer["certificate"]
     assert between[-1]["found"] == answer["found"][: len(between[-1]["found"])]
     assert said[-1] == {"type": "end"}
+
+
+def test_a_second_question_learns_no_lexicon(models):
+    shelf = Shelf([str(models)], "toy", "cpu")
+    shelf.warm()
+    (guesses,) = shelf.checkpoint(FLAT).kept["lexicons", "toy"].values()
+    shelf.inquiry({"text": TEXT, "models": [FLAT]}).run(lambda event: None, lambda: None)
+    assert [*shelf.checkpoint(FLAT).kept["lexicons", "toy"].values()] == [guesses]
+    assert guesses.__dict__.keys() >= {"first", "_learnt"}
+
+
+@pytest.mark.parametrize(("noise", "solver"), [(0, "propose"), (0.5, "sweep")])
+def test_with_noise_the_nearest_token_is_searched_for(port, noise, solver):
+    assert send(port, "/look", {"text": TEXT, "noise": noise})[1]["asked"] == [solver]
 
 
 def test_a_page_and_a_lens_can_be_opened(port):

@@ -220,7 +220,7 @@ const sides = (models, name) => {
   at("results").append(made("div", { className: `sides ${name}` }, ...cards));
 };
 const block = ({ model, solver }) => document.querySelector(`#side-${model} [data-solver="${solver}"]`);
-const number = (value) => (value === null || value === undefined ? "unknown" : Number(value.toPrecision(3)).toString());
+const number = (value) => (value === null || value === undefined ? "unknown" : value && Math.abs(value) < 1e-3 ? value.toExponential(2) : Number(value.toPrecision(3)).toString());
 
 const cell = (piece, i, right, extra) => {
   const marks = [right ? "" : "w", isHidden(i) ? "k" : "", extra].filter(Boolean).join(" ");
