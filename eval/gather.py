@@ -38,13 +38,13 @@ class RunRecord:
     @cached_property
     def seconds(self) -> dict[int, float]:
         """Time spent in training until each reported step, by the speeds reported."""
-        spent, tokens, found = 0.0, 0, {0: 0.0}
+        spent, tokens, by_step = 0.0, 0, {0: 0.0}
         for row in self.metrics:
             if row.get("tokens_per_second") and "tokens_seen" in row:
                 spent += (row["tokens_seen"] - tokens) / row["tokens_per_second"]
                 tokens = row["tokens_seen"]
-                found[row["step"]] = spent
-        return found
+                by_step[row["step"]] = spent
+        return by_step
 
     def at(self, step: int, figure: str) -> float | None:
         """A figure as last reported at a step; None where it was not."""
@@ -117,7 +117,7 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
         ModelError: a model directory whose files do not hold what they must.
     """
     runs: dict[Path, RunRecord] = {}
-    found: dict[Path, Saved] = {}
+    saved: dict[Path, Saved] = {}
     rows: dict[str, Row] = {}
     for place in map(Path, places):
         paths = list(_walk(place))
@@ -131,9 +131,9 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
                 _run(path.parent, runs)
             elif path.name != "config.json":
                 rows.update((row["key"], row) for row in read_rows([path]))
-            elif (key := path.parent.resolve()) not in found:
-                found[key] = _of_directory(path.parent, runs)
-    checkpoints = list(found.values())
+            elif (key := path.parent.resolve()) not in saved:
+                saved[key] = _of_directory(path.parent, runs)
+    checkpoints = list(saved.values())
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
     return assign(rows.values(), checkpoints)
@@ -146,8 +146,8 @@ def saved_models(place: Path) -> list[Saved]:
         ModelError: one whose files do not hold what they must.
     """
     runs: dict[Path, RunRecord] = {}
-    found = (path.parent for path in _walk(place) if path.name == "config.json")
-    return [_of_directory(path, runs) for path in found]
+    folders = (path.parent for path in _walk(place) if path.name == "config.json")
+    return [_of_directory(path, runs) for path in folders]
 
 
 def assign(rows: Iterable[Row], checkpoints: Sequence[Saved] = ()) -> list[Saved]:
@@ -186,7 +186,7 @@ def labelled(checkpoints: Iterable[Saved], every_seed: bool = False) -> dict[str
     for checkpoint in checkpoints:
         run = f"{checkpoint.name} {_directory(checkpoint)}" if every_seed else ""
         models.setdefault((checkpoint.model_id, run), []).append(checkpoint)
-    labels = identity.distinct({key: _described(own) for key, own in models.items()})
+    labels = identity.distinct({key: _described(several) for key, several in models.items()})
     return {label: models[key] for key, label in labels.items()}
 
 

@@ -231,8 +231,8 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
             f"tokenizer of {name}: {given}; give open_model(module, tokenizer=...) a Tokenizer or "
             "a fast tokenizer of transformers"
         )
-    theirs = not isinstance(module, LanguageModel)
-    if theirs and not hasattr(getattr(module, "config", None), "model_type"):
+    foreign = not isinstance(module, LanguageModel)
+    if foreign and not hasattr(getattr(module, "config", None), "model_type"):
         raise RequestError(
             f"{name}: a {type(module).__name__} is no causal model; give one of "
             "transformers, or an arch.LanguageModel"
@@ -242,7 +242,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
         for p in module.parameters()
     } | {id(buffer): buffer for buffer in module.buffers()}
     copied = copy.deepcopy(module, shared).eval()
-    model: LanguageModel = wrap_model(copied) if theirs else copied  # pyright: ignore
+    model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
     check_tokenizer(name, backend, model)
     model = drop_padding(model, 1 + max(backend.get_vocab().values()))
     meta = {"name": name, "source": "memory"}

@@ -90,8 +90,8 @@ def cut(passage: Prompt, before: int, place: Mapping[str, Any], checkpoint: Chec
         RequestError: no such filling, or more positions than the passage has.
     """
     hidden, shown = place["hidden"], place["shown"]
-    own = passage.tokens[before - hidden : before + shown]
-    prompt = replace(passage, tokens=own)
+    tokens = passage.tokens[before - hidden : before + shown]
+    prompt = replace(passage, tokens=tokens)
     filled, length = place.get("filled"), hidden + place.get("upto", shown)
     if filled is None:
         return prompt
@@ -103,7 +103,7 @@ def cut(passage: Prompt, before: int, place: Mapping[str, Any], checkpoint: Chec
     if filled == "random":
         draw = random.Random(passage.index)
         more = tuple(draw.randrange(checkpoint.config.vocab_size) for _ in more)
-    return replace(prompt, tokens=own + more, pads=len(more))
+    return replace(prompt, tokens=tokens + more, pads=len(more))
 
 
 def figures(registration: Mapping[str, Any], rows: Sequence[Row]) -> list[Figure]:

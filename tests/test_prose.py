@@ -1,5 +1,6 @@
-"""How the README and the guides read: short sentences, and no phrase that readers stumbled over."""
+"""How the README and the guides read, and how variables are named."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,12 @@ RIDDLES = """
 """
 
 
+ROOMS = ("arch", "train", "tokenizer", "eval", "scripts")
+FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+VAGUE = {"found", "own", "told", "mine", "theirs"}
+"""Names of variables that do not say what they hold; fields of rows may have them."""
+
+
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a page; items of lists and cells of tables end one."""
     text = re.sub(r"```.*?```|<!--.*?-->", "\n\n", text, flags=re.DOTALL)
@@ -52,6 +59,17 @@ def long(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sentences_are_short(page: Path) -> None:
     assert long(page.read_text(encoding="utf-8")) == []
+
+
+def test_variables_are_named_for_what_they_hold() -> None:
+    vague = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.arg if isinstance(node, ast.arg) else bound and node.id
+            if name in VAGUE and file.name != "schema.py":  # which declares the fields of rows
+                vague.append(f"{file.relative_to(ROOT)}:{node.lineno} {name}")
+    assert vague == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

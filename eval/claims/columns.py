@@ -108,8 +108,10 @@ def judge(claim: Claim, records: list[Record]) -> Judgement:
 
 
 def _judged(claim: Claim, records: list[Record], stand_in: str = "") -> Judgement:
-    own = [record for record in records if record.get("stand_in", "") == stand_in]
-    return Judgement(claim, {name: _cell(claim, own, name) for name in COLUMNS}, own, stand_in)
+    chosen = [record for record in records if record.get("stand_in", "") == stand_in]
+    return Judgement(
+        claim, {name: _cell(claim, chosen, name) for name in COLUMNS}, chosen, stand_in
+    )
 
 
 def look_up(one: Judgement, term: Term, padded: bool = False) -> Value | None:

@@ -70,14 +70,14 @@ def evidence(
             elif (row["claim"], row["entry"]) not in fingerprints:
                 why = "which is asked otherwise now"
             else:
-                own = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
-                asked[own].append(row)
+                place = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
+                asked[place].append(row)
                 continue
             notes[f"claim {row['claim']}, {why}; run it again"] = None
     records = []
-    for own, several in asked.items():
-        number, arm, protocol, _ = own
-        last = (settings or {}).get(own, several[-1].get("setting"))
+    for place, several in asked.items():
+        number, arm, protocol, _ = place
+        last = (settings or {}).get(place, several[-1].get("setting"))
         counted = [row for row in several if row.get("setting") == last]
         if len(counted) < len(several):
             notes[f"answers to claim {number} by other models or stories than its last"] = None

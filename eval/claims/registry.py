@@ -171,12 +171,12 @@ def _stood_in(
     where: str,
 ) -> tuple[Arm, ...]:
     """The arms about a trained pretrained model, as its stand-in is asked them."""
-    own = {str(name): change for name, change in changes.get("arms", {}).items()}
+    by_arm = {str(name): change for name, change in changes.get("arms", {}).items()}
     everywhere = _merge(stand_in.every, {k: v for k, v in changes.items() if k != "arms"})
-    _among("arm", own, asked, where)
+    _among("arm", by_arm, asked, where)
     arms = []
     for name, data in asked.items():
-        change = _merge(everywhere, own.get(name, {}))
+        change = _merge(everywhere, by_arm.get(name, {}))
         kept = {k: v for k, v in change.items() if k not in PROTOCOLS or data.get(k)}
         arm = _arm(name, _merge(data, kept), shapes, f"{where}, arm {name}")
         if arm.models.hub and arm.models.weights == "pretrained":

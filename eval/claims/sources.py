@@ -142,10 +142,10 @@ class Shelf:
         """
         path = self.out / "tokenizer.json"
         if self._last:
-            theirs = (self._last[0].folder / "tokenizer.json").read_text(encoding="utf-8")
+            given = (self._last[0].folder / "tokenizer.json").read_text(encoding="utf-8")
             if not path.is_file():
-                write_text(path, theirs)
-            elif json.loads(path.read_text(encoding="utf-8")) != json.loads(theirs):
+                write_text(path, given)
+            elif json.loads(path.read_text(encoding="utf-8")) != json.loads(given):
                 raise RequestError(
                     f"--out {self.out}: its untrained models were asked with another tokenizer "
                     f"than that of --models {self.models}; give another --out"
@@ -348,8 +348,8 @@ def _fresh(config: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
     from arch.pretrained import PretrainedModel
 
-    theirs = draw(lambda: AutoModelForCausalLM.from_config(config), seed=0)
-    return PretrainedModel(theirs.to(device, dtype))
+    model = draw(lambda: AutoModelForCausalLM.from_config(config), seed=0)
+    return PretrainedModel(model.to(device, dtype))
 
 
 def _need_transformers(claim: Claim) -> None:

@@ -324,8 +324,8 @@ def _experiment(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, 
     for path in (Path(place).with_suffix(".yaml") for place in places):
         chosen = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
         if chosen and path.is_file():
-            found = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), chosen)
-            said = {**found, **said, path.stem: found}
+            figures = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), chosen)
+            said = {**figures, **said, path.stem: figures}
     return said
 
 
