@@ -65,9 +65,11 @@ def test_variables_are_named_for_what_they_hold() -> None:
     vague = []
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            name = node.arg if isinstance(node, ast.arg) else bound and node.id
-            if name in VAGUE and file.name != "schema.py":  # which declares the fields of rows
+            if not isinstance(node, ast.arg | ast.Name):
+                continue
+            name = node.arg if isinstance(node, ast.arg) else node.id
+            bound = isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store)
+            if bound and name in VAGUE and file.name != "schema.py":  # fields of rows
                 vague.append(f"{file.relative_to(ROOT)}:{node.lineno} {name}")
     assert vague == []
 
