@@ -239,6 +239,7 @@ class _Search:
                 return _End(hidden, 0.0, True)
             better, nearest = self._improve(hidden, visible, thorough)
             if self._solved(better, visible):
+                tell(SoFar(self._whole(better, visible)))
                 return _End(better, 0.0, True)
             stuck = better.equal(hidden)
             hidden, distance = better, nearest
