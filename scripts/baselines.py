@@ -248,7 +248,7 @@ def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
             BatchSettings(size=work.batch),
             OptimizerSettings(name="adamw", lr=1e-3),
             ScheduleSettings(**parts["schedule"]),
-            TrainerSettings(**{**parts["trainer"], **place, "max_steps": ENDLESS}),
+            trainer=TrainerSettings(**{**parts["trainer"], **place, "max_steps": ENDLESS}),
         )
     )
 

@@ -181,13 +181,24 @@ def run(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = parse_words(words[2], words[3:], monkeypatch)
     name = " ".join(words[2:])
     added = next((flags for start, flags in SMALL.items() if name.startswith(start)), "")
-    small = [INPUTS.get(word, word) for word in words[3:]] + added.split()
+    small = [INPUTS.get(word, word) for word in _without(words[3:], added.split())] + added.split()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = _main(words[2])(small)
     assert code == 0, f"{command}: {said.getvalue()[-2000:]}"
     if words[2:4] == ["train", "fit"]:
         _at_its_steps(where / settings["run"], settings)
+
+
+def _without(words: list[str], others: list[str]) -> list[str]:
+    """Words but the flags, each with its values, that others have too: lists would be joined."""
+    kept, skipping = [], False
+    for word in words:
+        if word.startswith("--"):
+            skipping = word in others
+        if not skipping:
+            kept.append(word)
+    return kept
 
 
 def workspace(place: Path) -> Path:

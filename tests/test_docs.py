@@ -33,6 +33,7 @@ AFTER = {
     "docs/bits.md": "README.md",
     "docs/inversion.md": "README.md",
     "docs/lenses.md": "README.md",
+    "docs/mixers.md": "README.md",
     "docs/python-api.md": "README.md",
     "docs/wandb.md": "README.md",
     "docs/results/training.md": "README.md",

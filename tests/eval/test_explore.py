@@ -16,7 +16,7 @@ from tests.eval.explore_cases import asked, events, running, send
 
 TEXT = "Once upon a time there was a dog."
 FLAT = "flat, step 10"
-SLOW = {"text": f"{TEXT} {TEXT}"[:45], "hidden": list(range(12)), "solvers": ["alternating"]}
+SLOW = {"text": f"{TEXT} {TEXT}"[:45], "hidden": list(range(20)), "solvers": ["alternating"]}
 """Minutes of work."""
 
 

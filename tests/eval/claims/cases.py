@@ -116,7 +116,7 @@ def _protocol(protocol: Protocol) -> Protocol:
     methods = {label: _few(label, own) for label, own in protocol.methods.items()}
     changes: dict[str, Any] = {"methods": methods, "pad_to": min(protocol.pad_to, 24), "seeds": 1}
     if not protocol.text:
-        changes |= {"count": 3, "length": min(protocol.length, 6)}
+        changes |= {"count": 3, "length": min(protocol.length, 6), "skip": 0}
     return replace(protocol, **changes)
 
 
