@@ -273,7 +273,15 @@ def write_page(registration: Registration, rows: list[Row], path: Path) -> None:
     drawn = measure.figures(registration.plain, rows)
     write_figures(FOLDER, [replace(f, name=start + f.name) for f in drawn], "svg")
     beside = f"{os.path.relpath(FOLDER, path.parent)}/{start}"
-    write_text(path, measure.page(registration, rows, beside))
+    write_text(path, page_of(registration, rows, beside))
+
+
+def page_of(registration: Registration, rows: list[Row], beside: str) -> str:
+    """An experiment's page, with what has changed since its rows, if NAME-since.md says so."""
+    text = measure_of(registration).page(registration, rows, beside)
+    since = FOLDER / f"{registration.name}-since.md"
+    remark = since.read_text(encoding="utf-8") if since.is_file() else ""
+    return text.replace("\n## ", f"\n{remark}\n## ", 1) if remark else text
 
 
 def main(arguments: list[str] | None = None) -> int:

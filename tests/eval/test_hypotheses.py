@@ -19,7 +19,7 @@ from eval.information.hypotheses import judge, records
 from eval.information.page import state
 from eval.rows import read_rows
 from eval.statistics import clustered
-from scripts.experiment import FOLDER, Registration, measure_of
+from scripts.experiment import FOLDER, Registration, page_of
 
 STORED = sorted(FOLDER.glob("*.parquet"))
 PAGES = {
@@ -214,6 +214,6 @@ def test_stored_rows_are_of_the_registration_as_it_is(path):
     """A registration is not edited after its data: rows hold its hash."""
     registration, stored = Registration.read(path.stem), read_rows([path])
     assert {row["experiment"]["registration"] for row in stored} == {registration.hash}
-    made = measure_of(registration).page(registration, stored, f"experiments/{path.stem}-")
+    made = page_of(registration, stored, f"experiments/{path.stem}-")
     assert state(registration.plain, stored) in made
     assert made == (FOLDER.parent / PAGES[path.stem]).read_text(encoding="utf-8")
