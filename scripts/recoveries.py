@@ -205,10 +205,11 @@ def _lines(
     name: str, said: str, drawn: list[dict[str, Any]], x: str, colour: str, scale: Any = None
 ) -> Figure:
     ticks = sorted({point[x] for point in drawn})
+    label = "datum.value < 1000 ? datum.value : format(datum.value, '.2~s')"
     width = min(300, PANELS // len({point["model"] for point in drawn}))
     panel = plots.lines(
         drawn, x, "%", colour, x_scale=scale, share=True, band=True, size=(width, 160),
-        axis={"title": None, "values": ticks, "grid": False, "format": ".2~s"},
+        axis={"title": None, "values": ticks, "grid": False, "labelExpr": label},
         legend={"title": None, "orient": "top"},
     )  # fmt: skip
     header = {"title": x, "titleOrient": "bottom", "labelOrient": "top"}
