@@ -23,6 +23,7 @@ from tests.docs_cases import (
     workspace,
 )
 from tests.eval.claims.cases import small, use, use_tiny_curves
+from tests.eval.explore_cases import asked, running, send
 
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
@@ -85,6 +86,20 @@ def test_the_commands_of_a_page_work(
     page: str, places: Places, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     finished(page, places, tmp_path_factory)
+
+
+def test_the_explorer_opens_what_the_readme_has_trained(
+    places: Places, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """README's path to its end: trained, compared, inverted, reported, then a sentence typed."""
+    where = finished("README.md", places, tmp_path_factory)
+    assert (where / "page.html").is_file()
+    with running([str(where / "runs")]) as port:
+        assert "<html" in send(port, "/")[1]
+        answer, end = asked(port, text="The dog ran.")[-2:]
+    assert answer["type"] == "answer"
+    assert answer["found"]
+    assert end == {"type": "end"}
 
 
 def test_commands_stand_in_blocks_of_shell() -> None:
