@@ -115,8 +115,8 @@ class PackedDataModule(LightningDataModule):
     """Feeds a model from memory-mapped tokens.
 
     The order of samples depends on the seed alone, not on the number of devices or of accumulated
-    parts, so `samples_seen` is all there is to resume. It counts what was
-    trained on, not what was cut ahead.
+    parts, so `samples_seen` is all the state that resuming needs. It counts samples that were
+    trained on, not those that were only prepared.
 
     Args:
         data: the packed data.
@@ -194,11 +194,11 @@ class PackedDataModule(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the order stands, and for the record how many targets that was."""
+        """The position in the order of samples, and how many targets were trained on."""
         return {"samples_seen": self.samples_seen, "tokens_seen": self.tokens_seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where `state_dict` stood."""
+        """Continues from the position in `state_dict`."""
         self.samples_seen = state_dict["samples_seen"]
         self._tokens = float(state_dict["tokens_seen"])
 

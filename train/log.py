@@ -1,10 +1,10 @@
-"""What a run leaves to be read: rows in its files, loggers that show them, lines and a bar.
+"""The log of a run: rows in its files, loggers, lines on the terminal and a progress bar.
 
-`metrics.jsonl` and `samples.jsonl` are the record. Lightning's loggers and its bar are views of it:
-Weights & Biases is offline unless asked, needs no account, keeps its id across resumes and is never
-a reason for a run to end. Online, model directories are versions of the artifact `model-ID`.
-(Lightning's `WandbLogger` would make one run of all in a process, number W&B's steps by calls and
-not by the model's, and raise where the network fails.)
+`metrics.jsonl` and `samples.jsonl` are the record; loggers and the bar show the same figures.
+Weights & Biases is offline by default and needs no account. Its run id is kept across resumes, and
+its failures never end a run. Online, model directories are versions of the artifact `model-ID`.
+Lightning's `WandbLogger` is not used: it would join all runs of a process, number W&B's steps by
+calls and not by the model's, and raise where the network fails.
 """
 
 import html
@@ -46,16 +46,16 @@ class Bar(TQDMProgressBar):
         bar.total, bar.n = trainer.max_steps, trainer.global_step
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """Waits for `show`."""
+        """Does nothing: `show` draws the bar."""
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Waits for `show`."""
+        """Does nothing: `show` draws the bar."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps the last figures."""
 
     def on_exception(self, *_: Any) -> None:
-        """What went wrong is said below the bar."""
+        """Closes the bar, so that the error stands below it."""
         if self.is_drawn:
             self.train_progress_bar.close()
 
@@ -88,7 +88,7 @@ class Log:
         self.bar = Bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def start(self, step: int | None) -> None:
-        """Opens the records and drops what is about to happen again.
+        """Opens the records, and drops rows of steps that will be trained again.
 
         Args:
             step: of the checkpoint that the run goes on from.

@@ -1,6 +1,6 @@
 """The figures of a training, every so many steps: recorded, shown, and judged.
 
-A training has gone wrong where a loss or gradient is no number, or the loss jumps.
+A loss or gradient that is not finite stops the run. A jump of the loss is warned of, or stops it.
 """
 
 import math
@@ -27,7 +27,7 @@ JUMP = 2.0
 class Progress(Callback):
     """Reports loss, bits/byte, learning rate, tokens/s and the time left every `every` steps.
 
-    The device is waited for on those steps only.
+    Losses are read from the device at those steps only.
 
     Args:
         log: where the figures go.
@@ -53,7 +53,7 @@ class Progress(Callback):
         self._steady: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Starts measuring time and tokens."""
         self._first_step = self._last_step = trainer.global_step
         self._tokens = _tokens_seen(trainer)
         self._since = time.perf_counter()
@@ -66,7 +66,7 @@ class Progress(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Reports when it is time to."""
+        """Reports at every `every`-th optimiser step, the first and the last."""
         self._losses.append(outputs["loss"].detach())
         if not ends_step(trainer, batch_idx):
             return
@@ -106,11 +106,11 @@ class Progress(Callback):
             self.run_log.say(f"step {step}  warning: {warning}")
 
     def state_dict(self) -> dict[str, Any]:
-        """What the watch knows."""
+        """The lowest loss so far."""
         return {"lowest": self.watch.lowest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on watching."""
+        """Restores the lowest loss so far."""
         self.watch.lowest = state_dict["lowest"]
 
     def rising(self, trainer: Trainer) -> bool:
@@ -149,8 +149,8 @@ class Progress(Callback):
 class Watch:
     """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
 
-    A loss half as high as a jump is not calm: its steps are not called good afterwards. `lowest` is
-    its state, for checkpoints.
+    Steps whose loss rises by more than half the limit do not count as good ones. `lowest` is the
+    state that checkpoints keep.
 
     Args:
         directory: of the run, to name its last good checkpoint.

@@ -1,10 +1,10 @@
 """When a run is saved, validated and stopped.
 
-Whatever a step is worth saving for is on the disk before that step's validation starts; a
-validation that a run did not live to see is made up for when it goes on. Lightning's own parts
-promise neither: its validation comes at even intervals, before its `ModelCheckpoint` saves, and not
-at step 0; what that callback keeps is counted in its state and not in the folder, so that a killed
-run's files would stay.
+A step's checkpoint and model directory are on the disk before its validation starts. If a run is
+killed before a validation ends, the validation is done when the run goes on. Lightning's own parts
+do neither. Its validation comes at even intervals, not at step 0, and before its `ModelCheckpoint`
+saves. That callback counts the files it keeps in its state, not in the folder, so files of a killed
+run would stay.
 """
 
 import math
