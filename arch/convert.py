@@ -140,7 +140,7 @@ def from_transformers(
     size = vocabulary(source / "tokenizer.json", tokenizer_json)
     if config.vocab_size not in {-(-size // multiple) * multiple for multiple in MULTIPLES}:
         raise other_vocabulary(source / "tokenizer.json", size, config.vocab_size)
-    ours = {config_json: name for name, config_json in _NAMES.items()}
+    ours = {foreign: name for name, foreign in _NAMES.items()}
     tensors = {
         renamed(name, ours): tensor
         for name, tensor in weights().items()

@@ -67,11 +67,7 @@ def bibliography() -> dict[str, Source]:
     Raises:
         RequestError: an entry that is not well formed, named.
     """
-    text = (DIRECTORY / "bibliography.yaml").read_text(encoding="utf-8")
-    return {
-        key: _build(Source, entry, f"source {key!r}", key=key)
-        for key, entry in yaml.safe_load(text).items()
-    }
+    return _by_key("bibliography", Source, "source")
 
 
 @lru_cache(maxsize=1)
@@ -81,11 +77,7 @@ def stand_ins() -> dict[str, StandIn]:
     Raises:
         RequestError: an entry that is not well formed, named.
     """
-    text = (DIRECTORY / "stand-ins.yaml").read_text(encoding="utf-8")
-    return {
-        key: _build(StandIn, entry, f"stand-in {key!r}", key=key)
-        for key, entry in yaml.safe_load(text).items()
-    }
+    return _by_key("stand-ins", StandIn, "stand-in")
 
 
 def choose(numbers: list[int], group: str | None = None) -> list[Claim]:
@@ -265,6 +257,19 @@ def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
             value = _merge(old, value)
         merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}
+
+
+def _by_key(file: str, kind: type[Built], what: str) -> dict[str, Built]:
+    """A file of the registry whose entries are of one kind, each under its key.
+
+    Raises:
+        RequestError: an entry that is not well formed, named.
+    """
+    text = (DIRECTORY / f"{file}.yaml").read_text(encoding="utf-8")
+    return {
+        key: _build(kind, entry, f"{what} {key!r}", key=key)
+        for key, entry in yaml.safe_load(text).items()
+    }
 
 
 def _build(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
