@@ -11,38 +11,24 @@ UNITS = ("rms", "effect")
 QUANTISERS = ("bf16", "fp8", "int8", "int6", "int4", "int2")
 
 
-def figure_lines(row: dict[str, Any], **wanted: Any) -> Iterator[dict[str, Any]]:
-    """A row's figures, one a line.
+def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The figures of a row of bits, one a line.
 
     Each has `quantity` (bits, margin_bits, effect, effect_sampled, rms), `distance`, `value`, and
     where they apply `shown` (alone or cumulative), `precision`, `prior` and `channels`.
-
-    Args:
-        row: of bits.
-        wanted: only the lines that hold these, for example `quantity="bits", distance=8`.
     """
-
-    at = row["distances"]
-    for quantity in ("rms", "effect", "effect_sampled"):
-        for distance, value in zip(at, row[quantity], strict=True):
-            line = {"quantity": quantity, "distance": distance, "value": value}
-            if wanted.items() <= line.items():
-                yield line
-
-    def each(kinds: Kinds, **place: Any) -> Iterator[dict[str, Any]]:
-        if any(place[key] != wanted[key] for key in place.keys() & wanted.keys()):
-            return
-        for shown, values in kinds.items():
-            for distance, value in zip(at, values, strict=True):
-                line = {"distance": distance, "shown": shown, "value": value, **place}
-                if wanted.items() <= line.items():
-                    yield line
-
-    yield from each(row["margin_bits"], quantity="margin_bits")
+    several = [
+        ({"quantity": name}, {None: row[name]}) for name in ("rms", "effect", "effect_sampled")
+    ]
+    several.append(({"quantity": "margin_bits"}, row["margin_bits"]))
     for prior, precisions in row["bits"].items():
-        for precision, kinds in precisions.items():
-            yield from each(kinds, quantity="bits", prior=prior, precision=precision)
+        place = {"quantity": "bits", "prior": prior}
+        several += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
     for precision, counts in row["channels"].items():
-        for channels, kinds in counts.items():
-            place = {"quantity": "bits", "prior": "uniform", "channels": int(channels)}
-            yield from each(kinds, precision=precision, **place)
+        place = {"quantity": "bits", "prior": "uniform", "precision": precision}
+        several += [(place | {"channels": int(n)}, kinds) for n, kinds in counts.items()]
+    for place, kinds in several:
+        for shown, values in kinds.items():
+            kind = {"shown": shown} if shown else {}
+            for distance, value in zip(row["distances"], values, strict=True):
+                yield place | kind | {"distance": distance, "value": value}

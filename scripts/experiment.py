@@ -18,19 +18,19 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from eval.claims.registry import build
 from eval.drawing import Figure, write_figures
 from eval.errors import RequestError
 from eval.files import write_text
 from eval.information.measure import Question
 from eval.information.page import figures, page
-from eval.information.task import Design, Sampler, plan_bits
+from eval.information.task import Design, plan_bits
 from eval.models import Checkpoint, open_models
 from eval.rows import Results, Row, read_rows, write_rows
 from eval.tables import Table
@@ -45,10 +45,17 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results" / "experiments"
 
 @dataclass(frozen=True)
 class Registration:
-    """What an experiment asks, as it was written down before any of its rows."""
+    """What an experiment asks, as it was written down before any of its rows.
+
+    Attributes:
+        name: of its file.
+        hash: of the file's content; rows hold it.
+        plain: the content.
+    """
 
     name: str
-    content: bytes
+    hash: str
+    plain: dict[str, Any]
 
     @classmethod
     def read(cls, name: str, folder: Path | None = None) -> "Registration":
@@ -62,17 +69,8 @@ class Registration:
         if not path.is_file():
             names = ", ".join(sorted(each.stem for each in folder.glob("*.yaml")))
             raise RequestError(f"experiment {name!r}: none is registered so; there are {names}")
-        return cls(name, path.read_bytes())
-
-    @property
-    def hash(self) -> str:
-        """Of the file; rows hold it."""
-        return hashlib.sha256(self.content).hexdigest()[:16]
-
-    @cached_property
-    def plain(self) -> dict[str, Any]:
-        """What the file says."""
-        return yaml.safe_load(self.content)
+        content = path.read_bytes()
+        return cls(name, hashlib.sha256(content).hexdigest()[:16], yaml.safe_load(content))
 
     @property
     def design(self) -> dict[str, Any]:
@@ -107,8 +105,9 @@ def runs(registration: Registration) -> Iterator[Run]:
             yield Run(architecture, seed, words, each.get("steps") or design["steps"])
 
 
-Plan = Callable[[Checkpoint, Run], Iterable[tuple[Task, dict[str, Any]]]]
-"""The tasks of one model at one step, each with what else its rows say of the experiment."""
+Tasks = Iterable[tuple[Task, dict[str, Any]]]
+"""Tasks of one model at one step, each with what else its rows say of the experiment."""
+Plan = Callable[[Checkpoint, Run], Tasks]
 
 
 class Measure(NamedTuple):
@@ -124,20 +123,12 @@ class Measure(NamedTuple):
     figures: Callable[[dict[str, Any], Sequence[Row]], list[Figure]]
     cells: Callable[[Sequence[Row]], Table] | None = None
 
-    def page(self, registration: Registration, rows: Sequence[Row], beside: str) -> str:
-        """The page, whose figures' names begin with `beside`."""
-        drawn = self.figures(registration.plain, rows)
-        table = self.cells(rows) if self.cells else None
-        return page(registration.plain, registration.hash, rows, drawn, beside, table)
-
 
 def _bits(design: dict[str, Any], corpus: str) -> Plan:
     """Bits of the last block's outputs."""
-    question = Question(**_tuples(design["measured"]))
-    sampler = Sampler(Design(corpus, **design["passages"]), max(question.distances))
-    return lambda checkpoint, _: (
-        (task, {}) for task in plan_bits(checkpoint, None, sampler, question)
-    )
+    question = build(Question, design["measured"], "measured")
+    asked = Design(corpus, question, **design["passages"])
+    return lambda checkpoint, _: ((task, {}) for task in plan_bits(checkpoint, None, asked))
 
 
 def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
@@ -149,17 +140,17 @@ def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
 
 def _recall(design: dict[str, Any], corpus: str) -> Plan:
     """Recall, and what readers make of the outputs at the queries."""
-    task, asked = recall_of(design), Asked(**_tuples(design["asked"]))
+    task, asked = build(Recall, design["recall"], "recall"), build(Asked, design["asked"], "asked")
     return lambda checkpoint, _: (
         (RecallTask(checkpoint, task, asked, pairs), {}) for pairs in task.pairs
     )
 
 
 def _prices(design: dict[str, Any], corpus: str) -> Plan:
-    """Bits, and the loss of windows; what an architecture is `of` stands in its rows."""
+    """Bits, and the loss of windows; rows hold what an architecture is `of`."""
     bits = _bits(design, corpus)
 
-    def plan(checkpoint: Checkpoint, run: Run) -> Iterator[tuple[Task, dict[str, Any]]]:
+    def plan(checkpoint: Checkpoint, run: Run) -> Tasks:
         about = design["architectures"][run.architecture]["of"]
         yield RepeatsTask(checkpoint, corpus, **design["windows"]), about
         for task, more in bits(checkpoint, run):
@@ -269,19 +260,27 @@ def write_page(registration: Registration, rows: list[Row], path: Path) -> None:
             "a registration that was changed is another one: give it another name"
         )
     start = f"{registration.name}-"
+    text, drawn = page_of(registration, rows, f"{os.path.relpath(FOLDER, path.parent)}/{start}")
+    write_figures(FOLDER, [replace(each, name=start + each.name) for each in drawn], "svg")
+    write_text(path, text)
+
+
+def page_of(registration: Registration, rows: list[Row], beside: str) -> tuple[str, list[Figure]]:
+    """An experiment's page and figures, with what has changed since its rows (NAME-since.md).
+
+    Args:
+        registration: of the rows.
+        rows: all that are kept.
+        beside: what the names of the figures' files begin with, seen from the page.
+    """
     measure = measure_of(registration)
     drawn = measure.figures(registration.plain, rows)
-    write_figures(FOLDER, [replace(f, name=start + f.name) for f in drawn], "svg")
-    beside = f"{os.path.relpath(FOLDER, path.parent)}/{start}"
-    write_text(path, page_of(registration, rows, beside))
-
-
-def page_of(registration: Registration, rows: list[Row], beside: str) -> str:
-    """An experiment's page, with what has changed since its rows, if NAME-since.md says so."""
-    text = measure_of(registration).page(registration, rows, beside)
+    cells = measure.cells(rows) if measure.cells else None
+    text = page(registration.plain, registration.hash, rows, drawn, beside, cells)
     since = FOLDER / f"{registration.name}-since.md"
-    remark = since.read_text(encoding="utf-8") if since.is_file() else ""
-    return text.replace("\n## ", f"\n{remark}\n## ", 1) if remark else text
+    if since.is_file():
+        text = text.replace("\n## ", f"\n{since.read_text(encoding='utf-8')}\n## ", 1)
+    return text, drawn
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -315,20 +314,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def recall_of(design: dict[str, Any]) -> Recall:
-    """The task that a design describes."""
-    return Recall(**_tuples(design["recall"]))
-
-
-def _tuples(given: dict[str, Any]) -> dict[str, Any]:
-    return {n: tuple(value) if isinstance(value, list) else value for n, value in given.items()}
-
-
 def _data(registration: Registration, corpus: str, out: Path) -> Path:
     """The corpus packed with a tokenizer of its own; of recall, sequences that are made here."""
     tokenizer, data = out / "tokenizer.json", out / "data"
     if "recall" in registration.design and not PackedData.stands_in(str(data)):
-        return recall_of(registration.design).pack(out)
+        return build(Recall, registration.design["recall"], "recall").pack(out)
     if not tokenizer.is_file():
         size = ("--vocab-size", registration.design["vocabulary"])
         _give(["tokenizer", "train", corpus, "--out", tokenizer, *size], out)

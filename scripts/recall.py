@@ -21,9 +21,9 @@ from torch import Tensor
 from eval import plots
 from eval.circuit import Circuit
 from eval.drawing import Figure
-from eval.information.contrasts import means
-from eval.information.hypotheses import records
+from eval.information.hypotheses import means, records
 from eval.information.measure import Candidates, Passage, Question, measure_bits
+from eval.information.page import mean_table
 from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam, scaled_start
 from eval.inversion.problem import ACCEPT, Measured, measure, pose
@@ -211,14 +211,6 @@ class RecallTask:
                 "kind": "bits",
                 **about,
                 "prompts": "recall",
-                "prompt": number,
-                "tokens": list(passage.tokens),
-                "place": place,
-                "truth": [passage.truth],
-                "candidates": len(self.candidates.tokens),
-                "draws": self.asked.draws,
-                "seed": self.asked.seed,
-                "distances": list(question.distances),
                 "named": bool(named[number, end] == passage.truth),
                 "searched": margin is not None and margin > math.log2(ACCEPT),
                 "descended": descended.get(number),
@@ -319,12 +311,7 @@ def readings(rows: Sequence[Row]) -> Table:
     """Recall, and each measure's mean, by architecture and number of pairs."""
     flat, names = records(rows), ["architecture", "pairs"]
     fields = {"recall": "recall", **READERS, "effect": "relative effect"}
-    known = [means(flat, field, names) for field in fields]
-    lines = [
-        [*map(str, cell), *(f"{of[cell]:.3f}" if cell in of else "–" for of in known)]
-        for cell in sorted(known[0])
-    ]
-    return Table([*names, *fields.values()], lines)
+    return mean_table(names, {title: means(flat, field, names) for field, title in fields.items()})
 
 
 def _points(points: list[dict[str, Any]]) -> plots.Chart:

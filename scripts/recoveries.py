@@ -20,18 +20,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from eval import plots
 from eval.drawing import Figure
 from eval.errors import RequestError
-from eval.information.contrasts import Record, mean_of
-from eval.information.hypotheses import records
+from eval.information.hypotheses import Record, mean_of, records
+from eval.information.page import panels
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
 from eval.schema import Row
 from eval.slices import Slice
-from eval.statistics import Interval
 from eval.tables import Table
 from eval.tasks import Task
 from eval.text import Prompt, held_out_text, inside_prompts, padded
@@ -127,15 +125,13 @@ def every_cell(rows: Sequence[Row]) -> Table:
     lines = []
     for place, group in sorted(grouped.items()):
         known = [mean_of(group, value) for value in shares]
+        means = [
+            "–" if each is None else "{:.0f} ({:.0f} to {:.0f})".format(*(100 * x for x in each))
+            for each in known
+        ]
         work = statistics.median(record["spent"] for record in group)
-        means = ["–" if each is None else _percent(each[0]) for each in known]
         lines.append([*map(str, place), *means, f"{work:,.0f}", str(len(group))])
     return Table([*places, *shares.values(), "tokens, median", "pairs"], lines)
-
-
-def _percent(share: Interval) -> str:
-    estimate, low, high = (100 * each for each in share)
-    return f"{estimate:.0f} ({low:.0f} to {high:.0f})"
 
 
 def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:
@@ -193,26 +189,18 @@ def _points(
     """A mean in per cent for each model and each of what lines are coloured by."""
     drawn = []
     for model, name in dict.fromkeys((r["model"], r[colour]) for r in flat):
-        known = mean_of(flat, value, **{**where, "model": model, colour: name})
-        if known:
-            shares = zip(("value", "low", "high"), known[0], strict=True)
-            point = {"model": model, "of": " ", colour: name}
+        if known := mean_of(flat, value, **{**where, "model": model, colour: name}):
+            shares = zip(("value", "low", "high"), known, strict=True)
+            point = {"model": model, colour: name}
             drawn.append(point | {limit: 100 * share for limit, share in shares})
     return drawn
 
 
 def _lines(
-    name: str, said: str, drawn: list[dict[str, Any]], x: str, colour: str, scale: Any = None
+    name: str, title: str, points: list[dict[str, Any]], x: str, colour: str, scale: Any = None
 ) -> Figure:
-    ticks = sorted({point[x] for point in drawn})
     label = "datum.value < 1000 ? datum.value : format(datum.value, '.2~s')"
-    width = min(300, PANELS // len({point["model"] for point in drawn}))
-    panel = plots.lines(
-        drawn, x, "%", colour, x_scale=scale, share=True, band=True, size=(width, 160),
-        axis={"title": None, "values": ticks, "grid": False, "labelExpr": label},
-        legend={"title": None, "orient": "top"},
-    )  # fmt: skip
-    header = {"title": x, "titleOrient": "bottom", "labelOrient": "top"}
-    chart = plots.facets(drawn, panel, "model", "of", header=header)
-    about = f"{said}. Bands are 95 % intervals over prompts and seeds."
-    return Figure(name, said, about, chart)
+    width = min(300, PANELS // len({point["model"] for point in points}))
+    about = ". Bands are 95 % intervals over prompts and seeds."
+    return panels(name, title, points, x, "%", colour, column="model", about=about, x_scale=scale,
+                  share=True, size=(width, 160), axis={"labelExpr": label})  # fmt: skip

@@ -8,16 +8,16 @@ al., 2312.04927, without their bound on how common a pair is).
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval import plots
 from eval.drawing import Figure
-from eval.information.contrasts import mean_of, means
-from eval.information.hypotheses import records
+from eval.information.hypotheses import mean_of, means, records
+from eval.information.page import mean_table, panels
 from eval.models import Checkpoint, windows_at_once
 from eval.rows import Results, Row, row_key
 from eval.tables import Table
@@ -113,43 +113,21 @@ def prices(rows: Sequence[Row]) -> Table:
     for distance in sorted({record["distance"] for record in flat if "distance" in record}):
         there = [record for record in flat if record.get("distance") == distance]
         columns |= {f"{title}, {distance} on": means(there, f, names) for f, title in BITS.items()}
-    lines = [
-        [*map(str, cell), *(f"{of[cell]:.3f}" if cell in of else "–" for of in columns.values())]
-        for cell in sorted(columns["bits per byte"])
-    ]
-    return Table([*names, *columns], lines)
+    return mean_table(names, columns)
 
 
 def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
-    """What the second loss changes: by architecture and weight, bits by distance."""
-    flat = records(rows)
-    places = list(dict.fromkeys((r["architecture"], r["weight"]) for r in flat))
+    """Bits by distance, architecture and weight of the second loss."""
+    flat, points = records(rows), []
     distances = registration["design"]["measured"]["distances"]
-    points = []
-    for architecture, weight in places:
-        for distance in distances:
-            where = {"architecture": architecture, "weight": weight, "distance": distance}
-            for field, title in BITS.items():
-                if (known := mean_of(flat, field, **where)) is not None:
-                    mean, _ = known
-                    points.append(
-                        {"x": distance, "architecture": architecture, "weight": f"weight {weight}"}
-                        | {"of": title, "value": mean.estimate}
-                        | {"low": mean.low, "high": mean.high}
-                    )
-    panel = plots.lines(
-        points,
-        "x",
-        "bits",
-        "weight",
-        axis={"title": None, "values": distances, "grid": False},
-        legend={"title": None, "orient": "top"},
-        band=True,
-        size=(150, 130),
-    )
-    header = {"title": "positions on", "titleOrient": "bottom", "labelOrient": "top"}
-    about = "Bits about a token in later outputs, by distance, with and without the second loss"
-    chart = plots.facets(points, panel, "architecture", "of", header=header)
-    return [
-        Figure("bits", about, f"{about}. Bands are 95 % intervals over passages and seeds.", chart)
-    ]
+    cells = dict.fromkeys((r["architecture"], r["weight"]) for r in flat)
+    for (architecture, weight), (distance, field) in product(cells, product(distances, BITS)):
+        where = {"architecture": architecture, "weight": weight, "distance": distance}
+        if (known := mean_of(flat, field, **where)) is not None:
+            limits = dict(zip(("value", "low", "high"), known, strict=True))
+            place = {"x": distance, "architecture": architecture, "weight": f"weight {weight}"}
+            points.append(place | {"of": BITS[field]} | limits)
+    title = "Bits about a token in later outputs, by distance, with and without the second loss"
+    about = ". Bands are 95 % intervals over passages and seeds."
+    return [panels("bits", title, points, "x", "bits", "weight", label="positions on", about=about,
+                   ticks=distances, size=(150, 130))]  # fmt: skip

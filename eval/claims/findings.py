@@ -7,7 +7,7 @@
     {{ tally("gradients") }}                       of all claims
     {{ claim(71, 74) }}                            links to rows, which lead to the commands
     {{ hypothesis("H1") }} {{ progress() }}        of the registered experiment: confirmed, ...
-    {{ change("H1", "flat") }} {{ prediction("H7") }}
+    {{ contrast("H1", "flat") }} {{ prediction("H7") }}
     {{ e2b.contrast("H1", "flat, hidden 3") }}     of another one, by its name
     {% assert figure(71, "nonself", by="search").low > figure(71, "nonself", by="gradient").high %}
 

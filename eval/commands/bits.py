@@ -69,7 +69,7 @@ def bits(
         prior: that the tables show
     """
     from eval.information.measure import Question
-    from eval.information.task import Design, Sampler, plan_bits
+    from eval.information.task import Design, plan_bits
     from eval.models import open_models
     from eval.tasks import answered
 
@@ -84,13 +84,12 @@ def bits(
         draws,
         seed,
     )
-    design = Design(corpus, count, before, skip, candidates, tokens, text)
-    sampler = Sampler(design, max(question.distances), min(question.distances))
+    design = Design(corpus, question, count, before, skip, candidates, tokens, text)
     wanted = None if layers is None else listed(layers)
     tasks = [
         task
         for checkpoint in open_models(models, device)
-        for task in plan_bits(checkpoint, wanted, sampler, question)
+        for task in plan_bits(checkpoint, wanted, design)
     ]
     rows, note = answered(tasks, out, "bits")
     return Result(rows, bits_tables(rows, prior), note)
@@ -105,34 +104,23 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
     whole = [r for r in records if "channels" not in r and r.get("prior", prior) == prior]
     apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
     places = ["model", "step", "layer", *apart]
+    alone, cumulative = (
+        [r for r in whole if r.get("shown") == shown] for shown in ("alone", "cumulative")
+    )
+    about = f"Bits about the token, {prior} prior, by distance:"
     tables = [
         across(
-            [r for r in whole if r.get("shown") == shown and "precision" in r],
-            [*places, "precision"],
+            [r for r in shown if r[name] is not None and (name != "bits" or "precision" in r)],
+            [*places, "precision"] if name == "bits" else places,
             "distance",
-            [("bits", "bits", False)],
-            f"Bits about the token, {prior} prior, by distance: {words}",
+            [(name, heading, False)],
+            title,
         )
-        for shown, words in (
-            ("alone", "that output alone"),
-            ("cumulative", "all outputs up to there"),
+        for shown, name, heading, title in (
+            (alone, "bits", "bits", f"{about} that output alone"),
+            (cumulative, "bits", "bits", f"{about} all outputs up to there"),
+            (whole, "effect", "effect", "Effect of the token / RMS"),
+            (alone, "margin_bits", "bits", "Margin of the token, bits"),
         )
     ]
-    effects = [r for r in whole if r["effect"] is not None]
-    tables.append(
-        across(
-            effects, places, "distance", [("effect", "effect", False)], "Effect of the token / RMS"
-        )
-    )
-    margins = [r for r in whole if r["margin_bits"] is not None and r["shown"] == "alone"]
-    tables.append(
-        across(
-            margins,
-            places,
-            "distance",
-            [("margin_bits", "bits", False)],
-            "Margin of the token, bits",
-        )
-    )
-    prompts = whole[0]["prompts"]
-    return "\n\n".join([terminal(*tables), f"n = {prompts} passages"])
+    return "\n\n".join([terminal(*tables), f"n = {whole[0]['prompts']} passages"])

@@ -1,245 +1,372 @@
-"""Registered hypotheses against their rows, as the registration says they are judged.
+"""Registered hypotheses against the rows of their experiment, judged as the registration says.
 
-Most are comparisons of means (`eval.information.contrasts`). Those about bits speak of changes: a
-change is a figure at the last step minus the same passage's figure at the first step of the same
-training seed. Intervals and p are of the pigeonhole bootstrap over passages and seeds (Owen 2007);
-p is corrected by Holm (1979) over the architectures of a hypothesis.
+A hypothesis compares means:
+
+    contrasts:
+      value: whole                                   # the field whose mean is taken
+      of: {method: alternating, hidden: 3, shown: 4} # which records
+      each: {architecture: [flat, llama]}            # a comparison for each choice of these
+      minus: {method: [soda, pez]}                   # the partner's fields, where they differ
+      over: [step]                                   # fields whose values are averaged in a pair
+      against: {architecture: flat}                  # subtracts the same difference of these
+      above: 0                                       # or `below`, or `within` (of 0)
+
+A mean is over pairs of prompt and training seed; with `minus` it is of the differences of the same
+pairs. Intervals and p are of the pigeonhole bootstrap over prompts and seeds (Owen 2007); where all
+pairs are alike, of the exact binomial. p is corrected by Holm (1979) over the comparisons of a
+hypothesis. Hypotheses about bits have a `figure` and its `expected` change in each architecture:
+the last step minus the first step of the same passage and seed. Up or down also needs the same sign
+in every seed; `same` means within a bound. Or a hypothesis says how well a measure orders cells:
+
+    correlations:
+      with: recall                                  # the field that is to be predicted
+      cells: [architecture, pairs]                  # records that agree in these are one cell
+      above: {probe: 0.6}                           # measures, and the bounds of their correlations
+      below: {searched: 0.3}
+
+A cell's value is the mean over its records, training seeds included; intervals are of resampled
+cells. A measure that is the same in all cells has rank correlation 0. Or one figure predicts
+another (`predictor`): judged by their rank correlation and the error of an increasing curve.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from eval.bit_figures import figure_lines
-from eval.information.contrasts import (
-    CONFIRMED,
-    DRAWS,
-    LEVEL,
-    OPEN,
-    REFUTED,
-    Contrast,
-    Record,
-    answer_of,
-    contrasts,
-    correlations,
-    holm,
-    pigeonhole,
-)
+from eval.errors import RequestError
 from eval.recovery import attempt
 from eval.schema import Row
-from eval.statistics import CONFIDENCE, Interval, clustered
+from eval.statistics import CONFIDENCE, Interval, at_most, clustered
 
-RANK_DRAWS = 200  # of a rank correlation, which takes sorting anew
-UP, DOWN, SAME, OTHER = "up", "down", "same", "other"
+DRAWS = 10_000
+RANK_DRAWS = 200  # of a rank correlation over passages and seeds, which sorts anew each time
+LEVEL = 0.05
+CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "open"
+YES, NO = "yes", "no"
+WAYS = ("above", "below", "within")
 
-Figure = dict[str, Any]
-"""Which figure of a row: quantity, distance, precision; and its scale, where that is log2."""
+Record = Mapping[str, Any]
+"""One measurement, flat: `prompt`, `seed`, where it was made, and its figures."""
+Values = dict[tuple[Any, ...], float]
+"""A field by prompt, seed, and what else it is averaged over."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """How a figure changes with training in one architecture.
+class Comparison:
+    """A comparison of a hypothesis, and its outcome.
 
     Attributes:
-        before: its mean at the first step.
-        mean: of the change, with its 95 % limits.
-        p: two-sided, corrected; None where nothing was corrected for.
-        seeds: the mean change of each training seed.
-        pairs: of passage and seed.
-        direction: up, down, same or other (not the same); open where that is not settled.
+        words: what is compared.
+        mean: or mean difference, or correlation, with its 95 % limits.
+        pairs: of prompt and seed; or cells.
+        seeds: the mean of each training seed.
+        before: of a change, the mean at the first step.
+        p: two-sided, against the bound, corrected; None where nothing was corrected for.
+        answer: yes, no or open: whether it is as the hypothesis says.
     """
 
-    architecture: str
-    before: float
+    words: str
     mean: Interval
-    p: float | None
-    seeds: tuple[float, ...]
     pairs: int
-    direction: str
+    seeds: tuple[float, ...] = ()
+    before: float | None = None
+    p: float | None = None
+    answer: str = OPEN
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A hypothesis, and what became of it.
+    """A hypothesis and its outcome.
 
-    `prediction` is of one that a figure predicts another: the rank correlation and the mean error.
+    `prediction`, of a hypothesis with a predictor, is the rank correlation and the mean error.
     """
 
     hypothesis: dict[str, Any]
     answer: str
-    changes: tuple[Change, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
     prediction: tuple[Interval, Interval] | None = None
-    contrasts: tuple[Contrast, ...] = ()
 
 
-def judge(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
-    """What became of each hypothesis; open where rows are lacking."""
+_Measured = tuple[Comparison, np.ndarray, str, float]
+"""A comparison that is not judged yet, its mean redrawn, how it is to be compared, its bound."""
+
+
+def findings_of(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
+    """The outcome of each hypothesis; open where rows are lacking."""
     flat = records(rows)
-    return [
-        _compared(each, flat)
-        if {"contrasts", "correlations"} & each.keys()
-        else _finding(each, registration["design"], rows)
-        for each in registration["hypotheses"]
-    ]
+    findings = []
+    for each in registration["hypotheses"]:
+        if "predictor" in each:
+            findings.append(_predicted(each, flat))
+            continue
+        if "correlations" in each:
+            asked = each["correlations"]
+            measured = list(_correlated(asked, flat))
+            wanted = sum(len(asked.get(way, ())) for way in WAYS)
+        else:
+            asked = each.get("contrasts") or _change(each, registration["design"]["steps"])
+            measured = list(_contrasted(asked, flat))
+            wanted = len(list(_places(asked)))
+        made = _judged(measured)
+        answers = {one.answer for one in made}
+        whole = len(made) == wanted and answers == {YES}
+        answer = REFUTED if NO in answers else CONFIRMED if whole else OPEN
+        findings.append(Finding(each, answer, tuple(made)))
+    return findings
 
 
 def records(rows: Iterable[Row]) -> list[Record]:
-    """Rows of an experiment as flat records: the row's fields, and what it says of the experiment.
+    """Rows of an experiment as flat records: the row's fields, and its place in the experiment.
 
     Of recoveries there is one record for each prompt and method, whatever its starts
-    (`eval.recovery.attempt`).
+    (`eval.recovery.attempt`); of bits, one for each distance.
     """
-    starts: dict[tuple[Any, ...], list[Row]] = {}
+    starts: dict[tuple[Any, ...], tuple[Record, list[Row]]] = {}
     flat = []
     for row in rows:
         about = {**row["experiment"], "step": row["checkpoint"]["step"]}
         if row.get("kind") == "recovery":
             place = row["method"], row["hidden"], row["observed"], row["prompt"]
-            starts.setdefault((*sorted(about.items()), *place), []).append(row)
+            starts.setdefault((*sorted(about.items()), *place), (about, []))[1].append(row)
         elif row.get("kind") == "bits":
             flat += [{**line, **about} for line in _by_distance(row)]
         else:
             windows = row.get("windows", [{}])
             flat += [{"prompt": i, **row, **each, **about} for i, each in enumerate(windows)]
-    return flat + [
-        attempt(group) | group[0]["experiment"] | {"step": group[0]["checkpoint"]["step"]}
-        for group in starts.values()
-    ]
+    return flat + [{**attempt(group), **about} for about, group in starts.values()]
 
 
-def values(rows: Iterable[Row], figure: Figure) -> dict[tuple[str, int, int, int], float]:
-    """A figure by architecture, seed, step and passage: of single outputs, a uniform prior."""
-    wanted = {
-        name: figure[name] for name in ("quantity", "distance", "precision") if name in figure
-    }
-    if figure["quantity"] == "bits":
-        wanted |= {"shown": "alone", "prior": "uniform"}
-    several = {}
-    for row in rows:
-        about = row["experiment"]
-        for line in figure_lines(row, **wanted):
-            if "channels" not in line:
-                value = line["value"]
-                if value is not None and figure.get("scale") == "log2":
-                    value = math.log2(value) if value > 0 else None
-                if value is not None:
-                    place = about["architecture"], about["seed"], row["checkpoint"]["step"]
-                    several[(*place, row["prompt"])] = value
-    return several
+def means(
+    records: Sequence[Record], field: str, cells: Sequence[str]
+) -> dict[tuple[Any, ...], float]:
+    """The mean of a field in each cell that has it."""
+    several: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for record in records:
+        if record.get(field) is not None and all(name in record for name in cells):
+            several[tuple(record[name] for name in cells)].append(float(record[field]))
+    return {cell: float(np.mean(values)) for cell, values in several.items()}
 
 
-def _compared(hypothesis: dict[str, Any], flat: Sequence[Record]) -> Finding:
-    judged = contrasts if "contrasts" in hypothesis else correlations
-    asked = hypothesis.get("contrasts") or hypothesis["correlations"]
-    made = judged(asked, flat)
-    return Finding(hypothesis, answer_of(asked, made), contrasts=tuple(made))
+def mean_of(records: Sequence[Record], value: str, **where: Any) -> Interval | None:
+    """The mean of a field over pairs of prompt and seed, with its limits; None without records."""
+    if not (known := _values(records, {"value": value}, where)):
+        return None
+    table = _table(known)
+    return _interval(float(np.nanmean(table)), _resampled(table))
+
+
+def field_of(figure: Mapping[str, Any]) -> str:
+    """The field of records that holds a figure of bits: `bits int4`, `log2 effect`."""
+    bits = figure["quantity"] == "bits"
+    name = f"bits {figure['precision']}" if bits else figure["quantity"]
+    return f"log2 {name}" if figure.get("scale") == "log2" else name
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p corrected for their number (Holm 1979), in the order given."""
+    order, corrected, least = np.argsort(p), [0.0] * len(p), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        corrected[i] = least
+    return corrected
+
+
+def pigeonhole(differences: np.ndarray, draws: int = DRAWS) -> np.ndarray:
+    """Means of differences `(passages, seeds)`, nan where there is none, each redrawn."""
+    generator = np.random.default_rng(0)
+    P, S = differences.shape
+    rows, columns = (generator.multinomial(n, np.full(n, 1 / n), draws) for n in (P, S))
+    there = ~np.isnan(differences)
+    above = ((rows @ np.where(there, differences, 0.0)) * columns).sum(axis=1)
+    below = ((rows @ there.astype(float)) * columns).sum(axis=1)
+    return above[below > 0] / below[below > 0]
 
 
 def _by_distance(row: Row) -> Iterator[dict[str, Any]]:
     """A row of bits as a record for each distance: of single outputs, a uniform prior."""
     plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
-    for distance, effect in zip(row["distances"], row["effect"], strict=True):
-        wanted = {"quantity": "bits", "distance": distance, "shown": "alone", "prior": "uniform"}
-        bits = {
-            f"bits {line['precision']}": line["value"]
-            for line in figure_lines(row, **wanted)
-            if "channels" not in line
+    for i, distance in enumerate(row["distances"]):
+        effect = row["effect"][i]
+        yield {
+            **plain,
+            "distance": distance,
+            "effect": effect,
+            "log2 effect": math.log2(effect) if effect else None,
+            "effect_sampled": row["effect_sampled"][i],
+            **{f"bits {name}": kinds["alone"][i] for name, kinds in row["bits"]["uniform"].items()},
         }
-        yield {**plain, "distance": distance, "effect": effect, **bits}
 
 
-def _finding(hypothesis: dict[str, Any], design: dict[str, Any], rows: Sequence[Row]) -> Finding:
-    if "predictor" in hypothesis:
-        return _predicted(hypothesis, rows)
-    expected = hypothesis["expected"]
-    known = values(rows, hypothesis["figure"])
-    changes = _changes(known, list(expected), design["steps"], hypothesis.get("within"))
-    directions = [change.direction for change in changes]
-    wanted = [expected[change.architecture] for change in changes]
-    if len(changes) == len(expected) and directions == wanted:
-        answer = CONFIRMED
-    elif any(d not in (OPEN, w) for d, w in zip(directions, wanted, strict=True)):
-        answer = REFUTED
-    else:
-        answer = OPEN
-    return Finding(hypothesis, answer, tuple(changes))
+def _change(hypothesis: dict[str, Any], steps: Sequence[int]) -> dict[str, Any]:
+    """A hypothesis about changes with training, as contrasts of the last step with the first."""
+    figure, expected = hypothesis["figure"], hypothesis["expected"]
+    return {
+        "value": field_of(figure),
+        "of": {"step": steps[-1], "distance": figure["distance"]},
+        "each": {"architecture": list(expected)},
+        "minus": {"step": steps[0]},
+        "expected": expected,
+        "bound": hypothesis.get("within", 0.0),
+    }
 
 
-def _changes(
-    known: dict[tuple[str, int, int, int], float],
-    architectures: Sequence[str],
-    steps: Sequence[int],
-    within: float | None,
-) -> list[Change]:
-    tables = []
-    for architecture in architectures:
-        pairs = {
-            (passage, seed): (known[architecture, seed, steps[0], passage], last)
-            for (name, seed, step, passage), last in known.items()
-            if (name, step) == (architecture, steps[-1])
-            and (architecture, seed, steps[0], passage) in known
-        }
-        if pairs:
-            passages, seeds = (sorted({pair[i] for pair in pairs}) for i in (0, 1))
-            table = np.full((len(passages), len(seeds)), np.nan)
-            for (passage, seed), (before, after) in pairs.items():
-                table[passages.index(passage), seeds.index(seed)] = after - before
-            tables.append((architecture, table, float(np.mean([b for b, _ in pairs.values()]))))
-    drawn = [pigeonhole(table) for _, table, _ in tables]
-    tail = [2 * min((d <= 0).mean(), (d >= 0).mean()) for d in drawn]
-    corrected = holm([max(p, 2 / DRAWS) for p in tail])
-    changes = []
-    for (name, table, before), draws, p in zip(tables, drawn, corrected, strict=True):
-        ends = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        mean = Interval(float(np.nanmean(table)), *(float(end) for end in ends))
+def _contrasted(asked: Record, records: Sequence[Record]) -> Iterator[_Measured]:
+    """The comparisons of means of a hypothesis; those without records are left out."""
+    for words, where, minus in _places(asked):
+        known = _values(records, asked, where, minus)
+        if (against := asked.get("against")) is not None:
+            partner = None if minus is None else {**minus, **against}
+            known = _less(known, _values(records, asked, {**where, **against}, partner))
+        if not known:
+            continue
+        before = None
+        if "expected" in asked:
+            words = where["architecture"]
+            way, bound = asked["expected"][words], asked["bound"]
+            first = _values(records, asked, minus or {})
+            before = float(np.mean([first[place] for place in known]))
+        else:
+            way, bound = next((way, asked[way]) for way in WAYS if way in asked)
+        table = _table(known)
         seeds = tuple(float(x) for x in np.nanmean(table, axis=0))
-        shown = None if within else p
-        direction = _within(mean, within) if within else _direction(seeds, p)
         pairs = int((~np.isnan(table)).sum())
-        changes.append(Change(name, before, mean, shown, seeds, pairs, direction))
-    return changes
+        drawn = _resampled(table, paired=minus is not None)
+        mean = _interval(float(np.nanmean(table)), drawn)
+        yield Comparison(words, mean, pairs, seeds, before), drawn, way, bound
 
 
-def _direction(seeds: Sequence[float], p: float) -> str:
-    signs = {np.sign(seed) for seed in seeds}
-    if p >= LEVEL or len(signs) > 1:
-        return OPEN
-    return UP if signs == {1} else DOWN
+def _correlated(asked: Record, records: Sequence[Record]) -> Iterator[_Measured]:
+    """The correlation of each measure; measures of fewer than 3 cells are left out."""
+    predicted = means(records, asked["with"], asked["cells"])
+    for way in WAYS:
+        for name, bound in asked.get(way, {}).items():
+            known = means(records, name, asked["cells"])
+            cells = sorted(known.keys() & predicted.keys(), key=str)
+            if len(cells) > 2:
+                x, y = (np.array([of[cell] for cell in cells]) for of in (known, predicted))
+                chosen = np.random.default_rng(0).integers(len(x), size=(DRAWS, len(x)))
+                drawn = _spearman(x[chosen], y[chosen])
+                mean = _interval(float(_spearman(x[None], y[None])[0]), drawn)
+                yield Comparison(name, mean, len(cells)), drawn, way, bound
 
 
-def _within(mean: Interval, bound: float) -> str:
-    if -bound < mean.low and mean.high < bound:
-        return SAME
-    return OTHER if mean.low > bound or mean.high < -bound else OPEN
+def _judged(measured: Sequence[_Measured]) -> list[Comparison]:
+    """The comparisons of a hypothesis against their bounds, p corrected for their number."""
+    tails = [2 * min((d <= b).mean(), (d >= b).mean()) for _, d, _, b in measured]
+    corrected = holm([min(1.0, max(float(p), 2 / DRAWS)) for p in tails])
+    made = []
+    for (each, _, way, bound), p in zip(measured, corrected, strict=True):
+        if way in ("within", "same"):
+            _, low, high = each.mean
+            inside, outside = -bound < low <= high < bound, low > bound or high < -bound
+            made.append(replace(each, answer=YES if inside else NO if outside else OPEN))
+            continue
+        mixed = way not in WAYS and len({np.sign(seed) for seed in each.seeds}) > 1
+        as_said = (each.mean.estimate > bound) == (way in ("above", "up"))
+        answer = OPEN if p >= LEVEL or mixed else YES if as_said else NO
+        made.append(replace(each, p=p, answer=answer))
+    return made
 
 
-def _predicted(hypothesis: dict[str, Any], rows: Sequence[Row]) -> Finding:
-    """Whether a figure stands for another, over all models, steps, passages and distances."""
-    distances = rows[0]["distances"] if rows else []
-    x, y, passages, seeds = [], [], [], []
-    for distance in distances:
-        place = {"distance": distance}
-        predictors = values(rows, {"quantity": hypothesis["predictor"]} | place)
-        asked = values(rows, hypothesis["figure"] | place)
-        for key in predictors.keys() & asked.keys():
-            x.append(predictors[key])
-            y.append(asked[key])
-            passages.append(key[3])
-            seeds.append(key[1])
-    if len(set(seeds)) < 2:
+def _places(asked: Record) -> Iterator[tuple[str, Record, Record | None]]:
+    """Words, the records' fields, and their partners' fields: one for each comparison."""
+    fixed, each, minus = asked.get("of", {}), asked.get("each", {}), asked.get("minus")
+    for values in product(*each.values()):
+        chosen = dict(zip(each, values, strict=True))
+        where = {**fixed, **chosen}
+        if minus is None:
+            yield _words(chosen or fixed), where, None
+            continue
+        listed = [v if isinstance(v, list) else [v] for v in minus.values()]
+        for other in product(*listed):
+            partner = dict(zip(minus, other, strict=True))
+            compared = _words({k: where[k] for k in partner if k in where})
+            place = f"{_words(chosen)}: " if chosen else ""
+            taken = f", less that of {_words(asked['against'])}" if "against" in asked else ""
+            yield f"{place}{compared} less {_words(partner)}{taken}", where, {**where, **partner}
+
+
+def _words(fields: Record) -> str:
+    return ", ".join(v if isinstance(v, str) else f"{k} {v}" for k, v in fields.items())
+
+
+def _less(known: Values, other: Values) -> Values:
+    return {place: known[place] - other[place] for place in known.keys() & other.keys()}
+
+
+def _values(
+    records: Sequence[Record], asked: Record, where: Record, minus: Record | None = None
+) -> Values:
+    """A field, or its differences, by prompt, seed, and what it is averaged over."""
+    value, over = asked["value"], asked.get("over", [])
+    known: Values = {}
+    for record in records:
+        if where.items() <= record.items() and record.get(value) is not None:
+            place = record["prompt"], record["seed"], *(record[name] for name in over)
+            if place in known:
+                raise RequestError(
+                    f"{value} of {_words(where)}: prompt {place[0]} of seed {place[1]} has several "
+                    "records; name what tells them apart"
+                )
+            known[place] = float(record[value])
+    return known if minus is None else _less(known, _values(records, asked, minus))
+
+
+def _table(known: Values) -> np.ndarray:
+    """A field as `(prompts, seeds)`, nan where there is none."""
+    prompts, seeds = (sorted({place[i] for place in known}) for i in (0, 1))
+    total, count = np.zeros((2, len(prompts), len(seeds)))
+    for (prompt, seed, *_), number in known.items():
+        at = prompts.index(prompt), seeds.index(seed)
+        total[at] += number
+        count[at] += 1
+    return np.where(count, total, np.nan) / np.maximum(count, 1)
+
+
+def _resampled(table: np.ndarray, paired: bool = False) -> np.ndarray:
+    """The mean redrawn; of pairs that are all alike, as far off as their number leaves possible."""
+    there = table[~np.isnan(table)]
+    if np.ptp(there) > 0:
+        return pigeonhole(table)
+    apart = at_most(0, len(there))
+    least, most = (-1.0 if paired else 0.0, 1.0) if abs(there[0]) <= 1 else (-np.inf, np.inf)
+    return np.clip(there[0] + np.linspace(-apart, apart, DRAWS), least, most)
+
+
+def _interval(estimate: float, drawn: np.ndarray | list[float]) -> Interval:
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(estimate, float(low), float(high))
+
+
+def _predicted(hypothesis: dict[str, Any], records: Sequence[Record]) -> Finding:
+    """Whether a figure predicts another, over all models, steps, passages and distances.
+
+    The error is that of the increasing curve nearest to the other seeds (isotonic regression).
+    """
+    from scipy.optimize import isotonic_regression
+
+    names = hypothesis["predictor"], field_of(hypothesis["figure"])
+    known = [
+        (record["prompt"], record["seed"], *(record[name] for name in names))
+        for record in records
+        if all(record.get(name) is not None for name in names)
+    ]
+    if len({seed for _, seed, _, _ in known}) < 2:
         return Finding(hypothesis, OPEN)
-    order = np.lexsort((y, x, seeds, passages))  # dictionaries' keys have no order of their own
-    X, Y, P, S = (np.array(each)[order] for each in (x, y, passages, seeds))
-    correlation = _correlation(X, Y, P, S)
-    errors = np.zeros(len(Y))
+    passages, seeds, x, y = (np.array(each) for each in zip(*sorted(known), strict=True))
+    correlation = _correlation(x, y, passages, seeds)
+    errors = np.zeros(len(y))
     for seed in sorted(set(seeds)):
-        errors[seed == S] = np.abs(
-            _increasing(X[seed != S], Y[seed != S], X[seed == S]) - Y[seed == S]
-        )
-    error = clustered(errors.tolist(), [1.0] * len(errors), P.tolist(), S.tolist())
+        here = seeds == seed
+        order = np.argsort(x[~here], kind="stable")
+        curve = isotonic_regression(y[~here][order]).x
+        errors[here] = np.abs(np.interp(x[here], x[~here][order], curve) - y[here])
+    error = clustered(errors.tolist(), [1.0] * len(errors), passages.tolist(), seeds.tolist())
     least, most = hypothesis["correlation"], hypothesis["error"]
     if correlation.low >= least and error.high < most:
         answer = CONFIRMED
@@ -248,21 +375,8 @@ def _predicted(hypothesis: dict[str, Any], rows: Sequence[Row]) -> Finding:
     return Finding(hypothesis, answer, prediction=(correlation, error))
 
 
-def _increasing(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The increasing curve nearest to some points (isotonic regression), at other places."""
-    from scipy.optimize import isotonic_regression
-
-    order = np.argsort(x, kind="stable")
-    return np.interp(at, x[order], isotonic_regression(y[order]).x)
-
-
 def _correlation(x: np.ndarray, y: np.ndarray, passages: np.ndarray, seeds: np.ndarray) -> Interval:
     """Spearman's rank correlation, redrawn over passages and seeds at once."""
-    from scipy.stats import rankdata
-
-    def ranked(rows: np.ndarray) -> float:
-        return float(np.corrcoef(rankdata(x[rows]), rankdata(y[rows]))[0, 1])
-
     generator = np.random.default_rng(0)
     drawn = []
     for _ in range(RANK_DRAWS):
@@ -270,8 +384,17 @@ def _correlation(x: np.ndarray, y: np.ndarray, passages: np.ndarray, seeds: np.n
         for names in (passages, seeds):
             kinds, index = np.unique(names, return_inverse=True)
             counts *= generator.multinomial(len(kinds), np.full(len(kinds), 1 / len(kinds)))[index]
-        several = np.repeat(np.arange(len(x)), counts)
-        if len(several) > 2:
-            drawn.append(ranked(several))
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(ranked(np.arange(len(x))), float(low), float(high))
+        some = np.repeat(np.arange(len(x)), counts)
+        if len(some) > 2:
+            drawn.append(float(_spearman(x[None, some], y[None, some])[0]))
+    return _interval(float(_spearman(x[None], y[None])[0]), drawn)
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each row of two `(N, cells)` tables; 0 where either does not vary."""
+    from scipy.stats import rankdata
+
+    a, b = (rankdata(each, axis=1) for each in (x, y))
+    a, b = (each - each.mean(axis=1, keepdims=True) for each in (a, b))
+    size = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    return np.divide((a * b).sum(axis=1), size, out=np.zeros(len(a)), where=size > 0)

@@ -26,6 +26,7 @@ from eval.information.posterior import (
     channel_counts,
     entropy,
     evidence,
+    joint,
     leading_agreement,
     quantise,
 )
@@ -135,8 +136,9 @@ def measure_bits(
         question: what is asked.
 
     Returns:
-        `rms`, `effect`, `effect_sampled`, and for `margin_bits` and each prior's `bits` the values
-        at each reported distance, alone and cumulative; see `eval.bit_figures.figure_lines`.
+        The row's fields about the passage, the question and the answer: `rms`, `effect`,
+        `effect_sampled`, and for `margin_bits` and each prior's `bits` the values at each reported
+        distance, alone and cumulative; see `eval.bit_figures.figure_lines`.
 
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.
@@ -162,31 +164,40 @@ def measure_bits(
     floor = measured.floor(Slice(passage.place, None))[row].to(outputs)
     names, priors = _priors(circuit, passage, candidates)
     known = evidence(difference, noise)
-    figures: dict[str, Figures] = {name: {} for name in names}
+    by_precision: dict[str, list[Kinds]] = {}
     for unit, of in zip(UNITS, (rms, effect), strict=True):
         for level in question.noise:
             size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
             bits = bits_under_noise(known, size, priors, reported)
-            for name, listed in zip(names, _listed(bits), strict=True):
-                figures[name][f"noise {level:g} {unit}"] = listed
+            by_precision[f"noise {level:g} {unit}"] = _listed(bits)
     by_channels: dict[str, Figures] = {}
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
         agreeing = leading_agreement(codes, codes[number])
         bits = bits_of_codes(agreeing, priors, circuit.width, reported)
-        for name, listed in zip(names, _listed(bits), strict=True):
-            figures[name][quantiser] = listed
+        by_precision[quantiser] = _listed(bits)
         by_channels[quantiser] = {
             str(count): _listed(bits_of_codes(agreeing, priors[:1], count, reported))[0]
             for count in channel_counts(circuit.width)
         }
     return {
+        "prompt": passage.index,
+        "tokens": list(passage.tokens),
+        "place": passage.place,
+        "truth": [passage.truth],
+        "candidates": len(tokens),
+        "draws": question.draws,
+        "seed": question.seed,
+        "distances": reported,
         "rms": _rounded(rms[reported]),
         "effect": _rounded((effect / rms)[reported]),
         "effect_sampled": _rounded((spread(outputs[sample]) / rms)[reported]),
         "prior_bits": dict(zip(names, _rounded(entropy(priors.log())), strict=True)),
         "margin_bits": _listed(_margin(difference, number, floor, reported))[0],
-        "bits": figures,
+        "bits": {
+            name: {precision: several[i] for precision, several in by_precision.items()}
+            for i, name in enumerate(names)
+        },
         "channels": by_channels,
     }
 
@@ -212,18 +223,13 @@ def _priors(circuit: Circuit, passage: Passage, candidates: Candidates) -> tuple
 def _margin(difference: Tensor, number: int, floor: Tensor, reported: list[int]) -> Bits:
     distances = difference.norm(dim=-1) / floor  # (V, S)
     distances[number] = torch.inf
-    later = torch.cat([distances[:, :1], distances[:, 1:].cummax(dim=1).values], dim=1)
-    alone, cumulative = (x.amin(dim=0)[reported].log2() for x in (distances, later))
-    return Bits(alone, cumulative)
+    later = joint(distances, lambda x: x.cummax(dim=1).values)
+    return Bits(*(x.amin(dim=0)[None, reported].log2() for x in (distances, later)))
 
 
 def _listed(bits: Bits) -> list[Kinds]:
-    """`(K, R)` figures, or `(R,)` ones, as a row holds each of the K."""
-    pairs = zip(
-        bits.alone.reshape(-1, bits.alone.shape[-1]),
-        bits.cumulative.reshape(-1, bits.alone.shape[-1]),
-        strict=True,
-    )
+    """`(K, R)` figures, as a row holds each of the K."""
+    pairs = zip(bits.alone, bits.cumulative, strict=True)
     return [{"alone": _rounded(a), "cumulative": _rounded(c)} for a, c in pairs]
 
 

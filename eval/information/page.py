@@ -1,20 +1,28 @@
-"""An experiment's page: its hypotheses and what became of them, tables and figures of its rows."""
+"""An experiment's page: its hypotheses and their outcomes, tables and figures of its rows."""
 
 from collections.abc import Sequence
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from eval import plots
 from eval.drawing import Figure
 from eval.errors import RequestError
-from eval.information.contrasts import Contrast
-from eval.information.hypotheses import OPEN, Change, Finding, judge, values
+from eval.information.hypotheses import (
+    NO,
+    OPEN,
+    WAYS,
+    Comparison,
+    Finding,
+    Record,
+    findings_of,
+    records,
+)
 from eval.schema import Row
 from eval.statistics import Interval, clustered
 from eval.tables import Table, markdown
 
-PANEL = (130, 130)  # width and height
-NOISE = {"type": "log", "base": 2, "nice": False, "padding": 6}
-MARKS = {"up": "↑", "down": "↓", "same": "=", "other": "≠", OPEN: "?"}
+MARKS = {"up": "↑↓", "down": "↓↑", "same": "=≠"}
+"""Of an expected change: where it is as expected, and where it is not."""
 
 
 def page(
@@ -25,7 +33,7 @@ def page(
     beside: str,
     cells: Table | None = None,
 ) -> str:
-    """The page.
+    """The page, as Markdown.
 
     Args:
         registration: as it was written before the rows.
@@ -35,18 +43,18 @@ def page(
         beside: what their files' names begin with, seen from the page.
         cells: everything that was measured.
     """
-    findings = judge(registration, rows)
-    name = registration["name"]
+    findings = findings_of(registration, rows)
+    name, progress = registration["name"], state(registration, rows)
     bits = "in_words" not in registration["design"]
     parts = [
         f"# {registration['title']}",
         f"*Made by `python -m scripts.experiment {name} --page` from the rows beside its "
         f"[registration](experiments/{name}.yaml) (hash {digest}); not written by hand.*",
-        state(registration, rows),
+        progress,
         registration["question"].strip(),
-        "## Hypotheses" if _whole(registration, rows) else "## Hypotheses, by the rows so far",
+        f"## Hypotheses{'' if progress.startswith('**Complete') else ', by the rows so far'}",
         "\n".join(_line(finding) for finding in findings),
-        _reading(registration),
+        f"How they are judged: {registration['analysis'].strip()}",
         *(f"![{figure.title}]({beside}{figure.name}.svg)\n\n*{figure.about}*" for figure in drawn),
         *(_changes(findings) if bits else _contrasts(findings)),
         *(["## All cells", markdown(cells)] if cells else []),
@@ -56,105 +64,35 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
-def _changes(findings: Sequence[Finding]) -> list[str]:
-    return [
-        "## Changes with training",
-        "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every "
-        "seed's mean has that sign, = where the whole interval is within the bound, ? where open.",
-        markdown(_table(findings)),
-    ]
-
-
-def _contrasts(findings: Sequence[Finding]) -> list[str]:
-    head = ["", "what", "compared", "bound", "mean", "as said", "p, corrected", "seeds", "pairs"]
-    rows = [
-        [finding.hypothesis["id"], *_asked(finding, each),
-         _said(each.mean), each.answer, "–" if each.p is None else f"{each.p:.4f}",
-         " ".join(f"{seed:.2f}" for seed in each.seeds), str(each.pairs)]
-        for finding in findings
-        for each in finding.contrasts
-    ]  # fmt: skip
-    return [
-        "## Comparisons",
-        "Means over pairs of prompt and training seed, or of the differences of the same pairs, or "
-        "rank correlations over cells, with their 95 % intervals; p is of the bound. Shares are "
-        "from 0 to 1.",
-        markdown(Table(head, rows)),
-    ]
-
-
-def _asked(finding: Finding, each: Contrast) -> list[str]:
-    """What is compared, in which place, and with which bound."""
-    about = finding.hypothesis
-    asked = about.get("contrasts") or about["correlations"]
-    ways = {way: asked[way] for way in ("above", "below", "within") if way in asked}
-    if "contrasts" in about:
-        return [asked["value"], each.words, *(f"{way} {bound}" for way, bound in ways.items())]
-    bound = next(f"{way} {of[each.words]}" for way, of in ways.items() if each.words in of)
-    return [f"rank correlation with {asked['with']}", each.words, bound]
-
-
-def _measured(registration: dict[str, Any]) -> str:
-    name, design = registration["name"], registration["design"]
-    corpus = "" if "recall" in design else " --corpus STORIES"
-    return (
-        f"{registration['background'].strip()} {design['in_words'].strip()} All of it stands in "
-        f"the [registration](experiments/{name}.yaml). "
-        f"Run it: `python -m scripts.experiment {name}{corpus} --out DIR`."
-    )
-
-
 def state(registration: dict[str, Any], rows: Sequence[Row]) -> str:
-    """How much of what was registered is there, in a sentence."""
-    if "rows" in registration["design"]:
-        wanted = registration["design"]["rows"]
-        words = f"{len(rows)} of {wanted} rows"
-        if len(rows) == wanted:
-            return f"**Complete**: {words}."
-        return f"**Not complete**: {words}; what follows is of these alone, and may change."
+    """How many of the registered rows are there, in a sentence."""
     design = registration["design"]
-    count, steps = design["passages"]["count"], design["steps"]
-    models: dict[tuple[int, str], int] = {}
-    for row in rows:
-        about = row["experiment"]
-        place = about["seed"], about["architecture"]
-        models[place] = models.get(place, 0) + 1
-    whole = [place for place, n in models.items() if n == count * len(steps)]
-    seeds = [
-        s for s in design["seeds"] if sum(p[0] == s for p in whole) == len(design["architectures"])
-    ]
-    wanted = len(design["seeds"]) * len(design["architectures"])
-    words = (
-        f"{len(whole)} of {wanted} models measured, {len(seeds)} of {len(design['seeds'])} seeds"
-    )
-    words += f" complete, {len(rows)} of {wanted * count * len(steps)} rows"
-    if len(whole) == wanted:
+    seeds, wanted = [row["experiment"]["seed"] for row in rows], design.get("rows")
+    if wanted is None:
+        places = len(design["seeds"]) * len(design["architectures"]) * len(design["steps"])
+        wanted = places * design["passages"]["count"]
+    words = f"{len(rows)} of {wanted} rows"
+    if len(rows) == wanted:
         return f"**Complete**: {words}."
-    return f"**Not complete**: {words}; what follows is of these alone, and may change."
-
-
-def _whole(registration: dict[str, Any], rows: Sequence[Row]) -> bool:
-    return state(registration, rows).startswith("**Complete**")
+    whole = [seed for seed in design["seeds"] if seeds.count(seed) * len(design["seeds"]) == wanted]
+    return (
+        f"**Not complete**: {words}, {len(whole)} of {len(design['seeds'])} seeds; what follows is "
+        "of these alone, and may change."
+    )
 
 
 def placeholders(registration: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """What a text about the results can look up: functions of a hypothesis, which give words.
+    """Functions by which a text about the results looks up words of a hypothesis.
 
-    `progress()`, `hypothesis("H1")`, `change("H1", "flat")`, `prediction("H7")` and
-    `contrast("H1", "flat, hidden 3")`; all but the first raise RequestError of what there is not.
+    `progress()`, `hypothesis("H1")`, `prediction("H7")` and `contrast("H1", "flat, hidden 3")`; all
+    but the first raise RequestError of what there is not.
     """
-    findings = {finding.hypothesis["id"]: finding for finding in judge(registration, rows)}
+    findings = {finding.hypothesis["id"]: finding for finding in findings_of(registration, rows)}
 
     def of(name: str) -> Finding:
         if name not in findings:
             raise RequestError(f"there is no hypothesis {name!r}; there are {', '.join(findings)}")
         return findings[name]
-
-    def change(name: str, architecture: str) -> str:
-        for each in of(name).changes:
-            if each.architecture == architecture:
-                return _said(each.mean)
-        raise RequestError(f"{name}: there are no rows of {architecture!r}")
 
     def prediction(name: str) -> str:
         if (known := of(name).prediction) is None:
@@ -162,98 +100,142 @@ def placeholders(registration: dict[str, Any], rows: Sequence[Row]) -> dict[str,
         return _said(known[0])
 
     def contrast(name: str, words: str) -> str:
-        for each in of(name).contrasts:
+        for each in of(name).comparisons:
             if each.words == words:
                 return _said(each.mean)
-        there = "; ".join(each.words for each in of(name).contrasts)
+        there = "; ".join(each.words for each in of(name).comparisons)
         raise RequestError(f"{name}: nothing is compared as {words!r}; there are: {there}")
 
     return {
         "contrast": contrast,
         "progress": lambda: state(registration, rows),
         "hypothesis": lambda name: of(name).answer,
-        "change": change,
         "prediction": prediction,
     }
 
 
-def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
-    """Bits against noise and against distance, and bits against the effect."""
-    return [
-        _against("noise", registration, rows),
-        _against("distance", registration, rows),
-        _predictor(registration, rows),
-    ]
+def panels(
+    name: str,
+    title: str,
+    points: list[dict[str, Any]],
+    x: str,
+    y: str,
+    colour: str,
+    *,
+    column: str = "architecture",
+    row: str = "of",
+    label: str = "",
+    about: str = "",
+    ticks: Sequence[float] = (),
+    **style: Any,
+) -> Figure:
+    """A figure of lines with bands, a panel for each value of `column` and of `row`.
 
-
-def _against(axis: str, registration: dict[str, Any], rows: Sequence[Row]) -> Figure:
-    """Bits of single outputs by architecture and step, against one thing."""
-    design = registration["design"]
-    measured = design["measured"]
-    far = max(measured["distances"])
-    if axis == "noise":
-        points = [
-            (x, {"precision": f"noise {x:g} rms", "distance": far}) for x in measured["noise"]
-        ]
-        title, about = "noise / RMS", f"Bits of the output {far} positions on, against noise"
-    else:
-        points = [
-            (d, {"precision": "noise 0.25 rms", "distance": d}) for d in measured["distances"]
-        ]
-        title, about = (
-            "positions on",
-            "Bits of single outputs at noise of a quarter RMS, by distance",
-        )
-    records = []
-    for x, place in points:
-        known = values(rows, {"quantity": "bits"} | place)
-        for architecture in design["architectures"]:
-            for step in design["steps"]:
-                chosen = {k: v for k, v in known.items() if (k[0], k[2]) == (architecture, step)}
-                if chosen:
-                    mean = _mean(chosen)
-                    records.append(
-                        {"x": x, "architecture": architecture, "step": f"step {step}", "of": " "}
-                        | {"value": mean.estimate, "low": mean.low, "high": mean.high}
-                    )
+    Args:
+        name: of its file.
+        title: above it, and said below it.
+        points: with the fields named here, and `value`, `low`, `high`.
+        x: field along.
+        y: title of the axis up.
+        colour: field of the lines.
+        column: field of the panels from left to right.
+        row: field of the panels from top to bottom; one row where points lack it.
+        label: title of the axis along; x when not given.
+        about: said below it after the title.
+        ticks: of the axis along; every value of x when not given.
+        style: of `eval.plots.lines`.
+    """
+    points = [{row: " ", **point} for point in points]
+    axis = {"title": None, "values": ticks or sorted({point[x] for point in points}), "grid": False}
     panel = plots.lines(
-        records,
-        "x",
-        "bits",
-        "step",
-        ordered=True,
-        x_scale=NOISE,
-        axis={"title": None, "values": [x for x, _ in points], "grid": False},
+        points,
+        x,
+        y,
+        colour,
+        axis=axis | style.pop("axis", {}),
         legend={"title": None, "orient": "top"},
         band=True,
-        size=PANEL,
+        **style,
     )
-    header = {"title": title, "titleOrient": "bottom", "labelOrient": "top"}
-    chart = plots.facets(records, panel, "architecture", "of", header=header)
-    return Figure(f"{axis}", about, f"{about}, before, during and after training. "
-                  "Bands are 95 % intervals over passages and seeds.", chart)  # fmt: skip
+    header = {"title": label or x, "titleOrient": "bottom", "labelOrient": "top"}
+    chart = plots.facets(points, panel, column, row, header=header)
+    return Figure(name, title, f"{title}{about}", chart)
 
 
-def _predictor(registration: dict[str, Any], rows: Sequence[Row]) -> Figure:
+def mean_table(places: Sequence[str], columns: dict[str, dict[tuple[Any, ...], float]]) -> Table:
+    """Means by cell as a table: the fields that name a cell, then a column for each kind of mean.
+
+    Its lines are the cells of the first column.
+    """
+    lines = [
+        [*map(str, cell), *(f"{of[cell]:.3f}" if cell in of else "–" for of in columns.values())]
+        for cell in sorted(next(iter(columns.values())))
+    ]
+    return Table([*places, *columns], lines)
+
+
+def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
+    """Bits against noise and against distance, and bits against the effect."""
+    measured, flat = registration["design"]["measured"], records(rows)
+    far = max(measured["distances"])
+    quarter = "bits noise 0.25 rms"
+    noise = [(x, f"bits noise {x:g} rms", {"distance": far}) for x in measured["noise"]]
+    distance = [(d, quarter, {"distance": d}) for d in measured["distances"]]
+    scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
+    drawn = []
+    for name, label, title, asked in (
+        ("noise", "noise / RMS", f"Bits of the output {far} positions on, against noise", noise),
+        ("distance", "positions on",
+         "Bits of single outputs at noise of a quarter RMS, by distance", distance),
+    ):  # fmt: skip
+        points = [
+            {"x": x, "architecture": architecture, "step": f"step {step}"} | _mean(group, field)
+            for x, field, where in asked
+            for (architecture, step), group in _grouped(flat, where)
+        ]
+        about = (
+            ", before, during and after training. Bands are 95 % intervals over passages and seeds."
+        )
+        drawn.append(
+            panels(name, title, points, "x", "bits", "step", label=label, about=about,
+                   ticks=[x for x, _, _ in asked], ordered=True, x_scale=scale, size=(130, 130))
+        )  # fmt: skip
+    return [*drawn, _against_effect(flat, quarter)]
+
+
+def _grouped(flat: Sequence[Record], where: Record) -> list[tuple[tuple[str, int], list[Record]]]:
+    """Records of some fields by architecture and step."""
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in flat:
+        if where.items() <= record.items():
+            groups.setdefault((record["architecture"], record["step"]), []).append(record)
+    return list(groups.items())
+
+
+def _mean(group: Sequence[Record], field: str) -> dict[str, float]:
+    known = [record for record in group if record[field] is not None]
+    prompts, seeds = ([record[name] for record in known] for name in ("prompt", "seed"))
+    mean = clustered([record[field] for record in known], [1.0] * len(known), prompts, seeds)
+    return dict(zip(("value", "low", "high"), mean, strict=True))
+
+
+def _against_effect(flat: Sequence[Record], field: str) -> Figure:
     """Mean bits of each architecture, step and distance against its mean effect."""
-    records = []
-    for distance in registration["design"]["measured"]["distances"]:
-        place = {"distance": distance}
-        effects = values(rows, {"quantity": "effect_sampled", "scale": "log2"} | place)
-        bits = values(rows, {"quantity": "bits", "precision": "noise 0.25 rms"} | place)
-        for architecture, step in dict.fromkeys((k[0], k[2]) for k in bits):
-            keys = [k for k in bits.keys() & effects.keys() if (k[0], k[2]) == (architecture, step)]
-            records.append(
+    points = []
+    for distance in dict.fromkeys(record["distance"] for record in flat):
+        for (architecture, step), group in _grouped(flat, {"distance": distance}):
+            known = [r for r in group if r["effect_sampled"] and r[field] is not None]
+            points.append(
                 {
-                    "effect": 2 ** (sum(effects[k] for k in keys) / len(keys)),
-                    "value": sum(bits[k] for k in keys) / len(keys),
+                    "effect": geometric_mean(record["effect_sampled"] for record in known),
+                    "value": fmean(record[field] for record in known),
                     "step": f"step {step}",
                     "architecture": architecture,
                 }
             )
-    records.sort(key=lambda r: (r["step"], r["architecture"], r["effect"]))
+    points.sort(key=lambda point: (point["step"], point["architecture"], point["effect"]))
     chart = {
-        "data": plots.data(records),
+        "data": plots.data(points),
         "mark": {"type": "point", "filled": True, "size": 40},
         "encoding": {
             "x": {"field": "effect", "type": "quantitative", "scale": {"type": "log", "base": 2},
@@ -265,58 +247,93 @@ def _predictor(registration: dict[str, Any], rows: Sequence[Row]) -> Figure:
         "width": 420,
         "height": 240,
     }  # fmt: skip
-    about = "Bits of single outputs at noise of a quarter RMS against the token's relative effect"
-    return Figure("effect", about, f"{about}: means of passages and seeds.", chart)
-
-
-def _mean(figures: dict[tuple[str, int, int, int], float]) -> Interval:
-    prompts, seeds = [k[3] for k in figures], [k[1] for k in figures]
-    return clustered(list(figures.values()), [1.0] * len(figures), prompts, seeds)
+    title = "Bits of single outputs at noise of a quarter RMS against the token's relative effect"
+    return Figure("effect", title, f"{title}: means of passages and seeds.", chart)
 
 
 def _line(finding: Finding) -> str:
-    """A hypothesis in a line: what it says, what became of it, and what that means."""
+    """A hypothesis in a line: what it says, its answer, and what that means."""
     about = finding.hypothesis
-    meaning = about.get(finding.answer, "")
-    words = f" {meaning}" if meaning else " The rows do not settle it."
-    shown = ", ".join(f"{c.architecture} {MARKS[c.direction]}" for c in finding.changes)
-    if finding.contrasts:
-        shown = ", ".join(f"{c.words}: {_said(c.mean)}" for c in finding.contrasts)
+    meaning = about.get(finding.answer) or "The rows do not settle it."
     if finding.prediction:
         correlation, error = finding.prediction
         shown = f"rank correlation {_said(correlation)}, mean error {_said(error)} bits"
-    return f"- **{about['id']}: {finding.answer}.** {about['says']} ({shown or 'no rows'}){words}"
+    elif "expected" in about:
+        shown = ", ".join(f"{c.words} {_mark(finding, c)}" for c in finding.comparisons)
+    else:
+        shown = ", ".join(f"{c.words}: {_said(c.mean)}" for c in finding.comparisons)
+    shown = shown or "no rows"
+    return f"- **{about['id']}: {finding.answer}.** {about['says']} ({shown}) {meaning}"
 
 
-def _reading(registration: dict[str, Any]) -> str:
-    return f"How they are judged: {registration['analysis'].strip()}"
+def _mark(finding: Finding, change: Comparison) -> str:
+    """The direction of a change, in a sign."""
+    marks = MARKS[finding.hypothesis["expected"][change.words]]
+    return "?" if change.answer == OPEN else marks[change.answer == NO]
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _changes(findings: Sequence[Finding]) -> list[str]:
     head = ["", "figure", "architecture", "before", "change", "p, corrected", "seeds", "pairs"]
-    rows = [
-        [finding.hypothesis["id"], _figure(finding), *_cells(change)]
-        for finding in findings
-        for change in finding.changes
+    lines = []
+    for finding in (each for each in findings if each.comparisons):
+        figure = finding.hypothesis["figure"]
+        words = [figure[name] for name in ("quantity", "precision", "scale") if name in figure]
+        what = ", ".join([*words, f"distance {figure['distance']}"])
+        for c in finding.comparisons:
+            change = f"{_mark(finding, c)} {_said(c.mean)}"
+            place = [finding.hypothesis["id"], what, c.words, f"{c.before:.2f}"]
+            lines.append([*place, change, *_ends(c, "+.2f")])
+    return [
+        "## Changes with training",
+        "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every "
+        "seed's mean has that sign, = where the whole interval is within the bound, ? where open.",
+        markdown(Table(head, lines)),
     ]
-    return Table(head, rows)
 
 
-def _figure(finding: Finding) -> str:
-    figure = finding.hypothesis["figure"]
-    words = [figure["quantity"], figure.get("precision", ""), figure.get("scale", "")]
-    return ", ".join([*(w for w in words if w), f"distance {figure['distance']}"])
+def _contrasts(findings: Sequence[Finding]) -> list[str]:
+    head = ["", "what", "compared", "bound", "mean", "as said", "p, corrected", "seeds", "pairs"]
+    lines = []
+    for finding in findings:
+        about = finding.hypothesis
+        asked = about.get("contrasts") or about["correlations"]
+        what = asked["value"] if "value" in asked else f"rank correlation with {asked['with']}"
+        for c in finding.comparisons:
+            bounds = {
+                way: asked[way] if "value" in asked else asked[way].get(c.words)
+                for way in WAYS
+                if way in asked
+            }
+            bound = next(f"{way} {bound}" for way, bound in bounds.items() if bound is not None)
+            place = [about["id"], what, c.words, bound]
+            lines.append([*place, _said(c.mean), c.answer, *_ends(c, ".2f")])
+    return [
+        "## Comparisons",
+        "Means over pairs of prompt and training seed, or of the differences of the same pairs, or "
+        "rank correlations over cells, with their 95 % intervals; p is of the bound. Shares are "
+        "from 0 to 1.",
+        markdown(Table(head, lines)),
+    ]
 
 
-def _cells(change: Change) -> list[str]:
-    p = "–" if change.p is None else f"{change.p:.4f}"
-    seeds = " ".join(f"{seed:+.2f}" for seed in change.seeds)
-    said = f"{MARKS[change.direction]} {_said(change.mean)}"
-    return [change.architecture, f"{change.before:.2f}", said, p, seeds, str(change.pairs)]
+def _ends(each: Comparison, form: str) -> list[str]:
+    """The last cells of a comparison: p, the means of seeds, and the number of pairs."""
+    p = "–" if each.p is None else f"{each.p:.4f}"
+    return [p, " ".join(format(seed, form) for seed in each.seeds), str(each.pairs)]
 
 
 def _said(value: Interval) -> str:
     return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
+def _measured(registration: dict[str, Any]) -> str:
+    name, design = registration["name"], registration["design"]
+    corpus = "" if "recall" in design else " --corpus STORIES"
+    return (
+        f"{registration['background'].strip()} {design['in_words'].strip()} All of it stands in "
+        f"the [registration](experiments/{name}.yaml). "
+        f"Run it: `python -m scripts.experiment {name}{corpus} --out DIR`."
+    )
 
 
 def _design(registration: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,11 @@ def evidence(difference: Tensor, noise: Tensor) -> Evidence:
     return Evidence(by_position.square().sum(dim=-1), cross.permute(2, 0, 1).contiguous())
 
 
+def joint(alone: Tensor, over: Callable[[Tensor], Tensor]) -> Tensor:
+    """Figures of single positions `(N, S, ...)` taken together from distance 1 on; 0 by itself."""
+    return torch.cat([alone[:, :1], over(alone[:, 1:])], dim=1)
+
+
 def bits_under_noise(
     known: Evidence, size: Tensor, priors: Tensor, reported: Sequence[int]
 ) -> Bits:
@@ -79,7 +84,7 @@ def bits_under_noise(
         `(K, R)` each.
     """
     fit = -(known.squares / (2 * size[:, None].square()) + known.cross / size[:, None])
-    cumulative = torch.cat([fit[:, :1], fit[:, 1:].cumsum(dim=1)], dim=1)
+    cumulative = joint(fit, lambda x: x.cumsum(dim=1))
     log_priors = priors.log()
 
     def gained(x: Tensor) -> Tensor:
@@ -102,7 +107,7 @@ def bits_of_codes(agreeing: Tensor, priors: Tensor, channels: int, reported: Seq
     Returns:
         `(K, R)` each.
     """
-    cumulative = torch.cat([agreeing[:, :1], agreeing[:, 1:].cummin(dim=1).values], dim=1)
+    cumulative = joint(agreeing, lambda x: x.cummin(dim=1).values)
     log_priors = priors.log()
 
     def gained(counts: Tensor) -> Tensor:

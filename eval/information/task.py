@@ -1,18 +1,17 @@
 """Which passages, candidates and calibration texts are measured, and the rows that result."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.information.measure import Candidates, Passage, Question, measure_bits
-from eval.inversion.problem import Measured, measure
+from eval.inversion.problem import measure
 from eval.models import Checkpoint
 from eval.progress import SoFar, tell
 from eval.rows import Results, Row, row_key
@@ -20,81 +19,6 @@ from eval.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from tokenizer import tokenizer_hash
 
 CALIBRATION = (16, 64)  # windows of background text whose outputs scale the quantisers, and tokens
-
-
-@dataclass(frozen=True)
-class Design:
-    """What is drawn.
-
-    Attributes:
-        corpus: the source of all text.
-        count: passages, from inside stories for evaluation, whose tokens asked about all differ.
-        before: tokens before the one asked about.
-        skip: passages left out before the first that is taken.
-        candidates: the commonest tokens, so many; None for the whole vocabulary.
-        counted: tokens of text for fitting in which they are counted.
-        text: asked about token by token, in place of passages of the corpus.
-    """
-
-    corpus: str
-    count: int = 40
-    before: int = 12
-    skip: int = 0
-    candidates: int | None = None
-    counted: int = 65_536
-    text: str | None = None
-
-
-def draw_candidates(text: HeldOutText, limit: int | None, counted: int) -> Candidates:
-    """The values that a token may take: all, or the commonest in text for fitting.
-
-    Raises:
-        RequestError: the corpus has too little text.
-    """
-    V = text.tokenizer.get_vocab_size()
-    counts = torch.bincount(text.windows("fitting", 1, counted).flatten(), minlength=V).float() + 1
-    tokens = counts.argsort(descending=True, stable=True)[:limit].sort().values
-    return Candidates(tokens, counts[tokens] / counts[tokens].sum())
-
-
-def draw_passages(
-    text: HeldOutText, design: Design, after: int, candidates: Candidates
-) -> list[Passage]:
-    """Passages whose tokens asked about are candidates and all differ, in the corpus's order.
-
-    Raises:
-        RequestError: the corpus has too few.
-    """
-    allowed, seen, passages = set(candidates.tokens.tolist()), set[int](), []
-    length = design.before + 1 + after
-    for prompt in inside_stories(text, length):
-        token = prompt.tokens[design.before]
-        if token in allowed and token not in seen:
-            seen.add(token)
-            passages.append(Passage(prompt.index, prompt.tokens, design.before))
-        if len(passages) == design.skip + design.count:
-            return passages[design.skip :]
-    raise RequestError(
-        f"--count {design.count} --skip {design.skip}: the corpus {design.corpus} has "
-        f"{len(passages)} passages of {length} tokens for evaluation whose tokens asked about all "
-        "differ; ask for fewer"
-    )
-
-
-def text_passages(text: str, tokenizer: Tokenizer, context: int, least: int) -> list[Passage]:
-    """Each token of a text in its place, if `least` tokens or more stand after it.
-
-    Raises:
-        RequestError: an empty text, or one that is too short or longer than the context.
-    """
-    (prompt,) = text_prompts([text], tokenizer)
-    count = len(prompt.tokens)
-    if not least < count <= context:
-        raise RequestError(
-            f"--text: it has {count} tokens; with --distances {least} and this model's context, "
-            f"give {least + 1} to {context}"
-        )
-    return [Passage(place, prompt.tokens, place) for place in range(count - least)]
 
 
 class Sample(NamedTuple):
@@ -112,45 +36,89 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """Draws what is asked, once for each tokenizer.
+class Design:
+    """What is drawn, once for each tokenizer.
 
     Attributes:
-        design: what is drawn.
-        after: tokens after the one asked about.
-        least: of a text, the tokens that must stand after the one asked about.
+        corpus: the source of all text.
+        question: what is asked of each passage.
+        count: passages, from inside stories for evaluation, whose tokens asked about all differ.
+        before: tokens before the one asked about.
+        skip: passages left out before the first that is taken.
+        candidates: the commonest tokens, so many; None for the whole vocabulary.
+        counted: tokens of text for fitting in which they are counted.
+        text: asked about token by token, in place of passages of the corpus.
     """
 
-    design: Design
-    after: int
-    least: int = 0
-    _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict)
+    corpus: str
+    question: Question
+    count: int = 40
+    before: int = 12
+    skip: int = 0
+    candidates: int | None = None
+    counted: int = 65_536
+    text: str | None = None
+    _drawn: dict[tuple[str, float], Sample] = field(default_factory=dict, repr=False)
 
     @property
     def length(self) -> int:
         """Tokens of a passage."""
-        return self.design.before + 1 + self.after
+        return self.before + 1 + max(self.question.distances)
 
     def of(self, checkpoint: Checkpoint) -> Sample:
-        """A model's.
+        """What a model is asked.
 
         Raises:
-            RequestError: the corpus has too little text.
+            RequestError: the corpus has too little text; or the given text is empty, too short, or
+                longer than the model's context.
         """
-        text, design = held_out_text(checkpoint, self.design.corpus), self.design
+        text = held_out_text(checkpoint, self.corpus)
         key = tokenizer_hash(text.tokenizer), text.fraction
         if key not in self._drawn:
-            candidates = draw_candidates(text, design.candidates, design.counted)
-            passages = (
-                draw_passages(text, design, self.after, candidates)
-                if design.text is None
-                else text_passages(
-                    design.text, text.tokenizer, checkpoint.config.context, self.least
-                )
-            )
+            candidates = self._candidates(text)
+            passages = self._passages(text, candidates) if self.text is None else [
+                *self._of_text(self.text, checkpoint)
+            ]  # fmt: skip
             calibration = text.windows("background", *CALIBRATION)
             self._drawn[key] = Sample(passages, candidates, calibration)
         return self._drawn[key]
+
+    def _candidates(self, text: HeldOutText) -> Candidates:
+        """The whole vocabulary, or the tokens that are commonest in text for fitting."""
+        V = text.tokenizer.get_vocab_size()
+        fitting = text.windows("fitting", 1, self.counted).flatten()
+        counts = torch.bincount(fitting, minlength=V).float() + 1
+        order = counts.argsort(descending=True, stable=True)
+        tokens = order[: self.candidates].sort().values
+        return Candidates(tokens, counts[tokens] / counts[tokens].sum())
+
+    def _passages(self, text: HeldOutText, candidates: Candidates) -> list[Passage]:
+        """Passages whose tokens asked about are candidates and all differ, in corpus order."""
+        allowed, seen, passages = set(candidates.tokens.tolist()), set[int](), []
+        for prompt in inside_stories(text, self.length):
+            token = prompt.tokens[self.before]
+            if token in allowed and token not in seen:
+                seen.add(token)
+                passages.append(Passage(prompt.index, prompt.tokens, self.before))
+            if len(passages) == self.skip + self.count:
+                return passages[self.skip :]
+        raise RequestError(
+            f"--count {self.count} --skip {self.skip}: the corpus {self.corpus} has "
+            f"{len(passages)} passages of {self.length} tokens for evaluation whose tokens asked "
+            "about all differ; ask for fewer"
+        )
+
+    def _of_text(self, text: str, checkpoint: Checkpoint) -> Iterator[Passage]:
+        """Each token of a text in its place, if enough tokens stand after it."""
+        (prompt,) = text_prompts([text], checkpoint.tokenizer)
+        count, least = len(prompt.tokens), min(self.question.distances)
+        if not least < count <= checkpoint.config.context:
+            raise RequestError(
+                f"--text: it has {count} tokens; with --distances {least} and this model's "
+                f"context, give {least + 1} to {checkpoint.config.context}"
+            )
+        for place in range(count - least):
+            yield Passage(place, prompt.tokens, place)
 
 
 @dataclass(frozen=True)
@@ -159,18 +127,12 @@ class BitsTask:
 
     checkpoint: Checkpoint
     layer: int
-    sampler: Sampler
-    question: Question
-
-    @property
-    def design(self) -> Design:
-        """What is drawn."""
-        return self.sampler.design
+    design: Design
 
     @cached_property
     def sample(self) -> Sample:
         """The same for all layers and models that share a tokenizer."""
-        return self.sampler.of(self.checkpoint)
+        return self.design.of(self.checkpoint)
 
     @property
     def keys(self) -> list[str]:
@@ -179,10 +141,12 @@ class BitsTask:
 
     @cached_property
     def _keys(self) -> list[str]:
-        asked = [self.question, self.design.corpus, self.design.candidates, self.design.counted]
-        about = self.checkpoint.identity
-        passages = self.sample.passages
-        return [row_key(*about, "bits", self.layer, p.tokens, p.place, *asked) for p in passages]
+        design, about = self.design, self.checkpoint.identity
+        asked = design.question, design.corpus, design.candidates, design.counted
+        return [
+            row_key(*about, "bits", self.layer, passage.tokens, passage.place, *asked)
+            for passage in self.sample.passages
+        ]
 
     @property
     def cost(self) -> float:
@@ -191,66 +155,45 @@ class BitsTask:
 
     def run(self, results: Results) -> Iterable[Row]:
         """A row for each passage that has none."""
-        circuit = Circuit(self.checkpoint.model, self.layer)
-        largest, measured = self._largest(circuit), self._measured(circuit)
-        passages, candidates, _ = self.sample
+        circuit, text = Circuit(self.checkpoint.model, self.layer), self.design.text
+        device, context = circuit.vocabulary.device, circuit.model.config.context
+        passages, candidates, calibration = self.sample
+        largest = circuit.of_tokens(calibration[:, :context].to(device)).abs().amax(dim=(0, 1))
+        rows = [passage.tokens for passage in (passages if text is None else passages[:1])]
+        measured = measure(circuit, torch.tensor(rows, device=device))
         for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
-            if key not in results.keys:
-                after = len(passage.tokens) - passage.place
-                reached = tuple(d for d in self.question.distances if d < after)
-                question = replace(self.question, distances=reached)
-                number = number if self.design.text is None else 0
-                figures = measure_bits(
-                    circuit, passage, candidates, largest, measured, number, question
-                )
-                row = self._row(key, passage, question) | figures
-                tell(SoFar(row=row))
-                yield row
-
-    def _row(self, key: str, passage: Passage, question: Question) -> dict[str, Any]:
-        return {
-            "key": key,
-            "kind": "bits",
-            "checkpoint": self.checkpoint.provenance,
-            "site": {"layer": self.layer, "part": "block"},
-            "corpus": self.design.corpus,
-            "prompts": "inside" if self.design.text is None else "text",
-            "prompt": passage.index,
-            "tokens": list(passage.tokens),
-            "place": passage.place,
-            "truth": [passage.truth],
-            "candidates": len(self.sample.candidates.tokens),
-            "draws": question.draws,
-            "seed": question.seed,
-            "distances": list(question.distances),
-        }
-
-    def _measured(self, circuit: Circuit) -> Measured:
-        passages = self.sample.passages
-        rows = [p.tokens for p in (passages if self.design.text is None else passages[:1])]
-        return measure(circuit, torch.tensor(rows, device=circuit.vocabulary.device))
-
-    def _largest(self, circuit: Circuit) -> Tensor:
-        windows = self.sample.calibration[:, : circuit.model.config.context]
-        windows = windows.to(circuit.vocabulary.device)
-        return circuit.of_tokens(windows).abs().amax(dim=(0, 1))
+            if key in results.keys:
+                continue
+            after = len(passage.tokens) - passage.place
+            reached = tuple(d for d in self.design.question.distances if d < after)
+            question = replace(self.design.question, distances=reached)
+            at = number if text is None else 0
+            row = {
+                "key": key,
+                "kind": "bits",
+                "checkpoint": self.checkpoint.provenance,
+                "site": {"layer": self.layer, "part": "block"},
+                "corpus": self.design.corpus,
+                "prompts": "inside" if text is None else "text",
+                **measure_bits(circuit, passage, candidates, largest, measured, at, question),
+            }
+            tell(SoFar(row=row))
+            yield row
 
 
-def plan_bits(
-    checkpoint: Checkpoint, layers: list[int] | None, sampler: Sampler, question: Question
-) -> list[BitsTask]:
-    """The work that a checkpoint makes: a task for each layer, the last block if none is given.
+def plan_bits(checkpoint: Checkpoint, layers: list[int] | None, design: Design) -> list[BitsTask]:
+    """The tasks of a checkpoint: one for each layer, the last block if none is given.
 
     Raises:
         RequestError: a layer that does not exist, or passages longer than the model's context.
     """
-    if sampler.design.text is None and sampler.length > checkpoint.config.context:
+    context = checkpoint.config.context
+    if design.text is None and design.length > context:
         raise RequestError(
-            f"--before {sampler.design.before} --distances {sampler.after}: passages of "
-            f"{sampler.length} tokens, the context of {checkpoint.path} is "
-            f"{checkpoint.config.context}; give less"
+            f"--before {design.before} --distances {max(design.question.distances)}: passages of "
+            f"{design.length} tokens, the context of {checkpoint.path} is {context}; give less"
         )
     layers = layers or [checkpoint.config.n_layers]
     for layer in layers:
         checkpoint.check_layer(layer)
-    return [BitsTask(checkpoint, layer, sampler, question) for layer in sorted(set(layers))]
+    return [BitsTask(checkpoint, layer, design) for layer in sorted(set(layers))]

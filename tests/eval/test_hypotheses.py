@@ -1,21 +1,22 @@
 """Registered hypotheses: what rows make of them, and that registrations stay as they were."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eval.errors import RequestError
-from eval.information.contrasts import (
+from eval.information.hypotheses import (
     CONFIRMED,
     OPEN,
     REFUTED,
-    answer_of,
-    contrasts,
+    Finding,
+    findings_of,
     holm,
     pigeonhole,
+    records,
 )
-from eval.information.hypotheses import judge, records
 from eval.information.page import state
 from eval.rows import read_rows
 from eval.statistics import clustered
@@ -29,12 +30,7 @@ PAGES = {
     "e4b": "padding.md",
     "e5b": "retention.md",
 }
-DESIGN = {
-    "architectures": {"flat": "", "llama": ""},
-    "seeds": [1, 2],
-    "steps": [0, 9],
-    "passages": {"count": 12},
-}
+DESIGN = {"steps": [0, 9]}
 CHANGES = {"flat": 2.0, "llama": -1.0}
 
 
@@ -42,28 +38,14 @@ def rows(changes: dict[str, float] = CHANGES, scatter: float = 0.2) -> list[dict
     """Bits that change by so many; the effect is what the bits follow."""
     noise = np.random.default_rng(0)
     made = []
-    for architecture, change in changes.items():
-        for seed in DESIGN["seeds"]:
-            for step in DESIGN["steps"]:
-                for prompt in range(DESIGN["passages"]["count"]):
-                    value = (
-                        4 + (prompt % 5) + change * (step > 0) + scatter * noise.standard_normal()
-                    )
-                    kinds = {"alone": [value], "cumulative": [0.0]}
-                    made.append(
-                        {
-                            "experiment": {"architecture": architecture, "seed": seed},
-                            "checkpoint": {"step": step},
-                            "prompt": prompt,
-                            "distances": [8],
-                            "rms": [1.0],
-                            "effect": [value],
-                            "effect_sampled": [2.0**value],
-                            "margin_bits": {},
-                            "bits": {"uniform": {"int4": kinds}},
-                            "channels": {},
-                        }
-                    )
+    for architecture, seed, step, prompt in product(changes, (1, 2), (0, 9), range(12)):
+        change = changes[architecture] * (step > 0)
+        value = 4 + (prompt % 5) + change + scatter * noise.standard_normal()
+        kinds = {"alone": [value], "cumulative": [0.0]}
+        about = {"experiment": {"architecture": architecture, "seed": seed}}
+        about |= {"checkpoint": {"step": step}, "kind": "bits", "prompt": prompt}
+        effects = {"effect": [value], "effect_sampled": [2.0**value]}
+        made.append(about | effects | {"distances": [8], "bits": {"uniform": {"int4": kinds}}})
     return made
 
 
@@ -84,17 +66,18 @@ def asked(**hypothesis: Any) -> dict[str, Any]:
     ],
 )
 def test_changes_are_judged_by_their_direction(expected, changes, answer):
-    (finding,) = judge(asked(expected=expected), rows(changes))
+    (finding,) = findings_of(asked(expected=expected), rows(changes))
     assert finding.answer == answer
-    for change in finding.changes:
+    for change in finding.comparisons:
         assert change.mean.low <= change.mean.estimate <= change.mean.high
-        assert change.mean.estimate == pytest.approx(changes[change.architecture], abs=0.2)
+        assert change.mean.estimate == pytest.approx(changes[change.words], abs=0.2)
+        assert change.before == pytest.approx(4 + np.mean([n % 5 for n in range(12)]), abs=0.2)
         assert (change.pairs, len(change.seeds)) == (24, 2)
 
 
 @pytest.mark.parametrize(("bound", "answer"), [(3.0, CONFIRMED), (1.0, REFUTED), (2.0, OPEN)])
 def test_a_change_is_within_a_bound_with_its_whole_interval(bound, answer):
-    (finding,) = judge(asked(within=bound, expected={"flat": "same"}), rows())
+    (finding,) = findings_of(asked(within=bound, expected={"flat": "same"}), rows())
     assert finding.answer == answer
 
 
@@ -102,7 +85,7 @@ def test_a_change_is_within_a_bound_with_its_whole_interval(bound, answer):
 def test_a_figure_predicts_another_or_not(error, answer):
     about = asked(predictor="effect_sampled", correlation=0.9, error=error)
     del about["hypotheses"][0]["figure"]["distance"]
-    (finding,) = judge(about, rows())
+    (finding,) = findings_of(about, rows())
     assert finding.prediction is not None
     assert finding.prediction[0].estimate == pytest.approx(1)
     assert finding.answer == answer
@@ -112,13 +95,21 @@ PROMPTS, SEEDS = 10, (1, 2, 3)
 
 
 def tries(**shares: float) -> list[dict[str, Any]]:
-    """Flat records of methods that find such shares of the prompts, the same ones in all seeds."""
+    """Rows of methods that find such shares of the prompts, the same ones in all seeds."""
     return [
-        {"method": method, "prompt": prompt, "seed": seed, "whole": prompt < PROMPTS * share}
+        {"method": method, "prompt": prompt, "whole": prompt < PROMPTS * share,
+         "experiment": {"seed": seed}, "checkpoint": {"step": 0}}
         for method, share in shares.items()
         for seed in SEEDS
         for prompt in range(PROMPTS)
-    ]
+    ]  # fmt: skip
+
+
+def compared(rows: list[dict[str, Any]], **asked: Any) -> Finding:
+    """The finding of a hypothesis about the share of prompts found whole."""
+    hypothesis = {"id": "H1", "contrasts": {"value": "whole"} | asked}
+    (finding,) = findings_of({"design": {}, "hypotheses": [hypothesis]}, rows)
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -145,17 +136,16 @@ def tries(**shares: float) -> list[dict[str, Any]]:
     ],
 )  # fmt: skip
 def test_means_are_compared_with_a_bound(asked, shares, answer):
-    asked = {"value": "whole"} | asked
-    made = contrasts(asked, tries(**shares))
-    assert answer_of(asked, made) == answer
-    for each in made:
+    finding = compared(tries(**shares), **asked)
+    assert finding.answer == answer
+    for each in finding.comparisons:
         assert each.mean.low <= each.mean.estimate <= each.mean.high
         assert (each.pairs, len(each.seeds)) == (30, 3)
 
 
 def test_a_comparison_is_of_one_record_a_pair():
     with pytest.raises(RequestError, match="prompt 0 of seed 1 has several records"):
-        contrasts({"value": "whole", "above": 0.5}, tries(a=1.0, b=0.0))
+        compared(tries(a=1.0, b=0.0), above=0.5)
 
 
 def recovery(seed: int, spent: int, exact: bool, **more: Any) -> dict[str, Any]:
@@ -214,6 +204,6 @@ def test_stored_rows_are_of_the_registration_as_it_is(path):
     """A registration is not edited after its data: rows hold its hash."""
     registration, stored = Registration.read(path.stem), read_rows([path])
     assert {row["experiment"]["registration"] for row in stored} == {registration.hash}
-    made = page_of(registration, stored, f"experiments/{path.stem}-")
+    made, _ = page_of(registration, stored, f"experiments/{path.stem}-")
     assert state(registration.plain, stored) in made
     assert made == (FOLDER.parent / PAGES[path.stem]).read_text(encoding="utf-8")

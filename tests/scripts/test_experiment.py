@@ -139,7 +139,7 @@ def test_recoveries_become_a_page(design, drawn, trained, tmp_path, capsys, monk
 
 
 def test_rows_of_another_registration_are_not_saved(folder, tmp_path):
-    registration = experiment.Registration("small", b"name: small")
+    registration = experiment.Registration("small", "another", {})
     (tmp_path / "rows.jsonl").write_text("")
     assert experiment.save(registration, tmp_path, tmp_path / "small.parquet") == 0
 

@@ -6,7 +6,7 @@ import torch
 import yaml
 
 from arch import load_model
-from eval.information.hypotheses import judge
+from eval.information.hypotheses import findings_of
 from eval.rows import read_rows
 from scripts import experiment
 from scripts.recall import BYTES, LETTERS, Recall
@@ -141,9 +141,9 @@ def test_correlations_over_cells_are_judged_against_their_bounds(probe, searched
         {"id": "B", "correlations": said | {"below": {"searched": 0.3}}},
     ]
     rows = cells(np.linspace(0, 1, 12), probe=list(probe), searched=list(searched))
-    found = judge({"design": {}, "hypotheses": hypotheses}, rows)
+    found = findings_of({"design": {}, "hypotheses": hypotheses}, rows)
     assert [each.answer for each in found] == answers
-    assert all(each.contrasts[0].pairs == 12 for each in found)
+    assert all(each.comparisons[0].pairs == 12 for each in found)
 
 
 def test_a_registration_is_whole(tmp_path):
