@@ -23,6 +23,7 @@ from eval.claims.evidence import Record
 YES, NO, OPEN, INVALID, NOT_ASKED = ANSWERS = ("yes", "no", "open", "invalid", "not asked")
 REPLICATED, GRADIENTS, INFORMATION = COLUMNS = ("replicated", "gradients", "information")
 FAMILY = {GRADIENTS: "gradient", INFORMATION: "search"}
+SEARCHES = {"search", "propose", "alternating", "sweep", "enumerate"}
 READ, FOUND = 0.5, 0.9
 """Of shown tokens: what gradients must read of a network that does nothing, and search of any."""
 ENOUGH = 30
@@ -31,13 +32,26 @@ ARRIVAL = ("minimised", "criterion")
 """Figures of the descent itself, of which the tokens that it reads say nothing."""
 
 
-class Value(NamedTuple):
-    """A figure with its interval, where it has one, and whose it is."""
+class Value(float):
+    """A figure of a record, with its interval where it has one; printed as pages say it."""
 
-    value: float
     low: float | None
     high: float | None
     record: Record
+
+    def __new__(cls, value: float, low: float | None, high: float | None, record: Record) -> Value:
+        """A figure."""
+        new = super().__new__(cls, value)
+        new.low, new.high, new.record = low, high, record
+        return new
+
+    def __str__(self) -> str:
+        """A share in per cent, `12.0 % (8.1 to 17.2)`; a lens's figure as it is."""
+        factor, form, unit = (1, ".3g", "") if "lens" in self.record else (100, ".1f", " %")
+        number = f"{factor * float(self):{form}}{unit}"
+        if self.low is None or self.high is None:
+            return number
+        return f"{number} ({factor * self.low:{form}} to {factor * self.high:{form}})"
 
 
 class Outcome(NamedTuple):
@@ -97,37 +111,58 @@ class Judgement:
         before = "" if self.claim.again else self.claim.changed
         return before or ("they are not those of its rows" if other else "")
 
+    def look_up(self, term: Term, padded: bool = False) -> Value | None:
+        """A figure of a fair protocol, by any method that its term admits; None without records.
+
+        Args:
+            term: the figure.
+            padded: whether prompts were padded.
+        """
+        fair = [r for r in self.records if r["protocol"] == FAIR and not r.get("control")]
+        return value_of(term, [r for r in fair if r.get("padded", False) == padded])
+
 
 def judge(claim: Claim, records: list[Record]) -> Judgement:
     """The three columns of one claim; those of its stand-ins apart."""
     about = [record for record in records if record["claim"] == claim.number]
-    known = {name: claim.asked_of(name) for name in claim.stand_ins}
-    several = tuple(_judged(one, about, name) for name, one in known.items())
-    stand_ins = tuple(one for one in several if one.asked)
-    return replace(_judged(claim, about), stand_ins=stand_ins)
+
+    def judged(asked: Claim, stand_in: str = "") -> Judgement:
+        chosen = [record for record in about if record.get("stand_in", "") == stand_in]
+        cells = {column: _cell(asked, chosen, column) for column in COLUMNS}
+        return Judgement(asked, cells, chosen, stand_in)
+
+    several = (judged(claim.asked_of(name), name) for name in claim.stand_ins)
+    return replace(judged(claim), stand_ins=tuple(one for one in several if one.asked))
 
 
-def _judged(claim: Claim, records: list[Record], stand_in: str = "") -> Judgement:
-    chosen = [record for record in records if record.get("stand_in", "") == stand_in]
-    return Judgement(
-        claim, {name: _cell(claim, chosen, name) for name in COLUMNS}, chosen, stand_in
-    )
-
-
-def look_up(one: Judgement, term: Term, padded: bool = False) -> Value | None:
-    """A figure, fairly asked, by any method that its term admits, or as it is where padded.
-
-    None where no record bears it.
-    """
-    fair = [r for r in one.records if r["protocol"] == FAIR and not r.get("control")]
-    return value_of(term, [r for r in fair if r.get("padded", False) == padded])
+def value_of(term: Term, records: list[Record]) -> Value | None:
+    """A term's figure in some records, the best of several methods; None where none bears it."""
+    chosen = [record for record in records if record["arm"] == term.arm]
+    lens = [r for r in chosen if "lens" in r and r["figure"] == term.figure]
+    if lens:
+        return _pooled(term, lens)
+    tried = [
+        r
+        for r in chosen
+        if r.get(term.figure) is not None
+        and (
+            r["family"] in ("gradient", "search")
+            if term.by == "best"
+            else term.by in (r["family"], r["method"])
+        )
+    ]
+    if not tried:
+        return None
+    best = max(tried, key=lambda record: record[term.figure])
+    low, high = (best.get(f"{term.figure}_{end}") for end in ("low", "high"))
+    return Value(best[term.figure], low, high, best)
 
 
 def _cell(claim: Claim, records: list[Record], column: str) -> Cell:
     protocol = REPORTED if column == REPLICATED else FAIR
     arms = {arm.name for arm in claim.arms if arm.protocol(protocol)}
     wanted = [c for c in claim.judge if {t.arm for t in c.terms} <= arms and _is_of(c, column)]
-    chosen = _of_column(records, column)
+    chosen = [r for r in records if r["protocol"] == protocol and _answers(r, column)]
     outcomes = [o for criterion in wanted if (o := _outcome(criterion, chosen, column))]
     controls = _controls(claim, records, chosen, column, outcomes)
     if not wanted or len(outcomes) < len(wanted) or None in controls:
@@ -141,24 +176,17 @@ def _cell(claim: Claim, records: list[Record], column: str) -> Cell:
 def _is_of(criterion: Criterion, column: str) -> bool:
     """Whether a criterion names no method, or one of the column."""
     names = {term.by for term in criterion.terms} - {"best"}
-    search = {"search", "propose", "alternating", "sweep", "enumerate"}
-    return column == REPLICATED or not names or (names <= search) == (column == INFORMATION)
+    return column == REPLICATED or not names or (names <= SEARCHES) == (column == INFORMATION)
 
 
-def _of_column(records: list[Record], column: str) -> list[Record]:
-    """Records that answer a column's question: no controls, and fairly no pads."""
+def _answers(record: Record, column: str) -> bool:
+    """Whether a record of a column's protocol answers it: no controls, and fairly no pads."""
     if column == REPLICATED:
-        return [r for r in records if r["protocol"] == REPORTED and not r.get("control")]
-    return [
-        r
-        for r in records
-        if r["protocol"] == FAIR
-        and (
-            column == INFORMATION
-            if "lens" in r
-            else r["family"] == FAMILY[column] and not r["control"] and not r["padded"]
-        )
-    ]
+        return not record.get("control")
+    if "lens" in record:
+        return column == INFORMATION
+    plain = not record["control"] and not record["padded"]
+    return record["family"] == FAMILY[column] and plain
 
 
 def _outcome(criterion: Criterion, records: list[Record], column: str) -> Outcome | None:
@@ -167,8 +195,7 @@ def _outcome(criterion: Criterion, records: list[Record], column: str) -> Outcom
         right = value_of(right, records)
     if left is None or right is None:
         return None
-    bound = right.value if isinstance(right, Value) else right
-    held = criterion.holds(left.value, bound)
+    held = criterion.holds(left, right)
     answer = YES if held else NO
     if column != REPLICATED and _unsettled(left, right):
         answer = OPEN
@@ -182,16 +209,14 @@ def _unsettled(left: Value, right: Value | float) -> bool:
 
     Not against a number where the share is of all or none: nothing varied there.
     """
-    low, high = left.low, left.high
-    if isinstance(right, Value):
-        if None in (low, high, right.low, right.high):
-            return False
-        assert low is not None
-        assert high is not None
-        assert right.low is not None
-        return low <= (right.high or 0.0) and right.low <= high
-    varied = "lens" in left.record or 0 < left.value < 1
-    return varied and low is not None and high is not None and low < right < high
+    if left.low is None or left.high is None:
+        return False
+    if not isinstance(right, Value):
+        varied = "lens" in left.record or 0 < left < 1
+        return varied and left.low < right < left.high
+    if right.low is None or right.high is None:
+        return False
+    return left.low <= right.high and right.low <= left.high
 
 
 def _controls(
@@ -203,42 +228,17 @@ def _controls(
     if all(o.criterion.left.figure in ARRIVAL for o in outcomes):
         return []
     least = READ if column == GRADIENTS else FOUND
-    identity = [r for r in records if r.get("control") == "identity"]
-    tried = [
-        r
-        for r in (identity if column == GRADIENTS else chosen)
-        if r.get("self") is not None and r["family"] != "control"
-    ]
+    if column == GRADIENTS:
+        chosen = [r for r in records if r.get("control") == "identity"]
+    tried = [r for r in chosen if r.get("self") is not None and r["family"] != "control"]
     return [
         _outcome(Criterion(Term("self", arm), "above", least), tried, REPLICATED)
         for arm in dict.fromkeys(r["arm"] for r in tried)
     ]
 
 
-def value_of(term: Term, records: list[Record]) -> Value | None:
-    """A term's figure in some records, the best of several methods; None where none bears it."""
-    chosen = [record for record in records if record["arm"] == term.arm]
-    lens = [r for r in chosen if "lens" in r and r["figure"] == term.figure]
-    if lens:
-        return _pooled(term, lens)
-    tried = [
-        r for r in chosen if "method" in r and r.get(term.figure) is not None and _admits(term, r)
-    ]
-    if not tried:
-        return None
-    best = max(tried, key=lambda record: record[term.figure])
-    low, high = (best.get(f"{term.figure}_{end}") for end in ("low", "high"))
-    return Value(best[term.figure], low, high, best)
-
-
-def _admits(term: Term, record: Record) -> bool:
-    """Whether a term is of a record's method; `best` is of any gradient and any search."""
-    if term.by == "best":
-        return record["family"] in ("gradient", "search")
-    return term.by in (record["family"], record["method"])
-
-
 def _pooled(term: Term, records: list[Record]) -> Value | None:
+    """A lens's figure over its layers, in their order, or over all places that a term admits."""
     chosen = [
         r
         for r in records
@@ -247,14 +247,12 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
     ]
     if not chosen:
         return None
-    layers = [record for record in chosen if isinstance(record["where"].get("layer"), int)]
-    chosen = (
-        sorted(layers, key=lambda record: record["where"]["layer"]) or chosen
-    )  # "tokens" is no layer
+    layers = [r for r in chosen if isinstance(r["where"].get("layer"), int)]  # no "tokens"
+    chosen = sorted(layers, key=lambda record: record["where"]["layer"]) or chosen
     value = POOLS[term.pool]([record["value"] for record in chosen])
     if term.pool == "mean":  # as if the layers erred together, which is the wide side
         ends = [[record[end] for record in chosen] for end in ("low", "high")]
         low, high = (None if None in several else fmean(several) for several in ends)
         return Value(value, low, high, chosen[0])
-    (same, *_) = [record for record in chosen if record["value"] == value]
+    same = next(record for record in chosen if record["value"] == value)
     return Value(value, same["low"], same["high"], same)

@@ -45,6 +45,11 @@ FROM_ZERO = {"step": 30, "noise": 1 / 256}
 """Axes that begin with 0: symmetric logarithms, linear up to this."""
 SHOWN = {SELF: "shown tokens", NONSELF: "hidden first token"}
 STATES = {BEFORE: "before training", AFTER: "after training"}
+HEAD = """\
+# The curves
+
+What is found against one thing at a time, the others as in the first figure; each with its command.
+"""
 COMMAND = "python -m eval claims curves --models RUNS --corpus STORIES"
 
 

@@ -1,6 +1,6 @@
 """Evidence: a claim's rows summed up, one record for each arm, protocol, method and control.
 
-Records are what verdicts are made of, and small enough to be kept beside the page made of them.
+Verdicts are made of records. Where rows are gone, the records of them are kept in their place.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from eval.statistics import over_seeds
 from eval.summary import measure
 
 Record = dict[str, Any]
+Asked = tuple[int, str, str, str]
+"""A claim's number, an arm's name, a protocol, and the stand-in of the claim's model, if any."""
 
 OF_CLAIMS = ("claim", "claim record", "curve record")
 SHARES = (
@@ -31,8 +33,6 @@ SHARES = (
 PLAIN = ("residual_floors", "false_accepts", "tokens_accepted")
 OF_METHOD = ("method", "family", "control", "padded", "site", "slice")
 TAGS = ("claim", "arm", "protocol", "entry", "bench", "criteria", "stand_in")
-Asked = tuple[int, str, str, str]
-"""A claim's number, an arm's name, a protocol, and who was asked in place of the claim's model."""
 ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
@@ -44,10 +44,10 @@ ABOUT_LENS = {
 def evidence(
     rows: Iterable[Row], claims: dict[int, Claim], settings: dict[Asked, str] | None = None
 ) -> tuple[list[Record], list[str]]:
-    """The records, and a line for each claim of which something was left out.
+    """The records, and a line for each claim of which rows were left out.
 
-    Left out is what another version of the bench asked, what the registry asks otherwise now, what
-    was asked of other models and stories than were asked last, and what was not asked to the end.
+    Rows are left out that another version of the bench asked for, that the registry asks otherwise
+    now, of other models and stories than the last ones, and of arms not asked to the end.
 
     Args:
         rows: of any kind; records among them are taken as they are.
@@ -64,16 +64,17 @@ def evidence(
     }
     asked: dict[Asked, list[Row]] = defaultdict(list)
     for row in by_key.values():
-        if row["kind"] in OF_CLAIMS and row.get("claim", CURVES) != CURVES:
-            if row["bench"] != BENCH:
-                why = f"which version {row['bench']} of the bench asked, this is {BENCH}"
-            elif (row["claim"], row["entry"]) not in fingerprints:
-                why = "which is asked otherwise now"
-            else:
-                place = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
-                asked[place].append(row)
-                continue
-            notes[f"claim {row['claim']}, {why}; run it again"] = None
+        if row["kind"] not in OF_CLAIMS or row.get("claim", CURVES) == CURVES:
+            continue
+        if row["bench"] != BENCH:
+            why = f"which version {row['bench']} of the bench asked, this is {BENCH}"
+        elif (row["claim"], row["entry"]) not in fingerprints:
+            why = "which is asked otherwise now"
+        else:
+            place = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
+            asked[place].append(row)
+            continue
+        notes[f"claim {row['claim']}, {why}; run it again"] = None
     records = []
     for place, several in asked.items():
         number, arm, protocol, _ = place
@@ -83,21 +84,21 @@ def evidence(
             notes[f"answers to claim {number} by other models or stories than its last"] = None
         records += [row for row in counted if row["kind"] == "claim record"]
         parts = [row for row in counted if row["kind"] == "claim"]
-        if not parts:
-            continue
         keys = [key for part in parts for key in part["keys"]]
-        if len(parts) < parts[0]["of"] or not by_key.keys() >= set(keys):
+        if parts and (len(parts) < parts[0]["of"] or not by_key.keys() >= set(keys)):
             name = f", {arm}" if arm else ""
             notes[f"claim {number}{name}, {protocol}: not asked to the end; run it again"] = None
-            continue
-        wanted = {term.figure for each in claims[number].judge for term in each.terms}
-        tags = {name: parts[0][name] for name in TAGS if name in parts[0]}
-        groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-        for key in keys:
-            row = by_key[key]
-            if row["kind"] == "recovery" or row["figure"] in wanted:
-                groups[_group(row)].append(row)
-        records += [tags | _summed_up(group, protocol) for group in groups.values()]
+        elif parts:
+            wanted = {term.figure for each in claims[number].judge for term in each.terms}
+            tags = {name: parts[0][name] for name in TAGS if name in parts[0]}
+            groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+            for row in (by_key[key] for key in keys):
+                if row["kind"] == "lens" and row["figure"] in wanted:
+                    where = json.dumps(_where(row), sort_keys=True)
+                    groups[row["lens"], row["figure"], where].append(row)
+                elif row["kind"] == "recovery":
+                    groups[row["method"], row["control"], row["padded"]].append(row)
+            records += [tags | _summed_up(group, protocol) for group in groups.values()]
     return sorted(records, key=_order), [f"left out: {note}" for note in notes]
 
 
@@ -105,15 +106,8 @@ def answers(rows: Iterable[Row]) -> list[Row]:
     """The rows that answer claims and curves, and those that say which; no others."""
     by_key = {row["key"]: row for row in rows}
     asked = [row for row in by_key.values() if row["kind"] in OF_CLAIMS]
-    keys = {key for row in asked for key in row.get("keys", ())}
-    return [row for row in by_key.values() if row["key"] in keys or row["kind"] in OF_CLAIMS]
-
-
-def _group(row: Row) -> tuple[Any, ...]:
-    """Rows of equal groups are summed up in one record."""
-    if row["kind"] == "lens":
-        return row["lens"], row["figure"], json.dumps(_where(row), sort_keys=True)
-    return row["method"], row["control"] or "", row["padded"]
+    keys = {key for row in asked for key in (row["key"], *row.get("keys", ()))}
+    return [row for row in by_key.values() if row["key"] in keys]
 
 
 def _where(row: Row) -> dict[str, Any]:
@@ -122,21 +116,21 @@ def _where(row: Row) -> dict[str, Any]:
 
 def _summed_up(rows: list[Row], protocol: str) -> Record:
     models = {row["checkpoint"]["weights_sha256"]: row["checkpoint"] for row in rows}
-    record = _of_lens(rows) if rows[0]["kind"] == "lens" else _of_recoveries(rows)
-    record |= {"sizes": sorted(map(size_of, models.values())), "models": len(models)}
-    record["sizes"] = list(dict.fromkeys(record["sizes"]))
-    if protocol == REPORTED and rows[0]["kind"] != "lens":
+    sizes = list(dict.fromkeys(sorted(map(size_of, models.values()))))
+    lens = rows[0]["kind"] == "lens"
+    record = _of_lens(rows) if lens else _of_recoveries(rows)
+    record |= {"sizes": sizes, "models": len(models)}
+    if protocol == REPORTED and not lens:
         record["found"] = "".join(rows[0]["found_text"])
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
 
 
 def _of_recoveries(rows: list[Row]) -> Record:
-    first = rows[0]
     hidden = Counter(row["truth"][t] for row in rows for t in hidden_positions(row))
     commonest, count = hidden.most_common(1)[0] if hidden else (None, 0)
     figures = measure(rows) | measure(rows, _further(commonest))
     tokens = sum(figures[f"{k}_tokens"].value for k in ("self", "nonself") if k in figures)
-    record = {name: first[name] for name in OF_METHOD} | {
+    record = {name: rows[0][name] for name in OF_METHOD} | {
         "tokens": tokens,
         "prompts": figures["exact"].n,
         "constant": count / hidden.total() if hidden else None,
@@ -150,11 +144,23 @@ def _of_recoveries(rows: list[Row]) -> Record:
 
 
 def _further(commonest: int | None) -> list[Quantity]:
-    """Shares that claims alone ask for.
+    """Shares of claims alone: `others` are hidden tokens that are not the commonest one."""
 
-    `constant` is the share of hidden tokens that are the commonest of them, which always naming it
-    would find; `others` is how many of the other ones were found.
-    """
+    def anywhere(row: Row) -> float | None:
+        return set_recall(row["found"], row["truth"], list(range(len(row["truth"]))))
+
+    def hidden_anywhere(row: Row) -> float | None:
+        """Share of the hidden tokens that are named at any place, the shown ones taken out."""
+        hidden = hidden_positions(row)
+        wanted = Counter(row["truth"][t] for t in hidden)
+        shown = Counter(token for t, token in enumerate(row["truth"]) if t not in hidden)
+        rest = Counter(row["found"]) - shown
+        return (wanted & rest).total() / len(hidden) if hidden else None
+
+    def minimised(row: Row) -> bool | None:
+        """Whether a descent on the angle brought it down."""
+        loss = row["notes"].get("loss") if row["settings"].get("objective") == "cosine" else None
+        return None if loss is None else loss < ANGLE
 
     def others(row: Row) -> tuple[float, int] | None:
         places = [t for t in hidden_positions(row) if row["truth"][t] != commonest]
@@ -162,31 +168,11 @@ def _further(commonest: int | None) -> list[Quantity]:
         return (hits, len(places)) if places else None
 
     return [
-        Quantity("anywhere", "share", lambda row: one(_recall(row))),
-        Quantity("hidden_anywhere", "share", lambda row: one(_left_over(row))),
-        Quantity("minimised", "share", lambda row: one(_minimised(row))),
+        Quantity("anywhere", "share", lambda row: one(anywhere(row))),
+        Quantity("hidden_anywhere", "share", lambda row: one(hidden_anywhere(row))),
+        Quantity("minimised", "share", lambda row: one(minimised(row))),
         Quantity("others", "share", others),
     ]
-
-
-def _recall(row: Row) -> float | None:
-    return set_recall(row["found"], row["truth"], list(range(len(row["truth"]))))
-
-
-def _left_over(row: Row) -> float | None:
-    """Share of the hidden tokens that are found at any place, the shown ones taken out."""
-    hidden = hidden_positions(row)
-    if not hidden:
-        return None
-    wanted = Counter(row["truth"][t] for t in hidden)
-    shown = Counter(token for t, token in enumerate(row["truth"]) if t not in hidden)
-    return (wanted & (Counter(row["found"]) - shown)).total() / len(hidden)
-
-
-def _minimised(row: Row) -> bool | None:
-    """Whether a descent on the angle brought it down."""
-    loss = row["notes"].get("loss") if row["settings"].get("objective") == "cosine" else None
-    return None if loss is None else loss < ANGLE
 
 
 def _of_lens(rows: list[Row]) -> Record:

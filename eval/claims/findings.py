@@ -9,9 +9,10 @@
     {{ hypothesis("H1") }} {{ progress() }}        of the registered experiment: confirmed, ...
     {{ contrast("H1", "flat") }} {{ prediction("H7") }}
     {{ e2b.contrast("H1", "flat, hidden 3") }}     of another one, by its name
-    {% assert figure(71, "nonself", by="search").low > figure(71, "nonself", by="gradient").high %}
+    {% do check(figure(71, "nonself", by="search").low, ">", figure(71, "nonself").high) %}
 
 A paragraph with figures of a claim must link to it, and may have no share that was typed by hand.
+`check` prints nothing, and fails where the comparison does not hold.
 """
 
 from __future__ import annotations
@@ -27,14 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
 
-from eval.claims.cells import SHOWN, number
-from eval.claims.columns import COLUMNS, Judgement, look_up
+from eval.claims.columns import COLUMNS, Judgement, Value
 from eval.claims.entries import FAIR, Term
 from eval.claims.evidence import Record
-from eval.claims.pages import tally
+from eval.claims.pages import SHOWN, tally
 from eval.errors import RequestError
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -42,62 +40,9 @@ PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
 TYPED = re.compile(r"\d[\d.,]*\s?%|\}\}")
 START, END = "<!-- finding -->", "<!-- /finding -->"
 """Around what the README says as well."""
-OPERATORS = {
-    "lt": ("<", operator.lt), "lteq": ("<=", operator.le), "eq": ("==", operator.eq),
-    "gteq": (">=", operator.ge), "gt": (">", operator.gt),
-}  # fmt: skip
+OPERATORS = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge,
+             ">": operator.gt}  # fmt: skip
 FACTS = ("prompts", "sizes")
-
-
-class Figure(float):
-    """A number with its interval, where it has one; printed as text says it."""
-
-    low: float | None
-    high: float | None
-    text: str
-
-    def __new__(cls, text: str, value: float, low: float | None, high: float | None) -> Figure:
-        """A figure."""
-        new = super().__new__(cls, value)
-        new.text, new.low, new.high = text, low, high
-        return new
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Assertions(Extension):
-    """The tag `{% assert A > B %}`: prints nothing, and fails where it is not so."""
-
-    tags = {"assert"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The tag as a call of `check`."""
-        line = next(parser.stream).lineno
-        said = parser.parse_expression()
-        if not isinstance(said, nodes.Compare) or [one.op in OPERATORS for one in said.ops] != [1]:
-            signs = " ".join(sign for sign, _ in OPERATORS.values())
-            parser.fail(f"an assertion needs a figure, one of {signs}, and another", line)
-        (other,) = said.ops
-        given = [said.expr, nodes.Const(other.op), other.expr]
-        return nodes.ExprStmt(self.call_method("check", given), lineno=line)
-
-    def check(self, left: Any, operation: str, right: Any) -> None:
-        """Fails where a comparison is not so, or is none.
-
-        Raises:
-            RequestError: it is not so.
-        """
-        sign, holds = OPERATORS[operation]
-        if left is None or right is None:
-            raise RequestError("it has no interval")
-        if isinstance(left, str) != isinstance(right, str):
-            raise RequestError(f"{left!r} cannot be compared with {right!r}")
-        if not holds(left, right):
-            raise RequestError(
-                f"the records say otherwise: {left} {sign} {right} is not so; "
-                "what is written there has to change"
-            )
 
 
 @dataclass
@@ -119,11 +64,12 @@ class Known:
         """All that a template can call, by name."""
         names = ("figure", "claim", "answer", "tally")
         figures = {name: getattr(self, name) for name in names}
-        return self.more | figures | {name: partial(self._fact, name) for name in FACTS}
+        facts = {name: partial(self._fact, name) for name in FACTS}
+        return self.more | figures | facts | {"check": check}
 
     def figure(
         self, claim: int, name: str, by: str = "best", arm: str = "", padded: bool = False
-    ) -> Figure:
+    ) -> Value:
         """A figure of a claim, fairly asked, by a method, a family or `best`.
 
         Raises:
@@ -133,28 +79,11 @@ class Known:
         arms = [arm.name for arm in one.claim.arms]
         if arm not in arms:
             raise RequestError(f"arm={arm!r}: claim {claim} has {', '.join(map(repr, arms))}")
-        value = look_up(one, Term(name, arm, by), padded)
+        value = one.look_up(Term(name, arm, by), padded)
         if value is None:
-            asked = (arm, FAIR, None)
-            records = [
-                r for r in one.records if (r["arm"], r["protocol"], r.get("control")) == asked
-            ]
-            there = ", ".join(dict.fromkeys(map(_words, records))) or "none"
+            there = ", ".join(dict.fromkeys(map(_words, _fair(one, arm)))) or "none"
             raise RequestError(f"no record of that; of that arm, fair, there are: {there}")
-        return Figure(number(value), *value[:3])
-
-    def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
-        """How many prompts a claim, or its arm, was fairly asked of; the sizes of its models."""
-        records = [
-            r
-            for r in self._claim(claim).records
-            if r["protocol"] == FAIR and not r.get("control") and arm in (None, r["arm"])
-        ]
-        if not records:
-            raise RequestError(f"{name} of claim {claim} is not known: no record says it")
-        if name == "sizes":
-            return ", ".join(sorted({size for r in records for size in r["sizes"]}))
-        return str(max(r[name] for r in records))
+        return value
 
     def claim(self, *numbers: int) -> str:
         """Links to claims."""
@@ -169,6 +98,15 @@ class Known:
         """How many claims have which answer in a column."""
         return tally(self.judgements, _column(column))
 
+    def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
+        """How many prompts a claim, or its arm, was fairly asked of; the sizes of its models."""
+        records = _fair(self._claim(claim), arm)
+        if not records:
+            raise RequestError(f"{name} of claim {claim} is not known: no record says it")
+        if name == "sizes":
+            return ", ".join(sorted({size for r in records for size in r["sizes"]}))
+        return str(max(r[name] for r in records))
+
     def _claim(self, number: int) -> Judgement:
         for one in self.judgements:
             if one.claim.number == number:
@@ -176,10 +114,23 @@ class Known:
         raise RequestError(f"there is no claim {number!r}")
 
 
-def _column(name: str) -> str:
-    if name not in COLUMNS:
-        raise RequestError(f"{name!r} is no column; there are {', '.join(COLUMNS)}")
-    return name
+def check(left: Any, sign: str, right: Any) -> None:
+    """Refuses a comparison of figures, or of answers, that does not hold.
+
+    Raises:
+        RequestError: it does not hold, or a side is missing or of another kind.
+    """
+    if sign not in OPERATORS:
+        raise RequestError(f"{sign!r} compares nothing; use one of {' '.join(OPERATORS)}")
+    if left is None or right is None:
+        raise RequestError("it has no interval")
+    if isinstance(left, str) != isinstance(right, str):
+        raise RequestError(f"{left!r} cannot be compared with {right!r}")
+    if not OPERATORS[sign](left, right):
+        raise RequestError(
+            f"the records say otherwise: {left} {sign} {right} is not so; "
+            "what is written there has to change"
+        )
 
 
 def fill(path: Path, known: Known) -> str:
@@ -190,7 +141,7 @@ def fill(path: Path, known: Known) -> str:
     """
     source = path.read_text(encoding="utf-8")
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, extensions=[Assertions], autoescape=False
+        undefined=StrictUndefined, trim_blocks=True, extensions=["jinja2.ext.do"], autoescape=False
     )
     environment.globals = known.functions
     try:
@@ -208,12 +159,18 @@ def fill(path: Path, known: Known) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def block(text: str, path: str | Path) -> tuple[str, str, str]:
-    """A text in three: to the mark of the finding, what is between the marks, and the rest.
+def readme(path: str | Path, filled: str) -> str:
+    """A README with the finding of a filled template in place of its own.
 
     Raises:
-        RequestError: the marks are not there once each.
+        RequestError: one of them has not the marks of a finding once each.
     """
+    before, _, after = _block(Path(path).read_text(encoding="utf-8"), path)
+    return before + _block(filled, TEMPLATE.name)[1] + after
+
+
+def _block(text: str, path: str | Path) -> tuple[str, str, str]:
+    """A text in three: to the mark of the finding, what is between the marks, and the rest."""
     if text.count(START) != 1 or text.count(END) != 1 or text.index(END) < text.index(START):
         raise RequestError(
             f"{path}: needs one {START} and one {END} after it, each on a line, around its finding"
@@ -221,12 +178,6 @@ def block(text: str, path: str | Path) -> tuple[str, str, str]:
     before, rest = text.split(START)
     inside, after = rest.split(END)
     return before + START, inside, END + after
-
-
-def readme(path: str | Path, filled: str) -> str:
-    """A README with the finding of a filled template in place of its own."""
-    before, _, after = block(Path(path).read_text(encoding="utf-8"), path)
-    return before + block(filled, TEMPLATE.name)[1] + after
 
 
 def _check_written(environment: Environment, source: str) -> None:
@@ -249,6 +200,18 @@ def _check_written(environment: Environment, source: str) -> None:
         if missing := sorted(used[at] - cited[at]):
             message = f"figures without a link to their commands; add {', '.join(missing)}"
             raise TemplateSyntaxError(message, [1, *starts][at])
+
+
+def _fair(one: Judgement, arm: str | None) -> list[Record]:
+    """The records of a fair protocol, without controls, of one arm or of all."""
+    fair = [r for r in one.records if r["protocol"] == FAIR and not r.get("control")]
+    return [r for r in fair if arm in (None, r["arm"])]
+
+
+def _column(name: str) -> str:
+    if name not in COLUMNS:
+        raise RequestError(f"{name!r} is no column; there are {', '.join(COLUMNS)}")
+    return name
 
 
 def _words(record: Record) -> str:

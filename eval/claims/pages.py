@@ -1,19 +1,56 @@
-"""Columns as a table: in a terminal, as a page of one line a claim, and a page for each claim."""
+"""Judgements as text: a table in a terminal, a page of a line a claim, and a page for each."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from eval import tables
 from eval.claims import BENCH
-from eval.claims.cells import cell, details, escaped
-from eval.claims.columns import ANSWERS, COLUMNS, FOUND, READ, Judgement
-from eval.claims.entries import Claim
+from eval.claims.columns import (
+    ANSWERS,
+    COLUMNS,
+    ENOUGH,
+    FOUND,
+    INVALID,
+    NOT_ASKED,
+    OPEN,
+    READ,
+    YES,
+    Judgement,
+    Outcome,
+    Value,
+)
+from eval.claims.entries import FAIR, PROTOCOLS, Term
+from eval.claims.evidence import Record
 from eval.claims.registry import bibliography, stand_ins
 from eval.claims.sources import needs
+
+SHOWN = {
+    "self": "shown tokens",
+    "nonself": "hidden tokens",
+    "others": "hidden tokens that are not the commonest",
+    "constant": "the commonest hidden token",
+    "exact": "whole prompts",
+    "self_top5": "shown tokens in the top 5",
+    "nonself_top5": "hidden tokens in the top 5",
+    "criterion": "outputs met",
+    "anywhere": "tokens at any place",
+    "set_recall": "hidden tokens anywhere",
+    "hidden_anywhere": "hidden tokens at any place",
+    "minimised": "angles below 0.15",
+}
+"""The shares among the figures, in words."""
+QUOTED = re.compile(r"“[^”]*”")
+MARKS = str.maketrans({c: f"\\{c}" for c in "\\`*_[]$"})
+SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
+TICKS = {YES: "✓", OPEN: "?"}
+SIZE = re.compile(r"^.*\b(d\d+ n\d+)\b.*$")
+WIDTH = 80  # of a text that was recovered
 
 HEAD = """\
 # The claims, in three columns
@@ -65,11 +102,6 @@ SOURCES = """\
 
 ## Sources
 """
-CURVES = """\
-# The curves
-
-What is found against one thing at a time, the others as in the first figure; each with its command.
-"""
 
 
 def markdown(judgements: list[Judgement], notes: list[str], beside: str = "claims") -> str:
@@ -81,18 +113,28 @@ def markdown(judgements: list[Judgement], notes: list[str], beside: str = "claim
         beside: the folder of the claims' own pages, as the page links to it.
     """
     ordered = sorted(judgements, key=lambda one: one.claim.number)
+    counts = [
+        [column, *(str(_counts(ordered, column)[answer] or "–") for answer in ANSWERS)]
+        for column in COLUMNS
+    ]
+    changed = [(one.claim.number, one.changed) for one in ordered if one.changed]
+    again = [one.claim for one in ordered if one.asked and one.claim.again]
     parts = [
         HEAD,
         "\n".join(f"> {note}" for note in notes),
         READING,
-        _tally(ordered),
-        _rows(ordered, beside),
+        f"Bench version {BENCH}.\n\n{tables.markdown(tables.Table(['', *ANSWERS], counts))}",
+        _rows([one for one in ordered if one.asked], beside),
         _unasked(ordered),
         _stood_in(ordered, beside),
-        _changed(ordered),
-        _again(ordered),
+        _listed(WARNING, [f"- † [{n}](#claim-{n}): {how}" for n, how in changed]),
+        _listed(
+            AGAIN,
+            [f"- [{c.number}](#claim-{c.number}): {c.changed}. Asked again: {c.again}"
+             for c in again],
+        ),
         _sources(ordered),
-    ]
+    ]  # fmt: skip
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
@@ -104,18 +146,21 @@ def page(one: Judgement) -> str:
     about += [f"Note: {claim.note}."] if claim.note else []
     about += [f"**{CHANGED.capitalize()}**: {one.changed}."] if one.changed else []
     about += [f"**Asked again** since {claim.changed}: {claim.again}."] if claim.again else []
-    lines = [f"- {escaped(line)}" for line in details(one)]
-    return "\n\n".join([*map(escaped, about), "\n".join(lines), f"`{command(claim)}`"]) + "\n"
+    lines = [f"- {_escaped(line)}" for line in details(one)]
+    fair = [arm for arm in claim.arms if arm.fair]
+    stories = any(arm.lens or (arm.fair and arm.fair.kind != "random") for arm in fair)
+    trained = any(arm.models.own and arm.models.trained for arm in claim.arms)
+    command = claim.command + " --models RUNS" * trained + " --corpus STORIES" * stories
+    return "\n\n".join([*map(_escaped, about), "\n".join(lines), f"`{command}`"]) + "\n"
 
 
 def terminal(judgements: list[Judgement], width: int = 120) -> str:
     """The table as plain text."""
     table = Table("#", "claim", *COLUMNS, box=box.SIMPLE)
     for one in judgements:
-        cells = (cell(one, column) for column in COLUMNS)
-        table.add_row(str(one.claim.number), one.claim.claim, *cells)
+        table.add_row(str(one.claim.number), one.claim.claim, *_cells(one))
         for other in one.stand_ins:
-            table.add_row("", "", *(cell(other, column) for column in COLUMNS))
+            table.add_row("", "", *_cells(other))
     console = Console(width=width, no_color=True, markup=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
@@ -125,47 +170,148 @@ def terminal(judgements: list[Judgement], width: int = 120) -> str:
 
 def tally(judgements: list[Judgement], column: str) -> str:
     """How many claims have which answer in a column: `3 yes, 1 no`."""
-    counts = Counter(one.cells[column].answer for one in judgements)
+    counts = _counts(judgements, column)
     return ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])
 
 
-def command(claim: Claim) -> str:
-    """What runs a claim, with the flags for what it cannot make itself."""
-    fair = [arm for arm in claim.arms if arm.fair]
-    stories = any(arm.lens or (arm.fair and arm.fair.kind != "random") for arm in fair)
-    trained = any(arm.models.own and arm.models.trained for arm in claim.arms)
-    return claim.command + (" --models RUNS" if trained else "") + (" --corpus STORIES" * stories)
+def details(one: Judgement) -> list[str]:
+    """A line for every column, criterion and control, then for all methods of every figure."""
+    lines = [f"asked of a stand-in: {stand_ins()[one.stand_in].title}"] if one.stand_in else []
+    for (column, cell), text in zip(one.cells.items(), _cells(one), strict=True):
+        lines += [f"{column}: {text}"] if cell.outcomes else []
+        lines += (
+            [f"{column}: {INVALID} by its control: {_said(cell.failed)}"] if cell.failed else []
+        )
+        lines += [f"{column}: {_said(o)} ({_about(o.left.record)})" for o in cell.outcomes]
+    asked = dict.fromkeys((t.arm, t.figure) for c in one.claim.judge for t in c.terms)
+    for protocol in PROTOCOLS:
+        for arm, figure in asked:
+            records = [
+                r
+                for r in one.records
+                if (r["arm"], r["protocol"]) == (arm, protocol) and r.get(figure) is not None
+            ]
+            if records:
+                lines += _methods(records, figure, f"{protocol}{', ' if arm else ''}{arm}")
+    return lines + [line for other in one.stand_ins for line in details(other)]
 
 
-def _tally(judgements: list[Judgement]) -> str:
-    lines = [f"Bench version {BENCH}.", "", f"| | {' | '.join(ANSWERS)} |"]
-    lines.append("|---|" + "---:|" * len(ANSWERS))
-    for column in COLUMNS:
-        counts = Counter(one.cells[column].answer for one in judgements)
-        lines.append(f"| {column} | {' | '.join(str(counts[a] or '–') for a in ANSWERS)} |")
-    return "\n".join(lines)
+def _methods(records: list[Record], figure: str, where: str) -> list[str]:
+    """A figure by every method; of hidden tokens also what a constant guess would name."""
+    words = f"{where}: {SHOWN.get(figure, figure)}"
+    most = max(records, key=lambda r: r["models"])
+    reached = "; ".join(_reached(r, figure) for r in records)
+    several = [r for r in records if figure == "nonself" and r.get("others") is not None]
+    if not several or most["protocol"] != FAIR:
+        return [f"{words} by {reached} ({_about(most)})"]
+    constant = f"always naming the commonest {Value(most['constant'], None, None, most)}"
+    others = "; ".join(_reached(r, "others") for r in several)
+    return [
+        f"{words} by {reached}; {constant} ({_about(most)})",
+        f"{words} other than the commonest by {others}",
+    ]
+
+
+def _reached(record: Record, figure: str) -> str:
+    """A method's figure; a control's, of the first model alone, is named so."""
+    kinds = ["padded"] if record["padded"] and record["protocol"] == FAIR else []
+    kinds += [record["control"]] if record["control"] else []
+    name = record["method"] + (f" ({', '.join(kinds)})" if kinds else "")
+    text = record.get("found")
+    short = text if text is None or len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    low, high = (record.get(f"{figure}_{end}") for end in ("low", "high"))
+    value = Value(record[figure], low, high, record)
+    return f"{name} {value}" + ("" if short is None else f" “{short}”")
+
+
+def _cells(one: Judgement, mark: str = "") -> list[str]:
+    """The answers of the columns, of how many prompts and which models: `yes (n 50; d128 n4)`."""
+    cells = []
+    for cell in one.cells.values():
+        if cell.answer == NOT_ASKED:
+            cells.append(cell.answer)
+            continue
+        few = ", too few" if cell.prompts < ENOUGH else ""
+        sizes = _sizes(one, list(cell.outcomes))
+        cells.append(f"{mark}{cell.answer}{mark} (n {cell.prompts}{few}; {sizes})")
+    return cells
+
+
+def _sizes(one: Judgement, outcomes: list[Outcome]) -> str:
+    """Which models were asked, and for which, where a claim is about wider or deeper ones."""
+    if one.stand_in:
+        return f"stand-in: {stand_ins()[one.stand_in].title}"
+    shapes = {SIZE.sub(r"\1", size) for o in outcomes for size in o.left.record["sizes"]}
+    names = {outcome.criterion.left.arm for outcome in outcomes}
+    asked = [arm.models.config for arm in one.claim.arms if arm.name in names and arm.models.own]
+    wanted = {f"d{c['d_model']} n{c['n_layers']}" for c in asked if {"d_model", "n_layers"} <= {*c}}
+    other = sorted(wanted - shapes)
+    return ", ".join(sorted(shapes)) + (f" for {', '.join(other)}" if other else "")
+
+
+def _said(outcome: Outcome) -> str:
+    """An outcome in words: `✓ hidden tokens 12.0 % (8.1 to 17.2), < 50 %`."""
+    left, right = outcome.criterion.left, outcome.criterion.right
+    lens = "lens" in outcome.left.record
+    arm = f"{left.arm}: " if left.arm else ""
+    where = "".join(f", {k} {v}" for k, v in left.where.items())
+    pool = f" ({left.pool})" if left.pool != "mean" and lens else ""
+    if isinstance(right, Term):
+        words = [right.arm] if right.arm != left.arm else []
+        words += [f"{k} {v}" for k, v in right.where.items() if left.where.get(k) != v]
+        words += [right.figure] if right.figure != left.figure else []
+        words += [f"by {right.by}"] if right.by != left.by else []
+        words += [right.pool] if right.pool != left.pool else []
+        other = f"{outcome.right} ({', '.join(words)})"
+    else:
+        other = f"{100 * right:g} %" if left.figure in SHOWN else f"{right:g}"
+    mark = TICKS.get(outcome.answer, "✗")
+    sign = ("" if outcome.answer in TICKS else "not ") + SIGNS[outcome.criterion.operation]
+    name = SHOWN.get(left.figure, left.figure)
+    return f"{mark} {arm}{name}{where}{pool} {outcome.left}, {sign} {other}"
+
+
+def _about(record: Record) -> str:
+    """The models and prompts of a record: `flat d64 n4 untrained; 50 prompts, 3 models`."""
+    counts = (
+        f"{record[name]} {name.removesuffix('s') if record[name] == 1 else name}"
+        for name in ("prompts", "models")
+    )
+    return f"{', '.join(record['sizes'])}; {', '.join(counts)}"
+
+
+def _escaped(text: str) -> str:
+    """For a page: nothing in it ends a line or is a tag; what stands in quotes is no Markdown."""
+    plain = text.replace("\n", "↵").replace("<", "&lt;")
+    return QUOTED.sub(lambda match: match[0].translate(MARKS), plain)
+
+
+def _counts(judgements: list[Judgement], column: str) -> Counter[str]:
+    return Counter(one.cells[column].answer for one in judgements)
 
 
 def _rows(judgements: list[Judgement], beside: str) -> str:
-    lines = [f"| # | claim | {' | '.join(COLUMNS)} |", "|---:|---|---|---|---|"]
+    lines = []
     for one in judgements:
-        if one.asked:
-            claim, changed = one.claim, " †" if one.changed else ""
-            cells = (escaped(cell(one, column, "**")) for column in COLUMNS)
-            anchor = "" if one.stand_in else f'<a id="claim-{claim.number}"></a>'
-            number = f"{anchor}[{claim.number}]({beside}/{claim.number}.md)"
-            lines.append(f"| {number} | {escaped(claim.claim)}{changed} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        number, changed = one.claim.number, " †" if one.changed else ""
+        anchor = "" if one.stand_in else f'<a id="claim-{number}"></a>'
+        cells = (_escaped(text) for text in _cells(one, "**"))
+        place = f"{anchor}[{number}]({beside}/{number}.md)"
+        lines.append([place, f"{_escaped(one.claim.claim)}{changed}", *cells])
+    return tables.markdown(tables.Table(["#", "claim", *COLUMNS], lines))
+
+
+def _listed(head: str, lines: list[str]) -> str:
+    """A part of the page; nothing without lines."""
+    return "\n".join([head, *lines]) if lines else ""
 
 
 def _stood_in(judgements: list[Judgement], beside: str) -> str:
     """What stand-ins answered: a line for each claim that one was asked."""
     several = [other for one in judgements for other in one.stand_ins]
-    if not several:
-        return ""
     asked = [stand_ins()[name] for name in dict.fromkeys(one.stand_in for one in several)]
     about = [f"- **{one.title}**: {one.about}. Not asked of it: {one.left}." for one in asked]
-    return "\n".join([STAND_INS, *about, "", _rows(several, beside)])
+    return _listed(STAND_INS, [*about, "", _rows(several, beside)] if several else [])
 
 
 def _unasked(judgements: list[Judgement]) -> str:
@@ -176,33 +322,11 @@ def _unasked(judgements: list[Judgement]) -> str:
             models = [arm.models for arm in one.claim.arms if not arm.models.own]
             largest = max(models, key=lambda m: m.parameters, default=None)
             numbers[needs(largest) if largest else "models of our own"].append(one.claim.number)
-    if not numbers:
-        return ""
-    lines = [
-        f"- {model}: " + ", ".join(f'<a id="claim-{n}"></a>{n}' for n in several)
-        for model, several in numbers.items()
-    ]
-    return "\n".join([UNASKED, *lines])
-
-
-def _changed(judgements: list[Judgement]) -> str:
-    """The claims whose criteria are not those that were set before the data were seen."""
-    lines = [
-        f"- † [{one.claim.number}](#claim-{one.claim.number}): {one.changed}"
-        for one in judgements
-        if one.changed
-    ]
-    return "\n".join([WARNING, *lines]) if lines else ""
-
-
-def _again(judgements: list[Judgement]) -> str:
-    """The claims that were asked anew since their criteria were changed."""
-    lines = [
-        f"- [{claim.number}](#claim-{claim.number}): {claim.changed}. Asked again: {claim.again}"
-        for claim in (one.claim for one in judgements if one.asked)
-        if claim.again
-    ]
-    return "\n".join([AGAIN, *lines]) if lines else ""
+    return _listed(
+        UNASKED,
+        [f"- {model}: " + ", ".join(f'<a id="claim-{n}"></a>{n}' for n in several)
+         for model, several in numbers.items()],
+    )  # fmt: skip
 
 
 def _sources(judgements: list[Judgement]) -> str:
@@ -213,7 +337,7 @@ def _sources(judgements: list[Judgement]) -> str:
     lines = [SOURCES]
     for key, source in bibliography().items():
         word = "Claims" if numbers[key][1:] else "Claim"
-        asked = f" {word} {ranges(numbers[key])}." if numbers[key] else ""
+        asked = f" {word} {_ranges(numbers[key])}." if numbers[key] else ""
         lines.append(
             f"- {source.author}, “[{source.title}]({source.url})”, {source.year}"
             f" ({source.note}).{asked}"
@@ -221,7 +345,7 @@ def _sources(judgements: list[Judgement]) -> str:
     return "\n".join(lines)
 
 
-def ranges(numbers: list[int]) -> str:
+def _ranges(numbers: list[int]) -> str:
     """Sorted numbers in words, neighbours joined: `1-24, 67`."""
     parts: list[list[int]] = []
     for number in numbers:

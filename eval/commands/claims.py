@@ -50,9 +50,9 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
         numbers: of claims
         records: results for what was found, or what `table --store` wrote of them
     """
-    from eval.claims.cells import details
     from eval.claims.columns import judge
     from eval.claims.evidence import evidence
+    from eval.claims.pages import details
     from eval.claims.registry import choose, claims
     from eval.rows import ROWS, read_rows
 
@@ -284,10 +284,10 @@ def _pages(
     experiment: dict[str, Any],
 ) -> dict[str, str]:
     """Files to write, by path: the page, each claim's, the results and the README's finding."""
+    from eval.claims.curves_page import HEAD
     from eval.claims.curves_page import markdown as draw
     from eval.claims.findings import TEMPLATE, Known, fill
     from eval.claims.findings import readme as with_finding
-    from eval.claims.pages import CURVES
     from eval.claims.pages import markdown as page_of
     from eval.claims.pages import page as own_page
 
@@ -298,9 +298,7 @@ def _pages(
     pages = {markdown: page_of(judgements, notes, folder.name)}
     if points:
         curves = folder / "curves.md"
-        pages[str(curves)] = (
-            CURVES + "\n" + draw(points, _beside(figures, curves) if figures else "")
-        )
+        pages[str(curves)] = HEAD + "\n" + draw(points, _beside(figures, curves) if figures else "")
     for one in judgements:
         if one.asked or one.stand_ins:
             pages[str(folder / f"{one.claim.number}.md")] = own_page(one)

@@ -238,7 +238,7 @@ def _judgements(case: str, records: str) -> Iterator[tuple[Place, Row]]:
         found = judge(claim, known)
         columns = {column: cell.answer for column, cell in found.cells.items()}
         outcomes = {
-            f"{column} {i}": [outcome.answer, float(outcome.left.value)]
+            f"{column} {i}": [outcome.answer, float(outcome.left)]
             for column, cell in found.cells.items()
             for i, outcome in enumerate(cell.outcomes)
         }

@@ -10,11 +10,10 @@ import yaml
 
 from eval.__main__ import main
 from eval.claims import BENCH, registry
-from eval.claims.cells import details
 from eval.claims.columns import COLUMNS, ENOUGH, GRADIENTS, INFORMATION, REPLICATED, judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import answers, evidence
-from eval.claims.pages import terminal
+from eval.claims.pages import details, terminal
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
 from eval.rows import read_rows, write_rows

@@ -111,14 +111,17 @@ def test_placeholders_say_what_records_say(words, text, tmp_path):
         ('{{ figure(7, "nonself", "adam", padded=true) }}', "no record of that"),
         ('{{ tally("fish") }}', "'fish' is no column; there are replicated, gradients, inf"),
         ('{{ sizes(8, arm="llama") }}', "sizes of claim 8 is not known: no record says it"),
-        ('{% assert figure(7, "nonself") %}', "needs a figure, one of < <= == >= >, and another"),
-        ('{% assert answer(7, "gradients") == 1 %}', "'no' cannot be compared with 1"),
-        ('{% assert figure(8, "norm", arm="flat").low > 1 %}', "it has no interval"),
         (
-            '{% assert figure(7, "nonself") > 0.32 %}',
+            '{% do check(figure(7, "nonself"), "!", 1) %}',
+            "'!' compares nothing; use one of < <= == >= >",
+        ),
+        ('{% do check(answer(7, "gradients"), "==", 1) %}', "'no' cannot be compared with 1"),
+        ('{% do check(figure(8, "norm", arm="flat").low, ">", 1) %}', "it has no interval"),
+        (
+            '{% do check(figure(7, "nonself"), ">", 0.32) %}',
             "the records say otherwise: 31.0 % (21.0 to 41.0) > 0.32 is not so",
         ),
-        ('{% assert answer(7, "gradients") == "yes" %}', "no == yes is not so"),
+        ('{% do check(answer(7, "gradients"), "==", "yes") %}', "no == yes is not so"),
     ],
 )
 def test_a_placeholder_that_means_nothing_is_named(words, message, tmp_path):
@@ -133,13 +136,13 @@ def test_text_is_filled_and_assertions_leave_no_trace(tmp_path):
     template = """\
 # What was found
 
-{% assert figure(7, "nonself") > 0.3 %}
-{% assert answer(8, "information") == "yes" %}
+{% do check(figure(7, "nonself"), ">", 0.3) %}
+{% do check(answer(8, "information"), "==", "yes") %}
 
-{% assert figure(7, "nonself", "chance").high < figure(7, "nonself").low %}
+{% do check(figure(7, "nonself", "chance").high, "<", figure(7, "nonself").low) %}
 Descent finds {{ figure(7, "nonself", by="descent") }}, Adam {{ figure(7, "nonself",
 by="adam") }} ({{ claim(7) }}).
-{% assert figure(8, "norm", arm="flat") >= 13 %}
+{% do check(figure(8, "norm", arm="flat"), ">=", 13) %}
 Streams ({{ claim(8) }}) grow to {{ figure(8, "norm", arm="flat") }}.
 """
     assert (
@@ -188,7 +191,7 @@ def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it():
     assert "- gradients: ✗ hidden tokens 31.0 % (21.0 to 41.0), not ≥ 95 % (flat d16 n1" in own
     assert "- fair: hidden tokens by descent 12.0 % (2.0 to 22.0); descent (padded) 97.0 %" in own
     assert "; adam (shuffled) 0.1 % (-9.9 to 10.1); chance 0.0 %" in own
-    assert "“x\\|y↵\\*&lt;/s>”" in own
+    assert "“x|y↵\\*&lt;/s>”" in own
     assert "`python -m eval claims run 7 --corpus STORIES`" in own
     assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page(JUDGED[1])
 
