@@ -25,15 +25,14 @@ from torch import Tensor
 from arch import LanguageModel, ModelConfig, ModelError
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.batch import Batch
 from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Problem, pose
+from eval.inversion.problem import Batch, Problem, pose
 from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import sweep
-from eval.inversion.solvers import Tools
+from eval.inversion.solvers import LexiconOf, ReadBacksOf
 from eval.models import candidates_at_once, open_checkpoint
 from eval.slices import Slice
 from eval.text import held_out_text, story_prompts
@@ -106,12 +105,12 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
         return [torch.Generator().manual_seed(p) for p in range(count)]
 
     def together() -> None:
-        descent(Batch((problem,)), chance(64), Tools(truth=truth), steps=STEPS)
+        descent(Batch((problem,)), chance(64), truth, steps=STEPS)
 
     def one_by_one() -> None:  # eight of them: the others cost the same
         for p in range(8):
             one = Batch((problem.of([p]),))
-            descent(one, chance(1), Tools(truth=truth[p : p + 1]), steps=STEPS)
+            descent(one, chance(1), truth[p : p + 1], steps=STEPS)
 
     def restated() -> None:
         for p in range(8):
@@ -121,13 +120,15 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
     return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
 
 
-def _guessing(subject: Subject) -> Tools:
-    """A lexicon and read-backs, learnt anew for each call."""
+def _lexicon(subject: Subject) -> LexiconOf:
+    return lambda circuit: Lexicon(circuit, subject.text)
 
-    def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
-        return [ReadBack(c.vocabulary, fit_readbacks([c], subject.text)[0]) for c in circuits]
 
-    return Tools(lambda circuit: Lexicon(circuit, subject.text), readback=readbacks)
+def _readback(subject: Subject) -> ReadBacksOf:
+    """Fitted anew for each call."""
+    return lambda several: [
+        ReadBack(c.vocabulary, fit_readbacks([c], subject.text)[0]) for c in several
+    ]
 
 
 def agreement(subject: Subject, options: argparse.Namespace) -> str:
@@ -135,7 +136,7 @@ def agreement(subject: Subject, options: argparse.Namespace) -> str:
     truth = subject.tokens[:8, :16]
     problem = _problem(subject, truth)
     chance = [torch.Generator().manual_seed(p) for p in range(8)]
-    answers = descent(Batch((problem,)), chance, Tools(truth=truth), steps=200)
+    answers = descent(Batch((problem,)), chance, truth, steps=200)
     inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
     for p, answer in enumerate(answers):
         start = torch.randn(
@@ -175,7 +176,7 @@ def proposed(subject: Subject, options: argparse.Namespace) -> str:
     few = problem.of(list(range(2)))
 
     def guess() -> None:
-        propose(Batch((problem,)), [], _guessing(subject))
+        propose(Batch((problem,)), [], _lexicon(subject))
 
     swept, guessed = _fastest([lambda: sweep(Batch((few,)), []), guess], options)
     return f"{32 * swept / guessed:.0f}"
@@ -200,7 +201,7 @@ def hidden(subject: Subject, options: argparse.Namespace) -> str:
     tokens = subject.tokens[: options.prompts, :24]
     problem = _problem(subject, tokens, Slice(3))
     chance = [torch.Generator().manual_seed(p) for p in range(len(tokens))]
-    answers = alternating(Batch((problem,)), chance, _guessing(subject))
+    answers = alternating(Batch((problem,)), chance, _readback(subject))
     right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
     seconds = sorted(answer.seconds for answer in answers)
     evaluations = statistics.median(answer.evaluations for answer in answers)
@@ -302,10 +303,10 @@ def _peak(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     subject = _subjects(options)[0]
     problem = _problem(subject, subject.tokens[:1, :24])
     sweep(Batch((problem,)), [])
-    tools = _guessing(subject)
-    propose(Batch((problem,)), [], tools)
+    propose(Batch((problem,)), [], _lexicon(subject))
     shown = _problem(subject, subject.tokens[:1, :24], Slice(3))
-    alternating(Batch((shown,)), [torch.Generator().manual_seed(0)], tools, starts=2)
+    chance = [torch.Generator().manual_seed(0)]
+    alternating(Batch((shown,)), chance, _readback(subject), starts=2)
     if options.device != "cpu":
         yield f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU", []
     else:

@@ -24,9 +24,8 @@ from eval.drawing import Figure
 from eval.information.hypotheses import means, records
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.information.page import mean_table
-from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam, scaled_start
-from eval.inversion.problem import ACCEPT, Measured, measure, pose
+from eval.inversion.problem import ACCEPT, Batch, Measured, measure, pose
 from eval.models import Checkpoint
 from eval.probes.linear import Training, fit_linear, outputs_of, score_linear
 from eval.rows import Results, Row, row_key

@@ -22,9 +22,9 @@ from arch.mixers import MIXERS
 from arch.model import CHANNEL_MIXERS
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.registry import claims
+from eval.inversion.questions import SUITES
 from eval.inversion.solvers import solvers
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, WITH_SETTINGS
-from eval.inversion.suites import DIRECTORY as SUITES
 from eval.lenses.lens import lenses
 from eval.text import SETS
 from tests.golden import table

@@ -22,10 +22,9 @@ from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, ModelSource, Shelf
 from eval.errors import RequestError
 from eval.inversion.controls import derive
-from eval.inversion.questions import LAST, Question
+from eval.inversion.questions import LAST, Question, build_question
 from eval.inversion.run import SHUFFLED, plan
 from eval.inversion.solvers import Solver
-from eval.inversion.suites import build_question
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.models import Checkpoint

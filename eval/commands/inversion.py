@@ -1,7 +1,7 @@
 """The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -89,8 +89,8 @@ def invert(
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
     from eval.inversion.controls import derive
+    from eval.inversion.questions import read_suite
     from eval.inversion.run import SHUFFLED, plan
-    from eval.inversion.suites import load_suite, read_suite
     from eval.models import open_models
     from eval.plugins import run_plugins
     from eval.report.tables import terminal_table
@@ -108,7 +108,7 @@ def invert(
         override["shuffled"] = True
     if set_ or methods:
         override["methods"] = _settings(listed(methods or ()), listed(set_ or ()))
-    asked = read_suite(load_suite(suite), override)
+    asked = read_suite(suite, override)
     given = {"set": prompts, "count": count, "length": length}
     asked.prompts.update({name: value for name, value in given.items() if value is not None})
     sets = asked.prompts["set"] if prompts or not text else []
@@ -298,45 +298,44 @@ def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
 
 def curve_tables(rows: "list[Row]") -> str:
     """The rows of kind "curve" as tables for a terminal, one for each axis."""
-    from eval.tables import Table, number_text, share_text, terminal
-
-    def place(row: "Row") -> tuple[Hashable, ...]:
-        about = row["checkpoint"]
-        return about["name"], about["step"], row["site"]["layer"], row["method"]
+    from eval.tables import Table, across, number_text, terminal
 
     def limits(*values: float | None) -> str:
         """Open where the curve does not reach them."""
         return f"({' to '.join('open' if v is None else number_text(v) for v in values)})"
 
-    def channels(row: "Row") -> list[str]:
+    def channels(row: "Row") -> dict[str, str]:
         if row["value"] is None:
-            return [f"more than {max(row['values'])}", ""]
+            return {"cliff": f"more than {max(row['values'])}", "asked beside": ""}
         beside = "" if row["bracket"] is None else number_text(row["bracket"][1])
-        return [f"{number_text(row['value'])} {limits(row['low'], row['high'])}", beside]
+        cliff = f"{number_text(row['value'])} {limits(row['low'], row['high'])}"
+        return {"cliff": cliff, "asked beside": beside}
 
-    def noise(row: "Row") -> list[str]:
+    def noise(row: "Row") -> dict[str, str]:
         if row["value"] is None:
-            return ["", f"more than {max(row['values']):g}"]
+            return {"SNR50, dB": "", "noise": f"more than {max(row['values']):g}"}
         if not row["value"]:
-            return ["", "none is too much"]
-        ends = limits(row["snr50_low"], row["snr50_high"])
-        return [f"{number_text(row['snr50'])} {ends}", number_text(row["value"])]
+            return {"SNR50, dB": "", "noise": "none is too much"}
+        snr = f"{number_text(row['snr50'])} {limits(row['snr50_low'], row['snr50_high'])}"
+        return {"SNR50, dB": snr, "noise": number_text(row["value"])}
 
-    parts = []
-    for axis, title, headings, read in (
-        ("channels", CHANNELS, ("cliff", "asked beside"), channels),
-        ("noise", NOISE, ("SNR50, dB", "noise"), noise),
-    ):
+    parts: list[Table | str] = []
+    places = ("model", "step", "layer", "method")
+    for axis, title, read in (("channels", CHANNELS, channels), ("noise", NOISE, noise)):
         chosen = [row for row in rows if row["kind"] == "curve" and row["axis"] == axis]
-        if chosen:
-            grid = sorted(set.intersection(*(set(row["values"]) for row in chosen)))
-            lines = []
-            for row in sorted(chosen, key=place):
-                shares = dict(zip(row["values"], row["top1"], strict=True))
-                lines.append([*map(str, place(row)), *(share_text(shares[v]) for v in grid),
-                              *read(row)])  # fmt: skip
-            names = ["model", "step", "layer", "method", *map(number_text, grid), *headings]
-            parts.append(Table(names, lines, 4, title))
+        if not chosen:
+            continue
+        grid = set.intersection(*(set(row["values"]) for row in chosen))
+        records = []
+        for row in chosen:
+            about, layer = row["checkpoint"], row["site"]["layer"]
+            place = (about["name"], about["step"], layer, row["method"])
+            shares = dict(zip(row["values"], row["top1"], strict=True))
+            cells = {v: shares[v] for v in grid} | read(row)
+            named = dict(zip(places, place, strict=True))
+            records += [named | {"over": over, "top1": cell} for over, cell in cells.items()]
+        records.sort(key=lambda record: [record[name] for name in places])
+        parts.append(across(records, places, "over", [("top1", "", True)], title))
     return terminal(*parts)
 
 
@@ -360,17 +359,9 @@ def list_solvers(
         if name not in known:
             raise RequestError(f"--names {name}: there is no such solver; use {', '.join(known)}")
     chosen = [known[name] for name in wanted or known]
+    fields = ("name", "family", "title", "text", "slices", "random", "settings")
     rows = [
-        {
-            "name": each.name,
-            "family": each.family,
-            "title": each.title,
-            "text": each.text,
-            "slices": each.slices,
-            "random": each.random,
-            "settings": each.settings,
-            "settings_text": each.setting_texts,
-        }
+        {name: getattr(each, name) for name in fields} | {"settings_text": each.setting_texts}
         for each in chosen
     ]
     return Result(rows, "\n\n".join(map(_described, chosen)))

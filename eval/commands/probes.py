@@ -1,6 +1,7 @@
 """The commands `probe`, `geometry` and `retrieval`: what is fitted to, or measured of, outputs."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from eval.cli import (
@@ -18,6 +19,7 @@ from eval.commands import Models, Result, Rows, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
+    from eval.models import Checkpoint
     from eval.rows import Row
 
 LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no output is looked at."
@@ -74,41 +76,51 @@ def probe(
         width: features in them, at least
     """
     from eval.models import open_models
-    from eval.probes.inverter import Decoding
-    from eval.probes.linear import Training
-    from eval.probes.questions import Stories, plan
+    from eval.probes.inverter import Decoding, Inversion
+    from eval.probes.linear import Probes, Stories, Training
     from eval.slices import Slice
-    from eval.tasks import answered
+    from eval.tasks import Task, answered
 
     if slices and not inverter:
         raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
-    stories = Stories(
-        corpus,
-        length,
-        _windows(train_tokens, length, "--train-tokens", 2),
-        _windows(valid_tokens, length, "--valid-tokens", 1),
-    )
+    train = _windows(train_tokens, length, "--train-tokens", 2)
+    stories = Stories(corpus, length, train, _windows(valid_tokens, length, "--valid-tokens", 1))
     shown = [Slice.parse(text) for text in listed(slices or ("[:, 0:, :]", "[:, 3:, :]"))]
-    training = Training(steps=steps, rate=rate, seed=seed)
+    several = tuple(sorted(set(listed(offsets))))
+    training = Training(steps, rate=rate, seed=seed)
     decoding = Decoding(
-        blocks=blocks,
-        width=width,
-        steps=inverter_steps,
-        windows=inverter_batch,
-        rate=inverter_rate,
-        seed=seed,
+        blocks, width, steps=inverter_steps, windows=inverter_batch, rate=inverter_rate, seed=seed
     )
-    wanted = None if layers is None else listed(layers)
-    shown = shown if inverter else []
-    tasks = [
-        task
-        for checkpoint in open_models(models, device)
-        for task in plan(
-            checkpoint, stories, wanted, sorted(set(listed(offsets))), training, shown, decoding
-        )
-    ]
+    for offset in several:
+        if abs(offset) >= length:
+            raise RequestError(
+                f"--offsets {offset}: windows have {length} tokens; "
+                "give an offset within them, or a longer --length"
+            )
+    tasks: list[Task] = []
+    for checkpoint in open_models(models, device):
+        chosen = _layers(checkpoint, layers)
+        for one in shown:
+            one.positions(length)
+            one.channels(checkpoint.config.d_model)
+        stories.load(checkpoint)  # bad text is refused before any work
+        tasks += [Probes(checkpoint, stories, layer, several, training) for layer in chosen]
+        pairs = product(chosen, shown if inverter else ())
+        tasks += [Inversion(checkpoint, stories, *pair, decoding) for pair in pairs]
     rows, note = answered(tasks, out, "probing")
     return Result(rows, _read_out(rows), note)
+
+
+def _layers(checkpoint: "Checkpoint", layers: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The layers asked for, or all blocks'.
+
+    Raises:
+        RequestError: one that does not exist.
+    """
+    chosen = listed(layers) if layers is not None else []
+    for layer in chosen:
+        checkpoint.check_layer(layer)
+    return tuple(dict.fromkeys(chosen or range(1, checkpoint.config.n_layers + 1)))
 
 
 def _read_out(rows: "list[Row]") -> str:
@@ -137,7 +149,7 @@ def _read_out(rows: "list[Row]") -> str:
 
 
 def _surroundings(rows: "list[Row]") -> str:
-    """The Jacobian's figures, medians over prompts; and what came right from each distance."""
+    """The Jacobian's figures, medians over prompts; the tokens recovered from each distance."""
     from eval.summary import columns, summarise
     from eval.tables import Table, across, lay_out, terminal
 
@@ -196,7 +208,6 @@ def geometry(
     """
     from eval.models import open_models
     from eval.probes.local import plan_local
-    from eval.probes.questions import choose_layers
     from eval.tasks import answered
     from eval.text import held_out_text, story_prompts
 
@@ -205,7 +216,7 @@ def geometry(
         for checkpoint in open_models(models, device)
         for task in plan_local(
             checkpoint,
-            choose_layers(checkpoint, None if layers is None else listed(layers)),
+            _layers(checkpoint, layers),
             sorted(set(listed(hidden))),
             story_prompts(held_out_text(checkpoint, corpus), count, length),
             sorted(set(listed(radii))),
@@ -254,16 +265,16 @@ def retrieval(
         seed: of the fit
     """
     from eval.models import open_models
-    from eval.probes.retrieval import Match, MatchRequest, PairFit
+    from eval.probes.retrieval import Match, PairFit
     from eval.tasks import answered
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
         if not value > 0:
             raise RequestError(f"--{flag} {value}: it must be above 0")
     fit = PairFit(fit_steps, batch, rate, temperature, seed)
-    request = MatchRequest(corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs)
+    request = corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs
     tasks = [
-        Match(checkpoint, which, request)
+        Match(checkpoint, which, *request)
         for checkpoint in open_models(models, device)
         for which in sorted(set(sentence))
     ]

@@ -1,14 +1,18 @@
-"""What a solver says of one prompt, and the figures of a row that follow from it and the truth."""
+"""A solver's answer to one prompt, and the figures of a row that follow from it and the truth."""
 
 import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from eval.inversion.spaces import restrict
+from eval.ranks import token_ranks
 
 COLLISIONS = 16
 """Tokens that an answer names, at most, where several lie within the limit."""
@@ -16,14 +20,14 @@ COLLISIONS = 16
 
 @dataclass
 class Answer:
-    """A solver's tokens for one prompt, and how sure it can be of each.
+    """A solver's tokens for one prompt, and how sure it is of each.
 
     Attributes:
-        tokens: the tokens found, `(T,)`.
+        tokens: `(T,)`.
         scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
-            better. `(T, 0)` once the ranks are known: see `Problem.ranked`.
-        ranks: how many tokens were held likelier than the true one at each position, `(T,)`, 0
-            where it was found; None where nobody asks.
+            better. `(T, 0)` in an answer with ranks.
+        ranks: how many tokens score higher than the true one at each position, `(T,)`, 0 where it
+            is the answer; `Solver.answer` sets them.
         runner_up: distance of the second-best token at each position shown, `(S,)`; None for
             methods that do not try all tokens.
         collisions: positions at which several tokens lie within the limit, with those tokens.
@@ -35,7 +39,7 @@ class Answer:
             tried in full precision); None for nothing.
         steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
-        seconds: time taken, a batch's time shared evenly.
+        seconds: time taken. Where a solver sets none, a batch's time is shared evenly.
         notes: further figures of the method, by name.
     """
 
@@ -51,6 +55,41 @@ class Answer:
     evaluations: int = 0
     seconds: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+    def lengthened(self, length: int) -> "Answer":
+        """The answer to a prompt of so many tokens, whose last ones no output shown depends on.
+
+        Nothing is known of them: all tokens fit alike.
+        """
+        first, V = self.scores.shape
+        rest, listed = length - first, list(range(min(V, COLLISIONS)))
+        return replace(
+            self,
+            tokens=pad(self.tokens, (0, rest)),
+            scores=pad(self.scores, (0, 0, 0, rest)),
+            collisions=self.collisions | dict.fromkeys(range(first, length), listed),
+        )
+
+    def ranked(self, truth: Tensor, allowed: Collection[int] | None = None) -> "Answer":
+        """The answer with the true tokens' ranks in place of scores, which take V times as much.
+
+        Args:
+            truth: `(T,)`.
+            allowed: the only tokens that the answer may hold; None for all.
+        """
+        tokens, scores = self.tokens, self.scores
+        diverged = self.diverged or not bool(scores.isfinite().all())
+        if allowed:
+            scores = restrict(scores, allowed)
+            tokens = scores.argmax(dim=-1)
+        return replace(
+            self,
+            tokens=tokens.clone(),
+            scores=scores.new_empty(len(tokens), 0),
+            ranks=token_ranks(scores, truth.to(tokens.device), tokens),
+            collisions={t: same[:COLLISIONS] for t, same in self.collisions.items()},
+            diverged=diverged,
+        )
 
 
 def join(parts: Sequence[Answer]) -> Answer:
@@ -108,20 +147,20 @@ def verdicts(answer: Answer, truth: Tensor, at_floor: bool) -> list[str]:
 
 
 def set_recall(tokens: list[int], truth: list[int], positions: list[int]) -> float | None:
-    """The share of the true tokens at some positions that were found there, in any order.
+    """The share of the true tokens at some positions that were named there, in any order.
 
-    Tokens are counted as often as they stand there (a multiset). None without positions.
+    Tokens count as often as they stand there (a multiset). None without positions.
     """
     if not positions:
         return None
-    there = Counter(truth[t] for t in positions) & Counter(tokens[t] for t in positions)
-    return there.total() / len(positions)
+    both = Counter(truth[t] for t in positions) & Counter(tokens[t] for t in positions)
+    return both.total() / len(positions)
 
 
 def is_permuted(tokens: list[int], truth: list[int], positions: list[int]) -> bool | None:
-    """Whether the tokens found at some positions are the true ones in another order.
+    """Whether the tokens named at some positions are the true ones in another order.
 
-    None below two positions, where there is no other order.
+    None below two positions, which have no other order.
     """
     if len(positions) < 2:
         return None
@@ -153,19 +192,4 @@ def nearest_rival(runner_up: Tensor | None, floor: Tensor) -> dict[str, float | 
         "margin": float(runner_up[t]),
         "margin_floor": float(floor[t]),
         "margin_bits": math.log2(max(float(ratio[t]), 1.0)),
-    }
-
-
-def extras(tokens: list[int], truth: list[int], shown: Collection[int]) -> dict[str, Any]:
-    """Further figures of a row, ready to be merged into it.
-
-    Args:
-        tokens: the tokens found.
-        truth: the true ones.
-        shown: the positions shown.
-    """
-    hidden = [t for t in range(len(truth)) if t not in shown]
-    return {
-        "set_recall": set_recall(tokens, truth, hidden),
-        "permuted": is_permuted(tokens, truth, hidden),
     }

@@ -3,13 +3,14 @@
 A curve starts from a grid and is bisected where recovery crosses one half. More channels or less
 noise never make a token harder to tell, so a curve is monotone in expectation; of what was
 measured, with a few prompts, the nearest monotone curve is taken (isotonic regression). Every point
-consists of ordinary rows, so that an interrupted curve goes on where it was; what the curve says
-is a row of its own, of kind "curve".
+consists of ordinary rows, so that an interrupted curve goes on where it was; the curve itself is a
+row of kind "curve".
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -147,42 +148,34 @@ class Curve:
         """Asks the grid, then bisects; its points' rows are saved as they come."""
         known = {row["key"]: row for row in results.rows()}
         points: dict[float, list[Row]] = {}
-        wanted: tuple[float, ...] = self.axis.grid
+        wanted = self.axis.grid
         while wanted:
             jobs = self.jobs(wanted)
             known |= {row["key"]: row for row in answer(jobs, results)}
             for job in jobs:
                 for cell in job.cells:
                     points.setdefault(self.axis.of(cell), []).append(known[job.key(cell)])
-            wanted = self._next(points)
+            values, shares = self._shares(points)
+            between, middle = bracket(shares.mean(axis=0)), None
+            if between is not None:
+                middle = self.axis.middle(values[between], values[between + 1])
+            wanted = () if middle is None else (middle,)
         return [self._row(points)]
-
-    def _next(self, points: dict[float, list[Row]]) -> tuple[float, ...]:
-        """The value between the two at which recovery crosses one half; none where near enough."""
-        values, shares = self._shares(points)
-        between = bracket(shares.mean(axis=0))
-        if between is None:
-            return ()
-        middle = self.axis.middle(values[between], values[between + 1])
-        return () if middle is None else (middle,)
 
     def _shares(self, points: dict[float, list[Row]]) -> tuple[list[float], np.ndarray]:
         """Values, the easiest first, and each prompt's share of tokens there, `(P, N)`."""
         values = sorted(points, key=self.axis.difficulty)
-        columns = []
-        for value in values:
-            rows = sorted(points[value], key=lambda row: row["prompt"])
-            columns.append([row["self"]["top1"] for row in rows])
-        return values, np.array(columns).T
+        several = [sorted(points[value], key=lambda row: row["prompt"]) for value in values]
+        return values, np.array([[row["self"]["top1"] for row in rows] for rows in several]).T
 
     def _row(self, points: dict[float, list[Row]]) -> Row:
         values, shares = self._shares(points)
-        by_value = [points[value] for value in values]
+        by_value, share = [points[value] for value in values], shares.mean(axis=0)
         difficulties = np.array([self.axis.difficulty(value) for value in values])
         limits = sorted(map(self.axis.value, interval(difficulties, shares)))
-        estimate = self.axis.value(float(crossing(difficulties, shares.mean(axis=0)[None])[0]))
+        estimate = self.axis.value(float(crossing(difficulties, share[None])[0]))
         low, high = min(limits[0], estimate), max(limits[1], estimate)
-        between = bracket(shares.mean(axis=0))
+        between = bracket(share)
         row = {
             "key": self.keys[0],
             "kind": "curve",
@@ -196,10 +189,10 @@ class Curve:
             "count": len(self.prompts),
             "length": len(self.prompts[0].tokens),
             "values": values,
-            "top1": shares.mean(axis=0).tolist(),
-            "exact": [_mean(row["exact"] for row in rows) for rows in by_value],
+            "top1": share.tolist(),
+            "exact": [fmean(row["exact"] for row in rows) for rows in by_value],
             "ambiguous": [
-                _mean(said == "ambiguous" for row in rows for said in row["verdict"])
+                fmean(verdict == "ambiguous" for row in rows for verdict in row["verdict"])
                 for rows in by_value
             ],
             "threshold": HALF,
@@ -225,19 +218,17 @@ def answer(jobs: Iterable[Job], results: Results) -> list[Row]:
     remaining: list[Job] = []
     together: dict[str, list[Job]] = {}
     for job in jobs:
-        length = len(job.cells[0].prompt.tokens)
         if job.solver.family == "gradient":
+            length = len(job.cells[0].prompt.tokens)
             together.setdefault(row_key(job.label, job.settings, length), []).append(job)
         else:
             remaining.append(job)
     for several in together.values():
         cells = [cell for job in several for cell in job.cells]
-        prompts = max((job.prompts for job in several), key=len)
+        most = max((job.prompts for job in several), key=len)
         batch = rows_at_once(several[0].checkpoint.model, len(cells[0].prompt.tokens))
-        remaining += [
-            replace(several[0], prompts=prompts, cells=cells[i : i + batch])
-            for i in range(0, len(cells), batch)
-        ]
+        parts = [cells[i : i + batch] for i in range(0, len(cells), batch)]
+        remaining += [replace(several[0], prompts=most, cells=part) for part in parts]
     answers = []
     for job in remaining:
         rows = job.run(results)
@@ -334,8 +325,3 @@ def decibels(noise: float) -> float | None:
 
 def _above(fit: np.ndarray) -> np.ndarray:
     return fit >= HALF - 1e-12  # sums in another order must not matter
-
-
-def _mean(values: Iterable[bool]) -> float:
-    counted = list(values)
-    return sum(counted) / len(counted)

@@ -1,34 +1,33 @@
-"""One inversion problem: what is shown of a circuit's output, and how exact that showing is."""
+"""Inversion problems: what is shown of a circuit's output, and how exact that showing is."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from eval.circuit import Circuit, join
+from eval.circuit import Circuit, join, run_together
 from eval.errors import RequestError
-from eval.inversion.answer import COLLISIONS, Answer
-from eval.inversion.spaces import restrict
-from eval.ranks import token_ranks
 from eval.slices import Slice
+
+if TYPE_CHECKING:
+    from eval.inversion.spaces import Objective
 
 ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 
 TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
-
 WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
-
-
 Shown = slice
 """Of the positions shown."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """P prompts of one length seen through one circuit and slice. Solvers never see the truth.
+    """P prompts of one length seen through one circuit and slice, without the truth.
 
     Attributes:
         circuit: the function to be inverted.
@@ -39,7 +38,6 @@ class Problem:
         limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
             what the noise adds.
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
-        allowed: the only tokens that an answer may hold; None for all.
     """
 
     circuit: Circuit
@@ -49,78 +47,21 @@ class Problem:
     floor: Tensor
     limit: Tensor
     noise: Tensor
-    allowed: tuple[int, ...] | None = None
-    _truth: Tensor | None = field(default=None, repr=False)  # `(P, T)`, for `ranked` alone
 
     @property
     def hidden(self) -> int:
         """How many tokens are hidden, of those before the last position shown."""
         return self.slice.hidden(self.length)
 
-    def of(self, rows: Tensor | list[int]) -> "Problem":
+    def of(self, rows: Tensor | list[int]) -> Problem:
         """The same problem of some of the prompts."""
-        return replace(
-            self,
-            target=self.target[rows],
-            floor=self.floor[rows],
-            limit=self.limit[rows],
-            noise=self.noise[rows],
-            _truth=None if self._truth is None else self._truth[rows],
-        )
+        return self._part(rows)
 
-    def ranked(self, p: int, answer: Answer, first: int = 0) -> Answer:
-        """What a solver answers to prompt p, its scores turned into the true tokens' ranks.
-
-        Scores are V numbers a position: kept, they would outgrow everything else. Where nobody asks
-        for ranks (`pose`), the answer keeps its scores, but none of its batch's.
-
-        Args:
-            p: the prompt's number.
-            answer: with scores.
-            first: the position of its first token.
-        """
-        tokens, scores = answer.tokens, answer.scores
-        diverged = answer.diverged or not bool(scores.isfinite().all())
-        if self.allowed:
-            scores = restrict(scores, self.allowed)
-            tokens = scores.argmax(dim=-1)
-        answer = replace(answer, tokens=tokens.clone(), diverged=diverged)
-        if self._truth is None:
-            return replace(answer, scores=scores.clone())
-        truth = self._truth[p, first : first + len(tokens)].to(tokens.device)
-        ranks = token_ranks(scores, truth, tokens)
-        listed = {t: several[:COLLISIONS] for t, several in answer.collisions.items()}
-        none = scores.new_empty(len(tokens), 0)
-        return replace(answer, scores=none, ranks=ranks, collisions=listed)
-
-    def keeping_scores(self) -> "Problem":
-        """The same for a solver that goes on with another's scores."""
-        return replace(self, allowed=None, _truth=None)
-
-    def lengthened(self, p: int, answer: Answer) -> Answer:
-        """The answer to this problem of an answer to its `shortened` one.
-
-        Of a token after the last position shown nothing is known: all tokens fit alike.
-        """
-        first, V = len(answer.tokens), len(self.circuit.vocabulary)
-        if first == self.length:
-            return answer
-        rest, listed = answer.tokens.new_zeros(self.length - first), list(range(min(V, COLLISIONS)))
-        unknown = self.ranked(p, Answer(rest, torch.zeros(len(rest), V).to(rest.device)), first)
-        assert answer.ranks is not None
-        assert unknown.ranks is not None
-        return replace(
-            answer,
-            tokens=torch.cat([answer.tokens, unknown.tokens]),
-            ranks=torch.cat([answer.ranks, unknown.ranks]),
-            collisions=answer.collisions | dict.fromkeys(range(first, self.length), listed),
-        )
-
-    def shortened(self) -> "Problem":
+    def shortened(self) -> Problem:
         """Without the tokens after the last position shown, which change no output shown."""
         return self.showing(slice(None), self.slice.positions(self.length)[-1] + 1)
 
-    def runs(self) -> "list[Problem]":
+    def runs(self) -> list[Problem]:
         """A problem for each run of neighbouring positions shown, of the prompt up to its end.
 
         Of a causal model: what comes after the run does not change its outputs.
@@ -133,24 +74,16 @@ class Problem:
             for start, end in zip(starts, ends, strict=True)
         ]
 
-    def showing(self, some: Shown, length: int | None = None) -> "Problem":
-        """With only some of the shown positions shown.
-
-        Args:
-            some: of the S positions.
-            length: tokens of the prompt; as many as before when not given.
-        """
+    def showing(self, some: Shown, length: int | None = None) -> Problem:
+        """With only some of the S shown positions shown, of prompts of another length if given."""
         length = length or self.length
         shown = self.slice.positions(self.length)[some]
-        return replace(
-            self,
-            length=length,
-            slice=Slice.of(shown, length, self.slice.low, self.slice.high),
-            target=self.target[:, some],
-            floor=self.floor[:, some],
-            limit=self.limit[:, some],
-            noise=self.noise[:, some],
-        )
+        part = Slice.of(shown, length, self.slice.low, self.slice.high)
+        return self._part((slice(None), some), length=length, slice=part)
+
+    def _part(self, index: Any, **changes: Any) -> Problem:
+        names = ("target", "floor", "limit", "noise")
+        return replace(self, **{name: getattr(self, name)[index] for name in names}, **changes)
 
     def distances(self, outputs: Tensor) -> Tensor:
         """Distance to the target at each shown position: `(P, T, width)` outputs to `(P, S)`."""
@@ -185,6 +118,84 @@ class Problem:
         batches = hidden.split(max(1, TOGETHER // self.length))
         fits = [self.residual(self.whole(some, visible))[1] for some in batches]
         return hidden[torch.cat(fits)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of one model and length T: the prompts of all problems, in the problems' order.
+
+    The problems may differ in layer, slice, noise and prompts. Problems whose circuits differ in
+    nothing but the layer share one pass.
+
+    Raises:
+        RequestError: different models or lengths.
+    """
+
+    problems: tuple[Problem, ...]
+
+    def __post_init__(self) -> None:
+        """Checks that one embedding serves all."""
+        first = self.problems[0]
+        for problem in self.problems:
+            if problem.circuit.model is not first.circuit.model or problem.length != first.length:
+                raise RequestError("a batch is of one model and one length")
+
+    @property
+    def size(self) -> int:
+        """Number of rows B."""
+        return sum(len(problem.target) for problem in self.problems)
+
+    @property
+    def length(self) -> int:
+        """Tokens T of each row."""
+        return self.problems[0].length
+
+    @property
+    def circuit(self) -> Circuit:
+        """Any one of the circuits, for the embedding, its scale and its pseudo-inverse."""
+        return self.problems[0].circuit
+
+    def spans(self) -> Iterator[tuple[Problem, int, int]]:
+        """Each problem, its first row, and the row after its last."""
+        start = 0
+        for problem in self.problems:
+            yield problem, start, start + len(problem.target)
+            start += len(problem.target)
+
+    def of(self, rows: Tensor) -> Batch:
+        """Some of the rows, given by ascending number `(b,)`."""
+        parts = [
+            (p, rows[(rows >= start) & (rows < end)] - start) for p, start, end in self.spans()
+        ]
+        return Batch(tuple(problem.of(chosen) for problem, chosen in parts if len(chosen)))
+
+    def losses(self, embeddings: Tensor, objective: Objective) -> Tensor:
+        """The objective of each row, `(B, T, D) -> (B,)`; rows do not touch each other."""
+        shown = zip(self.problems, self._outputs(embeddings), strict=True)
+        return torch.cat([objective(p.slice.select(o), p.target) for p, o in shown])
+
+    @torch.no_grad()
+    def solved(self, tokens: Tensor) -> Tensor:
+        """Which rows of `(B, T)` tokens explain what is shown, within the limit, `(B,)`."""
+        shown = zip(self.problems, self._outputs(self.circuit.embed(tokens)), strict=True)
+        return torch.cat([(p.distances(o) <= p.limit).all(dim=-1) for p, o in shown])
+
+    def _outputs(self, embeddings: Tensor) -> list[Tensor]:
+        """Each problem's whole outputs, `(P, T, width)`."""
+        parts = embeddings.split([len(problem.target) for problem in self.problems])
+        families: dict[tuple[str, frozenset[str]], list[int]] = {}
+        for i, problem in enumerate(self.problems):
+            families.setdefault((problem.circuit.part, problem.circuit.without), []).append(i)
+        outputs: dict[int, Tensor] = {}
+        for family in families.values():
+            family.sort(key=lambda i: self.problems[i].circuit.depth)
+            together = run_together(
+                [self.problems[i].circuit for i in family],
+                [len(parts[i]) for i in family],
+                torch.cat([parts[i] for i in family]),
+            )
+            outputs.update(zip(family, together, strict=True))
+        return [outputs[i] for i in range(len(self.problems))]
 
 
 class Measured(NamedTuple):
@@ -249,19 +260,17 @@ def pose(
     measured: Measured | None = None,
     noise: float = 0.0,
     generators: list[torch.Generator] | None = None,
-    ranked: bool = False,
 ) -> Problem:
     """Makes the problem of recovering `tokens`, `(P, T)`, from a slice of the circuit's output.
 
     Args:
         circuit: the circuit.
-        tokens: the truth, which only measuring looks at, and ranking.
+        tokens: the truth, which only measuring looks at.
         shown: the slice.
         measured: of the same circuit and tokens, where it is known already.
         noise: standard deviation of Gaussian noise in the target, in units of the root mean square
             of each position's shown outputs.
         generators: the source of each prompt's noise.
-        ranked: whether answers hold the ranks of `tokens` rather than all scores.
 
     Raises:
         RequestError: as `measure`, or an empty slice.
@@ -277,8 +286,7 @@ def pose(
         target = target + size[..., None] * drawn.to(target)
     # the length of C draws is within 4 / sqrt(2) of sqrt(C) but once in many thousand times
     limit = ACCEPT * floor + size * (channels**0.5 + 4 / 2**0.5)
-    truth = tokens if ranked else None
-    return Problem(circuit, shown, tokens.shape[1], target, floor, limit, size, None, truth)
+    return Problem(circuit, shown, tokens.shape[1], target, floor, limit, size)
 
 
 def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:

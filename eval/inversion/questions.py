@@ -1,18 +1,34 @@
-"""What is asked: a question is a grid of cells, which are the rows to be."""
+"""What is asked: a question is a grid of cells, each a row to be; suites write questions down.
 
-from dataclasses import dataclass
+Suites are `quick`, `standard`, `full`, or a YAML file of one's own:
+
+    prompts: {set: [story], count: 100, length: 24}
+    questions:
+      - layers: all                        # or last, or a list such as [1, 4, [1, 4]]
+        slices: ["[:, 0:, :]"]
+        methods: {sweep: {}, adam-l1: {method: adam, objective: l1}}
+
+A question may also have parts, without, seeds, noise and shuffled.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from itertools import product
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.solvers import Solver
+from eval.inversion.solvers import Solver, parse_solvers
 from eval.models import Checkpoint
 from eval.slices import Slice
-from eval.text import Prompt
+from eval.text import SETS, Prompt
 
-ALL = "all"
-LAST = "last"
+ALL, LAST = "all", "last"
+SUITES = Path(__file__).parent.parent / "suites"
+PROMPTS = {"set": ["story"], "count": 8, "length": 16}
 
 
 @dataclass(frozen=True)
@@ -46,12 +62,12 @@ class Question:
     """What is asked of every checkpoint: the product of all fields.
 
     Attributes:
+        methods: solvers by label.
+        slices: what is shown.
         layers: numbers from 0 (the embedding), tuples of layers to be joined, `all` (every block's)
             or `last`.
         parts: of `eval.circuit.PARTS`.
         without: sets of ablations.
-        slices: what is shown.
-        methods: solvers by label.
         seeds: one answer per seed for solvers that draw at random.
         noise: of the target, in units of its root mean square.
         shuffled: whether to ask, beside, with every target belonging to another prompt.
@@ -99,3 +115,128 @@ class Cell:
     def target(self) -> tuple[Site, Slice, float, str | None, int]:
         """Cells of equal targets are prompts of one problem."""
         return (self.site, self.slice, self.noise, self.control, self.seed)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Questions, and the prompts that they are asked of: their sets, count and length."""
+
+    questions: list[Question]
+    prompts: dict[str, Any]
+
+
+def read_suite(name: str, override: Mapping[str, Any] | None = None) -> Suite:
+    """A suite by its name or file, checked and completed.
+
+    Args:
+        name: a file of `eval/suites`, or a path.
+        override: fields that replace those of every question.
+
+    Raises:
+        RequestError: no such suite or file, not YAML, or a key or value that is not allowed.
+    """
+    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
+    path = SUITES / f"{name}.yaml" if name in known else Path(name)
+    flag = f"--suite {path}"
+    if not path.is_file():
+        raise RequestError(
+            f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
+        )
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RequestError(f"{flag}: not YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(data, dict) or not isinstance(data.get("questions"), list):
+        raise RequestError(f"{flag}: needs a list under the key questions")
+    _only(data, ("prompts", "questions"), flag)
+    prompts = data.get("prompts") or {}
+    _check_prompts(prompts, f"{flag}, prompts")
+    if not data["questions"]:
+        raise RequestError(f"{flag}: no questions; give at least one")
+    questions = []
+    for number, entry in enumerate(data["questions"], start=1):
+        where = f"question {number}"
+        if not isinstance(entry, dict):
+            raise RequestError(f"{where}: {entry!r} is not a mapping of fields to values")
+        _only(entry, [field.name for field in fields(Question)], where)
+        questions.append(build_question({**entry, **(override or {})}, where))
+    return Suite(questions, PROMPTS | prompts)
+
+
+def build_question(entry: Mapping[str, Any], where: str) -> Question:
+    """Checks and completes a question that a suite or a claim has written down.
+
+    Args:
+        entry: fields of `Question`, as YAML has them.
+        where: it stands, for errors.
+
+    Raises:
+        RequestError: a value that is not allowed, named.
+    """
+    if not entry.get("methods"):
+        raise RequestError(f"{where}: no methods; give some, as in methods: {{sweep: {{}}}}")
+    built: dict[str, Any] = {"methods": parse_solvers(entry["methods"])}
+    if "layers" in entry:
+        built["layers"] = _layers(entry["layers"], where)
+    if "shuffled" in entry:
+        if not isinstance(entry["shuffled"], bool):
+            raise RequestError(f"{where}, shuffled: {entry['shuffled']!r} must be true or false")
+        built["shuffled"] = entry["shuffled"]
+    for name in ("slices", "parts", "without", "seeds", "noise"):
+        if name in entry:
+            value = entry[name]
+            values = value if isinstance(value, list | tuple) else [value]
+            if not values:
+                raise RequestError(f"{where}, {name}: empty; give some, or leave it out")
+            if name in ("seeds", "noise"):
+                _check_numbers(values, name, where)
+            built[name] = tuple(map(READ[name], values))
+    return Question(**built)
+
+
+READ: dict[str, Callable[[Any], Any]] = {
+    "slices": lambda text: Slice.parse(str(text)),
+    "parts": str,
+    "without": lambda each: frozenset(map(str, each if isinstance(each, list) else [each])),
+    "seeds": int,
+    "noise": lambda number: number,
+}
+"""A value of each field that is a list."""
+
+
+def _check_numbers(values: Collection[Any], name: str, where: str) -> None:
+    kinds, words = ((int,), "whole numbers") if name == "seeds" else ((int, float), "numbers")
+    if not all(type(v) in kinds and 0 <= v < float("inf") for v in values):
+        raise RequestError(f"{where}, {name}: {values} must be {words} of at least 0")
+
+
+def _layers(value: Any, where: str) -> Any:
+    if value in (ALL, LAST):
+        return value
+    layers = value if isinstance(value, list) else [value]
+    joined = tuple(tuple(layer) if isinstance(layer, list) else layer for layer in layers)
+    flat = [one for layer in joined for one in (layer if isinstance(layer, tuple) else (layer,))]
+    if not flat or not all(type(one) is int for one in flat):
+        raise RequestError(f"{where}, layers: {value!r} must be all, last, or a list of numbers")
+    return joined
+
+
+def _check_prompts(data: Any, where: str) -> None:
+    if not isinstance(data, dict):
+        raise RequestError(f"{where}: {data!r} is not a mapping, as in {PROMPTS}")
+    _only(data, PROMPTS, where)
+    wanted = data.get("set", PROMPTS["set"])
+    if not isinstance(wanted, list) or not wanted or not all(name in SETS for name in wanted):
+        raise RequestError(f"{where}, set: {wanted!r} must be a list of {', '.join(SETS)}")
+    for name in ("count", "length"):
+        value = data.get(name, 1)
+        if type(value) is not int or value < 1:
+            raise RequestError(f"{where}, {name}: {value!r} must be a whole number of at least 1")
+
+
+def _only(data: dict[str, Any], allowed: Collection[str], where: str) -> None:
+    for key in data:
+        if key not in allowed:
+            raise RequestError(
+                f"{where}: unknown key {key!r}; allowed: {', '.join(sorted(allowed))}"
+            )

@@ -13,10 +13,17 @@ import torch
 from eval.artefacts import fitted
 from eval.circuit import Circuit, uncertified
 from eval.errors import RequestError
-from eval.inversion.answer import COLLISIONS, Answer, extras, nearest_rival, tally, verdicts
-from eval.inversion.batch import Batch
+from eval.inversion.answer import (
+    COLLISIONS,
+    Answer,
+    is_permuted,
+    nearest_rival,
+    set_recall,
+    tally,
+    verdicts,
+)
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Measured, Problem, measure_layers, pose
+from eval.inversion.problem import Batch, Measured, Problem, measure_layers, pose
 from eval.inversion.questions import Cell, Question, Site
 from eval.inversion.readback import WINDOWS, ReadBack, fit_readbacks
 from eval.inversion.solvers import Solver, Tools
@@ -103,25 +110,19 @@ class Job:
         for cell in self.cells:
             grouped.setdefault(cell.target, []).append(cell)
         problems = [self._pose(cells) for cells in grouped.values()]
-        answers = iter(self._solve(problems, [c for cells in grouped.values() for c in cells]))
-        rows = []
-        for problem, cells in zip(problems, grouped.values(), strict=True):
-            group = [next(answers) for _ in cells]
-            tokens = torch.stack([answer.tokens for answer in group]).to(problem.target.device)
-            residual, within = problem.residual(tokens)
-            rows += [
-                _row(self, problem, cell, answer, p, float(residual[p]), bool(within[p]))
-                for p, (cell, answer) in enumerate(zip(cells, group, strict=True))
-            ]
-        return rows
-
-    def _solve(self, problems: list[Problem], cells: list[Cell]) -> list[Answer]:
+        cells = [cell for same in grouped.values() for cell in same]
         chance = [_generator(cell.prompt, cell.seed) for cell in cells]
-        truth = torch.tensor([cell.prompt.tokens for cell in cells])
-        device = problems[0].target.device
-        tools = Tools(self._lexicon, truth.to(device), self._readbacks)
-        asked = Batch(tuple(replace(problem, allowed=self.allowed) for problem in problems))
-        return self.solver.answer(asked, chance, tools)
+        truth = torch.tensor([cell.prompt.tokens for cell in cells]).to(problems[0].target.device)
+        batch, tools = Batch(tuple(problems)), Tools(truth, self._lexicon, self._readbacks)
+        answers = self.solver.answer(batch, chance, tools, self.allowed)
+        rows = []
+        for problem, start, end in batch.spans():
+            tokens = torch.stack([answer.tokens for answer in answers[start:end]])
+            residual, within = problem.residual(tokens.to(problem.target.device))
+            for p, row in enumerate(range(start, end)):
+                verified = float(residual[p]), bool(within[p])
+                rows.append(self._row(cells[row], answers[row], problem, p, *verified))
+        return rows
 
     def _pose(self, cells: list[Cell]) -> Problem:
         """The problem of cells that share a target."""
@@ -134,7 +135,7 @@ class Job:
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
         circuit = self._circuit(first.site)
-        return pose(circuit, truth, first.slice, of_these, first.noise, chance, ranked=True)
+        return pose(circuit, truth, first.slice, of_these, first.noise, chance)
 
     def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
         """Of all prompts of one length; of all layers asked for here, in the same passes."""
@@ -188,6 +189,71 @@ class Job:
     def _circuit(self, site: Site) -> Circuit:
         return self.checkpoint.keep(("circuit", site), lambda: site.circuit(self.checkpoint))
 
+    def _row(
+        self, cell: Cell, answer: Answer, problem: Problem, p: int, residual: float, within: bool
+    ) -> Row:
+        checkpoint, prompt, circuit = self.checkpoint, cell.prompt, problem.circuit
+        real, shown = prompt.real, cell.slice.positions(problem.length)
+        tokens = list(prompt.tokens[:real])
+        assert answer.ranks is not None
+        answer.tokens = answer.tokens[:real].cpu()
+        seen = [t for t in shown if t < real]
+        hidden = [t for t in range(real) if t not in seen]
+        rank, named = answer.ranks[:real].tolist(), answer.tokens.tolist()
+        floor = problem.floor[p, : len(seen)]
+        runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
+        searched = self.solver.family == "search"
+        return {
+            "key": self.key(cell),
+            "kind": "recovery",
+            "checkpoint": checkpoint.provenance,
+            "site": cell.site.record,
+            "slice": str(cell.slice),
+            "length": real,
+            "observed": len(shown),
+            "hidden": len(hidden),
+            "padded": bool(prompt.pads),
+            "noise": cell.noise,
+            "control": cell.control,
+            "method": self.label,
+            "family": self.solver.family,
+            "settings": self.settings,
+            "batch": len(self.cells),
+            "candidates_at_once": candidates_at_once(checkpoint.model) if searched else None,
+            "prompts": prompt.kind,
+            "prompt": prompt.index,
+            "seed": cell.seed,
+            "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
+            "truth": tokens,
+            "found": named,
+            "truth_text": checkpoint.pieces(tokens),
+            "found_text": checkpoint.pieces(named),
+            "rank": rank,
+            "self": tally(rank, seen),
+            "nonself": tally(rank, hidden),
+            "exact": named == tokens,
+            "set_recall": set_recall(named, tokens, hidden),
+            "permuted": is_permuted(named, tokens, hidden),
+            "residual": residual,
+            "floor": float(problem.floor[p].norm()),
+            **nearest_rival(runner_up, floor),
+            "at_floor": within,
+            "diverged": answer.diverged,
+            "criterion": answer.criterion,
+            "certificate": answer.certificate if within and not circuit.uncertified else None,
+            "uncertified": circuit.uncertified,
+            "verdict": verdicts(answer, torch.tensor(tokens), within),
+            "collisions": [
+                {"position": t, "tokens": checkpoint.pieces(same[:COLLISIONS])}
+                for t, same in answer.collisions.items()
+                if t < real
+            ],
+            "steps_to_solve": answer.steps,
+            "evaluations": answer.evaluations,
+            "seconds": round(answer.seconds, 4),
+            "notes": answer.notes,
+        }
+
 
 def plan(
     checkpoint: Checkpoint,
@@ -214,19 +280,17 @@ def plan(
             alone and cannot be shuffled, no method that can answer any slice, or a corpus with too
             little text.
     """
-    batch = batch or rows_at_once(checkpoint.model, max(len(prompt.tokens) for prompt in prompts))
+    lengths = Counter(len(prompt.tokens) for prompt in prompts)
+    batch = batch or rows_at_once(checkpoint.model, max(lengths))
     _ = held_out_text(checkpoint, corpus).background  # too little of it is refused here
-    jobs: list[Job] = []
-    refusals = []
-    if question.shuffled:
-        for length, count in Counter(len(prompt.tokens) for prompt in prompts).items():
-            if count < 2:
-                raise RequestError(
-                    f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
-                )
-    sites = question.sites(checkpoint)
+    for length, count in lengths.items():
+        if question.shuffled and count < 2:
+            raise RequestError(
+                f"--controls shuffled: only one prompt of {length} tokens; ask for two or more"
+            )
+    sites, jobs, refusals = question.sites(checkpoint), [], {}
     # a model to compare with is compared as it is
-    controls = (None, "shuffled") if question.shuffled and not checkpoint.control else (None,)
+    controls = (None, SHUFFLED) if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
         if method.proves and (reason := uncertified(checkpoint.model)):
             raise RequestError(
@@ -234,34 +298,31 @@ def plan(
                 "model in float32, or ask alternating"
             )
         groups: dict[Any, list[Cell]] = {}
-        gradient = method.family == "gradient"
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
+            length = len(prompt.tokens)
             shown.channels(site.circuit(checkpoint).width)
-            shown.positions(len(prompt.tokens))
-            causal = "mask" not in site.without
-            refusal = method.refusal(shown, len(prompt.tokens), causal)
-            if refusal:
-                refusals.append(f"{label} {refusal}")
+            shown.positions(length)
+            if refusal := method.refusal(shown, length, "mask" not in site.without):
+                refusals[f"{label} {refusal}"] = None
                 continue
-            for seed in question.seeds if method.random or noise else question.seeds[:1]:
-                for control in controls:
-                    cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
-                    alike = {
-                        "batch": (control,),
-                        "layers": (site.part, site.without, *cell.target[1:]),
-                        "problem": cell.target,
-                    }
-                    key = len(prompt.tokens), alike[method.together]
-                    groups.setdefault(key, []).append(cell)
+            seeds = question.seeds if method.random or noise else question.seeds[:1]
+            for seed, control in product(seeds, controls):
+                cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
+                alike = {
+                    "batch": (control,),
+                    "layers": (site.part, site.without, *cell.target[1:]),
+                    "problem": cell.target,
+                }
+                groups.setdefault((length, alike[method.together]), []).append(cell)
+        answers = allowed if method.family == "gradient" else None
+        job = Job(checkpoint, label, method, tuple(prompts), corpus, answers)
         for cells in groups.values():
-            answers = allowed if gradient else None
-            job = Job(checkpoint, label, method, tuple(prompts), corpus, answers)
-            shared = method.together == "layers"
-            jobs += [replace(job, cells=some) for some in _batches(cells, batch, shared)]
+            several = _batches(cells, batch, method.together == "layers")
+            jobs += [replace(job, cells=some) for some in several]
     if not jobs:
         raise RequestError(
             f"--slices {' '.join(map(str, question.slices))}: no method asked for fits "
-            f"({'; '.join(dict.fromkeys(refusals))})"
+            f"({'; '.join(refusals)})"
         )
     return jobs
 
@@ -281,78 +342,6 @@ def _batches(cells: list[Cell], batch: int, shared: bool) -> Iterator[list[Cell]
         step = max(1, batch // len(sites))
         for i in range(0, len(groups), step):
             yield [cell for group in groups[i : i + step] for cell in group]
-
-
-def _row(
-    job: Job,
-    problem: Problem,
-    cell: Cell,
-    answer: Answer,
-    p: int,
-    residual: float,
-    within: bool,
-) -> Row:
-    checkpoint, prompt = job.checkpoint, cell.prompt
-    real, shown = prompt.real, cell.slice.positions(problem.length)
-    tokens = list(prompt.tokens[:real])
-    truth = torch.tensor(tokens)
-    assert answer.ranks is not None
-    answer.tokens = answer.tokens[:real].cpu()
-    seen = {t for t in shown if t < real}
-    rank, recovered = answer.ranks[:real].tolist(), answer.tokens.tolist()
-    floor = problem.floor[p, : len(seen)]
-    runner_up = None if answer.runner_up is None else answer.runner_up[: len(seen)].to(floor)
-    return {
-        "key": job.key(cell),
-        "kind": "recovery",
-        "checkpoint": checkpoint.provenance,
-        "site": cell.site.record,
-        "slice": str(cell.slice),
-        "length": real,
-        "observed": len(shown),
-        "hidden": real - len(seen),
-        "padded": bool(prompt.pads),
-        "noise": cell.noise,
-        "control": cell.control,
-        "method": job.label,
-        "family": job.solver.family,
-        "settings": job.settings,
-        "batch": len(job.cells),
-        "candidates_at_once": (
-            candidates_at_once(job.checkpoint.model) if job.solver.family == "search" else None
-        ),
-        "prompts": prompt.kind,
-        "prompt": prompt.index,
-        "seed": cell.seed,
-        "text": checkpoint.tokenizer.decode(tokens, skip_special_tokens=False),
-        "truth": tokens,
-        "found": recovered,
-        "truth_text": checkpoint.pieces(tokens),
-        "found_text": checkpoint.pieces(recovered),
-        "rank": rank,
-        "self": tally(rank, [t for t in range(real) if t in seen]),
-        "nonself": tally(rank, [t for t in range(real) if t not in seen]),
-        "exact": recovered == tokens,
-        **extras(recovered, tokens, seen),
-        "residual": residual,
-        "floor": float(problem.floor[p].norm()),
-        **nearest_rival(runner_up, floor),
-        "at_floor": within,
-        "diverged": answer.diverged,
-        "criterion": answer.criterion,
-        "certificate": answer.certificate if within and not problem.circuit.uncertified else None,
-        "uncertified": problem.circuit.uncertified,
-        "verdict": verdicts(answer, truth, within),
-        "collisions": [
-            {"position": t, "tokens": checkpoint.pieces(same[:COLLISIONS])}
-            for t, same in answer.collisions.items()
-            if t < real
-        ],
-        "steps_to_solve": answer.steps,
-        "evaluations": answer.evaluations,
-        "seconds": round(answer.seconds, 4),
-        "notes": answer.notes,
-    }
 
 
 def _generator(prompt: Prompt, seed: object) -> torch.Generator:

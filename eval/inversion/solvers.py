@@ -1,15 +1,15 @@
-"""The solvers by name: a solver is a function with a decorator, in a file of its own.
+"""The solvers by name: a solver is a function with a decorator.
 
     @solver("search", random=True)
-    def name(batch, chance, tools, *, starts=24) -> list[Answer]:
+    def name(batch, chance, *, starts=24) -> list[Answer]:
         '''What pages say of it.'''
 
 Those that descend have a decorator with a loop, `gradient.loop.gradient`.
 
-All are called alike: with a batch of problems, a source of chance for each row of the batch, and
-tools that hold what the decorator says it needs; they return an answer for each row. Keyword-only
-arguments are the settings, recorded in every row. The modules of `PACKAGES` are read for solvers,
-and files of the user's own (`eval.plugins`).
+A solver is called with a batch of problems and a source of chance for each row; it returns an
+answer for each row. Parameters after these that bear the name of a field of `Tools` get that tool.
+Keyword-only arguments are the settings, recorded in every row. The modules of `PACKAGES` are read
+for solvers, and files of the user's own (`eval.plugins`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pkgutil
+import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from eval.errors import RequestError
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
+from eval.inversion.problem import Batch
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
 
 if TYPE_CHECKING:
@@ -51,26 +52,26 @@ ANY = 1 << 30
 
 Chance = list[torch.Generator]
 """A source of chance for each row, so that no row depends on its batch."""
+LexiconOf = Callable[["Circuit"], "Lexicon"]
+ReadBacksOf = Callable[[list["Circuit"]], list["ReadBack"]]
 Solve = Callable[..., list[Answer]]
 F = TypeVar("F", bound=Solve)
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What a solver may use beside the problems, if its decorator says that it needs it.
+    """What a solver may use beside the problems, if it has a parameter of that name.
 
     Attributes:
+        truth: the tokens, `(B, T)`. Only the published protocol's own criterion looks at them;
+            answers are ranked by them.
         lexicon: of a circuit, to guess tokens from outputs.
         readback: of circuits that differ in their layers only, for the same.
-        truth: the tokens, `(B, T)`; only the published protocol's own criterion looks at them.
     """
 
-    lexicon: Callable[[Circuit], Lexicon] | None = None
     truth: Tensor | None = None
-    readback: Callable[[list[Circuit]], list[ReadBack]] | None = None
-
-
-NONE = Tools()
+    lexicon: LexiconOf | None = None
+    readback: ReadBacksOf | None = None
 
 
 @dataclass(frozen=True)
@@ -80,35 +81,35 @@ class Solver:
     Attributes:
         name: as in rows, flags and suites.
         family: one of `FAMILIES`.
-        function: called with a batch, its chance, tools, and the settings.
+        function: called with a batch, its chance, the tools that it needs, and the settings.
         settings: keyword-only arguments, recorded in every row.
-        hidden: how many hidden tokens it can work with, of those before the last position shown, in
-            a causal model; None: any slice and any model.
-        random: whether another seed can give another answer.
+        needs: fields of `Tools` that it is given.
+        code: of a user's own file, its SHA-256; None for our own.
         together: what one call may answer: problems of a "batch" that have nothing but the model
             and the length in common, "layers" of the same prompts, or one "problem".
-        needs: the tools that it is given.
-        proves: whether it is to rule out all other answers, which takes full precision.
         cost: tokens it is likely to send through the circuit for one prompt, given the vocabulary,
             the length and the hidden tokens; for the time-left estimate alone.
         title, short, word: its name on pages, in narrower places, and in the terminal.
-        code: of a user's own file, its SHA-256; None for our own.
+        hidden: how many hidden tokens it can work with, of those before the last position shown, in
+            a causal model; None: any slice and any model.
+        random: whether another seed can give another answer.
+        proves: whether it is to rule out all other answers, which takes full precision.
     """
 
     name: str
     family: str
     function: Solve
     settings: dict[str, Any]
-    hidden: range | None
-    random: bool
-    together: str
     needs: tuple[str, ...]
-    proves: bool
+    code: str | None
+    together: str
     cost: Callable[[int, int, int], float]
     title: str
     short: str
     word: str
-    code: str | None = None
+    hidden: range | None = None
+    random: bool = False
+    proves: bool = False
 
     @property
     def text(self) -> str:
@@ -139,21 +140,38 @@ class Solver:
         """The `settings` field of its rows: the settings, and whose code it was if not ours."""
         return self.settings | ({"code": self.code} if self.code else {})
 
-    def answer(self, batch: Batch, chance: Chance, tools: Tools = NONE) -> list[Answer]:
-        """An answer for each row of the batch.
+    def answer(
+        self,
+        batch: Batch,
+        chance: Chance,
+        tools: Tools,
+        allowed: Collection[int] | None = None,
+    ) -> list[Answer]:
+        """An answer for each row of the batch, with the ranks of the true tokens if there are such.
 
-        What searches left to right is asked without the tokens after the last position shown.
+        A solver that searches left to right gets the prompts without the tokens after the last
+        position shown.
+
+        Args:
+            batch: the problems.
+            chance: of each row.
+            tools: those that the solver needs; the truth.
+            allowed: the only tokens that an answer may hold; None for all.
         """
-        given = Tools(**{name: getattr(tools, name) for name in self.needs})
-        if self.hidden is None:
-            return self.function(batch, chance, given, **self.settings)
-        shown = Batch(tuple(problem.shortened() for problem in batch.problems))
-        answers = iter(self.function(shown, chance, given, **self.settings))
-        return [
-            problem.lengthened(p, next(answers))
-            for problem in batch.problems
-            for p in range(len(problem.target))
-        ]
+        started, asked = time.perf_counter(), batch
+        if self.hidden is not None:
+            asked = Batch(tuple(problem.shortened() for problem in batch.problems))
+        given = {name: getattr(tools, name) for name in self.needs}
+        answers = self.function(asked, chance, **given, **self.settings)
+        share = (time.perf_counter() - started) / len(answers)
+        for row, answer in enumerate(answers):
+            answer.seconds = answer.seconds or share
+            if len(answer.tokens) < batch.length:
+                answer = answer.lengthened(batch.length)
+            answers[row] = (
+                answer if tools.truth is None else answer.ranked(tools.truth[row], allowed)
+            )
+        return answers
 
     def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:
         """Why it cannot be asked this, or None."""
@@ -197,54 +215,46 @@ class Solver:
 _REGISTRY: dict[str, Solver] = {}
 
 
-def solver(
-    family: str,
-    *,
-    name: str | None = None,
-    hidden: range | None = None,
-    random: bool = False,
-    together: str | None = None,
-    needs: tuple[str, ...] = (),
-    proves: bool = False,
-    cost: Callable[[int, int, int], float] | None = None,
-    title: str | None = None,
-    short: str | None = None,
-    word: str | None = None,
-) -> Callable[[F], F]:
+def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     """Enters a function among the solvers, under its own name if no other is given.
 
-    Arguments are fields of `Solver`. A gradient solver answers a batch at once, any other one
-    problem, if `together` says nothing else. Without `cost` a token costs three times the default
-    of `steps`, or of 300.
+    Args:
+        family: one of `FAMILIES`.
+        name: of the solver.
+        about: fields of `Solver`: hidden, random, together, proves, cost, title, short, word. A
+            gradient solver answers a batch at once, any other one problem, if `together` says
+            nothing else. Without `cost` a token costs three times the default of `steps`, or of
+            300.
 
     Raises:
         RequestError: another solver has the name.
     """
 
     def enter(function: F) -> F:
-        parameters = inspect.signature(function).parameters.values()
-        settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        parameters = inspect.signature(function).parameters
+        settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
         key, each = name or function.__name__, 3 * settings.get("steps", 300)
         ours = function.__module__.startswith("eval.")
         if not ours:
             solvers()  # so that no name of ours is taken
         if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
             raise RequestError(f"solver {key}: there is one of that name; give it another")
+        title = about.get("title", key)
+        defaults = {
+            "together": "batch" if family == "gradient" else "problem",
+            "cost": lambda V, T, k: each * T,
+            "title": title,
+            "short": title,
+            "word": key,
+        }
         _REGISTRY[key] = Solver(
             name=key,
             family=family,
             function=function,
             settings=settings,
-            hidden=hidden,
-            random=random,
-            together=together or ("batch" if family == "gradient" else "problem"),
-            needs=needs,
-            proves=proves,
-            cost=cost or (lambda V, T, k: each * T),
-            title=title or key,
-            short=short or title or key,
-            word=word or key,
+            needs=tuple(field.name for field in fields(Tools) if field.name in parameters),
             code=None if ours else _sha256(function),
+            **(defaults | about),
         )
         return function
 
@@ -281,23 +291,21 @@ def parse_solvers(wanted: dict[str, Any] | list[str]) -> dict[str, Solver]:
     Raises:
         RequestError: no such solver or setting.
     """
-    if not isinstance(wanted, dict) and not (
-        isinstance(wanted, list) and all(isinstance(name, str) for name in wanted)
-    ):
+    names = wanted if isinstance(wanted, list | dict) else [wanted]
+    if isinstance(wanted, str) or not all(isinstance(name, str) for name in names):
         raise RequestError(
             f"methods: {wanted!r} is neither a list of names nor a mapping of names to settings"
         )
+    by_label: dict[str, Any] = wanted if isinstance(wanted, dict) else dict.fromkeys(wanted)
     known, chosen = solvers(), {}
-    for label, settings in (
-        wanted.items() if isinstance(wanted, dict) else ((name, {}) for name in wanted)
-    ):
+    for label, settings in by_label.items():
         if not isinstance(settings or {}, dict):
             raise RequestError(
                 f"method {label}: {settings!r} is not a mapping of settings, as in {{steps: 100}}"
             )
         settings = dict(settings or {})
-        name = settings.pop("method", label)
-        if not isinstance(name, str) or name not in known:
+        name = str(settings.pop("method", label))
+        if name not in known:
             raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
         chosen[label] = known[name].configured(settings)
     return chosen

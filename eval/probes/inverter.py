@@ -1,22 +1,26 @@
-"""A trained inverter: a small bidirectional decoder that reads a slice and says every token.
+"""A trained inverter: a small bidirectional decoder from a slice to every token; as a task.
 
-What it says is a lower bound of what the slice tells (and of what stories are like, which it learns
-as well): H(token) - CE, and in published figures I_e = 1 - CE / ln V (Badger, 2602.13466). It
-starts as the Gaussian probe of `moments`, which reads each shown output by itself: its blocks add
-nothing yet, its head is the probe. Hidden positions hold a learnt vector.
+Its information is a lower bound of what the slice tells (and of what stories are like, which it
+learns as well): H(token) - CE, and in published figures I_e = 1 - CE / ln V (Badger, 2602.13466).
+It starts as the Gaussian probe, which reads each shown output by itself: its blocks add nothing
+yet, its head is the probe. Hidden positions hold a learnt vector.
 """
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, token_means
-from eval.models import tokens_at_once
-from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, Score
+from eval.models import Checkpoint, tokens_at_once
+from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, Score, Stories, score_unigram
+from eval.rows import Results, Row, row_key
 from eval.slices import Slice
 
 WARM_UP = 0.1  # of the steps
@@ -171,3 +175,70 @@ def score_inverter(
             if positions:
                 score.add(logits[:, positions].flatten(0, 1), batch[:, positions].flatten())
     return of_shown, of_hidden
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """A task: one trained inverter of a layer's slice."""
+
+    checkpoint: Checkpoint
+    stories: Stories
+    layer: int
+    slice: Slice
+    decoding: Decoding
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in the unit of `Probes.cost`."""
+        per_step = 12 * self.decoding.windows / 16 * self.stories.length / 64
+        return per_step * (30 + self.decoding.steps) * self.checkpoint.config.d_model
+
+    @property
+    def keys(self) -> list[str]:
+        """The row's key."""
+        about = self.checkpoint.identity
+        return [row_key(*about, "inverter", self.layer, str(self.slice), self._settings)]
+
+    def run(self, results: Results) -> list[Row]:
+        """One row, with the shown (self) and the hidden (non-self) tokens apart."""
+        started = time.perf_counter()
+        train, valid = self.stories.load(self.checkpoint)
+        circuit = Circuit(self.checkpoint.model, self.layer)
+        about = {"probe": "inverter", "layer": self.layer, "slice": str(self.slice)}
+        about |= {**self.stories.fit, **asdict(self.decoding)}
+        state = fitted(
+            results.directory,
+            self.checkpoint,
+            about,
+            [train],
+            lambda: fit_inverter(circuit, self.slice, train, self.decoding).state_dict(),
+        )
+        inverter = Inverter.read(state, self.decoding).to(valid.device)
+        scores = score_inverter(circuit, self.slice, valid, inverter)
+        hidden = [t for t in range(self.stories.length) if t not in set(inverter.shown)]
+        V = self.checkpoint.config.vocab_size
+        figures = [
+            score.beside(score_unigram(train, valid[:, positions], V)) if positions else None
+            for score, positions in zip(scores, (inverter.shown, hidden), strict=True)
+        ]
+        return [
+            {
+                "key": self.keys[0],
+                "kind": "probe",
+                "checkpoint": self.checkpoint.provenance,
+                "site": {"layer": self.layer, "part": "block"},
+                "slice": str(self.slice),
+                "length": self.stories.length,
+                "hidden": len(hidden),
+                "method": "inverter",
+                "settings": self._settings,
+                "self": figures[0],
+                "nonself": figures[1],
+                "tokens_at_once": tokens_at_once(self.checkpoint.model),
+                "seconds": round(time.perf_counter() - started, 4),
+            }
+        ]
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {**asdict(self.stories), **asdict(self.decoding)}

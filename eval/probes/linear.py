@@ -1,33 +1,76 @@
-"""Linear probes: what a linear reader of one output says of the tokens around it.
+"""Linear probes: what a linear reader of one output says of the tokens around it; as tasks.
 
 For every layer and offset o a classifier from the output at position t to the token at t + o, in
-three kinds: ridge and Gaussian in closed form (`moments`), and softmax regression by AdamW that
-starts from the Gaussian one. The stories go through the model once for each layer; then one offset
-is fitted after the other, so that one vocabulary's weights are in memory at a time. Closed-form
-scores are turned into probabilities by one factor, fitted on windows held back, on top of the
-tokens' own frequencies: a probe that finds nothing is left with those.
+three kinds: ridge and Gaussian in closed form (`eval.classifiers`), and softmax regression by AdamW
+that starts from the Gaussian one. The stories go through the model once for each layer; then one
+offset is fitted after the other, so that one vocabulary's weights are in memory at a time.
+Closed-form scores are turned into probabilities by one factor, fitted on windows held back, on top
+of the tokens' own frequencies: a probe that learns nothing is left with those.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, ridge
 from eval.errors import RequestError
-from eval.models import tokens_at_once
+from eval.models import Checkpoint, tokens_at_once
 from eval.ranks import token_ranks
+from eval.rows import Results, Row, row_key
+from eval.text import held_out_text
 
 KINDS = ("ridge", "gaussian", "softmax")
 SCORED = 4096  # tokens scored together
 HELD_BACK = 0.05  # of the training windows, for the factor of closed-form scores
 FACTOR_EXAMPLES = 512
 DECAY = 0.01  # of the weights, in AdamW
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Where the text comes from, and how much of it is used.
+
+    Attributes:
+        corpus: whose held-out stories are read.
+        length: tokens of a window.
+        train: windows of stories for fitting.
+        valid: windows of stories for evaluation.
+    """
+
+    corpus: str
+    length: int
+    train: int
+    valid: int
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """What a fit depends on."""
+        return {"corpus": self.corpus, "length": self.length, "train": self.train}
+
+    def load(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+        """Windows to fit on and windows to judge on, `(N, length)`, on the model's device.
+
+        Raises:
+            RequestError: too long for the model, or not enough text.
+        """
+        checkpoint.check_length(self.length)
+
+        def make() -> tuple[Tensor, Tensor]:
+            device = checkpoint.model.embedding.weight.device
+            text = held_out_text(checkpoint, self.corpus)
+            train = text.windows("fitting", self.train, self.length)
+            return train.to(device), text.windows("evaluation", self.valid, self.length).to(device)
+
+        return checkpoint.keep(self, make)
 
 
 @dataclass(frozen=True)
@@ -58,7 +101,9 @@ class Score:
 
     vocabulary: int
     count: int = 0
-    _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(FIGURES, 0.0))
+    _sums: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("top1", "top5", "nats"), 0.0)
+    )
 
     def add(self, logits: Tensor, tokens: Tensor) -> None:
         """Adds `(N, V)` logits for `(N,)` tokens."""
@@ -80,8 +125,11 @@ class Score:
         information = 1 - figures["nats"] / math.log(self.vocabulary)
         return {"count": self.count, **figures, "information": information}
 
-
-FIGURES = ("top1", "top5", "nats")
+    def beside(self, nothing: "Score") -> dict[str, Any]:
+        """The record, with that of a reader who looks at no output, and the gain over it, nats."""
+        unigram, figures = nothing.record(), self.record()
+        gain = None if figures["nats"] is None else unigram["nats"] - figures["nats"]
+        return {**figures, "unigram": unigram, "gain": gain}
 
 
 @torch.no_grad()
@@ -101,7 +149,7 @@ def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
 def fit_linear(
     outputs: Tensor, windows: Tensor, offset: int, embedding: Tensor, training: Training
 ) -> dict[str, Classifier]:
-    """Fits the probes of a site and an offset.
+    """Fits the probes of a site and an offset: classifiers that give logits, by kind.
 
     Args:
         outputs: of the site, `(N, T, F)`.
@@ -109,9 +157,6 @@ def fit_linear(
         offset: o of the token at t + o that the output at t is asked for.
         embedding: of the vocabulary, `(V, D)`.
         training: of the softmax probe.
-
-    Returns:
-        Logits' classifiers by kind.
     """
     held = max(1, round(HELD_BACK * len(windows)))
     moments = TokenMoments(len(embedding), outputs.shape[-1], outputs.device)
@@ -192,3 +237,79 @@ def _train(
         optimiser.step()
         optimiser.zero_grad()
     return Classifier(start.center, whiten @ weight.detach(), bias.detach())
+
+
+@dataclass(frozen=True)
+class Probes:
+    """A task: linear probes of all offsets of a layer."""
+
+    checkpoint: Checkpoint
+    stories: Stories
+    layer: int
+    offsets: tuple[int, ...]
+    training: Training
+
+    @property
+    def cost(self) -> float:
+        """How long it is likely to take, in no unit."""
+        return len(self.offsets) * (30 + self.training.steps) * self.checkpoint.config.d_model
+
+    @property
+    def keys(self) -> list[str]:
+        """The rows' keys."""
+        kinds = KINDS if self.training.steps else KINDS[:2]
+        return [self._key(offset, kind) for offset in self.offsets for kind in kinds]
+
+    def run(self, results: Results) -> list[Row]:
+        """One row per offset and kind of probe; fits are kept, or read where they were kept."""
+        train, valid = self.stories.load(self.checkpoint)
+        circuit = Circuit(self.checkpoint.model, self.layer)
+        read, outputs = outputs_of(circuit, valid), cache(partial(outputs_of, circuit, train))
+        T, V = self.stories.length, self.checkpoint.config.vocab_size
+        rows = []
+        for offset in self.offsets:
+            started = time.perf_counter()
+            about = {"probe": "linear", "layer": self.layer, "offset": offset, **self.stories.fit}
+            about |= asdict(self.training) if self.training.steps else {}
+            fit = partial(self._tensors, circuit, outputs, train, offset)
+            tensors = fitted(results.directory, self.checkpoint, about, [train], fit)
+            scores = score_linear(read, valid, offset, _classifiers(tensors))
+            nothing = score_unigram(train, valid[:, max(0, offset) : T + min(0, offset)], V)
+            seconds = round((time.perf_counter() - started) / len(scores), 4)
+            rows += [
+                {
+                    "key": self._key(offset, kind),
+                    "kind": "probe",
+                    "checkpoint": self.checkpoint.provenance,
+                    "site": {"layer": self.layer, "part": "block"},
+                    "offset": offset,
+                    "method": kind,
+                    "settings": self._settings(kind),
+                    **score.beside(nothing),
+                    "tokens_at_once": tokens_at_once(self.checkpoint.model),
+                    "seconds": seconds,
+                }
+                for kind, score in scores.items()
+            ]
+        return rows
+
+    def _tensors(
+        self, circuit: Circuit, outputs: Callable[[], Tensor], train: Tensor, offset: int
+    ) -> dict[str, Tensor]:
+        probes = fit_linear(outputs(), train, offset, circuit.vocabulary, self.training)
+        return {f"{k}.{n}": t for k, p in probes.items() for n, t in p._asdict().items()}
+
+    def _settings(self, kind: str) -> dict[str, Any]:
+        return asdict(self.stories) | (asdict(self.training) if kind == "softmax" else {})
+
+    def _key(self, offset: int, kind: str) -> str:
+        about = self.checkpoint.identity
+        return row_key(*about, "probe", self.layer, offset, kind, self._settings(kind))
+
+
+def _classifiers(tensors: Mapping[str, Tensor]) -> dict[str, Classifier]:
+    return {
+        kind: Classifier(*(tensors[f"{kind}.{name}"] for name in Classifier._fields))
+        for kind in KINDS
+        if f"{kind}.bias" in tensors
+    }

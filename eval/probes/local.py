@@ -1,5 +1,9 @@
 """What surrounds a prompt in a site: its Jacobian, and its basin of attraction; as tasks.
 
+The Jacobian's singular values say which changes of the hidden tokens can be seen in the visible
+outputs, and how well, if the visible tokens stay as they are. What no output can show is taken out
+first: a hidden token acts on others through a norm, which may remove its mean (LayerNorm) or its
+length (both kinds, in the first block). Such directions are not assumed but tested on the Jacobian.
 The basin says how far from the truth a solver may start and still end there.
 """
 
@@ -12,17 +16,128 @@ from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam
-from eval.inversion.problem import pose
-from eval.models import Checkpoint
-from eval.probes.geometry import local_geometry
+from eval.inversion.problem import Batch, pose
+from eval.jacobian import linearise
+from eval.models import Checkpoint, rows_at_once
+from eval.ranks import effective_rank, participation
 from eval.rows import Results, Row, row_key
 from eval.slices import Slice
 from eval.text import Prompt
 
+NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
+POSITIONS = 2048  # sent through the circuit together on a CPU, at most
 Solve = Callable[[Tensor], Tensor]
 """Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The Jacobian of one prompt in units that compare models.
+
+    Lengths of outputs are in root mean squares of the visible outputs' entries, those of inputs in
+    standard deviations of the embedding's: a gain of 1 moves the outputs by as many of theirs.
+
+    Attributes:
+        inputs: hidden features, k x D.
+        removed: directions of them that the norms remove.
+        sigma_max: largest singular value: the greatest gain.
+        sigma_min: smallest one off the removed directions; 0 if there are fewer outputs.
+        condition: their ratio; None if the smallest is 0.
+        frobenius: root of the sum of all squares.
+        stable_rank: (frobenius / sigma_max)^2.
+        effective_rank: exp of the entropy of the singular values' shares (Roy & Vetterli, 2007).
+        participation: (sum of squares)^2 / sum of fourth powers.
+    """
+
+    inputs: int
+    removed: int
+    sigma_max: float
+    sigma_min: float
+    condition: float | None
+    frobenius: float
+    stable_rank: float
+    effective_rank: float
+    participation: float
+
+
+def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
+    """Measures the map from the first `hidden` tokens to the other positions' outputs, in float64.
+
+    Args:
+        circuit: any site.
+        tokens: one prompt, `(T,)`.
+        hidden: k, from 1 to T - 1.
+
+    Raises:
+        RequestError: k out of range, or outputs that are not finite.
+    """
+    _check_hidden(hidden, len(tokens))
+    exact = circuit.exact
+    embeddings = exact.model.embed(tokens)
+    outputs = exact(embeddings[None])[0, hidden:]
+    if not outputs.isfinite().all():
+        raise RequestError(f"layer {circuit.layers} gives numbers that are not finite")
+    unit = float(exact.scale / outputs.square().mean().sqrt())
+    J = jacobian(exact, embeddings, hidden) * unit
+    removed = _removed(J, embeddings[:hidden])
+    J = J - (J @ removed) @ removed.T
+    dimensions = J.shape[1] - removed.shape[1]
+    values = torch.linalg.svdvals(J)[:dimensions]
+    smallest = float(values[-1]) if len(values) == dimensions else 0.0
+    largest, squares = float(values[0]), values.square()
+    if not largest:
+        return Geometry(J.shape[1], removed.shape[1], 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
+    return Geometry(
+        inputs=J.shape[1],
+        removed=removed.shape[1],
+        sigma_max=largest,
+        sigma_min=smallest,
+        condition=largest / smallest if smallest else None,
+        frobenius=float(squares.sum().sqrt()),
+        stable_rank=float(squares.sum()) / largest**2,
+        effective_rank=float(effective_rank(values)),
+        participation=float(participation(values)),
+    )
+
+
+def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
+    """Derivative of the visible outputs by the hidden embeddings, `((T - k) F, k D)`.
+
+    Of one prompt's `(T, D)` embeddings, the first k of them hidden. By columns or by rows,
+    whichever are fewer: one of a batch of equal prompts for each, and exact products with it.
+    """
+    T, D = embeddings.shape
+    inputs, outputs = hidden * D, (T - hidden) * circuit.width
+
+    def visible(free: Tensor) -> Tensor:
+        rest = embeddings[hidden:].detach().expand(len(free), -1, -1)
+        free = free.unflatten(1, (hidden, D))
+        return circuit(torch.cat([free, rest], dim=1))[:, hidden:].flatten(1)
+
+    parts = []
+    rows = max(1, rows_at_once(circuit.model, 1, POSITIONS) // T)
+    for units in torch.eye(min(inputs, outputs)).to(embeddings).split(rows):
+        near = linearise(visible, embeddings[:hidden].flatten().expand(len(units), -1))
+        parts.append(near.forward(units) if inputs < outputs else near.backward(units))
+    return torch.cat(parts).T if inputs < outputs else torch.cat(parts)
+
+
+def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
+    """Orthonormal directions of the hidden `(k, D)` embeddings that norms remove, `(k D, R)`."""
+    k, D = embeddings.shape
+    bound = NULL * torch.linalg.matrix_norm(J, ord=2)
+    columns = []
+    for i, e in enumerate(embeddings):
+        for direction in (torch.ones_like(e), e - e.mean(), e):
+            column = torch.zeros(k, D).to(J)
+            column[i] = direction / direction.norm().clamp(min=1e-30)
+            if (J @ column.flatten()).norm() <= bound:
+                columns.append(column.flatten())
+    if not columns:
+        return J.new_zeros(k * D, 0)
+    basis, values, _ = torch.linalg.svd(torch.stack(columns, dim=1), full_matrices=False)
+    return basis[:, values > 1e-6]
 
 
 @torch.no_grad()
@@ -45,13 +160,9 @@ def basin(
 
 
 def descend_from(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
-    """The solver `adam` towards the outputs after the first `hidden` positions, from a start.
+    """The solver `adam`, from a start, towards what `(P, T)` tokens give after the first `hidden`.
 
-    Args:
-        circuit: any site.
-        tokens: the truth, `(P, T)`.
-        hidden: k.
-        steps: the most that it takes; a prompt that is solved earlier stops.
+    It takes so many steps at most; a prompt that is solved earlier stops.
     """
     problem = pose(circuit, tokens, Slice(hidden))
 
@@ -165,17 +276,17 @@ def plan_local(
     length = len(prompts[0].tokens)
     checkpoint.check_length(length)
     for k in hidden:
-        if not 1 <= k < length:
-            raise RequestError(
-                f"--hidden {k}: a prompt of {length} tokens can hide 1 to {length - 1}"
-            )
-    for layer in layers:
-        if layer == 0:
-            raise RequestError(
-                "--layers 0: an embedding shows nothing of other positions; give 1 or more"
-            )
-    return [
-        Local(checkpoint, layer, k, tuple(prompts), tuple(radii), steps, seed)
-        for layer in layers
-        for k in hidden
-    ]
+        _check_hidden(k, length)
+    if 0 in layers:
+        raise RequestError(
+            "--layers 0: an embedding shows nothing of other positions; give 1 or more"
+        )
+    several = tuple(prompts), tuple(radii)
+    return [Local(checkpoint, layer, k, *several, steps, seed) for layer in layers for k in hidden]
+
+
+def _check_hidden(hidden: int, length: int) -> None:
+    if not 1 <= hidden < length:
+        raise RequestError(
+            f"--hidden {hidden}: a prompt of {length} tokens can hide 1 to {length - 1}"
+        )

@@ -9,7 +9,7 @@ et al. 1807.03748).
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,18 +54,17 @@ def sentence_pairs(
 ) -> Pairs:
     """Stories without one of their sentences, and that sentence.
 
-    Of a story too long for the model the end away from the sentence is cut off.
-
-    Many stories begin alike. Of those that share the sentence only the first is taken: no reading,
-    however good, could tell them apart.
+    A story too long for the model is cut at the end away from the sentence. Many stories begin
+    alike; of those that share the sentence only the first is taken, since nothing could tell them
+    apart.
 
     Args:
         text: where stories come from.
         use: which of them.
         sentence: first or last.
         context: the most tokens that the model can see.
-        count: stop after so many pairs; all there are when not given.
-        unlike: pairs whose sentences are not to be met again.
+        count: pairs at most; all when not given.
+        unlike: pairs whose sentences are left out.
 
     Raises:
         CorpusError: the corpus cannot be read.
@@ -92,23 +91,19 @@ def sentence_pairs(
 
 
 @torch.no_grad()
-def states(
-    model: LanguageModel, texts: list[Tokens], pool: str, batch: int | None = None
-) -> Tensor:
-    """What a model makes of each text at every layer, `(n_layers + 1, N, D)`.
+def states(model: LanguageModel, texts: list[Tokens], pool: str) -> Tensor:
+    """What a model makes of each of N texts at every layer, `(n_layers + 1, N, D)`.
+
+    Texts of about equal length share a batch; as many as the device's memory bears.
 
     Args:
         model: any.
-        texts: N of them, of any lengths; those of about equal length share a batch.
+        texts: of any lengths.
         pool: last (the state of the last token) or mean (over all of them).
-        batch: texts at a time; as many as the device's memory bears when not given.
     """
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    batch = batch or _texts_at_once(model)
-    layers = len(model.blocks) + 1
-    means = torch.empty(layers, len(texts), model.config.d_model)
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
+    means = torch.empty(len(model.blocks) + 1, len(texts), model.config.d_model)
+    for chosen in torch.tensor(order).split(_texts_at_once(model)):
         for layer, x in enumerate(_pooled(model, [texts[i] for i in chosen], pool)):
             means[layer, chosen] = x.float().cpu()
     return means
@@ -200,7 +195,6 @@ def fit_on_pairs(
     pairs: Pairs,
     pool: str,
     settings: PairFit,
-    report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> LanguageModel:
     """A copy of the model, fitted so that pairs are alike after its last block.
 
@@ -209,7 +203,6 @@ def fit_on_pairs(
         pairs: what to fit on.
         pool: last or mean.
         settings: of the fit.
-        report: called after each step with its number and loss in nats.
 
     Raises:
         RequestError: fewer pairs than a batch.
@@ -242,15 +235,15 @@ def fit_on_pairs(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(fitted.parameters(), 1.0)
             optimizer.step()
-            report(step + 1, loss.item())
     return fitted.eval().requires_grad_(False)
 
 
 @dataclass(frozen=True)
-class MatchRequest:
-    """What is asked of a model.
+class Match:
+    """A task: a checkpoint is asked about first or last sentences.
 
     Attributes:
+        sentence: first or last.
         corpus: where stories come from.
         queries: sentences to be placed, at most.
         candidates: stories that they may belong to, at most.
@@ -259,21 +252,14 @@ class MatchRequest:
         fit_pairs: stories that it is fitted on, at most.
     """
 
+    checkpoint: Checkpoint
+    sentence: str
     corpus: str
     queries: int
     candidates: int
     pools: tuple[str, ...]
     fit: PairFit
     fit_pairs: int
-
-
-@dataclass(frozen=True)
-class Match:
-    """A task: a checkpoint is asked about first or last sentences."""
-
-    checkpoint: Checkpoint
-    sentence: str
-    request: MatchRequest
     cost = 1.0
 
     @property
@@ -289,7 +275,7 @@ class Match:
             RequestError: too few stories.
             CorpusError: the corpus cannot be read.
         """
-        rows = list(_rows(self.checkpoint, self.sentence, self.request))
+        rows = list(self._rows())
         (last,) = self.keys  # so that a write cut short is taken up again
         keys = [*(row_key(last, i) for i in range(1, len(rows))), last]
         about = {
@@ -302,71 +288,59 @@ class Match:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        request = self.request
         return {
-            "corpus": request.corpus,
+            "corpus": self.corpus,
             "sentence": self.sentence,
-            "limits": [request.queries, request.candidates, request.fit_pairs],
-            "pools": list(request.pools),
-            "fit": asdict(request.fit),
+            "limits": [self.queries, self.candidates, self.fit_pairs],
+            "pools": list(self.pools),
+            "fit": asdict(self.fit),
         }
 
+    def _rows(self) -> Iterator[Row]:
+        pairs, others, fitted_on = self._collect()
+        stories, total = pairs.stories + others, len(pairs) + len(others)
+        counts = [n for n in (LEAST << i for i in range(20)) if n <= min(total, self.candidates)]
+        for pool in self.pools:
+            model = self.checkpoint.model
+            ends = [states(model, texts, pool) for texts in (pairs.sentences, stories)]
+            readings: list[tuple[str, int, Tensor, Tensor]] = []
+            for layer, (s, t) in enumerate(zip(*ends, strict=True)):
+                readings.append(("as it is", layer, s, t))
+                readings.append(("centred", layer, s - s.mean(0), t - t.mean(0)))
+            if self.fit.steps:
+                model = fit_on_pairs(model, fitted_on, pool, self.fit)
+                s, t = (states(model, texts, pool)[-1] for texts in (pairs.sentences, stories))
+                readings.append(("fitted", len(model.blocks), s, t))
+            for method, layer, s, t in readings:
+                better = nearer(s, t)
+                for n in counts:
+                    recovered = top1(better, total, n)
+                    yield {
+                        "layer": layer,
+                        "pool": pool,
+                        "method": method,
+                        "candidates": n,
+                        "queries": len(pairs),
+                        "top1": recovered.estimate,
+                        "low": recovered.low,
+                        "high": recovered.high,
+                        "chance": 1 / n,
+                    }
 
-def _rows(checkpoint: Checkpoint, sentence: str, request: MatchRequest) -> Iterator[Row]:
-    pairs, others, fitted_on = _collect(checkpoint, sentence, request)
-    stories, total = pairs.stories + others, len(pairs) + len(others)
-    counts = [n for n in (LEAST << i for i in range(20)) if n <= min(total, request.candidates)]
-    for pool in request.pools:
-        model = checkpoint.model
-        at_sentences = states(model, pairs.sentences, pool)
-        at_stories = states(model, stories, pool)
-        readings: list[tuple[str, int, Tensor, Tensor]] = []
-        for layer, (s, t) in enumerate(zip(at_sentences, at_stories, strict=True)):
-            readings.append(("as it is", layer, s, t))
-            readings.append(("centred", layer, s - s.mean(0), t - t.mean(0)))
-        if request.fit.steps:
-            model = fit_on_pairs(model, fitted_on, pool, request.fit)
-            s, t = (states(model, texts, pool)[-1] for texts in (pairs.sentences, stories))
-            readings.append(("fitted", len(model.blocks), s, t))
-        for method, layer, s, t in readings:
-            better = nearer(s, t)
-            for n in counts:
-                recovered = top1(better, total, n)
-                yield {
-                    "layer": layer,
-                    "pool": pool,
-                    "method": method,
-                    "candidates": n,
-                    "queries": len(pairs),
-                    "top1": recovered.estimate,
-                    "low": recovered.low,
-                    "high": recovered.high,
-                    "chance": 1 / n,
-                }
-
-
-def _collect(
-    checkpoint: Checkpoint, sentence: str, request: MatchRequest
-) -> tuple[Pairs, list[list[int]], Pairs]:
-    """Pairs that are asked about, stories beside theirs, and pairs to fit on: no story twice."""
-
-    text = held_out_text(checkpoint, request.corpus)
-
-    def pairs(use: Use, count: int, unlike: Pairs | None = None) -> Pairs:
-        return sentence_pairs(text, use, sentence, checkpoint.config.context, count, unlike)
-
-    judged = pairs("evaluation", request.candidates)
-    asked = min(len(judged), request.queries)
-    if len(judged) < LEAST:
-        raise RequestError(
-            f"--corpus {request.corpus}: its held-out stories for evaluation give {len(judged)} "
-            f"pairs; {LEAST} are needed at least; give more stories"
+    def _collect(self) -> tuple[Pairs, list[Tokens], Pairs]:
+        """Pairs that are asked about, other stories, and pairs to fit on: no story twice."""
+        context = self.checkpoint.config.context
+        text = held_out_text(self.checkpoint, self.corpus)
+        judged = sentence_pairs(text, "evaluation", self.sentence, context, self.candidates)
+        if len(judged) < LEAST:
+            raise RequestError(
+                f"--corpus {self.corpus}: its held-out stories for evaluation give {len(judged)} "
+                f"pairs; {LEAST} are needed at least; give more stories"
+            )
+        count = self.fit_pairs + max(0, self.candidates - len(judged))
+        others = sentence_pairs(text, "fitting", self.sentence, context, count, judged)
+        return (
+            Pairs(judged.sentences[: self.queries], judged.stories[: self.queries]),
+            judged.stories[self.queries :] + others.stories[self.fit_pairs :],
+            Pairs(others.sentences[: self.fit_pairs], others.stories[: self.fit_pairs]),
         )
-    more = max(0, request.candidates - len(judged))
-    others = pairs("fitting", request.fit_pairs + more, judged)
-    to_fit = min(len(others), request.fit_pairs)
-    return (
-        Pairs(judged.sentences[:asked], judged.stories[:asked]),
-        judged.stories[asked:] + others.stories[to_fit:],
-        Pairs(others.sentences[:to_fit], others.stories[:to_fit]),
-    )

@@ -14,7 +14,7 @@ from eval.__main__ import main
 from eval.circuit import ABLATIONS, Circuit
 from eval.errors import RequestError
 from eval.inversion.spaces import decode, objective, restrict, width
-from eval.probes.geometry import local_geometry
+from eval.probes.local import local_geometry
 from eval.rows import Results
 from tests.arch.cases import byte_tokenizer
 from tests.eval.compare_cases import make_run

@@ -177,7 +177,7 @@ SEARCH: dict[str, Entry] = {
     ),
     "the farthest of the likeliest is taken": (
         "snap: snap",
-        "inversion.search.others:_nearest",
+        "inversion.search.snap:_nearest",
         instead(lambda problem, hidden, visible: hidden[-1]),
     ),
 }
@@ -192,12 +192,12 @@ GRADIENT: dict[str, Entry] = {
     ),
     "lbfgs, shown": (
         "the curvature is forgotten",
-        "gradient.lbfgs:_History.inverse_hessian",
+        "gradient.newton:_History.inverse_hessian",
         instead(lambda self, gradient: gradient),
     ),
     "levenberg, shown": (
         "the residuals are not those of the target",
-        "gradient.levenberg:_residuals",
+        "gradient.newton:_residuals",
         gives(lambda residuals: residuals + 0.1),
     ),
     "pez, shown": (
@@ -205,13 +205,13 @@ GRADIENT: dict[str, Entry] = {
         "gradient.loop:Moments.direction",
         gives(lambda direction: direction / 2),
     ),
-    "gumbel, hidden": ("there is no noise", "gradient.gumbel:_noise", ZERO),
-    "gcg, hidden": ("the worst candidates are tried", "gradient.gcg:gradient_at", NEGATED),
-    "arca, hidden": ("the worst candidates are tried", "gradient.arca:gradient_at", NEGATED),
-    "soda, hidden": ("there is no noise at the start", "gradient.soda:normal", ZERO),
+    "gumbel, hidden": ("there is no noise", "gradient.adam:_gumbel_noise", ZERO),
+    "gcg, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
+    "arca, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
+    "soda, hidden": ("there is no noise at the start", "gradient.adam:normal", ZERO),
     "pia, hidden": (
         "neighbouring tokens are picked",
-        "gradient.pia:_pick",
+        "gradient.adam:_pick",
         gives(lambda tokens: (tokens + 1) % 384),
     ),
 }
@@ -296,12 +296,12 @@ READERS: dict[str, Entry] = {
     ),
     "inverter: shown and hidden are swapped": (
         "readers: probe",
-        "probes.questions:score_inverter",
+        "probes.inverter:score_inverter",
         gives(lambda scores: tuple(reversed(scores))),
     ),
     "geometry: the norms' directions stay": (
         "readers: geometry",
-        "probes.geometry:_removed",
+        "probes.local:_removed",
         gives(lambda basis: basis[:, :0]),
     ),
     "basin: the solver takes a twentieth of its steps": (

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
 from eval.inversion.gradient.loop import Rows, drive, normal, with_gradient
-from eval.inversion.solvers import Chance, Tools, solver
+from eval.inversion.problem import Batch
+from eval.inversion.solvers import Chance, solver
 from eval.inversion.spaces import by_pseudo_inverse, embeddings, width
 from eval.inversion.spaces import objective as by_name
 from eval.rows import finite_or_none
@@ -20,7 +20,6 @@ SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 @solver(
     "gradient",
     random=True,
-    needs=("truth",),
     title="gradient descent (the published protocol)",
     short="gradient descent",
     word="gradient",
@@ -28,7 +27,7 @@ SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
 def descent(
     batch: Batch,
     chance: Chance,
-    tools: Tools,
+    truth: Tensor,
     *,
     steps: int = 500,
     rate: float = 0.02,
@@ -48,7 +47,7 @@ def descent(
     Args:
         batch: any slices.
         chance: the source of each row's start, and then of its shift.
-        tools: the truth, which only that criterion looks at.
+        truth: the tokens, `(B, T)`, which only that criterion looks at.
         steps: N; 500 in the reference.
         rate: the first rate; 0.02 in the reference's mixer code.
         hidden_rate: at positions that are not shown it is so many times as large.
@@ -59,9 +58,8 @@ def descent(
     """
     circuit, loss, T = batch.circuit, by_name(objective), batch.length
     W = circuit.vocabulary
-    assert tools.truth is not None
     x = normal(chance, (T, width(variable, W)), W)
-    true, first = circuit.embed(tools.truth), rate * _scales(batch, hidden_rate).to(W)
+    true, first = circuit.embed(truth), rate * _scales(batch, hidden_rate).to(W)
     with torch.no_grad():
         bar = batch.losses(true + SHIFT * normal(chance, true.shape[1:], true), loss)
 
@@ -102,26 +100,21 @@ def descent(
 def _scales(batch: Batch, hidden: float) -> Tensor:
     """What the rate is multiplied by, `(B, T, 1)`: `hidden` at positions that are not shown."""
     scales = torch.full((batch.size, batch.length, 1), hidden)
-    start = 0
-    for problem in batch.problems:
-        end = start + len(problem.target)
+    for problem, start, end in batch.spans():
         scales[start:end, problem.slice.positions(problem.length)] = 1.0
-        start = end
     return scales
 
 
 def _only(batch: Batch, t: int) -> tuple[Tensor, Batch] | None:
     """The rows that show position t, and they with nothing else shown; None if none does."""
     causal = all(problem.circuit.causal for problem in batch.problems)
-    rows, problems, start = [], [], 0
-    for problem in batch.problems:
-        end = start + len(problem.target)
+    rows, problems = [], []
+    for problem, start, end in batch.spans():
         shown = problem.slice.positions(problem.length)
         if t in shown:
             at = slice(shown.index(t), shown.index(t) + 1)
             rows.extend(range(start, end))
             problems.append(problem.showing(at, t + 1 if causal else None))
-        start = end
     if not problems:
         return None
     return torch.tensor(rows, device=batch.circuit.vocabulary.device), Batch(tuple(problems))

@@ -1,4 +1,4 @@
-"""What gradient solvers share: one loop, which rows leave once solved, each row's chance, Adam.
+"""What gradient solvers share: one loop, which rows leave once solved; each row's chance; Adam.
 
     @gradient(steps=500, title="name on pages")
     def name(rows, *, rate: float = 0.1):
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.solvers import NONE, Chance, Solve, Tools, solver
+from eval.inversion.problem import Batch
+from eval.inversion.solvers import Chance, Solve, solver
 from eval.inversion.spaces import Objective
 from eval.inversion.spaces import objective as by_name
 from eval.progress import SoFar, tell
@@ -39,7 +39,7 @@ SETTINGS = {
     "objective": "what is lowered.",
     "check": "rows that are solved leave after every so many steps.",
 }
-"""What those say that solvers share."""
+"""The help of the settings that solvers share."""
 
 
 class Rows:
@@ -110,41 +110,39 @@ def drive(
     Raises:
         RequestError: no such objective.
     """
-    numbers = list(range(batch.size))  # in the whole batch, of those at work
-    evaluations, seconds = [0] * batch.size, [0.0] * batch.size
-    answers: dict[int, Answer] = {}
+    answers = [Answer(torch.empty(0), torch.empty(0)) for _ in range(batch.size)]
+    working = answers
     rows = Rows(batch, chance, steps, by_name(objective))
     taking = descend(rows)
     for step in range(1, steps + 1):
         started = time.perf_counter()
         next(taking)
         tell(SoFar())
-        staying = list(range(len(numbers)))
+        solved = [False] * len(working)
         if step % check == 0 or step == steps:
             rows.spent += batch.length
             scores = rows.scores()
             tokens = scores.argmax(dim=-1)
             tell(SoFar(tokens))
             solved = rows.batch.solved(tokens).tolist()
-            for row, done in enumerate(solved):
-                if done or step == steps:
-                    answer = rows.batch.ranked(row, Answer(tokens[row], scores[row]))
-                    if done:
-                        answer.certificate, answer.steps = "residual", step
-                    answers[numbers[row]] = answer
-            staying = [row for row in staying if not solved[row]]
-        share = (time.perf_counter() - started) / len(numbers)
-        for number in numbers:
-            evaluations[number] += rows.spent
-            seconds[number] += share
+            for row, answer in enumerate(working):
+                if (
+                    solved[row] or step == steps
+                ):  # clones: else each answer holds the batch's scores
+                    answer.tokens, answer.scores = tokens[row].clone(), scores[row].clone()
+                if solved[row]:
+                    answer.certificate, answer.steps = "residual", step
+        share = (time.perf_counter() - started) / len(working)
+        for answer in working:
+            answer.evaluations += rows.spent
+            answer.seconds += share
         rows.spent = 0
-        if not staying or step == steps:
+        if all(solved):
             break
-        rows.leave(staying if len(staying) < len(numbers) else None)
-        numbers = [numbers[row] for row in staying]
-    for number, answer in answers.items():
-        answer.evaluations, answer.seconds = evaluations[number], seconds[number]
-    return [answers[number] for number in sorted(answers)]
+        staying = [row for row, done in enumerate(solved) if not done]
+        rows.leave(staying if any(solved) else None)
+        working = [working[row] for row in staying]
+    return answers
 
 
 def gradient(
@@ -157,12 +155,12 @@ def gradient(
 ) -> Callable[[Callable[..., Iterator[None]]], Solve]:
     """Enters a generator of steps among the solvers, as one of the family "gradient".
 
-    It is called with `Rows`; its keyword-only arguments are settings. So are those given here, with
+    It is called with `Rows`. Its keyword-only arguments are settings. So are those given here, with
     these defaults.
 
     Args:
         steps: the most that a row takes.
-        sweeps: in the place of steps and check, sweeps of as many steps as there are positions.
+        sweeps: in place of steps and check, sweeps of as many steps as there are positions.
         check: solved rows leave after every so many steps.
         objective: what is lowered; empty for a solver that has its own.
         about: further arguments of `solver`.
@@ -175,9 +173,7 @@ def gradient(
 
     def enter(descend: Callable[..., Iterator[None]]) -> Solve:
         @wraps(descend)
-        def solve(
-            batch: Batch, chance: Chance, tools: Tools = NONE, **settings: Any
-        ) -> list[Answer]:
+        def solve(batch: Batch, chance: Chance, **settings: Any) -> list[Answer]:
             shared = {name: settings.pop(name, value) for name, value in (first | last).items()}
             every = shared.get("check", batch.length)
             total = shared["sweeps"] * every if sweeps else shared["steps"]

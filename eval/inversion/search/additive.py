@@ -1,13 +1,12 @@
 """The additive model: what hidden tokens change in the visible outputs nearly adds up.
 
 With the change that each token makes at each hidden position known (one exact pass of the whole
-vocabulary a position), the outputs of any of the V^k choices follow by addition, and the search for
-the choice that explains what is missing is a sparse code over k dictionaries: a beam through the
-positions and coordinate descent, by matrix products alone. What it finds is a guess: solvers run it
-exactly, and start again from the best.
+vocabulary a position), the outputs of any of the V^k choices follow by addition. The choice that
+explains what is missing is then a sparse code over k dictionaries: a beam through the positions and
+coordinate descent find it by matrix products alone. It is a guess: solvers run it exactly.
 
 Where V is large, only a sample's changes are known, and the others are guessed from them by a
-linear map. Changes are then compared in the metric of what that map misses: a few channels of a
+linear map. Changes are then compared in the metric of that map's errors: a few channels of a
 trained transformer are a thousand times as large as the others and say the least of a token.
 """
 
@@ -37,8 +36,8 @@ def explain(
     Args:
         changes: of each of k positions, each candidate's, `(V_j, F)`.
         missing: `(F,)`.
-        keep: how many choices to give at most.
-        beams: how many are followed.
+        keep: choices to give, at most.
+        beams: choices followed.
         generator: the source of as many random choices that are followed beside them, if given.
 
     Returns:
@@ -72,15 +71,12 @@ def explain(
 
 
 def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
-    """Guesses every token's change from that of a sample, by ridge regression on features.
+    """Guesses every token's change, `(V, F)`, from that of a sample, by ridge regression.
 
     Args:
         features: of each token, `(V, M)`, of about unit size.
-        sample: the tokens whose changes are known, `(n,)`.
+        sample: the tokens whose changes are known, `(n,)`; they stay as given.
         changes: those, `(n, F)`.
-
-    Returns:
-        `(V, F)`, those of the sample as given.
     """
     mean = changes.mean(dim=0)
     guessed = mean + features @ (_fit(features[sample]) @ (changes - mean))
@@ -91,14 +87,8 @@ def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
 def metric_of_misses(features: Tensor, changes: list[Tensor]) -> Tensor:
     """What gives unit scatter to the errors of `extrapolate`, those of all positions added.
 
-    Each token of the sample is guessed from the others of it.
-
-    Args:
-        features: of the sample, `(n, M)`.
-        changes: of each position, `(n, F)`.
-
-    Returns:
-        `(F, F)`, to multiply changes with.
+    `(F, F)`, to multiply changes with. Each token of the sample is guessed from the others of it,
+    by its features `(n, M)` and its changes at each position, `(n, F)`.
     """
     fit = _fit(features)
     share = (features * fit.T).sum(dim=1).clamp(max=1 - ALONE)

@@ -1,33 +1,32 @@
 """Alternating exact search: hidden tokens from other positions' outputs, nothing given.
 
-The first k tokens are hidden, and with them unknown the visible ones have no true prefix. So the
-two are found in turns: (a) read the visible tokens under the present guess of the hidden ones (each
-token dominates its own position, so most are right even then); (b) try the whole vocabulary at each
-hidden position, explain what is missing by the changes' sum (`additive`), and run the best choices
+The first k tokens are hidden; without them the visible ones have no true prefix. So both are
+searched for in turns: (a) read the visible tokens under the present guess of the hidden ones (each
+token dominates its own position, so most are right even then); (b) try many tokens at each hidden
+position, explain what is missing by the changes' sum (`additive`), and run the best choices
 exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
 lie at the floor is proved; one that no longer improves is given up for another start. Starts are
-random tokens and what a short gradient descent proposes, in turns. What no start proves is searched
-for once more with the first visible token hidden too, which may have been read wrongly with it.
+random tokens and what a short gradient descent proposes, in turns. A run that no start proves is
+searched for once more with its first visible token hidden too, which may have been read wrongly.
 
-Both turns work on a window of the first few visible positions. Once that is at the floor, the
-hidden tokens are known, and the rest is read. Tokens are read by a fitted linear map (`read`), and
-what hidden ones change is guessed from a sample, so that no turn runs a large vocabulary.
-Each run of hidden tokens is searched for by the visible ones between it and the next: later tokens
-do not change these outputs. The tokens before it stay as they were found.
+Both turns work on a window of the first few visible positions; once that is at the floor, the rest
+is read. A fitted linear map reads tokens (`read`), and what hidden ones change is guessed from a
+sample, so that no turn runs a large vocabulary. Each run of hidden tokens is searched for by the
+visible ones between it and the next, after the tokens recovered before it.
 """
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eval.inversion.answer import Answer, join
-from eval.inversion.batch import Batch
 from eval.inversion.gradient.adam import adam, scaled_start
-from eval.inversion.problem import Problem
+from eval.inversion.problem import Batch, Problem
 from eval.inversion.readback import ReadBack
 from eval.inversion.search.additive import (
     explain,
@@ -37,7 +36,7 @@ from eval.inversion.search.additive import (
     orders,
 )
 from eval.inversion.search.read import Reading, Row
-from eval.inversion.solvers import ANY, Chance, Tools, solver
+from eval.inversion.solvers import ANY, Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
 
@@ -59,7 +58,6 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
     "search",
     hidden=range(1, ANY),
     random=True,
-    needs=("readback",),
     cost=lambda V, T, k: min(V, LARGE) * (4 + k * k),
     title="exact search, alternating",
     short="exact search",
@@ -68,7 +66,7 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
 def alternating(
     batch: Batch,
     chance: Chance,
-    tools: Tools,
+    readback: ReadBacksOf,
     rivals: bool = False,
     *,
     starts: int = 24,
@@ -85,7 +83,7 @@ def alternating(
     Args:
         batch: one problem with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        tools: the read-backs, for guesses of visible tokens.
+        readback: for guesses of visible tokens.
         rivals: whether all other choices of a single hidden token are run, also where the
             vocabulary is large.
         starts: of each run of hidden tokens, at most; then the nearest answer is returned.
@@ -94,23 +92,21 @@ def alternating(
         budget: tokens run forward; the turn that reaches it is a prompt's last.
     """
     (problem,) = batch.problems
-    assert tools.readback
-    (readback,) = tools.readback([problem.circuit])
+    (fit,) = readback([problem.circuit])
     answers = []
     for p, generator in enumerate(chance):
-        one, parts = problem.of([p]), []
+        parts: list[Answer] = []
         before = torch.empty(1, 0, dtype=torch.long, device=problem.target.device)
-        for run in one.keeping_scores().runs():
+        for run in problem.of([p]).runs():
             unspent = budget - sum(part.evaluations for part in parts)
-            search = _Search(run, before, readback, generator, rounds, beams, unspent, rivals)
+            search = _Search(run, before, fit, generator, rounds, beams, unspent, rivals)
             parts.append(search.answer(starts))
             before = torch.cat([before, parts[-1].tokens[None]], dim=1)
-        answers.append(one.ranked(0, join(parts)))
+        answers.append(join(parts))
     return answers
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """Where a descent came to rest."""
 
     hidden: Tensor
@@ -118,42 +114,44 @@ class _End:
     proved: bool
 
 
+@dataclass
 class _Search:
     """The search for one run of shown tokens and the k hidden ones before it, counting its cost.
 
-    Args:
+    Attributes:
         problem: the prompt up to the end of the run, with nothing else shown.
         before: the tokens before the hidden ones, `(1, n)`.
+        screen: visible positions on which tokens are tried.
+        sample: the tokens whose changes are computed before the others' are guessed.
+        fits: how well each token was last guessed to fit at the hidden positions, `(k, V)`.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        before: Tensor,
-        readback: ReadBack,
-        generator: torch.Generator,
-        rounds: int,
-        beams: int,
-        budget: int = UNBOUNDED,
-        rivals: bool = False,
-    ) -> None:
-        self.problem, self.before, self.readback = problem, before, readback
-        self.generator, self.rounds, self.beams = generator, rounds, beams
-        self.budget = budget
-        self.first = problem.hidden  # position shown
-        self.k = self.first - before.shape[1]
-        self.circuit = problem.circuit
-        self.screen = SCREENS[0]
-        self.vocabulary = self.circuit.vocabulary
-        self.all = rivals or len(self.vocabulary) < LARGE  # whether the whole vocabulary may be run
-        length = min(problem.length, self.first + WINDOW)
-        self.window = problem.showing(slice(WINDOW), length)
+    problem: Problem
+    before: Tensor
+    readback: ReadBack
+    generator: torch.Generator
+    rounds: int
+    beams: int
+    budget: int = UNBOUNDED
+    rivals: bool = False
+    evaluations = 0
+    screen = SCREENS[0]
+
+    def __post_init__(self) -> None:
+        self.first = self.problem.hidden  # position shown
+        self.k = self.first - self.before.shape[1]
+        self.circuit = self.problem.circuit
+        W = self.vocabulary = self.circuit.vocabulary
+        self.all = self.rivals or len(W) < LARGE  # whether the whole vocabulary may be run
+        self.window = self.problem.showing(
+            slice(WINDOW), min(self.problem.length, self.first + WINDOW)
+        )
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
-        self.evaluations = 0
+        self.target = self.window.target / self.unit
         self.sample = torch.empty(0, dtype=torch.long)  # drawn at every start
-        W, tiny = self.vocabulary, torch.finfo(self.vocabulary.dtype).tiny
-        self.features = (W - W.mean(dim=0)) / W.std(dim=0).clamp(min=tiny)
-        self.fits = self.unit.new_zeros(self.k, len(W))  # how well tokens were last guessed to fit
+        spread = W.std(dim=0).clamp(min=torch.finfo(W.dtype).tiny)
+        self.features = (W - W.mean(dim=0)) / spread
+        self.fits = self.unit.new_zeros(self.k, len(W))
 
     def answer(self, starts: int) -> Answer:
         """The nearest of where starts come to rest, and of those with one more token hidden.
@@ -161,20 +159,20 @@ class _Search:
         A wrong hidden token and a wrong token after it can hold each other up in the first turn and
         the second; searched for together they cannot.
         """
-        started = time.perf_counter()
-        nothing = _End(self.before[:, :0], 0.0, proved=True)
-        end, count = self.rest(starts) if self.k else (nothing, 0)
+        started = perf_counter()
+        end, count = _End(self.before[:, :0], 0.0, proved=True), 0
+        if self.k:
+            end, count = self.rest(starts)
         unspent = self.budget - self.evaluations
         if not end.proved and unspent > 0 and self.problem.target.shape[1] > 1:
-            hiding_one_more = self.problem.showing(slice(1, None))
-            about = self.before, self.readback, self.generator, self.rounds, self.beams, unspent
-            wider = _Search(hiding_one_more, *about)
+            one_more = self.problem.showing(slice(1, None))
+            wider = replace(self, problem=one_more, budget=unspent, rivals=False)
             other, more = wider.rest(starts)
             self.evaluations += wider.evaluations
             count += more
-            end = replace(other, hidden=other.hidden[:, : self.k]) if other.proved else end
+            end = other._replace(hidden=other.hidden[:, : self.k]) if other.proved else end
         answer = self._finish(end.hidden)
-        answer.seconds = time.perf_counter() - started
+        answer.seconds = perf_counter() - started
         answer.notes |= {"starts": count, "distance": end.distance}
         return answer
 
@@ -209,7 +207,7 @@ class _Search:
         before, after = (tokens.expand(len(hidden), -1) for tokens in (self.before, after))
         return torch.cat([before, hidden, after], dim=1)
 
-    def _cross(self, ends: "list[_End]") -> Tensor | None:
+    def _cross(self, ends: list[_End]) -> Tensor | None:
         """The nearest of what the ends so far have at each position, combined; None if not new.
 
         Ends that are wrong are mostly wrong at different positions.
@@ -220,9 +218,8 @@ class _Search:
         if math.prod(map(len, columns)) <= COMBINED:
             chosen = torch.cartesian_prod(*columns).view(-1, self.k)
         else:  # 5 ** k of them: too many to list where k is large
-            size, chance = (COMBINED,), self.generator
-            drawn = [c[torch.randint(len(c), size, generator=chance)] for c in columns]
-            chosen = torch.stack(drawn, dim=1)
+            drawn = [torch.randint(len(c), (COMBINED,), generator=self.generator) for c in columns]
+            chosen = torch.stack([c[i] for c, i in zip(columns, drawn, strict=True)], dim=1)
         combined = torch.cat([tokens, chosen.to(tokens.device)])
         best, _ = self._nearest(combined, self._read(ends[0].hidden))
         return None if (best == tokens).all(dim=1).any() else best
@@ -233,7 +230,7 @@ class _Search:
         drawn = torch.randperm(len(self.vocabulary), generator=self.generator)
         self.sample = drawn[: SAMPLE * self.vocabulary.shape[1]].to(self.unit.device)
         for _ in range(self.rounds):
-            visible = self._sweep(hidden) if thorough else self._read(hidden)
+            visible = self._read(hidden, thorough)
             tell(SoFar(self._whole(hidden, visible)))
             if self._solved(hidden, visible):
                 return _End(hidden, 0.0, True)
@@ -249,16 +246,14 @@ class _Search:
             thorough = stuck
         return _End(hidden, distance, False)
 
-    def _read(self, hidden: Tensor) -> Tensor:
+    def _read(self, hidden: Tensor, thorough: bool = False) -> Tensor:
         """(a) The window's visible tokens under a guess of the hidden ones, `(1, S)`.
 
-        The nearest of those that the position's own output and the text before it suggest.
+        The nearest of those that the position's own output and the text before it suggest;
+        thorough: of the whole vocabulary.
         """
-        return self._after(hidden, self.window, 2 * LIKELY).tokens[None, self.first :]
-
-    def _sweep(self, hidden: Tensor) -> Tensor:
-        """(a) by the whole vocabulary, where reading leads nowhere."""
-        return self._after(hidden, self.window).tokens[None, self.first :]
+        row = self._after(hidden, self.window, None if thorough else 2 * LIKELY)
+        return row.tokens[None, self.first :]
 
     def _after(self, hidden: Tensor, problem: Problem, most: int | None = None) -> Row:
         count = min(LIKELY, len(self.vocabulary))
@@ -270,11 +265,11 @@ class _Search:
         """(b) The nearest of many other hidden tokens, `(1, k)`; the present ones win a tie.
 
         Thorough: the changes of the whole vocabulary are computed. Else those of a sample are, in
-        low precision, the others guessed from them, and those of the tokens that then look best
-        computed too. What is chosen by them is run in full precision.
+        bfloat16, the others guessed from them, and those of the tokens that then look best computed
+        too. The choices are run in full precision.
         """
         base = self._shown(self.circuit.of_tokens(self._whole(hidden, visible)))
-        missing = (self.window.target / self.unit - base)[:, : self.screen].flatten()
+        missing = (self.target - base)[:, : self.screen].flatten()
         guess = (hidden, visible[:, : self.screen], not thorough)
         if thorough:
             listed = [torch.arange(len(self.vocabulary), device=self.unit.device)] * self.k
@@ -286,15 +281,13 @@ class _Search:
             guessed = [extrapolate(self.features, self.sample, change) for change in sampled]
             self.fits = -torch.stack([(change - missing).norm(dim=1) for change in guessed])
             chosen = explain(guessed, missing, 2 * self.beams, self.beams)
-            new = [
-                torch.cat([chosen[:, j], nearest_single(guessed[j], missing, LISTED)]).unique()
-                for j in range(self.k)
-            ]
-            listed = [torch.cat([self.sample, tokens]) for tokens in new]
-            changes = [
-                torch.cat([change, self._changes(j, tokens, *guess) @ metric])
-                for j, (change, tokens) in enumerate(zip(sampled, new, strict=True))
-            ]
+            listed, changes = [], []
+            for j in range(self.k):
+                alone = nearest_single(guessed[j], missing, LISTED)
+                tokens = torch.cat([chosen[:, j], alone]).unique()
+                listed.append(torch.cat([self.sample, tokens]))
+                computed = self._changes(j, tokens, *guess) @ metric
+                changes.append(torch.cat([sampled[j], computed]))
         chosen = explain(changes, missing, self.beams, self.beams, self.generator)
         tried = [hidden, hidden[0][torch.tensor(orders(self.k))]]
         tried.append(torch.stack([listed[j][chosen[:, j]] for j in range(self.k)], dim=1))
@@ -337,7 +330,7 @@ class _Search:
         tried = self._whole(guesses, visible)
         self.evaluations += tried.numel()
         shown = self._shown(self.circuit.of_tokens(tried))
-        distances = (shown - self.window.target / self.unit).flatten(1).norm(dim=-1)
+        distances = (shown - self.target).flatten(1).norm(dim=-1)
         best = int(distances.argmin())
         return guesses[best : best + 1], float(distances[best])
 
@@ -366,14 +359,8 @@ class _Search:
             # ranks of the others; where one token is hidden, this is every other choice
             visible, everything = row.tokens[self.first :], torch.arange(V)
             screen = visible[None, : self.screen]
-            apart = torch.stack(
-                [
-                    torch.cat(
-                        list(map(self._apart, self._outputs_at(j, hidden, screen, everything)))
-                    )
-                    for j in range(k)
-                ]
-            )
+            several = [self._outputs_at(j, hidden, screen, everything) for j in range(k)]
+            apart = torch.stack([torch.cat([self._apart(o) for o in each]) for each in several])
             scores = -apart.norm(dim=-1)
             if row.proved:
                 shown = apart.shape[-1]
@@ -395,6 +382,4 @@ class _Search:
 
     def _apart(self, shown: Tensor) -> Tensor:
         """Distance at each visible position of the window, in units of its target: `(N, S)`."""
-        return torch.linalg.vector_norm(
-            shown - (self.window.target / self.unit)[:, : shown.shape[1]], dim=-1
-        )
+        return torch.linalg.vector_norm(shown - self.target[:, : shown.shape[1]], dim=-1)

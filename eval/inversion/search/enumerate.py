@@ -1,13 +1,13 @@
-"""Certified enumeration: the answer is found first, then every other choice is ruled out.
+"""Certified enumeration: first an answer is searched for, then every other choice is ruled out.
 
-With the visible tokens as found, one hidden token leaves V choices, which the alternating search
-tries all; two leave V x V. Each of those can be run (`exact`, for a GPU or for patience: in low
-precision, and again where that does not tell it from the target), or ruled out by the additive
-model where its distance exceeds what interactions of two tokens were seen to make, with a factor to
-spare; what remains is run. The latter rules out nearly all before training and little after it:
-then the answer stays proved by its residual alone. Both bounds, of the low precision and of the
-additive model, are measured on random pairs, not derived: the certificate is "screened". Two hidden
-tokens that are not neighbours are no pair: the alternating search tries all choices of each.
+With the visible tokens as recovered, one hidden token leaves V choices, and the alternating search
+tries all; two leave V x V. Each pair can be run (`exact`, for a GPU or for patience: in bfloat16,
+and again where that does not tell it from the target). Or it is ruled out by the additive model,
+where its distance exceeds the largest interaction of two tokens that was seen, with a factor to
+spare; what remains is run. That rules out nearly all before training and little after it: then the
+answer stays proved by its residual alone. Both bounds, of bfloat16 and of the additive model, are
+measured on random pairs, not derived: the certificate is "screened". Two hidden tokens that are not
+neighbours are no pair: the alternating search tries all choices of each.
 """
 
 import time
@@ -18,10 +18,9 @@ from torch import Tensor
 
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.problem import Problem
+from eval.inversion.problem import Batch, Problem
 from eval.inversion.search.alternating import alternating
-from eval.inversion.solvers import Chance, Tools, solver
+from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 from eval.progress import SoFar, tell
 
@@ -34,7 +33,6 @@ SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat
     name="enumerate",
     hidden=range(1, 3),
     random=True,
-    needs=("readback",),
     proves=True,
     cost=lambda V, T, k: V * 40 * k,
     title="exact search, enumeration",
@@ -44,23 +42,23 @@ SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat
 def enumerate_hidden(
     batch: Batch,
     chance: Chance,
-    tools: Tools,
+    readback: ReadBacksOf,
     *,
     exact: bool = False,
     most: int = 50_000,
 ) -> list[Answer]:
-    """Finds an answer and then rules out every other choice of the one or two hidden tokens.
+    """Searches for an answer and then rules out every other choice of the one or two hidden tokens.
 
     Args:
         batch: one problem with one or two hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        tools: the read-backs, for guesses of visible tokens.
+        readback: for guesses of visible tokens.
         exact: whether all V x V pairs are run in low precision, instead of screened by the additive
             model.
         most: pairs that are run at most where they are not; above that nothing is certified.
     """
     (problem,) = batch.problems
-    answers = alternating(batch, chance, tools, rivals=True)
+    answers = alternating(batch, chance, readback, rivals=True)
     shown = problem.slice.positions(problem.length)
     hidden = [t for t in range(shown[-1]) if t not in shown]
     if hidden[1:] == [hidden[0] + 1]:
@@ -75,13 +73,7 @@ def _rule_out(
 ) -> None:
     """Completes an answer: the certificate, the nearest other pair, and pairs as good as it.
 
-    Args:
-        problem: of one prompt, with two neighbouring positions hidden.
-        answer: to be completed.
-        first: the first of the two positions.
-        generator: of the probes.
-        exact: as of `enumerate_hidden`.
-        most: as of `enumerate_hidden`.
+    Of one prompt whose hidden positions are `first` and the next one.
     """
     started = time.perf_counter()
     pairs = _Pairs(problem, answer.tokens, first)
@@ -145,15 +137,13 @@ class _Pairs:
 
         None if there are more than `most`.
         """
-        everything = torch.arange(self.V, device=self.pair.device)
         base = self._outputs(self.pair[None])
         changes = []
         for j in range(2):
             tried = self.pair.repeat(self.V, 1)
-            tried[:, j] = everything
-            changes.append(
-                torch.cat([self._outputs(some) for some in tried.split(self.at_once)]) - base
-            )
+            tried[:, j] = torch.arange(self.V)
+            parts = [self._outputs(some) for some in tried.split(self.at_once)]
+            changes.append(torch.cat(parts) - base)
         drawn = torch.randint(self.V, (PROBES, 2), generator=generator).to(self.pair.device)
         added = base + changes[0][drawn[:, 0]] + changes[1][drawn[:, 1]]
         off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)

@@ -12,8 +12,8 @@ its own stream, after its own tokens. Where they are not those that the pass wen
 goes on alone.
 """
 
-import time
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit, join, step_together
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.problem import Problem
+from eval.inversion.problem import Batch, Problem
 from eval.inversion.readback import Guesser, ReadBack
-from eval.inversion.solvers import Chance, Tools, solver
+from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 
 GROWTH = 8  # of a shortlist that does not hit
@@ -34,14 +33,13 @@ GROWTH = 8  # of a shortlist that does not hit
     "search",
     hidden=range(1),
     together="layers",
-    needs=("readback",),
     cost=lambda V, T, k: 40 * T,
     title="exact search, read and verify",
     short="exact search",
     word="exact",
 )
 def read(
-    batch: Batch, chance: Chance, tools: Tools, *, likely: int = 16, shortlist: int = 4
+    batch: Batch, chance: Chance, readback: ReadBacksOf, *, likely: int = 16, shortlist: int = 4
 ) -> list[Answer]:
     """Reads each token off the stream by a fitted linear map and verifies it by running it.
 
@@ -51,32 +49,31 @@ def read(
     Args:
         batch: problems of circuits that differ in their layers only, of the same prompts.
         chance: not used.
-        tools: the read-backs.
+        readback: for the guesses.
         likely: tokens that the text makes likeliest, run at each position.
         shortlist: tokens nearest by the read-back that are run at first.
     """
-    assert tools.readback
-    started, problems = time.perf_counter(), list(batch.problems)
-    V = len(problems[0].circuit.vocabulary)
-    readbacks = tools.readback([problem.circuit for problem in problems])
-    reading = Reading(problems, readbacks, min(likely, V), min(shortlist, V))
+    started, problems = perf_counter(), list(batch.problems)
+    V = len(batch.circuit.vocabulary)
+    fits = readback([problem.circuit for problem in problems])
+    reading = Reading(problems, fits, min(likely, V), min(shortlist, V))
     paths = reading.together()
-    seconds = (time.perf_counter() - started) / batch.size
+    shared = (perf_counter() - started) / batch.size
     answers = []
     for i, problem in enumerate(problems):
         for p in range(len(problem.target)):
-            started = time.perf_counter()
+            started = perf_counter()
             row = reading.alone(i, p, paths)
-            answer = Answer(
-                tokens=row.tokens,
-                scores=row.scores(problem, readbacks[i]),
-                certificate="residual" if row.proved else None,
-                evaluations=row.evaluations,
-                notes={"alone": row.searched, "swept": row.swept},
+            answers.append(
+                Answer(
+                    tokens=row.tokens,
+                    scores=row.scores(problem, fits[i]),
+                    certificate="residual" if row.proved else None,
+                    evaluations=row.evaluations,
+                    seconds=shared + perf_counter() - started,
+                    notes={"alone": row.searched, "swept": row.swept},
+                )
             )
-            answer = problem.ranked(p, answer)
-            answer.seconds = seconds + time.perf_counter() - started
-            answers.append(answer)
     return answers
 
 

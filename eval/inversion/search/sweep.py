@@ -1,12 +1,13 @@
 """The exhaustive causal sweep: exact recovery of every token whose own position is shown.
 
-A causal model's output at position t depends on the tokens up to t only. With those before t
-found, all V tokens are tried at t on the shared prefix and the nearest one is kept. If it lies at
-the floor it is proved. The candidates of all prompts go through the model together.
+A causal model's output at position t depends on the tokens up to t only. With those before t known,
+all V tokens are tried at t on the shared prefix and the nearest one is kept. If it lies at the
+floor it is proved. The candidates of all prompts go through the model together.
+
+Beside it stand a sweep with a prior and the control that answers by chance.
 """
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit, join
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.problem import Problem
-from eval.inversion.solvers import NONE, Chance, Tools, solver
+from eval.inversion.problem import Batch, Problem
+from eval.inversion.solvers import Chance, solver
 from eval.models import candidates_at_once
 from eval.progress import SoFar, tell, watched
 
@@ -32,112 +32,85 @@ VERIFIED = 64  # tokens that are run again where the first run was coarse
     short="exact search",
     word="exact",
 )
-def sweep(
-    batch: Batch, chance: Chance, tools: Tools = NONE, *, coarse: bool = False
-) -> list[Answer]:
+def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
 
     For positions that are shown. Several layers of the same prompts are swept in one pass of the
     deepest: all tokens run through the blocks once, and are looked at behind each layer asked for.
-    That needs all layers to find the same tokens, so that they share one prefix; where they do not,
+    That needs all layers to name the same tokens, so that they share one prefix; where they do not,
     each is swept on its own.
 
     Args:
         batch: problems of circuits that differ in their layers only. Layers of the same prompts
             share a pass.
         chance: not used.
-        tools: not used.
         coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
             the others stays what bfloat16 says, and the certificate is "screened".
     """
-    answers = _sweep(list(batch.problems), coarse)
-    return [answer for problem in answers for answer in problem]
+    return _sweep(list(batch.problems), coarse)
 
 
-def _sweep(problems: list[Problem], coarse: bool) -> list[list[Answer]]:
-    """The answers of each problem; the time of the pass is shared evenly."""
-    circuits = [problem.circuit for problem in problems]
-    whole, cut = join(circuits)
+def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
+    whole, cut = join([problem.circuit for problem in problems])
     started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
-    chosen, distances = [], []
+    chosen: list[Tensor] = []
+    distances: list[list[Tensor]] = []  # of each position and problem, (P, V)
 
-    def look(circuit: Circuit, x: Tensor, state: State | None, t: int, P: int) -> list[Tensor]:
-        outputs = cut(circuit.step(x[:, None], state)[:, 0])
-        return [
-            _distances(problem, t, output, P)
-            for problem, output in zip(problems, outputs, strict=True)
-        ]
+    def look(circuit: Circuit, t: int, x: Tensor, state: State | None, P: int) -> list[Tensor]:
+        outputs = zip(problems, cut(circuit.step(x[:, None], state)[:, 0]), strict=True)
+        return [_distances(problem, t, output, P) for problem, output in outputs]
 
     at_once = candidates_at_once(whole.model)
     for t in range(T):
         prefixes = 1 if state is None else P
         first, prefix = (whole.coarse, rough) if coarse else (whole, state)
         batches = [
-            look(first, candidates.repeat(prefixes, 1), prefix, t, prefixes)
+            look(first, t, candidates.repeat(prefixes, 1), prefix, prefixes)
             for candidates in whole.vocabulary.split(max(1, at_once // prefixes))
         ]
         each = [torch.cat(parts, dim=1) for parts in zip(*batches, strict=True)]
         if coarse:
             count = min(VERIFIED, len(whole.vocabulary))
             near = torch.cat([d.topk(count, largest=False).indices for d in each], dim=1)
-            x = whole.vocabulary[near.flatten()]
-            again = look(whole, x, state, t, P)
+            again = look(whole, t, whole.vocabulary[near.flatten()], state, P)
             each = [d.scatter(1, near, exact) for d, exact in zip(each, again, strict=True)]
         tokens = torch.stack([distance.argmin(dim=1) for distance in each])
         if len(problems) > 1 and (tokens != tokens[0]).any():
-            return [_sweep([problem], coarse)[0] for problem in problems]
-        token = tokens[0, :, None]
+            return [answer for problem in problems for answer in _sweep([problem], coarse)]
         chosen.append(tokens[0])
         distances.append(each)
         if watched():
             tell(_progress(problems[0], chosen, [apart[0] for apart in distances]))
+        token = tokens[0, :, None]
         state = whole.prefix(token, state)
         rough = whole.coarse.prefix(token, rough) if coarse else None
     seconds = (time.perf_counter() - started) / P / len(problems)
-    tokens = torch.stack(chosen, dim=1)
-    proof = "screened" if coarse else "enumerated"
-    return [
-        _answers(
-            problem, Swept(tokens, torch.stack([each[i] for each in distances], 1)), proof, seconds
-        )
-        for i, problem in enumerate(problems)
-    ]
+    tokens, proof = torch.stack(chosen, dim=1), "screened" if coarse else "enumerated"
+    answers = []
+    for problem, apart in zip(problems, zip(*distances, strict=True), strict=True):
+        apart = torch.stack(apart, dim=1)
+        near = apart.gather(-1, tokens[..., None])[..., 0] <= problem.limit
+        answers += [
+            Answer(
+                tokens=tokens[p],
+                scores=-apart[p],
+                runner_up=runner_up(apart[p]),
+                collisions=_collisions(apart[p], problem.limit[p]),
+                certificate=proof if near[p].all() else None,
+                evaluations=T * apart.shape[-1],
+                seconds=seconds,
+            )
+            for p in range(P)
+        ]
+    return answers
 
 
 def _progress(problem: Problem, chosen: list[Tensor], distances: list[Tensor]) -> SoFar:
     nearest = torch.stack([apart.amin(dim=1) for apart in distances], dim=1)
-    second = distances[-1].topk(2, dim=1, largest=False).values[:, 1]
     t = len(chosen)
-    settled, margins = nearest <= problem.limit[:, :t], (second / problem.floor[:, t - 1]).log2()
-    return SoFar(torch.stack(chosen, dim=1), settled, margins)
-
-
-def _answers(problem: Problem, swept: "Swept", proof: str, seconds: float) -> list[Answer]:
-    near = swept.distances.gather(-1, swept.tokens[..., None])[..., 0] <= problem.limit
-    return [
-        problem.ranked(
-            p,
-            Answer(
-                tokens=swept.tokens[p],
-                scores=-swept.distances[p],
-                runner_up=runner_up(swept.distances[p]),
-                collisions=collisions(swept.distances[p], problem.limit[p]),
-                certificate=proof if near[p].all() else None,
-                evaluations=problem.length * len(problem.circuit.vocabulary),
-                seconds=seconds,
-            ),
-        )
-        for p in range(len(swept.tokens))
-    ]
-
-
-@dataclass(frozen=True)
-class Swept:
-    """Tokens `(P, S)`, and the distance of each token of the vocabulary, `(P, S, V)`."""
-
-    tokens: Tensor
-    distances: Tensor
+    margins = (runner_up(distances[-1]) / problem.floor[:, t - 1]).log2()
+    return SoFar(torch.stack(chosen, dim=1), nearest <= problem.limit[:, :t], margins)
 
 
 def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
@@ -146,11 +119,10 @@ def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
     With no prefix all prompts share one set of candidates.
     """
     prefixes = 1 if state is None else len(problem.target)
-    distances = []
     at_once = max(1, candidates_at_once(problem.circuit.model) // prefixes)
-    for candidates in problem.circuit.vocabulary.split(at_once):
-        distances.append(_try(problem, t, state, candidates.repeat(prefixes, 1), prefixes))
-    return torch.cat(distances, dim=1)
+    parts = problem.circuit.vocabulary.split(at_once)
+    tried = [_try(problem, t, state, some.repeat(prefixes, 1), prefixes) for some in parts]
+    return torch.cat(tried, dim=1)
 
 
 def try_some(problem: Problem, t: int, state: State | None, tokens: Tensor) -> Tensor:
@@ -169,13 +141,63 @@ def _distances(problem: Problem, t: int, outputs: Tensor, prefixes: int) -> Tens
 
 
 def runner_up(distances: Tensor) -> Tensor:
-    """The second smallest of `(S, V)` distances at each position."""
-    return distances.topk(2, dim=-1, largest=False).values[:, 1]
+    """The second smallest of `(..., V)` distances."""
+    return distances.topk(2, dim=-1, largest=False).values[..., 1]
 
 
-def collisions(distances: Tensor, limit: Tensor) -> dict[int, list[int]]:
+def _collisions(distances: Tensor, limit: Tensor) -> dict[int, list[int]]:
     """Positions where several tokens lie within the limit: `(S, V)` distances, `(S,)` limits."""
     near = distances <= limit[:, None]
-    return {
-        int(t): near[t].nonzero()[:, 0].tolist() for t in (near.sum(dim=-1) > 1).nonzero()[:, 0]
-    }
+    several = (near.sum(dim=-1) > 1).nonzero()[:, 0].tolist()
+    return {t: near[t].nonzero()[:, 0].tolist() for t in several}
+
+
+@solver(
+    "prior",
+    hidden=range(1),
+    cost=lambda V, T, k: 2 * V * T,
+    title="search with a prior",
+    short="with prior",
+    word="prior",
+)
+def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answer]:
+    """A sweep that weighs the evidence against what the model itself expects to come next.
+
+    With Gaussian noise in the target the nearest token is the likeliest one if all tokens are
+    alike. They are not: the model that is being inverted says how likely each is after the tokens
+    before it. Adding that (maximum a posteriori) recovers more, but measures the prior along with
+    the evidence. What is lowered is -log p(target | token) - weight * log p(token | those before),
+    for noise known.
+
+    Args:
+        batch: one problem, every position shown.
+        chance: not used.
+        weight: of the prior; 1 is Bayes' rule.
+    """
+    (problem,) = batch.problems
+    model, (P, S, C) = problem.circuit.model, problem.target.shape
+    whole = Circuit(model, len(model.blocks))
+    state, after, tokens, scores = None, None, [], []
+    prior = problem.target.new_zeros(P, len(problem.circuit.vocabulary))  # nothing stands before
+    for t in range(S):
+        apart = try_all(problem, t, state)
+        rounding = problem.floor[:, t, None].square() / C
+        variance = problem.noise[:, t, None].square() + rounding  # of each channel
+        scores.append(-apart.square() / (2 * variance) + weight * prior)
+        token = scores[-1].argmax(dim=-1, keepdim=True)
+        tokens.append(token)
+        state = problem.circuit.prefix(token, state)
+        hidden, after = whole.extend(token, after)
+        logits = model.logits(hidden.to(model.embedding.weight.dtype))[:, -1]
+        prior = logits.to(apart).log_softmax(dim=-1)
+    spent = S * (prior.shape[-1] + 1)
+    each = zip(torch.cat(tokens, dim=1), torch.stack(scores, dim=1), strict=True)
+    return [Answer(chosen, score, evaluations=spent) for chosen, score in each]
+
+
+@solver("control", random=True, cost=lambda V, T, k: T, name="chance")
+def guess(batch: Batch, chance: Chance) -> list[Answer]:
+    """Random tokens, without looking: the control that every figure is compared with."""
+    V = len(batch.circuit.vocabulary)
+    several = [torch.rand(batch.length, V, generator=generator) for generator in chance]
+    return [Answer(scores.argmax(dim=-1), scores) for scores in several]

@@ -9,11 +9,9 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Problem
+from eval.inversion.problem import Batch, Problem
 from eval.inversion.readback import ReadBack, fit_readbacks
-from eval.inversion.solvers import Tools
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 
@@ -62,12 +60,11 @@ def solve(
 ) -> list[Answer]:
     """A solver's answers to problems, with what it guesses from and chance if it needs them."""
     problems = problems if isinstance(problems, list) else [problems]
-    tools = Tools()
     if isinstance(guesses, ReadBack):
-        tools = Tools(readback=lambda circuits: [guesses])
+        settings["readback"] = lambda circuits: [guesses]
     elif guesses is not None:
-        tools = Tools(lambda circuit: guesses)
-    return solver(Batch(tuple(problems)), generators or [], tools, **settings)
+        settings["lexicon"] = lambda circuit: guesses
+    return solver(Batch(tuple(problems)), generators or [], **settings)
 
 
 def found(answers: list[Answer]) -> Tensor:

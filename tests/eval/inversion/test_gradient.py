@@ -11,20 +11,11 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
-from eval.inversion.batch import Batch
-from eval.inversion.gradient.adam import adam, scaled_start
-from eval.inversion.gradient.arca import arca
+from eval.inversion.gradient.adam import adam, gumbel, pez, pia, scaled_start, soda
 from eval.inversion.gradient.descent import descent
-from eval.inversion.gradient.gcg import gcg
-from eval.inversion.gradient.guess import gradient_at, losses_of
-from eval.inversion.gradient.gumbel import gumbel
-from eval.inversion.gradient.lbfgs import lbfgs
-from eval.inversion.gradient.levenberg import levenberg
-from eval.inversion.gradient.pez import pez
-from eval.inversion.gradient.pia import pia
-from eval.inversion.gradient.soda import soda
-from eval.inversion.problem import Problem, pose
-from eval.inversion.solvers import Tools
+from eval.inversion.gradient.newton import lbfgs, levenberg
+from eval.inversion.gradient.tokens import arca, gcg, gradient_at, losses_of
+from eval.inversion.problem import Batch, Problem, pose
 from eval.inversion.spaces import objective
 from eval.slices import Slice
 from tests.eval.inversion.search_cases import chance, found, prompts
@@ -58,7 +49,7 @@ def test_descent_is_the_published_protocol(small_model, hidden):
     model = small_model(mixers=("attention",))
     truth, steps, rate = prompts(), 40, 0.02
     settings = {"steps": steps, "rate": rate, "hidden_rate": hidden}
-    answers = descent(batch(model, Slice(1), truth), chance(3), Tools(truth=truth), **settings)
+    answers = descent(batch(model, Slice(1), truth), chance(3), truth, **settings)
     rates = torch.full((truth.shape[1], 1), rate)
     rates[0] *= hidden
     for p, generator in enumerate(chance(3)):
@@ -83,7 +74,7 @@ def test_direct_descent_is_the_same_loop_on_a_vector_over_the_vocabulary(small_m
     (answer,) = descent(
         batch(model, Slice(0), truth),
         chance(1),
-        Tools(truth=truth),
+        truth,
         steps=steps,
         rate=rate,
         variable=variable,
@@ -105,7 +96,7 @@ def test_sequential_descent_sees_one_output_at_a_time(small_model):
     truth, steps, rate = prompts(1, 4), 15, 0.02
     problem = pose(Circuit(model, 2), truth, Slice(1))
     (answer,) = descent(
-        Batch((problem,)), chance(1), Tools(truth=truth), steps=steps, rate=rate, sequential=True
+        Batch((problem,)), chance(1), truth, steps=steps, rate=rate, sequential=True
     )
     x = torch.randn(4, 32, generator=chance(1)[0])[None]
     target = model.hidden(model.embed(truth), 2)
@@ -137,7 +128,7 @@ def test_a_batch_of_many_gives_what_each_alone_gives(small_model):
     problems, truth = mixed_batch(small_model(mixers=("attention+flat",)))
     whole = Batch(tuple(problems))
     by_adam = adam(whole, chance(8), steps=40, rate=0.3, check=15)
-    by_descent = descent(whole, chance(8), Tools(truth=truth), steps=20, rate=0.03)
+    by_descent = descent(whole, chance(8), truth, steps=20, rate=0.03)
     for row in (0, 3, 4, 7):
         alone = Batch((problems[row // 2].of([row % 2]),))
         (one,) = adam(alone, [chance(8)[row]], steps=40, rate=0.3, check=15)
@@ -145,7 +136,7 @@ def test_a_batch_of_many_gives_what_each_alone_gives(small_model):
         assert by_adam[row].tokens.equal(one.tokens)
         assert by_adam[row].steps == one.steps
         assert by_adam[row].evaluations == one.evaluations
-        given = Tools(truth=truth[row : row + 1])
+        given = truth[row : row + 1]
         (one,) = descent(alone, [chance(8)[row]], given, steps=20, rate=0.03)
         assert torch.allclose(by_descent[row].scores, one.scores, atol=1e-3)
         assert by_descent[row].criterion == one.criterion
@@ -157,9 +148,7 @@ def test_adam_recovers_visible_tokens_where_the_protocol_is_lost(small_model):
     truth = prompts()
     problem = batch(model, Slice(0), truth)
     own_scale = (found(adam(problem, chance(3))) == truth).float().mean()
-    protocol = (
-        (found(descent(problem, chance(3), Tools(truth=truth), steps=300)) == truth).float().mean()
-    )
+    protocol = (found(descent(problem, chance(3), truth, steps=300)) == truth).float().mean()
     assert own_scale == 1.0
     assert protocol < own_scale
 

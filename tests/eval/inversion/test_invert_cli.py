@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eval.__main__ import main
-from eval.inversion.suites import DIRECTORY, load_suite, read_suite
+from eval.inversion.questions import SUITES, read_suite
 from eval.rows import read_rows
 from tests.said import complaint
 
@@ -166,10 +166,10 @@ def test_equal_rows_of_the_embedding_are_ambiguous(model_directory, tmp_path):
 
 @pytest.mark.parametrize("name", ["quick", "standard", "full"])
 def test_suites_that_come_with_it_can_be_read(name):
-    suite = read_suite(load_suite(name), {})
+    suite = read_suite(name)
     assert suite.questions
     assert all(question.methods for question in suite.questions)
-    assert (DIRECTORY / f"{name}.yaml").is_file()
+    assert (SUITES / f"{name}.yaml").is_file()
 
 
 def test_a_suite_of_ones_own(model_directory, tmp_path):

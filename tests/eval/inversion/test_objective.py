@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eval.circuit import Circuit
-from eval.inversion.answer import extras, is_permuted, nearest_rival, set_recall
+from eval.inversion.answer import is_permuted, nearest_rival, set_recall
 from eval.inversion.spaces import DECODERS, decode, objective, restrict
 
 SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
@@ -117,10 +117,3 @@ def test_nearest_rival_is_the_one_with_the_fewest_floors_at_its_own_position(
     given = None if runner_up is None else torch.tensor(runner_up)
     found = nearest_rival(given, torch.tensor(floor))
     assert (found["margin"], found["margin_floor"], found["margin_bits"]) == expected
-
-
-def test_extras_are_of_hidden_tokens():
-    found = extras([2, 1, 3, 9], [1, 2, 3, 4], {2, 3})
-    assert found == {"set_recall": 1.0, "permuted": True}
-    own = extras([1, 2], [1, 2], {0, 1})
-    assert own == {"set_recall": None, "permuted": None}

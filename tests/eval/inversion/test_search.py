@@ -12,15 +12,13 @@ from eval.circuit import Circuit
 from eval.inversion.problem import Problem, pose
 from eval.inversion.search.additive import RIDGE, explain, extrapolate
 from eval.inversion.search.enumerate import enumerate_hidden
-from eval.inversion.search.others import chance as guess
-from eval.inversion.search.others import expected, snap
 from eval.inversion.search.sipit import sipit
-from eval.inversion.search.sweep import sweep
+from eval.inversion.search.snap import snap
+from eval.inversion.search.sweep import expected, guess, sweep
 from eval.slices import Slice
 from tests.eval.inversion.search_cases import (
     chance,
     found,
-    lexicon,
     prompts,
     readback,
     sharpened,
@@ -203,7 +201,7 @@ def test_extrapolation_is_ridge_regression():
 def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model, shown):
     circuit, truth = Circuit(small_model(d_model=64), 2), prompts(4, 8)
     problem = pose(circuit, truth, Slice.parse(shown))
-    answers = solve(snap, problem, lexicon(circuit), chance(4), steps=150, resolve=150)
+    answers = solve(snap, problem, None, chance(4), steps=150, resolve=150)
     right = (found(answers) == truth).all(dim=1).tolist()
     assert sum(right) >= 3
     assert [answer.certificate == "residual" for answer in answers] == right
@@ -213,7 +211,7 @@ def test_snap_finds_hidden_tokens_by_descent_and_says_when_it_did(small_model, s
 def test_snap_of_many_hidden_tokens_goes_one_by_one(small_model):
     circuit, truth = Circuit(small_model(), 2), prompts(1, 8)
     problem = pose(circuit, truth, Slice(5))
-    (answer,) = solve(snap, problem, lexicon(circuit), chance(1), steps=5, resolve=5)
+    (answer,) = solve(snap, problem, None, chance(1), steps=5, resolve=5)
     assert answer.tokens.shape == (8,)
     assert answer.certificate is None
 
@@ -233,7 +231,7 @@ def test_a_prior_beats_the_sweep_under_noise_where_it_is_right():
     truth = (torch.arange(8)[:, None] * 5 + torch.arange(10)) % V  # each token its successor
     problem = pose(circuit, truth, Slice(), noise=2.0, generators=chance(8))
     by_evidence = (found(solve(sweep, problem)) == truth)[:, 1:].float().mean()
-    answers = solve(expected, problem, lexicon(circuit))
+    answers = solve(expected, problem)
     with_prior = (found(answers) == truth)[:, 1:].float().mean()
     assert by_evidence < 0.9
     assert with_prior > by_evidence + 0.1
@@ -243,20 +241,20 @@ def test_a_prior_beats_the_sweep_under_noise_where_it_is_right():
 def test_without_noise_the_prior_changes_nothing():
     circuit, truth = Circuit(babbling(1.0), 2), prompts(4, 8, V)
     problem = pose(circuit, truth, Slice())
-    assert found(solve(expected, problem, lexicon(circuit))).equal(truth)
+    assert found(solve(expected, problem)).equal(truth)
 
 
 def test_a_weightless_prior_is_the_sweep():
     circuit = Circuit(babbling(1.0), 2)
     problem = pose(circuit, prompts(8, 8, V), Slice(), noise=2.0, generators=chance(8))
-    light = found(solve(expected, problem, lexicon(circuit), weight=1e-9))
+    light = found(solve(expected, problem, weight=1e-9))
     assert light.equal(found(solve(sweep, problem)))
 
 
 def test_chance_is_one_in_the_vocabulary():
     circuit, truth = Circuit(tiny(), 1), prompts(200, 20, V)
     problem = pose(circuit, truth, Slice())
-    answers = solve(guess, problem, lexicon(circuit), chance(200))
+    answers = solve(guess, problem, None, chance(200))
     hits = float((found(answers) == truth).float().mean())
     assert hits == pytest.approx(1 / V, abs=4 * (1 / V / 4000) ** 0.5)
     assert all(answer.scores.argmax(dim=1).equal(answer.tokens) for answer in answers)

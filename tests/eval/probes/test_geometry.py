@@ -10,8 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.jacobian import linearise
-from eval.probes.geometry import jacobian, local_geometry
-from eval.probes.local import basin, descend_from
+from eval.probes.local import basin, descend_from, jacobian, local_geometry
 from eval.rows import read_rows
 
 

@@ -13,7 +13,7 @@ from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, TokenMoments, gaussian, ridge
 from eval.errors import RequestError
-from eval.probes import questions
+from eval.probes import inverter, linear
 from eval.probes.inverter import Decoding, fit_inverter, score_inverter
 from eval.probes.linear import (
     KINDS,
@@ -207,13 +207,13 @@ def test_what_was_fitted_is_used_again(model_directory, tmp_path):
     """Another amount of text to judge on needs no other fit; another seed does."""
     fits: list[str] = []
 
-    def counted(name):
-        real = getattr(questions, name)
+    def counted(module, name):
+        real = getattr(module, name)
         return lambda *args: fits.append(name) or real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fit_linear", "fit_inverter"):
-            patch.setattr(questions, name, counted(name))
+        for module, name in ((linear, "fit_linear"), (inverter, "fit_inverter")):
+            patch.setattr(module, name, counted(module, name))
         words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1, "--inverter"]
         words += ["--slices", "[:, 3:, :]"]
         once = ["fit_linear", "fit_inverter"]

@@ -50,7 +50,7 @@ def test_texts_in_one_batch_are_read_as_if_alone(small_model, pool):
     model = small_model(mixers=["flat", "attention(heads=2)"])
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(50, (n,), generator=generator).tolist() for n in (3, 9, 1, 6)]
-    together = states(model, texts, pool, batch=3)
+    together = states(model, texts, pool)
     for i, text in enumerate(texts):
         for layer in range(len(model.blocks) + 1):
             with torch.no_grad():
@@ -79,11 +79,7 @@ def test_a_fit_brings_pairs_together_and_leaves_the_model_alone(small_model):
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(50, (16, 6), generator=generator)
     pairs = Pairs(words[:, :3].tolist(), words[:, [1, 3, 4, 5]].tolist())
-    losses: list[float] = []
-    fitted = fit_on_pairs(
-        model, pairs, "mean", PairFit(30, 8, 1e-2), lambda _, loss: losses.append(loss)
-    )
-    assert losses[-1] < losses[0] / 2
+    fitted = fit_on_pairs(model, pairs, "mean", PairFit(30, 8, 1e-2))
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     ends = [states(fitted, texts, "mean")[-1] for texts in (pairs.sentences, pairs.stories)]
     assert nearer(ends[0], ends[1]).eq(0).sum() >= 12
