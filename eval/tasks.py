@@ -10,9 +10,10 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -65,6 +66,7 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
     """
     if out is None and world() > 1:
         raise RequestError("--out: several processes need one results directory; give it")
+    missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
     with (
         TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as place,
         _joined(),
@@ -75,7 +77,15 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
             raise RequestError(
                 f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
             )
-        yield results
+        try:
+            yield results
+        except Exception:  # where nothing was measured, no directory is left that was made here
+            if missing and not results.keys:
+                results.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    for path in missing:
+                        path.rmdir()
+            raise
 
 
 def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Row], str]:

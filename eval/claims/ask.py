@@ -1,18 +1,19 @@
 """Asks a claim: each arm under both protocols, as tasks that give the bench's ordinary rows.
 
-The last row of a task says which rows answer it: `keys`, with `claim`, `arm`, `protocol`, `entry`
+The last row of a task names the rows that answer it. It holds `claim`, `arm`, `protocol`, `entry`
 (what was asked, as a hash), `criteria` (by which it is to be judged, as a hash), `bench` (the
 version that asked), `setting` (of which models and stories, as a hash), `of` (how many such tasks
-make up the answer) and `stand_in` (who was asked in place of the claim's model). What several
-claims ask is answered once.
+make up the answer), `stand_in` (who was asked in place of the claim's model) and `keys`. Rows that
+several claims ask for are computed once.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -33,17 +34,45 @@ from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 
 @dataclass(frozen=True)
+class ClaimTask:
+    """A task whose last row names the rows that answer it; `eval.tasks.Task`.
+
+    Attributes:
+        tags: fields of that row: what is asked, by which bench, of which models and stories.
+        answer: saves the rows that answer as they come, and returns their keys.
+        apart: what else its key is made of.
+        more: further fields of that row.
+        cost: in no unit.
+    """
+
+    tags: dict[str, Any]
+    answer: Callable[[Results], list[str]]
+    apart: tuple[Any, ...] = ()
+    more: dict[str, Any] = field(default_factory=dict)
+    cost: float = 1.0
+    checkpoint = None  # it is opened when it is asked
+
+    @property
+    def keys(self) -> list[str]:
+        """Of its last row."""
+        return [row_key("claim", self.tags, *self.apart)]
+
+    def run(self, results: Results) -> list[Row]:
+        """Its last row, when the rows that it names are saved."""
+        started = time.monotonic()
+        keys = self.answer(results)
+        last = self.more | {"keys": keys, "seconds": round(time.monotonic() - started, 3)}
+        return [{"key": self.keys[0], "kind": "claim", **self.tags, **last}]
+
+
+@dataclass(frozen=True)
 class Part:
     """One arm under one protocol, of one of its models, which has its share of the prompts.
 
     Controls stand beside the first model.
 
     Attributes:
-        claim: whose arm it is.
-        arm: what is asked.
         name: of the protocol.
-        source: of the model.
-        corpus: where stories come from.
         index: of the model, from 0.
         of: how many models the arm is asked of.
     """
@@ -51,24 +80,16 @@ class Part:
     claim: Claim
     arm: Arm
     name: str
+    protocol: Protocol
     source: ModelSource
     corpus: str
     index: int = 0
     of: int = 1
-    checkpoint = None  # it is opened when it is asked
-    cost = 1.0
 
     @property
-    def protocol(self) -> Protocol:
-        """How it is asked."""
-        protocol = self.arm.protocol(self.name)
-        assert protocol
-        return protocol
-
-    @property
-    def tags(self) -> dict[str, Any]:
-        """Says what is asked, of which bench, models and stories."""
-        return {
+    def task(self) -> ClaimTask:
+        """The part as a task."""
+        tags = {
             "claim": self.claim.number,
             "arm": self.arm.name,
             "protocol": self.name,
@@ -76,32 +97,89 @@ class Part:
             "bench": BENCH,
             "setting": row_key(self.source.kind, self.of, self.corpus),
             "of": self.of,
-        } | ({"stand_in": self.stand_in} if self.stand_in else {})
+        }
+        if stand_in := self.arm.models.stand_in:
+            tags["stand_in"] = stand_in
+        more = {"criteria": self.claim.frozen}
+        return ClaimTask(tags, self.answer, (self.source.name, self.index), more)
 
-    @property
-    def stand_in(self) -> str:
-        """Who is asked in place of the claim's own model."""
-        return self.arm.models.stand_in
-
-    @property
-    def keys(self) -> list[str]:
-        """Of the row that says which rows answer it."""
-        return [row_key("claim", self.tags, self.source.name, self.index)]
-
-    def run(self, results: Results) -> list[Row]:
-        """Asks it: the bench's rows are saved as they come, the row that names them is the last."""
-        started = time.monotonic()
+    def answer(self, results: Results) -> list[str]:
+        """Asks it, and returns the keys of the rows that answer."""
         checkpoint = self.source.open()
-        if reason := not self.arm.lens and uncertified(checkpoint.model):
+        prompts = self._prompts(checkpoint)
+        if self.arm.lens:
+            tokens = 20_000 if self.name == FAIR else 4_000
+            request = Request(tuple(prompts), self.arm.words, self.corpus, tokens=tokens)
+            rows = Look(lenses()[self.arm.lens], checkpoint, request).run(results)
+            results.append(rows)
+            return [row["key"] for row in rows]
+        if reason := uncertified(checkpoint.model):
             _note(f"{checkpoint.path}: {reason}; for certificates: --precision float32")
-        answers = (_look if self.arm.lens else _invert)(self, checkpoint, results)
-        (key,) = self.keys
-        seconds = round(time.monotonic() - started, 3)
-        last = {"criteria": self.claim.frozen, "keys": answers, "seconds": seconds}
-        return [{"key": key, "kind": "claim", **self.tags, **last}]
+        keys = []
+        for model, question, several in self._questions(checkpoint, prompts):
+            for job in plan(model, question, several, self.corpus, allowed=self._allowed(model)):
+                keys += job.keys
+                results.append(job.run(results))
+        return keys
+
+    def _questions(
+        self, checkpoint: Checkpoint, prompts: list[Prompt]
+    ) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
+        """As the protocol says, then padded, then of its controls."""
+        arm, protocol = self.arm, self.protocol
+        without = set(arm.without) - ({"mask"} if self.name == FAIR else set())
+        asked = {
+            "methods": protocol.methods,
+            "slices": [arm.slice],
+            "layers": _layers(arm.layer, checkpoint),
+            "parts": [arm.part],
+            "without": [sorted(without)],
+        }
+        question = build_question(asked, f"claim {self.claim.number}")
+        room = min(protocol.pad_to, checkpoint.config.context)
+        longer = padded(prompts, checkpoint.tokenizer, room) if room else prompts
+        if self.name != FAIR:
+            yield checkpoint, question, longer
+            return
+        yield checkpoint, question, prompts
+        if self.index:
+            return
+        descent = replace(question, methods=_only(question.methods, "descent"))
+        if room:
+            yield checkpoint, descent, longer
+        if SHUFFLED in protocol.controls:
+            adam = replace(question, methods=_only(question.methods, "adam"), shuffled=True)
+            yield checkpoint, adam, prompts
+        for control in protocol.controls:
+            if control != SHUFFLED and "source" not in checkpoint.meta:
+                yield derive(checkpoint, control), descent, prompts
+
+    def _prompts(self, checkpoint: Checkpoint) -> list[Prompt]:
+        """The protocol's texts, or of its other prompts the share of this model."""
+        protocol, context = self.protocol, checkpoint.config.context
+        if not protocol.text:
+            length = min(protocol.length, context)
+            text = held_out_text(checkpoint, self.corpus)
+            kind, count, skip = protocol.kind, protocol.count, protocol.skip
+            with too_few_named(f"claim {self.claim.number}, {count} prompts after {skip}"):
+                return drawn_prompts(kind, text, count, length, skip)[self.index :: self.of]
+        prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
+        longest = max(prompt.real for prompt in prompts)
+        if longest > context:
+            raise RequestError(
+                f"{checkpoint.path}: a prompt has {longest} tokens, its context is {context}; "
+                "the claim cannot be asked of it"
+            )
+        return prompts
+
+    def _allowed(self, checkpoint: Checkpoint) -> tuple[int, ...] | None:
+        if not self.arm.allowed or self.name == FAIR:
+            return None
+        ids = checkpoint.tokenizer.encode(self.arm.allowed, add_special_tokens=False).ids
+        return tuple(sorted(set(ids)))
 
 
-def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[Part], list[str]]:
+def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[ClaimTask], list[str]]:
     """What there is to ask, and a line for every arm whose models are not here.
 
     Raises:
@@ -117,88 +195,32 @@ def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[Part], list[str
                     missing.append(str(lack))
                     continue
                 asked += [
-                    Part(claim, arm, name, source, corpus, index, len(sources))
+                    Part(claim, arm, name, protocol, source, corpus, index, len(sources)).task
                     for index, source in enumerate(sources)
                 ]
     return asked, list(dict.fromkeys(missing))
 
 
-def _look(part: Part, checkpoint: Checkpoint, results: Results) -> list[str]:
-    prompts = _prompts(part, checkpoint)
-    tokens = 20_000 if part.name == FAIR else 4_000
-    request = Request(tuple(prompts), part.arm.words, part.corpus, tokens=tokens)
-    rows = Look(lenses()[part.arm.lens], checkpoint, request).run(results)
-    results.append(rows)
-    return [row["key"] for row in rows]
+@contextmanager
+def too_few_named(asked: str) -> Iterator[None]:
+    """Has errors about too few prompts name what is asked, and no flags that claims lack.
 
-
-def _invert(part: Part, checkpoint: Checkpoint, results: Results) -> list[str]:
-    keys = []
-    prompts = _prompts(part, checkpoint)
-    for models, question, several in questions(part, checkpoint, prompts):
-        allowed = _allowed(part, models)
-        for job in plan(models, question, several, part.corpus, allowed=allowed):
-            keys += job.keys
-            results.append(job.run(results))
-    return keys
+    Raises:
+        RequestError: the corpus has too few prompts.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if not str(error).startswith("--count"):
+            raise
+        counted = str(error).partition(": ")[2].partition("; ")[0]
+        raise RequestError(f"{asked}: {counted}; give a --corpus of more stories") from None
 
 
 @cache
 def _note(line: str) -> None:
     """Says a line once."""
     print(line, file=sys.stderr)
-
-
-def questions(
-    part: Part, checkpoint: Checkpoint, prompts: list[Prompt]
-) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
-    """The questions of one part: as the protocol says, then padded, then of its controls."""
-    arm, protocol = part.arm, part.protocol
-    without = set(arm.without) - ({"mask"} if part.name == FAIR else set())
-    asked = {
-        "methods": protocol.methods,
-        "slices": [arm.slice],
-        "layers": _layers(arm.layer, checkpoint),
-        "parts": [arm.part],
-        "without": [sorted(without)],
-    }
-    question = build_question(asked, f"claim {part.claim.number}")
-    methods = question.methods
-    context = checkpoint.config.context
-    room = min(protocol.pad_to, context)
-    longer = padded(prompts, checkpoint.tokenizer, room) if room else prompts
-    if part.name != FAIR:
-        yield checkpoint, question, longer
-        return
-    yield checkpoint, question, prompts
-    if part.index:
-        return
-    descent = replace(question, methods=_only(methods, "descent"))
-    if room:
-        yield checkpoint, descent, longer
-    if SHUFFLED in protocol.controls:
-        yield checkpoint, replace(question, methods=_only(methods, "adam"), shuffled=True), prompts
-    for control in protocol.controls:
-        if control != SHUFFLED and "source" not in checkpoint.meta:
-            yield derive(checkpoint, control), descent, prompts
-
-
-def _prompts(part: Part, checkpoint: Checkpoint) -> list[Prompt]:
-    """A part's prompts: the protocol's texts, or of its others the share of this model."""
-    protocol, context = part.protocol, checkpoint.config.context
-    if not protocol.text:
-        length = min(protocol.length, context)
-        text = held_out_text(checkpoint, part.corpus)
-        several = drawn_prompts(protocol.kind, text, protocol.count, length, protocol.skip)
-        return several[part.index :: part.of]
-    prompts = text_prompts(list(protocol.text), checkpoint.tokenizer)
-    longest = max(prompt.real for prompt in prompts)
-    if longest > context:
-        raise RequestError(
-            f"{checkpoint.path}: a prompt has {longest} tokens, its context is {context}; "
-            "the claim cannot be asked of it"
-        )
-    return prompts
 
 
 def _layers(layer: Any, checkpoint: Checkpoint) -> Any:
@@ -209,13 +231,6 @@ def _layers(layer: Any, checkpoint: Checkpoint) -> Any:
     if isinstance(layer, list):
         return [[one for one in layer if one <= depth]]
     return [layer] if layer <= depth else LAST
-
-
-def _allowed(part: Part, checkpoint: Checkpoint) -> tuple[int, ...] | None:
-    if not part.arm.allowed or part.name == FAIR:
-        return None
-    ids = checkpoint.tokenizer.encode(part.arm.allowed, add_special_tokens=False).ids
-    return tuple(sorted(set(ids)))
 
 
 def _only(methods: dict[str, Solver], name: str) -> dict[str, Solver]:

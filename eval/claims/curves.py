@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from arch import ModelConfig
 from eval.claims import BENCH, CURVES
+from eval.claims.ask import ClaimTask, too_few_named
 from eval.claims.entries import FAIR
 from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, trained
 from eval.errors import RequestError
@@ -29,8 +30,8 @@ from eval.inversion.questions import Question
 from eval.inversion.run import Job
 from eval.inversion.run import plan as plan_jobs
 from eval.inversion.solvers import Solver, parse_solvers
-from eval.models import Checkpoint, open_checkpoint
-from eval.rows import Results, Row, row_key
+from eval.models import open_checkpoint
+from eval.rows import Results, row_key
 from eval.slices import Slice
 from eval.text import held_out_text, story_prompts
 
@@ -96,8 +97,7 @@ class Ask(NamedTuple):
     stories: int
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """The values of one thing, and how they are asked.
 
     Attributes:
@@ -210,15 +210,14 @@ def family(method: Solver) -> str:
 
 
 @dataclass(frozen=True)
-class Task:
+class _Model:
     """One model, and all that is asked of it.
 
     Attributes:
         path: of a trained model; None for one that is drawn from its seed.
         skip: stories before the first that it is asked.
         corpus: where stories come from.
-        tokenizer: of models that are drawn.
-        device: where the model runs.
+        tokenizer, device: of models that are drawn.
     """
 
     architecture: str
@@ -230,17 +229,10 @@ class Task:
     corpus: str
     tokenizer: Tokenizer
     device: torch.device
-    checkpoint = None  # it is opened when it is asked
 
     @property
-    def cost(self) -> float:
-        """How long it is likely to take, in no unit."""
-        work = sum(point.depth * ask.stories for point, ask in self.asks.items())
-        return float(self.config.d_model * work)
-
-    @property
-    def tags(self) -> dict[str, Any]:
-        """As those of a claim's task."""
+    def task(self) -> ClaimTask:
+        """All of it, as a task of the claim that is called `CURVES`."""
         asked = [
             (point, kind, label, method.name, method.record, ask.stories)
             for point, ask in self.asks.items()
@@ -248,7 +240,7 @@ class Task:
             for label, method in ask.methods[kind].items()
         ]
         model = row_key(str(self.path) if self.path else self.config.to_json(), self.seed)
-        return {
+        tags = {
             "claim": CURVES,
             "arm": self.architecture,
             "protocol": FAIR,
@@ -257,37 +249,31 @@ class Task:
             "setting": row_key(model, self.skip, self.corpus),
             "of": 1,
         }
+        work = sum(point.depth * ask.stories for point, ask in self.asks.items())
+        return ClaimTask(tags, self.answer, cost=float(self.config.d_model * work))
 
-    @property
-    def keys(self) -> list[str]:
-        """Of the row that says which rows answer it."""
-        return [row_key("claim", self.tags)]
-
-    def run(self, results: Results) -> list[Row]:
-        """Asks it: the bench's rows are saved as they come, the row that names them is the last."""
+    def answer(self, results: Results) -> list[str]:
+        """Saves the rows that answer as they come, and returns their keys."""
         if self.path:
             checkpoint = open_checkpoint(self.path, self.device)
         else:
             size = f"d{self.config.d_model}-n{self.config.n_layers}"
             name = f"{self.architecture}-{size}-s{self.seed}"
             checkpoint = drawn(name, self.config, self.seed, self.tokenizer, self.device)
-        jobs = list(self._jobs(checkpoint))
-        answer(jobs, results)
-        (key,) = self.keys
-        keys = list(dict.fromkeys(key for job in jobs for key in job.keys))
-        return [{"key": key, "kind": "claim", **self.tags, "keys": keys}]
-
-    def _jobs(self, checkpoint: Checkpoint) -> Iterator[Job]:
         text = held_out_text(checkpoint, self.corpus)
         most: dict[int, int] = defaultdict(int)  # stories of each length
         for point, ask in self.asks.items():
             most[point.length] = max(ask.stories, most[point.length])
-        prompts = {n: story_prompts(text, count, n, self.skip) for n, count in most.items()}
+        with too_few_named("curves"):
+            prompts = {n: story_prompts(text, count, n, self.skip) for n, count in most.items()}
+        jobs: list[Job] = []
         for (point, ask), kind in product(self.asks.items(), KINDS):
             shown, noise = (point.shown(kind),), (point.noise,)
             question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
             stories = prompts[point.length][: ask.stories]
-            yield from plan_jobs(checkpoint, question, stories, self.corpus)
+            jobs += plan_jobs(checkpoint, question, stories, self.corpus)
+        answer(jobs, results)
+        return list(dict.fromkeys(key for job in jobs for key in job.keys))
 
 
 def tasks(
@@ -297,15 +283,15 @@ def tasks(
     corpus: str,
     tokenizer: Tokenizer,
     device: torch.device,
-) -> tuple[list[Task], list[str]]:
+) -> tuple[list[ClaimTask], list[str]]:
     """What there is to ask, and a line for each architecture whose trained models are not here."""
     there = [(one, (kind_of(one.config), shape_of(one.config)))
              for one in trained(models) if one.config]  # fmt: skip
+    sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)
+    for point, ask in asks.items():
+        sizes[point.width, point.depth, point.step][point] = ask
     several, missing = [], []
     for name in plan.architectures:
-        sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)
-        for point, ask in asks.items():
-            sizes[point.width, point.depth, point.step][point] = ask
         lacking: dict[int, ModelConfig] = {}
         for (_, _, step), points in sizes.items():
             config = plan.config(name, next(iter(points)), tokenizer.get_vocab_size())
@@ -317,8 +303,8 @@ def tasks(
             if not paths:
                 lacking[step] = config
             several += [
-                Task(name, config, seed, seed * plan.stories["apart"], path, points,
-                     corpus, tokenizer, device)
+                _Model(name, config, seed, seed * plan.stories["apart"], path, points,
+                       corpus, tokenizer, device).task
                 for seed, path in enumerate(paths)
             ]  # fmt: skip
         if lacking:

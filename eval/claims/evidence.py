@@ -71,8 +71,7 @@ def evidence(
         elif (row["claim"], row["entry"]) not in fingerprints:
             why = "which is asked otherwise now"
         else:
-            place = (row["claim"], row["arm"], row["protocol"], row.get("stand_in", ""))
-            asked[place].append(row)
+            asked[place_of(row)].append(row)
             continue
         notes[f"claim {row['claim']}, {why}; run it again"] = None
     records = []
@@ -100,6 +99,11 @@ def evidence(
                     groups[row["method"], row["control"], row["padded"]].append(row)
             records += [tags | _summed_up(group, protocol) for group in groups.values()]
     return sorted(records, key=_order), [f"left out: {note}" for note in notes]
+
+
+def place_of(tags: dict[str, Any]) -> Asked:
+    """What a task's tags, or the row that holds them, are of."""
+    return tags["claim"], tags["arm"], tags["protocol"], tags.get("stand_in", "")
 
 
 def answers(rows: Iterable[Row]) -> list[Row]:

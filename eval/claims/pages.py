@@ -25,7 +25,7 @@ from eval.claims.columns import (
     Outcome,
     Value,
 )
-from eval.claims.entries import FAIR, PROTOCOLS, Term
+from eval.claims.entries import FAIR, PROTOCOLS, Claim, Term
 from eval.claims.evidence import Record
 from eval.claims.registry import bibliography, stand_ins
 from eval.claims.sources import needs
@@ -152,6 +152,32 @@ def page(one: Judgement) -> str:
     trained = any(arm.models.own and arm.models.trained for arm in claim.arms)
     command = claim.command + " --models RUNS" * trained + " --corpus STORIES" * stories
     return "\n\n".join([*map(_escaped, about), "\n".join(lines), f"`{command}`"]) + "\n"
+
+
+def description(claim: Claim) -> list[str]:
+    """What a claim says and asks, and how it is judged, in lines for a terminal."""
+    lines = [
+        f"claim {claim.number} ({claim.group}): {claim.claim}",
+        f"  source: {claim.source}",
+        f"  expected: {claim.expected}",
+    ]
+    for arm in claim.arms:
+        models = arm.models
+        settings = " ".join(f"{name}={value}" for name, value in models.config.items())
+        state = ", trained" if models.trained else ", untrained"
+        less = {n: value for n, value in models.cpu.items() if value != models.config.get(n)}
+        small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
+        about = f"{settings}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
+        site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
+        without = f" without {' '.join(arm.without)}" if arm.without else ""
+        lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
+        asked = {name: arm.protocol(name) for name in PROTOCOLS}
+        lines += [f"    {name}: {protocol}" for name, protocol in asked.items() if protocol]
+    lines += [f"  judged by: {criterion}" for criterion in claim.judge]
+    lines += [f"  replicated only if: {criterion}" for criterion in claim.control]
+    lines += [f"  note: {claim.note}"] if claim.note else []
+    lines += [f"  {CHANGED}: {claim.changed}"] if claim.changed else []
+    return [*lines, f"  {claim.command}"]
 
 
 def terminal(judgements: list[Judgement], width: int = 120) -> str:

@@ -113,35 +113,24 @@ def _claim(
 ) -> Claim:
     where = f"claim {entry.get('number')}"
     names = {field.name for field in fields(Claim)} - {"group", "stand_ins"}
-    shared = {key: value for key, value in defaults.items() if key not in names}
-    shared = _merge(shared, {key: value for key, value in entry.items() if key not in names})
-    asked = {
-        str(name): _merge(shared, changes or {})
-        for name, changes in (entry.get("arms") or defaults.get("arms") or {"": {}}).items()
-    }
+    about = {key: value for key, value in (defaults | entry).items() if key in names}
+    of_arms = ({k: v for k, v in part.items() if k not in names} for part in (defaults, entry))
+    shared = _merge(*of_arms)
+    changes = about.pop("arms", None) or {"": {}}
+    asked = {str(name): _merge(shared, change or {}) for name, change in changes.items()}
     arms = tuple(_arm(name, data, shapes, f"{where}, arm {name}") for name, data in asked.items())
     every = [arm.name for arm in arms]
-    about = {
-        key: value
-        for key, value in (defaults | entry).items()
-        if key in names - {"arms", "judge", "control"}
-    }
-    judge = _criteria(entry["judge"], every, every, where)
     reported = [arm.name for arm in arms if arm.reported and not arm.lens]
-    control = _criteria(entry.get("control", defaults.get("control", [])), reported, every, where)
-    if about.get("source") not in bibliography():
-        raise RequestError(
-            f"{where}: no source {about.get('source')!r} in bibliography.yaml; it has "
-            f"{', '.join(bibliography())}"
-        )
-    source = bibliography()[about.pop("source")]
-    given = {"source": source, "arms": arms, "judge": judge, "control": control, "group": group}
-    given["stand_ins"] = {
+    about["judge"] = _criteria(about["judge"], every, every, where)
+    about["control"] = _criteria(about.get("control", []), reported, every, where)
+    _among("source", [about["source"]], bibliography(), where)
+    about["source"] = bibliography()[about["source"]]
+    about["stand_ins"] = {
         key: _stood_in(one, one.claims[entry["number"]], asked, shapes, f"{where}, stand-in {key}")
         for key, one in stand_ins().items()
         if entry["number"] in one.claims
     }
-    return build(Claim, about, where, **given)
+    return build(Claim, about, where, arms=arms, group=group)
 
 
 def _criteria(

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, ModelConfig, ModelError, load_pretrained
+from arch import LanguageModel, ModelConfig, load_pretrained
 from arch.directory import drop_padding
+from arch.files import read_json
 from arch.mixers import parse_mixer
 from eval.claims.entries import Claim, Models
 from eval.errors import RequestError
@@ -89,11 +90,8 @@ class Shelf:
         """
         if models.stand_in:
             assert self.stand_in
-            return [
-                self._source(
-                    models.stand_in, models.stand_in, open_checkpoint, self.stand_in, self.device
-                )
-            ]
+            name = models.stand_in
+            return [self._source(name, name, open_checkpoint, self.stand_in, self.device)]
         if (models.family, models.weights, self.model) == ("gpt2", "random", None):
             _need_transformers(claim)
             name = f"{models.family} [random] d{models.size[0]} n{models.size[1]}"
@@ -104,17 +102,16 @@ class Shelf:
             name = f"{Path(directory).resolve()} {models.weights} {precision}"
             return [self._source(name, name, self._wrap, models, directory, precision)]
         if models.trained:
-            paths = self._trained(claim, models)[:seeds]
-            kind = " ".join(map(str, paths))
-            return [
-                self._source(str(path), kind, open_checkpoint, path, self.device) for path in paths
-            ]
+            paths = [str(path) for path in self._trained(claim, models)[:seeds]]
+            kind = " ".join(paths)
+            return [self._source(path, kind, open_checkpoint, path, self.device) for path in paths]
         config = self._config(models.config | ({} if self.full else models.cpu))
-        names = {seed: f"{_name(config)}-s{seed}" for seed in range(first, first + seeds)}
+        kind, size = config.to_json(), f"d{config.d_model}-n{config.n_layers}"
+        names = {
+            n: f"{'+'.join(_bare(config.mixers))}-{size}-s{n}" for n in range(first, first + seeds)
+        }
         return [
-            self._source(
-                name, config.to_json(), drawn, name, config, seed, self.tokenizer, self.device
-            )
+            self._source(name, kind, drawn, name, config, seed, self.tokenizer, self.device)
             for seed, name in names.items()
         ]
 
@@ -212,10 +209,7 @@ class Shelf:
                 f"--model {directory}: no config.json there; give a directory in transformers' "
                 f"layout with the weights of {models.hub}"
             )
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            raise ModelError(f"{path}: cannot be read ({error})") from None
+        config = read_json(path)
         family = config.get("model_type")
         if family != models.family:
             raise RequestError(
@@ -288,10 +282,13 @@ def seeds_of_one(models: Iterable[Saved]) -> list[Saved]:
 
 def kind_of(config: ModelConfig) -> tuple[Any, ...]:
     """The architecture, whatever the size, recipe, seed, data or vocabulary."""
-    mixers = [
-        [(mixer.__name__, *sorted(_arguments(mixer, given).items())) for mixer, given in terms]
-        for terms in (parse_mixer(entry) for entry in config.mixers)
-    ]
+
+    def whole(mixer: type, given: dict[str, Any]) -> tuple[Any, ...]:
+        parameters = inspect.signature(mixer).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return mixer.__name__, *sorted((defaults | given).items())
+
+    mixers = [[whole(*term) for term in parse_mixer(entry)] for entry in config.mixers]
     return str(mixers), config.channel_mixer, config.norm
 
 
@@ -361,14 +358,3 @@ def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:
     """Mixers without their arguments."""
     several = [mixers] if isinstance(mixers, str) else mixers
     return [re.sub(r"\(.*?\)", "", mixer) for mixer in several]
-
-
-def _name(config: ModelConfig) -> str:
-    parts = ["+".join(_bare(config.mixers)), f"d{config.d_model}", f"n{config.n_layers}"]
-    return "-".join(parts)
-
-
-def _arguments(mixer: type, given: dict[str, Any]) -> dict[str, Any]:
-    """All keyword arguments of a mixer, those not given as they are by default."""
-    parameters = inspect.signature(mixer).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | given

@@ -12,7 +12,7 @@ from eval.commands import Result, command
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
-    from eval.claims.ask import Part
+    from eval.claims.ask import ClaimTask
     from eval.claims.columns import Judgement
     from eval.claims.entries import Claim
 
@@ -50,62 +50,19 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
         numbers: of claims
         records: results for what was found, or what `table --store` wrote of them
     """
-    from eval.claims.columns import judge
-    from eval.claims.evidence import evidence
-    from eval.claims.pages import details
-    from eval.claims.registry import choose, claims
+    from eval.claims import columns, evidence, pages, registry
     from eval.rows import ROWS, read_rows
 
-    chosen = choose(list(numbers))
+    chosen = registry.choose(list(numbers))
     there = records != PLACE or (Path(PLACE) / ROWS).is_file()
-    known, _ = evidence(read_rows([records]), claims()) if there else ([], [])
-    texts = []
-    judgements = [judge(claim, known) for claim in chosen]
-    for claim, judgement in zip(chosen, judgements, strict=True):
-        lines = [*_lines(claim), *(f"    {line}" for line in details(judgement))]
-        texts.append("\n".join(lines))
+    rows = read_rows([records]) if there else []
+    known, _ = evidence.evidence(rows, registry.claims())
+    judgements = [columns.judge(claim, known) for claim in chosen]
+    texts = [
+        "\n".join([*pages.description(one.claim), *(f"    {line}" for line in pages.details(one))])
+        for one in judgements
+    ]
     return Result(_columns(judgements), "\n\n".join(texts))
-
-
-def _columns(judgements: "list[Judgement]") -> list[dict[str, Any]]:
-    """The columns as rows."""
-    return [
-        {"claim": j.claim.number, "group": j.claim.group, "says": j.claim.claim}
-        | {column: cell.answer for column, cell in j.cells.items()}
-        for j in judgements
-    ]
-
-
-def _lines(claim: "Claim") -> list[str]:
-    from eval.claims.entries import PROTOCOLS
-    from eval.claims.pages import CHANGED
-    from eval.claims.sources import needs
-
-    lines = [
-        f"claim {claim.number} ({claim.group}): {claim.claim}",
-        f"  source: {claim.source}",
-        f"  expected: {claim.expected}",
-    ]
-    for arm in claim.arms:
-        models = arm.models
-        settings = " ".join(f"{name}={value}" for name, value in models.config.items())
-        state = ", trained" if models.trained else ", untrained"
-        less = {
-            name: value for name, value in models.cpu.items() if value != models.config.get(name)
-        }
-        small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
-        about = f"{settings}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
-        site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
-        without = f" without {' '.join(arm.without)}" if arm.without else ""
-        lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
-        for name in PROTOCOLS:
-            if protocol := arm.protocol(name):
-                lines.append(f"    {name}: {protocol}")
-    lines += [f"  judged by: {criterion}" for criterion in claim.judge]
-    lines += [f"  replicated only if: {criterion}" for criterion in claim.control]
-    lines += [f"  note: {claim.note}"] if claim.note else []
-    lines += [f"  {CHANGED}: {claim.changed}"] if claim.changed else []
-    return [*lines, f"  {claim.command}"]
 
 
 @command()
@@ -141,16 +98,12 @@ def run_claims(
         corpus: of the fair prompts
         device: where to compute; auto (default) takes a GPU that is in reach
     """
-    from eval.claims.ask import parts
-    from eval.claims.columns import judge
-    from eval.claims.evidence import evidence
-    from eval.claims.pages import terminal
-    from eval.claims.registry import choose, claims
+    from eval.claims import ask, columns, evidence, pages, registry
     from eval.claims.sources import Shelf
     from eval.models import device_of
     from eval.tasks import open_results, run_tasks
 
-    chosen = choose(list(numbers), group)[:limit]
+    chosen = registry.choose(list(numbers), group)[:limit]
     place = device_of(device)
     with open_results(out) as results:
         shelf = Shelf(
@@ -163,46 +116,20 @@ def run_claims(
             place,
             full_size or place.type == "cuda",
         )
-        todo: list[Part] = []
+        todo: list[ClaimTask] = []
         for claim in _of_stand_in(chosen, stand_in) if stand_in else chosen:
-            possible, missing = parts(claim, shelf, corpus)
+            possible, missing = ask.parts(claim, shelf, corpus)
             todo += possible
             _say(missing)
         if not todo:
             raise RequestError("nothing to run: none of these claims' models is here; see above")
         run_tasks(todo, results, "asking")
         rows = results.rows()
-    settings = {
-        (part.claim.number, part.arm.name, part.name, part.stand_in): part.tags["setting"]
-        for part in todo
-    }
-    records, notes = evidence(rows, claims(), settings)
-    judgements = [judge(claim, records) for claim in chosen]
-    notes = "\n".join([*notes, results.note])
-    return Result(_columns(judgements), f"{terminal(judgements)}\n{notes}")
-
-
-def _of_stand_in(chosen: "list[Claim]", directory: str) -> "list[Claim]":
-    """The claims as a stand-in is asked them, those that it can speak to."""
-    from eval.claims.registry import stand_ins
-
-    meta, known = Path(directory) / "meta.json", stand_ins()
-    name = json.loads(meta.read_text("utf-8")).get("name") if meta.is_file() else "not known"
-    if name not in known:
-        raise RequestError(
-            f"--stand-in {directory}: its name is {name}; registered are {', '.join(known)} "
-            "(eval/claims/registry/stand-ins.yaml)"
-        )
-    _say([f"claim {c.number} is not asked of {name}" for c in chosen if name not in c.stand_ins])
-    return [claim.asked_of(name) for claim in chosen if name in claim.stand_ins]
-
-
-def _say(lines: list[str]) -> None:
-    """What is missing, said by the first of several processes."""
-    from eval.tasks import rank
-
-    for line in lines if not rank() else ():
-        print(line, file=sys.stderr)
+    settings = {evidence.place_of(task.tags): task.tags["setting"] for task in todo}
+    records, notes = evidence.evidence(rows, registry.claims(), settings)
+    judgements = [columns.judge(claim, records) for claim in chosen]
+    text = "\n".join([pages.terminal(judgements), *notes, results.note])
+    return Result(_columns(judgements), text)
 
 
 @command()
@@ -232,12 +159,8 @@ def table_of_claims(
         readme: put the text's finding between this file's marks too
         group: these alone
     """
-    from eval.claims.columns import judge
-    from eval.claims.curves import plan
-    from eval.claims.curves_page import records as points_of
-    from eval.claims.evidence import answers, evidence
-    from eval.claims.pages import terminal
-    from eval.claims.registry import choose, claims
+    from eval.claims import columns, curves, curves_page, evidence, pages, registry
+    from eval.claims import findings as text_of
     from eval.files import write_text
     from eval.rows import ROWS, read_rows, write_rows
 
@@ -253,83 +176,38 @@ def table_of_claims(
         )
     there = read_rows(places or [PLACE])
     rows = [row for row in there if "experiment" not in row]
-    known, notes = evidence(rows, claims())
-    points, more = points_of(plan(), rows)
+    known, notes = evidence.evidence(rows, registry.claims())
+    points, more = curves_page.records(curves.plan(), rows)
     notes += more
     if figures and not points:
         raise RequestError(
             f"--figures {figures}: are of the curves, and no curve is in the results; ask: python "
             "-m eval claims curves"
         )
-    judgements = [judge(claim, known) for claim in choose([], group)]
-    texts = {name: path for name, path in (("results", results), ("readme", readme)) if path}
-    experiment = _experiment(places, there) if texts else {}
-    pages = _pages(judgements, points, notes, markdown, texts, findings, figures, experiment)
+    judgements = [columns.judge(claim, known) for claim in registry.choose([], group)]
+    texts: dict[str, str] = {}
+    if markdown:
+        folder = Path(markdown).with_suffix("")
+        texts[markdown] = pages.markdown(judgements, notes, folder.name)
+        if points:
+            drawn = _beside(figures, folder / "curves.md") if figures else ""
+            tables = curves_page.markdown(points, drawn)
+            texts[str(folder / "curves.md")] = f"{curves_page.HEAD}\n{tables}"
+        for one in judgements:
+            if one.asked or one.stand_ins:
+                texts[str(folder / f"{one.claim.number}.md")] = pages.page(one)
+        said = _experiments(places, there) if results or readme else {}
+        template = Path(findings) if findings else text_of.TEMPLATE
+        for path in filter(None, (results, readme)):
+            words = text_of.Known(judgements, _beside(markdown, Path(path)), said)
+            text = text_of.fill(template, words)
+            texts[path] = text if path == results else text_of.readme(path, text)
     if store:
-        write_rows(store, answers(rows))
-    for path, text in pages.items():
+        write_rows(store, evidence.answers(rows))
+    for path, text in texts.items():
         write_text(path, text)
-    drawn = _draw(points, None, figures, None)
-    return Result(_columns(judgements), "\n".join([terminal(judgements), *notes, *drawn]))
-
-
-def _pages(
-    judgements: "list[Judgement]",
-    points: list[dict[str, Any]],
-    notes: list[str],
-    markdown: str | None,
-    texts: dict[str, str],
-    findings: str | None,
-    figures: str | None,
-    experiment: dict[str, Any],
-) -> dict[str, str]:
-    """Files to write, by path: the page, each claim's, the results and the README's finding."""
-    from eval.claims.curves_page import HEAD
-    from eval.claims.curves_page import markdown as draw
-    from eval.claims.findings import TEMPLATE, Known, fill
-    from eval.claims.findings import readme as with_finding
-    from eval.claims.pages import markdown as page_of
-    from eval.claims.pages import page as own_page
-
-    if not markdown:
-        return {}
-    page = Path(markdown)
-    folder = page.with_suffix("")
-    pages = {markdown: page_of(judgements, notes, folder.name)}
-    if points:
-        curves = folder / "curves.md"
-        pages[str(curves)] = HEAD + "\n" + draw(points, _beside(figures, curves) if figures else "")
-    for one in judgements:
-        if one.asked or one.stand_ins:
-            pages[str(folder / f"{one.claim.number}.md")] = own_page(one)
-    template = Path(findings) if findings else TEMPLATE
-    for name, path in texts.items():
-        text = fill(template, Known(judgements, _beside(page, Path(path)), experiment))
-        pages[path] = text if name == "results" else with_finding(path, text)
-    return pages
-
-
-def _experiment(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a text can say of the experiments whose rows are given beside their registrations.
-
-    By the name of each; what the first of them says needs no name.
-    """
-    import yaml
-
-    from eval.information.page import placeholders
-
-    said: dict[str, Any] = {}
-    for path in (Path(place).with_suffix(".yaml") for place in places):
-        chosen = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
-        if chosen and path.is_file():
-            figures = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), chosen)
-            said = {**figures, **said, path.stem: figures}
-    return said
-
-
-def _beside(path: str | Path, page: Path) -> str:
-    """A path as a page links to it."""
-    return Path(os.path.relpath(path, page.parent)).as_posix()
+    written = map(str, curves_page.write(figures, points) if figures else ())
+    return Result(_columns(judgements), "\n".join([pages.terminal(judgements), *notes, *written]))
 
 
 @command()
@@ -359,9 +237,9 @@ def curves_of_claims(
         figures: write the figures, as SVG
         markdown: write the tables
     """
-    from eval.claims import curves
-    from eval.claims.curves_page import records
+    from eval.claims import curves, curves_page
     from eval.claims.sources import Shelf
+    from eval.files import write_text
     from eval.models import device_of
     from eval.tasks import open_results, run_tasks
 
@@ -373,24 +251,66 @@ def curves_of_claims(
         todo, missing = curves.tasks(plan, points, trained, corpus, tokenizer, device_of(device))
         _say(missing)
         run_tasks(todo[:limit], results, "models")
-        known, notes = records(plan, results.rows())
-    written = _draw(known, axes, figures, markdown)
+        known, notes = curves_page.records(plan, results.rows())
+    shown = [r for r in known if r["axis"] in (curves.BASE, *axes)] if axes else known
+    written = [str(path) for path in curves_page.write(figures, shown)] if figures else []
+    if markdown:
+        beside = _beside(figures, Path(markdown)) if figures else ""
+        write_text(markdown, curves_page.markdown(shown, beside))
+        written.append(markdown)
     return Result(known, "\n".join([*written, *notes, results.note]))
 
 
-def _draw(
-    records: list[dict[str, Any]], axes: list[str] | None, figures: str | None, markdown: str | None
-) -> list[str]:
-    """Writes figures and tables, and returns their paths."""
-    from eval.claims.curves import BASE
-    from eval.claims.curves_page import markdown as page_of
-    from eval.claims.curves_page import write
-    from eval.files import write_text
+def _columns(judgements: "list[Judgement]") -> list[dict[str, Any]]:
+    """The columns as rows."""
+    return [
+        {"claim": j.claim.number, "group": j.claim.group, "says": j.claim.claim}
+        | {column: cell.answer for column, cell in j.cells.items()}
+        for j in judgements
+    ]
 
-    shown = [r for r in records if r["axis"] in (BASE, *axes)] if axes else records
-    written = [str(path) for path in write(figures, shown)] if figures else []
-    if markdown:
-        beside = os.path.relpath(figures, Path(markdown).parent) if figures else ""
-        write_text(markdown, page_of(shown, beside))
-        written.append(markdown)
-    return written
+
+def _of_stand_in(chosen: "list[Claim]", directory: str) -> "list[Claim]":
+    """The claims that a stand-in is asked, as it is asked them."""
+    from eval.claims.registry import stand_ins
+
+    meta, known = Path(directory) / "meta.json", stand_ins()
+    name = json.loads(meta.read_text("utf-8")).get("name") if meta.is_file() else "not known"
+    if name not in known:
+        raise RequestError(
+            f"--stand-in {directory}: its name is {name}; registered are {', '.join(known)} "
+            "(eval/claims/registry/stand-ins.yaml)"
+        )
+    _say([f"claim {c.number} is not asked of {name}" for c in chosen if name not in c.stand_ins])
+    return [claim.asked_of(name) for claim in chosen if name in claim.stand_ins]
+
+
+def _say(lines: list[str]) -> None:
+    """What is missing, said by the first of several processes."""
+    from eval.tasks import rank
+
+    for line in lines if not rank() else ():
+        print(line, file=sys.stderr)
+
+
+def _experiments(places: Sequence[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Functions of a text about the experiments whose rows are given beside their registrations.
+
+    By the name of each experiment; those of the first one by themselves too.
+    """
+    import yaml
+
+    from eval.information.page import placeholders
+
+    said: dict[str, Any] = {}
+    for path in (Path(place).with_suffix(".yaml") for place in places):
+        chosen = [row for row in rows if row.get("experiment", {}).get("name") == path.stem]
+        if chosen and path.is_file():
+            figures = placeholders(yaml.safe_load(path.read_text(encoding="utf-8")), chosen)
+            said = {**figures, **said, path.stem: figures}
+    return said
+
+
+def _beside(path: str | Path, page: Path) -> str:
+    """A path as a page links to it."""
+    return Path(os.path.relpath(path, page.parent)).as_posix()

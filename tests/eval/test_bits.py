@@ -234,6 +234,14 @@ def test_the_command_writes_rows(trained, tmp_path, capsys):
         assert words in text
 
 
+@pytest.mark.parametrize("command", ["bits", "retrieval"])
+def test_a_refusal_leaves_no_directory(command, trained, tmp_path, capsys):
+    out = tmp_path / "a" / "b"
+    assert main([command, trained[0], "--corpus", "toy:40", "--out", str(out)]) == 2
+    assert "toy:40" in capsys.readouterr().err
+    assert not out.parent.exists()
+
+
 def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):
     result = bits(trained[0], count=3, before=4, distances=[1, 3], noise=0.25, draws=2)
     records = summarise(result.rows, "bits")

@@ -82,7 +82,7 @@ ENTRY = {
     [
         (
             {"source": "002"},
-            "claim 1: no source '002' in bibliography.yaml; it has badger-encodings",
+            "claim 1: source '002'; there are badger-encodings",
         ),
         ({"slices": "x"}, "claim 1, arm : unknown field 'slices'; allowed: allowed, layer"),
         ({"slice": "[1]"}, "slice '[1]' cannot be read"),

@@ -85,6 +85,15 @@ def test_what_one_claim_answered_another_need_not_ask(tmp_path, small_tokenizer,
     assert len(set(asked)) == len(asked) > 0
 
 
+def test_a_corpus_that_is_too_small_is_named(tmp_path, small_tokenizer, monkeypatch, capsys):
+    use(monkeypatch, [small(claims()[68])])
+    out = prepared(tmp_path / "out", small_tokenizer)
+    assert main(["claims", "run", "68", "--out", str(out), "--corpus", "toy:40"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"claim 68, 3 prompts.*: the corpus toy:40 has \d+ different.*--corpus", line)
+    assert "--count" not in line
+
+
 def test_trained_models_are_found_or_asked_for(
     tmp_path, small_tokenizer, model_directory, monkeypatch, capsys
 ):
