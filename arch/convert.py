@@ -16,13 +16,13 @@ from torch import Tensor
 from arch.config import ModelConfig
 from arch.directory import (
     LoadedModel,
+    as_json,
     build_model,
+    check_vocabulary,
     drop_padding,
     load_model,
-    other_vocabulary,
     read_weights,
     renamed,
-    vocabulary,
     weights_of,
 )
 from arch.errors import ModelError
@@ -91,9 +91,9 @@ def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_j
 
     files = {
         "model.safetensors": save(weights, {"format": "pt"}),
-        "config.json": _json(config),
+        "config.json": as_json(config),
         "tokenizer.json": tokenizer_json.encode(),
-        "tokenizer_config.json": _json(tokenizer_config),
+        "tokenizer_config.json": as_json(tokenizer_config),
     }
     write_directory(directory, files)
     return directory
@@ -137,9 +137,8 @@ def from_transformers(
         ModelError: as `import_transformers`.
     """
     config = _our_config(config_json, source)
-    size = vocabulary(source / "tokenizer.json", tokenizer_json)
-    if config.vocab_size not in {-(-size // multiple) * multiple for multiple in MULTIPLES}:
-        raise other_vocabulary(source / "tokenizer.json", size, config.vocab_size)
+    file = source / "tokenizer.json"
+    size = check_vocabulary(file, tokenizer_json, config.vocab_size, MULTIPLES)
     ours = {foreign: name for name, foreign in _NAMES.items()}
     tensors = {
         renamed(name, ours): tensor
@@ -284,7 +283,3 @@ def _read_shards(directory: Path) -> dict[str, Tensor]:
     if index.is_file():
         files = set(read_json(index)["weight_map"].values())
     return {k: v for file in sorted(files) for k, v in read_weights(directory / file).items()}
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()

@@ -61,21 +61,16 @@ def save_model(
         raise ModelError(
             f"{directory}: a wrapped {model.config.mixers[0]} model cannot be saved here"
         )
-    full_meta = {
+    meta = {
         "schema": SCHEMA,
         "name": directory.name,
         **meta,
         "tokenizer_sha256": _sha256(tokenizer_json),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
-
-    files = {
-        "model.safetensors": save(weights_of(model)),
-        "config.json": (model.config.to_json() + "\n").encode(),
-        "tokenizer.json": tokenizer_json.encode(),
-        "meta.json": _json(full_meta),
-    }
-    write_directory(directory, files)
+    config = model.config.to_json() + "\n"
+    contents = (save(weights_of(model)), config.encode(), tokenizer_json.encode(), as_json(meta))
+    write_directory(directory, dict(zip(FILES, contents, strict=True)))
     return directory
 
 
@@ -86,7 +81,7 @@ def add_to_meta(directory: Path, more: dict[str, Any]) -> None:
         OSError: as for `save_model`.
     """
     path = directory / "meta.json"
-    write_file(path, _json(read_json(path) | more))
+    write_file(path, as_json(read_json(path) | more))
 
 
 def load_model(directory: str | Path, device: str | torch.device = "cpu") -> LoadedModel:
@@ -132,46 +127,48 @@ def _read_all_but_weights(directory: Path) -> tuple[ModelConfig, str, dict[str, 
         raise ModelError(
             f"{directory / 'meta.json'} has schema {meta.get('schema')!r}; allowed: {SCHEMA}"
         )
-    tokenizer_json = read_text(directory / "tokenizer.json")
-    size = vocabulary(directory / "tokenizer.json", tokenizer_json)
-    if size != config.vocab_size:
-        raise other_vocabulary(directory / "tokenizer.json", size, config.vocab_size)
-    _check_hash(directory / "tokenizer.json", tokenizer_json, meta)
+    file = directory / "tokenizer.json"
+    tokenizer_json = read_text(file)
+    check_vocabulary(file, tokenizer_json, config.vocab_size)
+    sha256, recorded = _sha256(tokenizer_json), meta.get("tokenizer_sha256")
+    if sha256 != recorded:
+        raise ModelError(
+            f"{file} has hash {sha256[:12]}, meta.json says {str(recorded)[:12]}; "
+            "use the tokenizer that the model was trained with"
+        )
     return config, tokenizer_json, meta
 
 
-def vocabulary(path: Path, tokenizer_json: str) -> int:
-    """How many entries a `tokenizer.json` has.
+def check_vocabulary(
+    path: Path, tokenizer_json: str, rows: int, multiples: tuple[int, ...] = (1,)
+) -> int:
+    """How many entries a `tokenizer.json` has: as many as a model has rows.
+
+    Args:
+        path: of the file, for errors.
+        tokenizer_json: its text.
+        rows: of the model's embedding.
+        multiples: the rows may be padded to the next multiple of one of these.
 
     Raises:
-        ModelError: it is no tokenizer.
+        ModelError: it is no tokenizer, or has another number of entries.
     """
     try:
         tokenizer = json.loads(tokenizer_json)
         added = {entry["content"] for entry in tokenizer["added_tokens"]}
-        return len(added | set(tokenizer["model"]["vocab"]))
+        size = len(added | set(tokenizer["model"]["vocab"]))
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ModelError(f"{path} is not a tokenizer file") from None
-
-
-def other_vocabulary(path: Path, size: int, vocab_size: int) -> ModelError:
-    """The line for a tokenizer of `size` entries beside a model of `vocab_size` tokens."""
-    return ModelError(
-        f"{path} has {size} entries, the model has {vocab_size}; "
-        "use the tokenizer that the model was trained with"
-    )
-
-
-def _check_hash(path: Path, tokenizer_json: str, meta: dict[str, Any]) -> None:
-    sha256, recorded = _sha256(tokenizer_json), meta.get("tokenizer_sha256")
-    if sha256 != recorded:
+    if rows not in {-(-size // multiple) * multiple for multiple in multiples}:
         raise ModelError(
-            f"{path} has hash {sha256[:12]}, meta.json says {str(recorded)[:12]}; "
+            f"{path} has {size} entries, the model has {rows}; "
             "use the tokenizer that the model was trained with"
         )
+    return size
 
 
-def _json(content: dict[str, Any]) -> bytes:
+def as_json(content: dict[str, Any]) -> bytes:
+    """An object as an indented JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 

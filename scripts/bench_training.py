@@ -265,7 +265,7 @@ def page(
         " round. Memory is the most that "
         + ("the process held, its libraries included." if cpu else "PyTorch held of the GPU."),
         "",
-        "TFLOP/s count the products that the model needs (`arch.describe`; of causal and triangular"
+        "TFLOP/s count the products that the model needs (`arch.costs`; of causal and triangular"
         " ones the lower half), three times for training. MFU is their share of"
         f" {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
     ]

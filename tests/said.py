@@ -1,4 +1,7 @@
-"""What commands print, as far as many tests read it."""
+"""What commands print and errors say, as far as many tests read it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -8,3 +11,12 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
     return line
+
+
+@contextmanager
+def one_line(error: type[Exception], message: str) -> Iterator[None]:
+    """The block raises an error of one line, which has a message in it."""
+    with pytest.raises(error) as caught:
+        yield
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

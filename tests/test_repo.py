@@ -70,3 +70,10 @@ def test_every_command_has_help(room: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: python -m " + room)
+
+
+def test_there_is_nothing_to_compile_at_installation() -> None:
+    assert 'build-backend = "setuptools.build_meta"' in (ROOT / "pyproject.toml").read_text()
+    suffixes = {path.suffix for room in MAY_IMPORT for path in (ROOT / room).rglob("*")}
+    assert not suffixes & {".c", ".cc", ".cpp", ".cu", ".pyx", ".so"}
+    assert not (ROOT / "setup.py").exists()

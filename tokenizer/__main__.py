@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -30,17 +30,17 @@ from tokenizer.bpe import (
     train_tokenizer,
 )
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import PackedData
-from tokenizer.files import Partial, whole_file
+from tokenizer.data import SPLITS, PackedData
+from tokenizer.files import complete_shards, whole_file
 from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack
-from tokenizer.splits import SPLITS
 from tokenizer.toy import toy_stories
 
-TRAIN = """\
+EXAMPLES = {
+    "train": """\
   python -m tokenizer train toy --out tokenizer.json
   python -m tokenizer train hub:roneneldan/TinyStories --limit 200000 --out tokenizer.json
-"""
-PACK = """\
+""",
+    "pack": """\
   python -m tokenizer pack toy --tokenizer tokenizer.json --out data
   python -m tokenizer pack stories.txt --tokenizer tokenizer.json --out data --valid-fraction 0.1
   python -m tokenizer pack toy --tokenizer tokenizer.json --out rows --layout rows --context 512
@@ -48,24 +48,24 @@ PACK = """\
 a corpus larger than memory; the same command continues it after an interruption:
   python -m tokenizer pack hub:HuggingFaceFW/fineweb-edu:sample-10BT --valid-fraction 0.001 \\
       --tokenizer tokenizer.json --out fineweb
-"""
-CHECK = """\
+""",
+    "check": """\
   python -m tokenizer check data
-"""
-INSPECT = """\
+""",
+    "inspect": """\
   python -m tokenizer inspect tokenizer.json
   python -m tokenizer inspect tokenizer.json --corpus stories.txt --text "Once upon a time"
-"""
-SAMPLE = """\
+""",
+    "sample": """\
   python -m tokenizer sample --count 3
   python -m tokenizer sample --count 1000 --seed 7 > stories.txt
-"""
-VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
+""",
+}
 SHOWN = 10  # tokens in a table of `inspect`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0, or 2 for bad input, told in one line."""
+    """Run a command; return its exit code: 0, or 2 for bad input, reported in one line."""
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -97,7 +97,7 @@ def _pack(options: argparse.Namespace) -> None:
     if options.workers is not None:
         _at_least_one("--workers", options.workers)
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
-    if kept := Partial(options.out).shards():
+    if kept := complete_shards(options.out):
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
     progress = Progress()
     data = pack(
@@ -112,7 +112,6 @@ def _pack(options: argparse.Namespace) -> None:
         shards=options.shards,
         report=lambda corpus, done: progress(corpus.split, done, corpus.expected),
     )
-    progress.close()
     for split in SPLITS:
         counts = data.meta["splits"][split]
         print(
@@ -127,7 +126,6 @@ def _check(options: argparse.Namespace) -> None:
     for done, shard in enumerate(shards, 1):
         shard.verify()
         progress("files", done, lambda: len(shards))
-    progress.close()
     print(f"{data.path}: {len(shards):,} files hold what was packed")
 
 
@@ -136,7 +134,8 @@ def _inspect(options: argparse.Namespace) -> None:
     corpus = open_corpus(options.corpus, "valid", limit=options.limit, field=options.field)
     print(_describe(tokenizer, corpus))
     if options.text is not None:
-        print(f"\ntext\n{_split_text(load_tokenizer(options.tokenizer), options.text)}")
+        text = load_tokenizer(options.tokenizer).encode(options.text)
+        print(f"\ntext\n{' '.join(text.tokens)}\n{len(text.ids)} tokens")
 
 
 def _sample(options: argparse.Namespace) -> None:
@@ -151,7 +150,10 @@ def _at_least_one(flag: str, value: int) -> None:
 
 
 def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
-    """Describe a tokenizer by its use on a corpus: compression, longest and rarest tokens."""
+    """Describe a tokenizer by its use on a corpus: compression, longest and rarest tokens.
+
+    Tokens are shown as the library writes them: `Ġ` for a space, `Ċ` for the end of a line.
+    """
     pieces = token_bytes(tokenizer)
     used: Counter[int] = Counter()
     stories = 0
@@ -164,55 +166,35 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
     longest = sorted(learnt, key=lambda token: (-len(pieces[token]), token))
     rarest = sorted((t for t in learnt if used[t]), key=lambda token: (used[token], token))
 
-    def table(title: str, listed: Iterable[int]) -> list[str]:
+    def table(title: str, listed: list[int]) -> list[str]:
         return [
             f"\n{title}\n{'id':>6}{'bytes':>7}{'count':>10}  token",
-            *(f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {_show(pieces[t])}" for t in listed),
+            *(
+                f"{t:>6}{len(pieces[t]):>7}{used[t]:>10,}  {tokenizer.id_to_token(t)}"
+                for t in listed[:SHOWN]
+            ),
         ]
 
-    return "\n".join(
-        [
-            f"entries          {len(pieces):,} ({len(SPECIAL)} special, 256 bytes,"
-            f" {len(learnt):,} merges)",
-            f"sha256           {tokenizer_hash(tokenizer)}",
-            f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"
-            f" {size:,} bytes, {tokens:,} tokens",
-            f"bytes per token  {size / tokens:.3f}",
-            f"tokens per story {tokens / stories:.1f}",
-            f"merges not used  {sum(not used[token] for token in learnt):,}",
-            *table("longest tokens", longest[:SHOWN]),
-            *table("rarest tokens", rarest[:SHOWN]),
-        ]
-    )
-
-
-def _split_text(tokenizer: Tokenizer, text: str) -> str:
-    """Show where a text is split: a space between tokens, `·` for a space inside one."""
-    ids = tokenizer.encode(text).ids
-    pieces = token_bytes(tokenizer)
-    shown = [_show(pieces[token]) or str(tokenizer.id_to_token(token)) for token in ids]
-    size = len(text.encode())
-    ratio = f", {size / len(ids):.2f} bytes per token" if ids else ""
-    return f"{' '.join(shown)}\n{len(ids)} tokens, {size} bytes{ratio}"
-
-
-def _show(piece: bytes) -> str:
-    """Write the bytes of a token so that each can be seen: `·upon`, `<0xf0>`."""
-    try:
-        text = piece.decode()
-    except UnicodeDecodeError:  # a part of a character
-        return "".join(chr(byte) if 32 < byte < 127 else f"<0x{byte:02x}>" for byte in piece)
-    return "".join(VISIBLE.get(c) or (c if c.isprintable() else f"<0x{ord(c):02x}>") for c in text)
+    lines = [
+        f"entries          {len(pieces):,} ({len(SPECIAL)} special, 256 bytes,"
+        f" {len(learnt):,} merges)",
+        f"sha256           {tokenizer_hash(tokenizer)}",
+        f"measured on      {corpus.source}, {corpus.split}: {stories:,} stories,"
+        f" {size:,} bytes, {tokens:,} tokens",
+        f"bytes per token  {size / tokens:.3f}",
+        f"tokens per story {tokens / stories:.1f}",
+        f"merges not used  {sum(not used[token] for token in learnt):,}",
+        *table("longest tokens", longest),
+        *table("rarest tokens", rarest),
+    ]
+    return "\n".join(lines)
 
 
 class Progress:
-    """How far a long task is, on stderr: a live line on a terminal, one every 10 s on a pipe."""
+    """The progress of a task on stderr: a line on a terminal every 2 s, on a pipe every 10 s."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.task, self.total = "", None
-        self.began = self.printed = 0.0
-        self.first = 0
+        self.every, self.task = 2.0 if sys.stderr.isatty() else 10.0, ""
 
     def __call__(self, task: str, done: int, total: Callable[[], int | None]) -> None:
         """Print that `done` of about `total()` are done, unless that was printed just now.
@@ -223,104 +205,80 @@ class Progress:
         if task != self.task:
             self.task, self.total, self.first = task, None, done
             self.began = self.printed = now
-        if now - self.printed < (0.2 if self.terminal else 10.0):
+        if now - self.printed < self.every:
             return
         if self.printed == self.began:
             self.total = total()
-        self.printed = now
-        line = f"{task}: {done:,}"
+        self.printed, line = now, f"{task}: {done:,}"
         if self.total is not None and done > self.first:
             rate = (now - self.began) / (done - self.first)
             remaining = max(0.0, rate * (self.total - done))
             line += f" of about {self.total:,}, {remaining:.0f} s left"
-        print(line, end="\033[K\r" if self.terminal else "\n", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Leave a clean line behind."""
-        if self.terminal:
-            print(end="\033[K", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tokenizer",
         description="Stories in, packed token files out.",
-        epilog="python -m tokenizer COMMAND --help tells more, with examples.",
+        epilog="python -m tokenizer COMMAND --help has more, with examples.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     kinds = (sources.__doc__ or "").split("\n\n")[1].replace("\n  ", "\n")[2:]
 
-    def command(name: str, run: Callable, about: str, examples: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable, about: str) -> Callable:
         added = commands.add_parser(
             name,
             help=about,
             description=about,
-            epilog=f"a SOURCE is one of:\n{kinds}\n\nexamples:\n{examples}",
+            epilog=f"a SOURCE is one of:\n{kinds}\n\nexamples:\n{EXAMPLES[name]}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(run=run)
-        return added
+        return added.add_argument
 
-    train = command("train", _train, "learn a byte-level BPE from stories", TRAIN)
-    train.add_argument("source", metavar="SOURCE", help="where the stories come from, see below")
-    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    train.add_argument(
-        "--vocab-size", type=int, default=VOCAB_SIZE, metavar="N", help="entries (%(default)s)"
-    )
-    _add_reading(train)
+    def add_reading(add: Callable) -> None:
+        add("--limit", type=int, metavar="N", help="stop after N stories of a split")
+        add("--field", default="text", metavar="NAME", help="the stories' column (%(default)s)")
 
-    packing = command("pack", _pack, "encode stories into files that training reads", PACK)
-    packing.add_argument("source", metavar="SOURCE", help="where the stories come from, see below")
-    packing.add_argument("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
-    packing.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to make")
-    packing.add_argument(
-        "--layout",
-        choices=("packed", "rows"),
-        default="packed",
-        help="all stories in a line, or one a row (%(default)s)",
-    )
-    packing.add_argument("--context", type=int, metavar="N", help="tokens in a row")
-    packing.add_argument("--pad-side", choices=("left", "right"), help="of a row (right)")
-    packing.add_argument(
-        "--valid-fraction",
-        type=float,
-        default=VALID_FRACTION,
-        metavar="F",
-        help="share set aside for validation if the source sets none aside itself (%(default)s)",
-    )
-    packing.add_argument(
-        "--shards", type=int, default=SHARD, metavar="N", help="tokens in a file (%(default)s)"
-    )
-    packing.add_argument("--workers", type=int, metavar="N", help="threads (all cores)")
-    packing.add_argument("--force", action="store_true", help="replace packed data that is there")
-    _add_reading(packing)
+    where = "where the stories come from, see below"
+    count = {"type": int, "metavar": "N"}
 
-    about = "compare packed data with the hashes it was written with"
-    check = command("check", _check, about, CHECK)
-    check.add_argument("data", metavar="DIR", help="a directory of packed data")
+    add = command("train", _train, "learn a byte-level BPE from stories")
+    add("source", metavar="SOURCE", help=where)
+    add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    add("--vocab-size", default=VOCAB_SIZE, help="entries (%(default)s)", **count)
+    add_reading(add)
 
-    inspect = command("inspect", _inspect, "show what a tokenizer has learnt", INSPECT)
-    inspect.add_argument("tokenizer", metavar="FILE", help="a tokenizer.json")
-    inspect.add_argument(
-        "--corpus",
-        default="toy",
-        metavar="SOURCE",
-        help="measured on its valid split (%(default)s)",
-    )
-    inspect.add_argument("--text", help="a text to split")
-    _add_reading(inspect)
+    add = command("pack", _pack, "encode stories into files that training reads")
+    add("source", metavar="SOURCE", help=where)
+    add("--tokenizer", required=True, metavar="FILE", help="a tokenizer.json")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to make")
+    layouts = "all stories in a line, or one a row (%(default)s)"
+    add("--layout", choices=("packed", "rows"), default="packed", help=layouts)
+    add("--context", help="tokens in a row", **count)
+    add("--pad-side", choices=("left", "right"), help="of a row (right)")
+    share = "share set aside for validation if the source sets none aside itself (%(default)s)"
+    add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=share)
+    add("--shards", default=SHARD, help="tokens in a file (%(default)s)", **count)
+    add("--workers", help="threads (all cores)", **count)
+    add("--force", action="store_true", help="replace packed data that is there")
+    add_reading(add)
 
-    sample = command("sample", _sample, "print stories of the built-in generator", SAMPLE)
-    sample.add_argument("--count", type=int, default=3, metavar="N", help="stories (%(default)s)")
-    sample.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    add = command("check", _check, "compare packed data with the hashes it was written with")
+    add("data", metavar="DIR", help="a directory of packed data")
+
+    add = command("inspect", _inspect, "show what a tokenizer has learnt")
+    add("tokenizer", metavar="FILE", help="a tokenizer.json")
+    corpora = "measured on its valid split (%(default)s)"
+    add("--corpus", default="toy", metavar="SOURCE", help=corpora)
+    add("--text", help="a text to split")
+    add_reading(add)
+
+    add = command("sample", _sample, "print stories of the built-in generator")
+    add("--count", default=3, help="stories (%(default)s)", **count)
+    add("--seed", default=0, help="(%(default)s)", **count)
     return parser
-
-
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--limit", type=int, metavar="N", help="stop after N stories of a split")
-    parser.add_argument(
-        "--field", default="text", metavar="NAME", help="the stories' column (%(default)s)"
-    )
 
 
 if __name__ == "__main__":

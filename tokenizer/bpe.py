@@ -89,7 +89,7 @@ def encode_stories(
 ) -> Iterator[list[tuple[Key, list[int]]]]:
     """Yield the ids of the stories, each with its key, batch by batch, in their order.
 
-    All cores work on a batch, and encode it while the caller works on the batch before.
+    All cores encode a batch while the caller works on the batch before.
     """
     tokenizer.encode_special_tokens = True  # a story that spells a special token is only text
     tokenizer.no_padding()
@@ -100,15 +100,14 @@ def encode_stories(
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [(key, e.ids) for (key, _), e in zip(batch, encodings, strict=True)]
 
-    waiting: Future[list[tuple[Key, list[int]]]] | None = None
+    waiting: list[Future[list[tuple[Key, list[int]]]]] = []
     with ThreadPoolExecutor(1) as thread:
         for batch in _batches(stories):
-            future = thread.submit(encode, batch)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = future
-        if waiting is not None:
-            yield waiting.result()
+            waiting.append(thread.submit(encode, batch))
+            if len(waiting) > 1:
+                yield waiting.pop(0).result()
+        for last in waiting:
+            yield last.result()
 
 
 def _batches(stories: Iterable[tuple[Key, str]]) -> Iterator[list[tuple[Key, str]]]:
@@ -134,27 +133,20 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     Raises:
         CorpusError: The tokenizer is not byte-level, so its tokens are not strings of bytes.
     """
-    byte_of = _byte_of_symbol()
-    special = tokenizer.get_added_tokens_decoder()
-    vocabulary = tokenizer.get_vocab()
+    # GPT-2's names for bytes: a printable byte is its own character, the rest follow U+0100.
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable}
+    byte_of |= {chr(256 + rank): byte for rank, byte in enumerate(others)}
+    special, vocabulary = tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab()
     table = [b""] * (max(vocabulary.values()) + 1)
     for symbols, index in vocabulary.items():
         if index in special:
             continue
-        try:
-            table[index] = bytes(byte_of[symbol] for symbol in symbols)
-        except KeyError as error:
+        if not byte_of.keys() >= set(symbols):
             raise CorpusError(
                 f"entry {symbols!r} is not made of bytes; train a byte-level tokenizer with:"
                 " python -m tokenizer train SOURCE --out tokenizer.json"
-            ) from error
+            )
+        table[index] = bytes(byte_of[symbol] for symbol in symbols)
     return table
-
-
-def _byte_of_symbol() -> dict[str, int]:
-    """GPT-2's names for bytes: a printable byte is its own character, the rest follow U+0100."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + rank): byte for rank, byte in enumerate(others)
-    }

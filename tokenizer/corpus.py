@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenizer.bpe import END_OF_TEXT, CorpusError
-from tokenizer.data import PackedData
-from tokenizer.splits import SPLITS, digest, held_out
-from tokenizer.toy import toy_stories
+from tokenizer.data import BLOCK, SPLITS, PackedData
+from tokenizer.toy import digest, held_out, toy_stories
 
 TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation")}
 SEPARATOR = END_OF_TEXT.encode()
-BLOCK = 1 << 20
 LONGEST_STORY = 64 << 20  # bytes without a separator after which a file is not a list of stories
 
 
@@ -120,8 +118,7 @@ def open_corpus(
         raise CorpusError(f"--valid-fraction {valid_fraction}: must lie between 0 and 1")
 
     parts = _parts(source, field, stream)
-    undivided = parts.get("valid") in (None, parts.get("train"))
-    if undivided and valid_fraction is not None:
+    if valid_fraction is not None and parts.get("valid") in (None, parts.get("train")):
         corpus = Corpus(source, split, parts["train"], valid_fraction, limit)
     elif split in parts:
         corpus = Corpus(source, split, parts[split], None, limit)
@@ -143,9 +140,9 @@ def open_corpus(
 
 def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
     """Map the splits that a source has to its parts; what is not divided is both."""
+    path = Path(source)
     if source.partition(":")[0] == "toy":
         return _toy_parts(source)
-    path = Path(source)
     if source.startswith("hub:"):
         parts = _hub_parts(source, field, stream)
     elif path.is_dir():
@@ -158,8 +155,7 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
     elif path.suffix not in READERS:
         raise CorpusError(f"{source}: unknown kind of file; the name must end in {_endings()}")
     else:
-        part = _files_part([path], field)
-        parts = {"train": part, "valid": part}
+        parts = dict.fromkeys(SPLITS, _files_part([path], field))
 
     train, valid = parts.get("train"), parts.get("valid")
     if train is None or valid is None or train == valid:
@@ -178,11 +174,10 @@ def _toy_parts(source: str) -> dict[str, Part]:
     stories = int(match[1] or TOY_STORIES) if match else 0
     if match is None or stories < 2:
         raise CorpusError(f"{source}: must be toy, toy:STORIES or toy:STORIES:SEED, STORIES >= 2")
-    counts = {"train": stories, "valid": max(2, stories // 20)}
     seed = int(match[2] or 0)
     return {
         split: Part(partial(toy_stories, n, seed, split), partial(int, n))
-        for split, n in counts.items()
+        for split, n in (("train", stories), ("valid", max(2, stories // 20)))
     }
 
 
@@ -193,9 +188,10 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
     """
     if PackedData.stands_in(folder):
         data = PackedData(folder)
-        counts = {split: data.meta["splits"][split]["stories"] for split in SPLITS}
         return {
-            split: Part(partial(data.stories, split), partial(int, counts[split]))
+            split: Part(
+                partial(data.stories, split), partial(int, data.meta["splits"][split]["stories"])
+            )
             for split in SPLITS
         }
     parts: dict[str, Part] = {}
@@ -253,8 +249,8 @@ def _read_text(path: Path, field: str) -> Iterator[str]:
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
     """Yield a field of every line of a `.jsonl` file."""
+    start = 0
     with path.open("rb") as file:
-        start = 0
         for number, line in enumerate(file, 1):
             content = _decode(line, path, start)
             start += len(line)
@@ -338,22 +334,20 @@ def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
             raise
         raise CorpusError(f"{source}: no such subset; allowed: {', '.join(known)}") from error
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
-    for split, rows in splits.items():
+
+    def part(split: str, rows: Any) -> Part:
         if rows.column_names is not None:  # a stream may not know before it is read
             _check_column(f"{source}: split {split}", rows.column_names, field)
-
-    def part(rows: Any) -> Part:
-        def read() -> Iterator[str]:
-            batches = rows.select_columns([field]).with_format("arrow").iter(batch_size=1000)
-            return _column(f"hub:{name}", batches)
-
-        return Part(read, partial(_count_rows, rows))
+        column = rows.select_columns([field]).with_format("arrow")
+        return Part(
+            lambda: _column(source, column.iter(batch_size=1000)), partial(_count_rows, rows)
+        )
 
     parts = {
-        split: part(splits[known])
+        split: part(name, splits[name])
         for split, names in NAMES.items()
-        for known in names
-        if known in splits
+        for name in names
+        if name in splits
     }
     if not parts:
         raise CorpusError(f"{source}: has no train or validation split, only {', '.join(splits)}")
@@ -380,15 +374,14 @@ def _column(where: str, batches: Iterable[Any]) -> Iterator[str]:
     """Yield the texts of batches of one Arrow column."""
     row = 0
     try:
-        for batch in batches:
-            for value in batch.column(0):
-                row += 1
-                text = value.as_py()
-                if not isinstance(text, str):
-                    raise CorpusError(
-                        f"{where}: row {row} holds {text!r}, not a text; drop it or fill it in"
-                    )
-                yield text
+        for value in chain.from_iterable(batch.column(0) for batch in batches):
+            row += 1
+            text = value.as_py()
+            if not isinstance(text, str):
+                raise CorpusError(
+                    f"{where}: row {row} holds {text!r}, not a text; drop it or fill it in"
+                )
+            yield text
     except UnicodeDecodeError as error:
         raise CorpusError(f"{where}: row {row} is not valid UTF-8; convert it to UTF-8") from error
     except (OSError, KeyError) as error:  # KeyError: a stream's file without the column

@@ -23,8 +23,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tokenizer.bpe import END_OF_TEXT, PAD, CorpusError, load_tokenizer, tokenizer_hash
-from tokenizer.splits import SPLITS
 
+SPLITS: tuple[str, ...] = ("train", "valid")
 SCHEMA = 1
 BLOCK = 1 << 20
 DTYPE = np.dtype("<u2")
@@ -73,14 +73,11 @@ class Shard:
         Raises:
             CorpusError: They differ.
         """
-        digest = hashlib.sha256()
-        with self.path.open("rb") as file:
-            for block in iter(lambda: file.read(BLOCK), b""):
-                digest.update(block)
-        if digest.hexdigest() != self.sha256:
+        seen = hashlib.sha256(map_shard(self).data).hexdigest()
+        if seen != self.sha256:
             raise CorpusError(
-                f"{self.path}: altered, its sha256 is {digest.hexdigest()[:12]},"
-                f" {self.sha256[:12]} was written; copy it again, or pack the data again"
+                f"{self.path}: altered, its sha256 is {seen[:12]}, {self.sha256[:12]} was written;"
+                " copy it again, or pack the data again"
             )
 
 
@@ -97,13 +94,9 @@ def map_shard(shard: Shard) -> np.ndarray:
 
 
 class TokenLine:
-    """Token ids, uint16, numbered from 0 over all shards of a split.
+    """Token ids, uint16, numbered from 0 over the shards of a split, in their order.
 
-    A stretch that crosses the edge of a shard is put together from its parts, so that what is read
-    does not depend on how the line was divided.
-
-    Args:
-        shards: The files, in their order.
+    A stretch that crosses the edge of a shard is put together from its parts.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -119,15 +112,13 @@ class TokenLine:
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
         """
-        stop = min(stop, len(self))
-        parts = []
+        stop, parts = min(stop, len(self)), []
         number = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             shard = self.shards[number]
             before = int(self._ends[number]) - shard.tokens
-            part = map_shard(shard)[start - before : stop - before]
-            parts.append(part)
-            start += len(part)
+            parts.append(map_shard(shard)[start - before : stop - before])
+            start += len(parts[-1])
             number += 1
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, DTYPE), *parts])
 
@@ -164,6 +155,8 @@ class PackedData:
                 f"{self.path / 'tokenizer.json'}: not the tokenizer this data was packed with;"
                 " pack it again"
             )
+        rows = self.meta["layout"] == "rows"
+        self._width, self._counted = (self.meta["context"], "rows") if rows else (1, "tokens")
         for split in SPLITS:
             for shard in self.shards(split):
                 shard.check()
@@ -172,14 +165,9 @@ class PackedData:
 
     def shards(self, split: str) -> list[Shard]:
         """Return the files of a split, in their order."""
-        width = self._width()
         return [
-            Shard(
-                self.path / shard["file"],
-                shard["rows" if width > 1 else "tokens"] * width,
-                shard["sha256"],
-            )
-            for shard in self.meta["splits"][split]["shards"]
+            Shard(self.path / about["file"], about[self._counted] * self._width, about["sha256"])
+            for about in self.meta["splits"][split]["shards"]
         ]
 
     def line(self, split: str) -> TokenLine:
@@ -189,34 +177,30 @@ class PackedData:
     def tokens(self, split: str, limit: int | None = None) -> np.ndarray:
         """Return the token ids of a split: uint16, (N,) when packed, (rows, context) in rows.
 
-        They are mapped into memory when they stand in one file, and copied into it when they stand
-        in several: then ask for no more than is needed, or read the `line`.
+        They are mapped into memory when one file holds them, and else copied into it.
 
         Args:
             split: `train` or `valid`.
             limit: Stop after so many tokens, or rows.
         """
-        width, line = self._width(), self.line(split)
-        tokens = line.read(0, len(line) if limit is None else limit * width)
-        return tokens.reshape(-1, width) if width > 1 else tokens
+        line = self.line(split)
+        tokens = line.read(0, len(line) if limit is None else limit * self._width)
+        return tokens.reshape(-1, self._width) if self._width > 1 else tokens
 
     def stories(self, split: str) -> Iterator[str]:
         """Yield the stories of a split as they were packed; of a row that was cut, what it holds.
-
-        Args:
-            split: `train` or `valid`.
 
         Raises:
             CorpusError: A file cannot be read, or is not what was written.
         """
         tokenizer = Tokenizer.from_str(self.tokenizer_json)
         end, pad = (tokenizer.token_to_id(special) for special in (END_OF_TEXT, PAD))
-        line, width = self.line(split), self._width()
-        pending = np.empty(0, DTYPE)
-        for start in range(0, len(line), BLOCK // width * width):
-            tokens = line.read(start, start + BLOCK // width * width)
-            if width > 1:
-                whole = list(tokens.reshape(-1, width))
+        line, pending = self.line(split), np.empty(0, DTYPE)
+        block = BLOCK // self._width * self._width
+        for start in range(0, len(line), block):
+            tokens = line.read(start, start + block)
+            if self._width > 1:
+                whole = list(tokens.reshape(-1, self._width))
             else:
                 tokens = np.concatenate([pending, tokens])
                 *whole, pending = np.split(tokens, np.flatnonzero(tokens == end) + 1)
@@ -232,10 +216,6 @@ class PackedData:
         """UTF-8 bytes of the stories per token, end-of-text counted as a token, pads not."""
         counts = self.meta["splits"][split]
         return counts["bytes"] / counts["tokens"]
-
-    def _width(self) -> int:
-        """Return the length of a row; 1 when packed."""
-        return self.meta["context"] if self.meta["layout"] == "rows" else 1
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:

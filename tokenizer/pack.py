@@ -7,9 +7,8 @@ row, with its end-of-text, cut at the context and padded on one side.
 
 Each split is written as shards: files of whole stories. A shard ends with the first story that
 brings it to the size asked for. Until all are complete they are in `.data.partial` beside `data`.
-A shard is written as `.tmp`, forced to disk, then renamed. The same command, given again after an
-interruption, counts the stories of the complete shards, skips them in the source, and writes the
-other shards; the result is the same.
+The same command, given again after an interruption, counts the stories of the complete shards,
+skips them in the source, and writes the other shards; the result is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -39,13 +37,12 @@ from tokenizer.bpe import (
     tokenizer_hash,
 )
 from tokenizer.corpus import Corpus, open_corpus
-from tokenizer.data import DTYPE, SCHEMA, PackedData
-from tokenizer.files import Partial, sync
-from tokenizer.splits import SPLITS
+from tokenizer.data import BLOCK, DTYPE, SCHEMA, SPLITS, PackedData
+from tokenizer.files import sync, whole_directory
 
 VALID_FRACTION = 0.05
 SHARD = 100_000_000  # tokens
-BLOCK = 1 << 20  # ids counted at a time
+Report = Callable[[Corpus, int], None]
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def pack(
     field: str = "text",
     force: bool = False,
     shards: int = SHARD,
-    report: Callable[[Corpus, int], None] | None = None,
+    report: Report = lambda corpus, done: None,
 ) -> PackedData:
     """Write a data directory; it is complete or not there.
 
@@ -110,38 +107,32 @@ def pack(
     Raises:
         CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
     """
-    out, layout = Path(out), layout or Layout()
+    out, layout, loaded = Path(out), layout or Layout(), load_tokenizer(tokenizer)
     if shards < 1:
         raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
-    with Partial(out, force) as partial:
-        loaded = load_tokenizer(tokenizer)
-        _check_tokenizer(loaded, tokenizer)
-        meta: dict[str, Any] = {
-            "schema": SCHEMA,
-            "layout": layout.name,
-            "pad_side": layout.pad_side,
-            "context": layout.context,
-            "vocab_size": loaded.get_vocab_size(),
-            "tokenizer_sha256": tokenizer_hash(loaded),
-            "source": source,
-        }
-        asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
-        partial.agree(meta | asked)
+    _check_tokenizer(loaded, tokenizer)
+    meta: dict[str, Any] = {
+        "schema": SCHEMA,
+        "layout": layout.name,
+        "pad_side": layout.pad_side,
+        "context": layout.context,
+        "vocab_size": loaded.get_vocab_size(),
+        "tokenizer_sha256": tokenizer_hash(loaded),
+        "source": source,
+    }
+    asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
+    with whole_directory(out, meta | asked, force) as folder:
         corpora = [
             open_corpus(
                 source, split, valid_fraction=valid_fraction, limit=limit, field=field, stream=True
             )
             for split in SPLITS
         ]
-        content = _Content(loaded, layout)
-        with partial.errors():
-            splits = _write_splits(partial.path, corpora, loaded, content, shards, report)
-            # The fraction that divided the source, for whoever reads the source again; null where
-            # it is divided already.
-            about = meta | {"valid_fraction": corpora[0].share, "splits": splits}
-            (partial.path / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
-            (partial.path / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-            partial.commit()
+        splits = _write_splits(folder, corpora, loaded, _Content(loaded, layout), shards, report)
+        # Readers of the source need the fraction too; it is null where the source is divided.
+        about = meta | {"valid_fraction": corpora[0].share, "splits": splits}
+        (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
+        (folder / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return PackedData(out)
 
 
@@ -151,22 +142,22 @@ def _write_splits(
     tokenizer: Tokenizer,
     content: _Content,
     size: int,
-    report: Callable[[Corpus, int], None] | None,
+    report: Report,
 ) -> dict[str, dict[str, Any]]:
     """Write the shards of all splits that are not in the folder yet; return the counts of each."""
-    with ExitStack() as files:
-        writers = {corpus.split: _Writer(folder, corpus.split, content, size) for corpus in corpora}
-        for writer in writers.values():
-            files.callback(writer.close)
-        complete = {split: writer.stories for split, writer in writers.items()}
+    writers = {corpus.split: _Writer(folder, corpus.split, content, size) for corpus in corpora}
+    complete = {split: writer.stories for split, writer in writers.items()}
+    try:
         for batch in encode_stories(tokenizer, _stories(corpora, complete)):
             for corpus in corpora:
                 stories = [ids for owner, ids in batch if owner is corpus]
                 if stories:
                     writers[corpus.split].add(stories)
-                    if report:
-                        report(corpus, writers[corpus.split].stories)
+                    report(corpus, writers[corpus.split].stories)
         return {split: writer.finish() for split, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.close()
 
 
 def _stories(corpora: list[Corpus], skip: dict[str, int]) -> Iterator[tuple[Corpus, str]]:
@@ -207,27 +198,24 @@ class _Content:
     def ids(self, stories: list[list[int]]) -> np.ndarray:
         """Return stories laid out: `(tokens,)` when packed, `(stories, context)` in rows."""
         lines = [[*ids, self._end][: self._context] for ids in stories]
-        lengths = self.lengths(stories)
-        tokens = np.fromiter(chain.from_iterable(lines), DTYPE, count=int(lengths.sum()))
+        tokens = np.fromiter(chain.from_iterable(lines), DTYPE)
         if self._context is None:
             return tokens
         places = np.arange(self._context)
         rows = np.full((len(lines), self._context), self._pad, DTYPE)
-        rows[(places[::-1] if self._left else places) < lengths[:, None]] = tokens
+        real = (places[::-1] if self._left else places) < self.lengths(stories)[:, None]
+        rows[real] = tokens
         return rows
 
     def count(self, ids: np.ndarray) -> dict[str, int]:
         """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
-        size = int(self._bytes[ids].sum(dtype=np.int64))
+        size, ends = int(self._bytes[ids].sum(dtype=np.int64)), ids == self._end
         if self._context is None:
-            return {"stories": int((ids == self._end).sum()), "tokens": ids.size, "bytes": size}
+            return {"stories": int(ends.sum()), "tokens": ids.size, "bytes": size}
+        tokens, cut = int((ids != self._pad).sum()), int((~ends.any(1)).sum())
         return {
-            "stories": len(ids),
-            "tokens": int((ids != self._pad).sum()),
-            "bytes": size,
-            "rows": len(ids),
-            "cut": int((ids != self._end).all(1).sum()),
-        }
+            "stories": len(ids), "tokens": tokens, "bytes": size, "rows": len(ids), "cut": cut
+        }  # fmt: skip
 
     def read(self, path: Path) -> Iterator[np.ndarray]:
         """Yield the ids of a file, a bounded number at a time."""
@@ -240,7 +228,8 @@ class _Content:
 class _Writer:
     """Writes the shards of one split, after those that are complete in the folder.
 
-    A shard is counted and hashed as it is read back, whether this packing wrote it or another.
+    A shard is written as `.tmp`, forced to disk, and renamed. It is counted and hashed as it is
+    read back, whether this packing wrote it or another.
     """
 
     def __init__(self, folder: Path, split: str, content: _Content, size: int) -> None:
@@ -257,17 +246,17 @@ class _Writer:
     def add(self, stories: list[list[int]]) -> None:
         """Write the ids of stories, and complete every shard that they fill."""
         ends = np.cumsum(self._content.lengths(stories))
-        start = 0
+        start = before = 0
         while start < len(stories):
-            before = int(ends[start - 1]) if start else 0
             stop = int(np.searchsorted(ends, before + self._size - self._tokens)) + 1
+            stop = min(stop, len(stories))
             if self._file is None:
                 self._file = self._path(".tmp").open("wb")
             self._file.write(self._content.ids(stories[start:stop]).tobytes())
-            self._tokens += int(ends[min(stop, len(stories)) - 1]) - before
+            self._tokens += int(ends[stop - 1]) - before
+            start, before = stop, int(ends[stop - 1])
             if self._tokens >= self._size:
                 self._complete()
-            start = stop
         self.stories += len(stories)
 
     def finish(self) -> dict[str, Any]:
@@ -293,8 +282,8 @@ class _Writer:
         path, counts, digest = self._path(".bin"), Counter(), hashlib.sha256()
         for ids in self._content.read(path):
             counts.update(self._content.count(ids))
-            for each in (digest, self._hash):
-                each.update(ids.tobytes())
+            digest.update(ids.tobytes())
+            self._hash.update(ids.tobytes())
         self._total.update(counts)
         self._shards.append({"file": path.name, **counts, "sha256": digest.hexdigest()})
 

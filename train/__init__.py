@@ -9,7 +9,6 @@ Imports `arch` and `tokenizer`, nothing else of this project.
 """
 
 from train.cli import read_recipe
-from train.inputs import given, open_data
 from train.settings import Recipe, RunError
 
 __all__ = ["Recipe", "RunError", "fit", "read_recipe"]
@@ -25,9 +24,9 @@ def fit(recipe: Recipe) -> int | None:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, a full disk, or a loss that is
             no number, in one line.
     """
-    given("data", recipe.run.data)
-    given("run", recipe.run.run)
-    open_data(recipe)  # what cannot be read is said at once
+    recipe.given("data")
+    recipe.given("run")
+    recipe.open_data()  # what cannot be read is reported at once
     from train.run import Run  # Lightning takes seconds
 
     return Run(recipe).fit()

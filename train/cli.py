@@ -6,33 +6,22 @@ Nothing in a recipe names a class, and every flag but those of the run has its s
 import dataclasses
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
-from arch import ModelConfig
-from train.settings import (
-    BatchSettings,
-    OptimizerSettings,
-    Recipe,
-    RetentionSettings,
-    RunError,
-    RunSettings,
-    ScheduleSettings,
-    TrainerSettings,
-)
+from train.settings import Recipe, RunError, RunSettings
 
 FOLDER = Path(__file__).parent / "configs"
 SECTIONS: dict[str, Any] = {
-    "model": ModelConfig,
-    "batch": BatchSettings,
-    "optimizer": OptimizerSettings,
-    "schedule": ScheduleSettings,
-    "retention": RetentionSettings,
-    "trainer": TrainerSettings,
+    field.name: field.default_factory
+    for field in dataclasses.fields(Recipe)
+    if field.name != "run"  # the flags of the run have no prefix
 }
+CONFIG = ("-c", "--config")
 COMMANDS = {
     "fit": "Trains a model on packed data, into a run directory.",
     "plan": "Prints the memory, time and disk that a run would need.",
@@ -70,7 +59,7 @@ def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = Parser(prog=f"python -m train {command}", description=COMMANDS[command])
     parser.add_argument(
-        "-c", "--config", action="config", help="a recipe's name, or a YAML file of settings"
+        *CONFIG, action="config", help="a recipe's name, or a YAML file of settings"
     )
     parser.add_class_arguments(RunSettings, None, as_group=True)
     for name, section in SECTIONS.items():
@@ -82,7 +71,7 @@ def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]
             default=True,
             help="whether a few steps are timed on this machine, for the estimate of the time",
         )
-    values = parser.parse_args(_with_paths(words))
+    values = parser.parse_args([*_with_paths(words)])
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     recipe = Recipe(
         run=RunSettings(**settings),
@@ -100,22 +89,28 @@ def recipes() -> dict[str, str]:
 
 
 def find_recipe(name: str) -> Path:
-    """A bare name means a recipe of the project, anything else a file.
+    """The file of a recipe; a bare name means a recipe of the project, anything else a file.
 
     Raises:
         RunError: neither is there, or the file does not hold settings.
     """
     known = list(recipes())
-    if name in known:
-        return FOLDER / f"{name}.yaml"
-    if Path(name).is_file():
-        return _checked(Path(name))
-    near = difflib.get_close_matches(Path(name).stem, known, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
-    raise RunError(
-        f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
-        "or give the path of a YAML file"
-    )
+    path = FOLDER / f"{name}.yaml" if name in known else Path(name)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.stem, known, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise RunError(
+            f"--config {name}: no such recipe or file; {guess}recipes: {', '.join(known)}; "
+            "or give the path of a YAML file"
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"--config {path}: not YAML ({reason})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"--config {path}: holds no settings; see python -m train recipes for some")
+    return path
 
 
 def settings() -> list[str]:
@@ -127,28 +122,16 @@ def settings() -> list[str]:
     ]
 
 
-def _with_paths(words: list[str]) -> list[str]:
+def _with_paths(words: list[str]) -> Iterator[str]:
     """The words, with the file of a recipe in the place of its name."""
-    words = list(words)
-    for i, word in enumerate(words):
+    for before, word in zip(["", *words], words, strict=False):
         flag, equals, value = word.partition("=")
-        if flag in ("--config", "-c"):
-            if equals:
-                words[i] = f"{flag}={find_recipe(value)}"
-            elif i + 1 < len(words):
-                words[i + 1] = str(find_recipe(words[i + 1]))
-    return words
-
-
-def _checked(path: Path) -> Path:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"--config {path}: not YAML ({reason})") from None
-    if not isinstance(content, dict):
-        raise RunError(f"--config {path}: holds no settings; see python -m train recipes for some")
-    return path
+        if before in CONFIG:
+            yield str(find_recipe(word))
+        elif flag in CONFIG and equals:
+            yield f"{flag}={find_recipe(value)}"
+        else:
+            yield word
 
 
 def _one_line(message: str) -> str:
@@ -163,17 +146,14 @@ def _one_line(message: str) -> str:
         near = difflib.get_close_matches(key, settings(), n=1)
         guess = f"did you mean --{near[0]}? " if near else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"
-    if match := re.search(r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)', message):
-        key, kind, value = match.groups()
-        kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind)
-        numbers = key == "save_steps"
-        examples = {"tuple": "[flat]", "list": "[100, 200]" if numbers else "[first, second]"}
-        if kind in examples:
-            kind = f"a list such as {examples[kind]}"
-        return f"--{key} is {value}; expected: {kind}"
+    single = r'key "([^"]+)": Expected an? (.+?)\. Got value: (.*)'
     union = r'key "([^"]+)": Does not validate against any .*?\[(.*?)\] Errors:.* value: (.*)'
-    if match := re.search(union, message):
-        key, kinds, value = match.groups()
-        kinds = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kinds)
-        return f"--{key} is {value}; expected: {kinds.replace('NoneType', 'null')}"
+    if match := re.search(single, message) or re.search(union, message):
+        key, kind, value = match.groups()
+        kind = re.sub(r"<class '(\w+)'>|typing\.Literal\[([^]]*)\]", r"\1\2", kind)
+        lists = "[100, 200]" if key == "save_steps" else "[first, second]"
+        examples = {"tuple": "a list such as [flat]", "list": f"a list such as {lists}"}
+        return (
+            f"--{key} is {value}; expected: {examples.get(kind, kind).replace('NoneType', 'null')}"
+        )
     return message

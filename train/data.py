@@ -8,7 +8,7 @@ makes no difference: a window that crosses the edge of one is read from both.
 """
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,10 @@ class Windows:
                     f"--model.context {context} is above the {length} tokens of the rows in "
                     f"{data.path}; lower it, or pack longer rows"
                 )
-            self._pad = _pad_id(data)
+            self._pad = load_tokenizer(data.path).token_to_id(PAD)
+            if self._pad is None:
+                file = data.path / "tokenizer.json"
+                raise RunError(f"{file} has no {PAD}; pack the data again")
             self.count, self.stride, self.width = rows, length, min(context + 1, length)
             self._offset = length - self.width if data.meta["pad_side"] == "left" else 0
         else:
@@ -140,10 +143,9 @@ class PackedDataModule(LightningDataModule):
         super().__init__()
         self.train_windows = Windows(data, "train", context, seed)
         self.valid_windows = Windows(data, "valid", context)
-        self.batch, self.context = batch, context
+        self.batch = batch
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
-        self.samples_seen = 0
-        self._tokens = 0.0
+        self.samples_seen, self._tokens = 0, 0.0
         if self.train_windows.count < batch.size:
             raise RunError(
                 f"--data {data.path}: its training split makes {self.train_windows.count} windows "
@@ -153,7 +155,7 @@ class PackedDataModule(LightningDataModule):
 
     @property
     def tokens_seen(self) -> int:
-        """Targets that were trained on."""
+        """Targets trained on."""
         return round(self._tokens)
 
     def train_dataloader(self) -> "TrainBatches":
@@ -174,13 +176,9 @@ class PackedDataModule(LightningDataModule):
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
         micro, _ = self.batch.split(devices)
-        group: list[Pair] = []
-        for pair in self.valid_windows.in_order(micro, self.validate_windows):
-            group.append(pair)
-            if len(group) == devices:
-                yield *group[rank], 1.0
-                group = []
-        if group:  # as many batches for every device, or one would wait for the others for ever
+        pairs = self.valid_windows.in_order(micro, self.validate_windows)
+        while group := list(islice(pairs, devices)):
+            # As many batches for every device, or one would wait for the others for ever.
             inputs, targets = group[min(rank, len(group) - 1)]
             yield inputs, targets if rank < len(group) else torch.full_like(targets, IGNORE), 1.0
 
@@ -228,9 +226,9 @@ class TrainBatches:
         pin: bool = False,
     ) -> None:
         self._windows, self._first, self._size, self._pin = windows, first, batch.size, pin
-        micro, parts = batch.split(devices)
-        self._micro, self._shares = micro, parts * devices
-        self._places = [part * micro for part in range(rank, self._shares, devices)]
+        self._micro, parts = batch.split(devices)
+        self._shares = parts * devices
+        self._places = range(rank * self._micro, batch.size, devices * self._micro)
 
     def __iter__(self) -> Iterator[Batch]:
         """From the first sample on.
@@ -245,13 +243,6 @@ class TrainBatches:
                 if self._pin:
                     inputs, targets = inputs.pin_memory(), targets.pin_memory()
                 yield inputs, targets, per_part
-
-
-def _pad_id(data: PackedData) -> int:
-    pad = load_tokenizer(data.path).token_to_id(PAD)
-    if pad is None:
-        raise RunError(f"{data.path / 'tokenizer.json'} has no {PAD}; pack the data again")
-    return pad
 
 
 def _count_whole_steps(trainer: Trainer) -> None:

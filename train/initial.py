@@ -54,19 +54,12 @@ def initialise(model: LanguageModel, source: str, tokenizer_json: str) -> str:
                 target.copy_(weights)
                 copied, count = copied + 1, count + weights.numel()
     if not copied:
+        configs = (loaded.model.config, model.config)
+        sizes = [f"{' '.join(c.mixers)}, d {c.d_model}, n {c.n_layers}" for c in configs]
         raise RunError(
-            f"--init_from {source}: none of its weights fits; its model is {_sizes(loaded.model)}, "
-            f"this one {_sizes(model)}; change --model"
+            f"--init_from {source}: none of its weights fits; its model is {sizes[0]}, this one "
+            f"{sizes[1]}; change --model"
         )
-    rest = f"; initial weights of their own: {_names(kept)}" if kept else ""
+    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
+    rest = f"; initial weights of their own: {', '.join(kept[:4])}{more}" if kept else ""
     return f"from {source}: {copied} tensors of {copied + len(kept)}, {count:,} weights{rest}"
-
-
-def _sizes(model: LanguageModel) -> str:
-    config = model.config
-    return f"{' '.join(config.mixers)}, d {config.d_model}, n {config.n_layers}"
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -43,13 +43,12 @@ def build_optimizer(
         settings: the optimiser's.
         beside: matrices that are trained with the model and are no part of it; they decay.
     """
-    hidden, triangles = [], []
-    if settings.name == "muon":
-        hidden = matrices(model.blocks)
-    if settings.muon_mixing:
-        triangles = [m.weight for m in model.blocks.modules() if isinstance(m, Triangle)]
-    taken = set(hidden + triangles)
-    decaying = {*matrices(model), *(beside := list(beside))}
+    muon = settings.name == "muon"
+    hidden = matrices(model.blocks) if muon else []
+    kinds = Triangle if settings.muon_mixing else ()
+    triangles = [m.weight for m in model.blocks.modules() if isinstance(m, kinds)]
+    beside = list(beside)
+    taken, decaying = {*hidden, *triangles}, {*matrices(model), *beside}
     rest = [*(p for p in model.parameters() if p not in taken), *beside]
     groups = [
         {"params": [p for p in rest if p in decaying], "weight_decay": settings.weight_decay},
@@ -67,7 +66,7 @@ def build_optimizer(
         eps=settings.eps,
         fused=True,
     )
-    if settings.name == "adamw":
+    if not muon:
         return adamw
     stacks = [
         {"params": hidden, "weight_decay": settings.weight_decay},

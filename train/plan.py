@@ -19,11 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from arch import LanguageModel
-from arch.describe import total_cost
+from arch import Cost, LanguageModel, describe
 from tokenizer import PackedData
 from train.data import Windows
-from train.inputs import open_data
 from train.module import LanguageModule
 from train.progress import duration
 from train.run import build_trainer
@@ -78,9 +76,10 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     """
     trainer = build_trainer(recipe, PLACE, [])
     micro, parts = recipe.batch.split(trainer.world_size)
-    data = None if recipe.run.data is None else open_data(recipe)
-    print(f"model    {_model(recipe)}")
-    print(f"work     {_work(recipe, data)}")
+    data = None if recipe.run.data is None else recipe.open_data()
+    cost = describe(recipe.model).cost
+    print(f"model    {_model(recipe, cost)}")
+    print(f"work     {_work(recipe, cost, data)}")
     again = recipe.run.checkpoint_activations
     now, other = (memory(recipe, trainer, micro, parts, each) for each in (again, not again))
     rest = now.peak - now.weights - now.optimiser - now.buckets
@@ -146,7 +145,7 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:
     prepare(module, recipe.run, trainer)
     windows = micro
     if device.type == "cpu":
-        work = total_cost(module.model).training_flops * recipe.model.context
+        work = describe(module.model.config).cost.training_flops * recipe.model.context
         windows = max(1, min(micro, int(CHEAP // work)))
     tokens = torch.randint(recipe.model.vocab_size, (windows, recipe.model.context), device=device)
     trainer.precision_plugin.convert_module(module.to(device))
@@ -178,8 +177,7 @@ def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
     peak = peak_flops(device, str(trainer.precision))
     if peak is None:
         return None
-    with FakeTensorMode():
-        work = total_cost(LanguageModel(recipe.model)).training_flops
+    work = describe(recipe.model).cost.training_flops
     return Speed(
         ASSUMED * peak * trainer.world_size / work,
         f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {trainer.world_size}",
@@ -201,22 +199,17 @@ def _module(recipe: Recipe) -> LanguageModule:
     return LanguageModule(model, recipe.optimizer, recipe.schedule, total, recipe.retention)
 
 
-def _model(recipe: Recipe) -> str:
+def _model(recipe: Recipe, cost: Cost) -> str:
     config = recipe.model
-    with FakeTensorMode():
-        count = sum(parameter.numel() for parameter in LanguageModel(config).parameters())
     return (
-        f"{count:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, n "
+        f"{cost.parameters:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, n "
         f"{config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
     )
 
 
-def _work(recipe: Recipe, data: PackedData | None) -> str:
+def _work(recipe: Recipe, cost: Cost, data: PackedData | None) -> str:
     steps, batch, context = recipe.trainer.max_steps, recipe.batch.size, recipe.model.context
-    with FakeTensorMode():
-        flops = total_cost(LanguageModel(recipe.model)).training_flops
-    tokens = steps * batch * context
-    epochs = ""
+    tokens, flops, epochs = steps * batch * context, cost.training_flops, ""
     if data is not None:
         windows = Windows(data, "train", context, recipe.run.seed)
         epochs = f", {steps * batch / max(1, windows.count):.2f} epochs of {data.path}"

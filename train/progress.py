@@ -16,7 +16,6 @@ from torch import Tensor
 from train.log import Log
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.rundir import RunDirectory
-from train.settings import RunError
 
 LEAST = 10
 """Steps that a jump lasts, at least: single batches may be odd."""
@@ -55,41 +54,36 @@ class Progress(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts measuring time and tokens."""
         self._first_step = self._last_step = trainer.global_step
-        self._tokens = _tokens_seen(trainer)
-        self._since = time.perf_counter()
+        self._tokens, self._since = _tokens_seen(trainer), time.perf_counter()
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Reports at every `every`-th optimiser step, the first and the last."""
         self._losses.append(outputs["loss"].detach())
-        if not ends_step(trainer, batch_idx):
-            return
         step, total = trainer.global_step, trainer.max_steps
-        if step % self._every and step != total and step - self._first_step > 1:
-            return
+        regular = step % self._every == 0 or step == total or step - self._first_step <= 1
+        if ends_step(trainer, batch_idx) and regular:
+            self._report(trainer, pl_module, step, total)
+
+    def _report(self, trainer: Trainer, module: LanguageModule, step: int, total: int) -> None:
         steps, loss = self._waiting(trainer)
         self._losses.clear()
         self._last_step = step
-        assert isinstance(pl_module, LanguageModule)
         # In 16-mixed an overflow is nothing new: the step is left out and the scale lowered.
-        overflow = trainer.precision == "16-mixed" and not pl_module.gradient_norm.isfinite()
-        gradient_norm = 0.0 if overflow else float(pl_module.gradient_norm)
+        overflow = trainer.precision == "16-mixed" and not module.gradient_norm.isfinite()
+        gradient_norm = 0.0 if overflow else float(module.gradient_norm)
         warning = self.watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
         share = self._utilisation(speed)
+        bits, lr = bits_per_byte(loss, self._bytes_per_token), module.learning_rate(step - 1)
         row = {
             "step": step,
             "tokens_seen": tokens,
             "loss": loss,
-            "bits_per_byte": bits_per_byte(loss, self._bytes_per_token),
-            "lr": pl_module.learning_rate(step - 1),
+            "bits_per_byte": bits,
+            "lr": lr,
             "gradient_norm": None if overflow else gradient_norm,
             "tokens_per_second": speed,
             **({} if share is None else {"mfu": share}),
@@ -97,10 +91,8 @@ class Progress(Callback):
         remaining = self._remaining(step, total, now)
         self._since, self._tokens = now, tokens
         self.run_log.add(row)
-        figures = (
-            f"loss {loss:.3f}  bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  "
-            f"{speed:,.0f} tokens/s" + ("" if share is None else f"  MFU {share:.1%}")
-        )
+        figures = f"loss {loss:.3f}  bits/byte {bits:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
+        figures += "" if share is None else f"  MFU {share:.1%}"
         self.run_log.passing(step, total, figures, remaining)
         if warning is not None:
             self.run_log.say(f"step {step}  warning: {warning}")
@@ -119,7 +111,7 @@ class Progress(Callback):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keeps what is done inside (saving, validation) out of tokens/s and the time left."""
+        """Keeps saving and validation, inside, out of tokens/s and the time left."""
         before = time.perf_counter()
         yield
         spent = time.perf_counter() - before
@@ -180,7 +172,7 @@ class Watch:
         """
         for what, value in (("loss", loss), ("gradient's norm", gradient_norm)):
             if not math.isfinite(value):
-                raise broken(self._directory, f"the {what} is {value} at step {step}", step - steps)
+                raise self._directory.broken(f"the {what} is {value} at step {step}", step - steps)
         self._last = loss
         if step - steps < self._after:
             return None
@@ -201,43 +193,21 @@ class Watch:
             f"{mean - self.lowest:.3f} above its lowest"
         )
         if self._stops:
-            what += f" (--stop_on_spike {self._limit:g})"
-            raise broken(self._directory, what, self._calm)
+            raise self._directory.broken(f"{what} (--stop_on_spike {self._limit:g})", self._calm)
         self.lowest = mean
-        return f"{what}; {_last_good(self._directory, self._calm)}; going on"
+        return f"{what}; {self._directory.last_good(self._calm)}; going on"
 
     def rising(self, steps: int, loss: float) -> bool:
         """Whether the loss may be jumping just now, in a run that is to stop at a jump.
 
         Args:
-            steps: since those that `see` was told of.
+            steps: since the last that `see` has taken in.
             loss: their mean, if there are any.
         """
         return self._stops and not self._is_calm(loss if steps else self._last)
 
     def _is_calm(self, loss: float) -> bool:
         return loss <= self.lowest + self._limit / 2
-
-
-def broken(directory: RunDirectory, what: str, good_until: int) -> RunError:
-    """The one line for a training that went wrong.
-
-    Args:
-        directory: of the run.
-        what: happened.
-        good_until: the last step before it.
-    """
-    good = directory.checkpoints_until(good_until)
-    advice = f"go on from it with --resume {good[-1]}" if good else "train again"
-    return RunError(
-        f"{what}; {_last_good(directory, good_until)}; {advice}, a lower --optimizer.lr and "
-        "another --run"
-    )
-
-
-def _last_good(directory: RunDirectory, good_until: int) -> str:
-    good = directory.checkpoints_until(good_until)
-    return f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"
 
 
 def duration(seconds: float) -> str:

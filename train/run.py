@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from arch import LanguageModel, count_parameters
 from train.data import PackedDataModule
 from train.initial import initialise
-from train.inputs import given, open_data
 from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, Watch
@@ -44,10 +43,8 @@ class Run:
     def __init__(self, recipe: Recipe) -> None:
         settings, self.total = recipe.run, recipe.trainer.max_steps
         self.recipe = recipe
-        given("data", settings.data)
-        run_path = given("run", settings.run)
-        data = open_data(recipe)
-        self.directory = RunDirectory(Path(run_path))
+        data = recipe.open_data()
+        self.directory = RunDirectory(Path(recipe.given("run")))
         self.main = rank_zero_only.rank == 0
         # Other devices' processes start when the first has made the directory: not a clash.
         resume = settings.resume if self.main or settings.resume != "never" else "auto"
@@ -141,16 +138,17 @@ class Run:
 
     def _complete(self) -> bool:
         """Whether the checkpoint is a finished run's; says so."""
-        step, path, settings = self.start.step, self.directory.path, self.recipe.run
-        if step > self.total or (step == self.total and self.directory.validated(step)):
-            advice = "raise --trainer.max_steps to go on"
-            print(f"{path} is complete: {step} of {self.total} steps; {advice}")
-            return True
-        if step and stalled(self.directory.validations(step), settings.early_stopping):
-            advice = "raise --early_stopping to go on"
-            print(f"{path} is complete: it stopped early, after {step} steps; {advice}")
-            return True
-        return False
+        step, total, losses = self.start.step, self.total, self.directory.validations()
+        if step > total or (step == total and step in losses):
+            why = f"{step} of {total} steps; raise --trainer.max_steps"
+        elif step and stalled(
+            [loss for at, loss in losses.items() if at <= step], self.recipe.run.early_stopping
+        ):
+            why = f"it stopped early, after {step} steps; raise --early_stopping"
+        else:
+            return False
+        print(f"{self.directory.path} is complete: {why} to go on")
+        return True
 
     def _describe(self) -> str:
         batch, trainer = self.recipe.batch.size, self.trainer
@@ -176,13 +174,15 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         precision = _best_precision(gpu)
     if precision == "16-mixed" and not gpu:
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
+    # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     try:
         return Trainer(
             **dataclasses.asdict(recipe.trainer),
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(), *_environment()],
+            plugins=[AtomicCheckpointIO(), *slurm],
             default_root_dir=directory.path,
             logger=False,
             enable_checkpointing=False,
@@ -196,21 +196,10 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
 
 
-def _environment() -> list[Any]:
-    """The plugin that leaves requeueing to the job's script, in a SLURM job.
-
-    Lightning would save a second kind of checkpoint of its own, and start from that ever after.
-    """
-    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-
-
 def _on_gpu(accelerator: str) -> bool:
     return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
 
 
 def _best_precision(gpu: bool) -> Literal["bf16-mixed", "32-true"]:
-    return (
-        "bf16-mixed"
-        if gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        else "32-true"
-    )
+    bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if bfloat16 else "32-true"

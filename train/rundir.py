@@ -20,6 +20,7 @@ import dataclasses
 import fcntl
 import io
 import json
+import math
 import os
 import re
 import zipfile
@@ -36,6 +37,7 @@ from train.settings import OptimizerSettings, RetentionSettings, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
+CHECKPOINT = r"step-(\d+)\.ckpt"
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
 
 
@@ -59,6 +61,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.best = path / "best"
         self._lock: int | None = None
 
     def start_from(self, resume: str, identity: dict[str, Any]) -> Start:
@@ -80,18 +83,31 @@ class RunDirectory:
                     "another --run"
                 )
             return Start()
-        if resume == "auto":
-            return self._last_readable(checkpoints, identity)
-        chosen = Path(resume)
-        if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
+        if resume != "auto":
+            chosen = Path(resume)
+            if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
+                raise RunError(
+                    f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
+                    f"{checkpoints[-1].name}; use --resume auto, or another --run"
+                )
+            return Start(chosen, _steps_done(chosen, identity))
+        start = Start()
+        for path in reversed(checkpoints):
+            try:
+                start.step, start.checkpoint = _steps_done(path, identity), path
+                return start
+            except Unreadable as error:
+                start.unreadable[path] = error.reason
+        if start.unreadable:
+            names = ", ".join(path.name for path in start.unreadable)
             raise RunError(
-                f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
-                f"{checkpoints[-1].name}; use --resume auto, or another --run"
+                f"--resume auto: no checkpoint in {self.path} can be read ({names}); "
+                "start anew in another --run"
             )
-        return Start(chosen, _steps_done(chosen, identity))
+        return start
 
     def prepare(self, config: str, start: Start) -> None:
-        """Makes the directory this process's own, clears what a killed one left, writes the config.
+        """Locks the directory, clears what a killed process left, and writes the config.
 
         Raises:
             RunError: another process is training it, or the place cannot be written.
@@ -115,13 +131,13 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def checkpoints(self) -> list[Path]:
-        """The run's checkpoints, oldest first."""
-        return [path for _, path in self._checkpoints()]
-
-    def checkpoints_until(self, step: int) -> list[Path]:
-        """Those of them that were taken at `step` or before."""
-        return [path for taken, path in self._checkpoints() if taken <= step]
+    def checkpoints(self, until: float = math.inf) -> list[Path]:
+        """The run's checkpoints up to a step, oldest first."""
+        paths = (self.path / "checkpoints").glob("step-*.ckpt")
+        # A file of another name, such as a copy, is no checkpoint.
+        named = {m[1]: path for path in paths if (m := re.fullmatch(CHECKPOINT, path.name))}
+        steps = sorted((int(step), path) for step, path in named.items())
+        return [path for step, path in steps if step <= until]
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step goes."""
@@ -131,26 +147,15 @@ class RunDirectory:
         """Where the model directory of a step goes."""
         return self.path / "models" / f"step-{step:06d}"
 
-    @property
-    def best(self) -> Path:
-        """Where the model directory of the lowest validation loss goes."""
-        return self.path / "best"
-
-    def validations(self, until: int) -> list[float]:
-        """The losses of the validations up to a step, in nats, oldest first."""
+    def validations(self) -> dict[int, float]:
+        """The loss of every validation on record, in nats, by its step, oldest first."""
         rows = read_rows(self.path / "metrics.jsonl")
-        return [row["val_loss"] for row in rows if "val_loss" in row and row["step"] <= until]
-
-    def validated(self, step: int) -> bool:
-        """Whether the validation of a step is on record."""
-        rows = read_rows(self.path / "metrics.jsonl")
-        return any(row["step"] == step and "val_loss" in row for row in rows)
+        return {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
 
     def prune(self, keep: int) -> None:
         """Removes all but the last checkpoints; one that cannot be removed stays."""
         for path in self.checkpoints()[:-keep]:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            AtomicCheckpointIO().remove_checkpoint(path)
 
     def unsaved(self, path: Path, error: OSError) -> RunError:
         """The one line for a file that cannot be written in the middle of a run."""
@@ -161,30 +166,26 @@ class RunDirectory:
             "--resume auto"
         )
 
-    def _checkpoints(self) -> list[tuple[int, Path]]:
-        """Each with its step, oldest first."""
-        paths = (self.path / "checkpoints").glob("step-*.ckpt")
-        return sorted((step, path) for path in paths if (step := step_of(path)) is not None)
+    def broken(self, what: str, good_until: int) -> RunError:
+        """The one line for a training that went wrong after the step `good_until`."""
+        good = self.checkpoints(good_until)
+        advice = f"go on from it with --resume {good[-1]}" if good else "train again"
+        return RunError(
+            f"{what}; {self.last_good(good_until)}; {advice}, a lower --optimizer.lr and another "
+            "--run"
+        )
 
-    def _last_readable(self, checkpoints: list[Path], identity: dict[str, Any]) -> Start:
-        unreadable: dict[Path, str] = {}
-        for path in reversed(checkpoints):
-            try:
-                return Start(path, _steps_done(path, identity), unreadable)
-            except Unreadable as error:
-                unreadable[path] = error.reason
-        if unreadable:
-            names = ", ".join(path.name for path in unreadable)
-            raise RunError(
-                f"--resume auto: no checkpoint in {self.path} can be read ({names}); "
-                "start anew in another --run"
-            )
-        return Start()
+    def last_good(self, until: int) -> str:
+        """The last checkpoint up to a step, in words."""
+        good = self.checkpoints(until)
+        return (
+            f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"
+        )
 
     def _take(self) -> None:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # POSIX locks: a killed process's are gone at once, its loader workers have none.
+            # POSIX locks: those of a killed process are gone at once.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             self.release()
@@ -210,12 +211,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
-    content = read_whole_checkpoint(checkpoint)
-    check_identity(checkpoint, content["remnant"], identity)
-    return content["global_step"]
-
-
 class AtomicCheckpointIO(CheckpointIO):
     """Writes a checkpoint to a temporary sibling, flushes it to the disk and renames it."""
 
@@ -231,7 +226,7 @@ class AtomicCheckpointIO(CheckpointIO):
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
     ) -> dict[str, Any]:
         """Reads onto the CPU: a device that training fills has no room for a second copy."""
-        return read_checkpoint(Path(path))
+        return read_checkpoint(Path(path), whole=False)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """A checkpoint that cannot be removed is no reason to stop a run."""
@@ -250,11 +245,15 @@ class Unreadable(RunError):
         self.reason = reason
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     """Reads a checkpoint, whose tensors stay on the disk until they are used.
 
+    Args:
+        path: of the file.
+        whole: whether every byte is compared with the sums that torch stored beside them.
+
     Raises:
-        RunError: not there, or not a checkpoint of this project.
+        RunError: not there, or not a checkpoint of this project; `Unreadable` if it is damaged.
     """
     if not path.is_file():
         raise RunError(
@@ -262,46 +261,33 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip() if whole else None
     except Exception as error:  # torch raises what its unpickler happens to meet
         raise Unreadable(path, type(error).__name__) from None
+    if damaged:
+        raise Unreadable(path, f"{damaged} is damaged")
     if not isinstance(checkpoint, dict) or IDENTITY not in checkpoint:
         raise RunError(f"--resume {path}: not a checkpoint of this project")
     return checkpoint
 
 
-def read_whole_checkpoint(path: Path) -> dict[str, Any]:
-    """As `read_checkpoint`, after comparing every byte with the sums that torch stored beside them.
-
-    Raises:
-        RunError: as there; `Unreadable` if a sum differs.
-    """
-    content = read_checkpoint(path)
-    try:
-        with zipfile.ZipFile(path) as file:
-            damaged = file.testzip()
-    except Exception as error:  # as above
-        raise Unreadable(path, type(error).__name__) from None
-    if damaged:
-        raise Unreadable(path, f"{damaged} is damaged")
-    return content
-
-
-def step_of(path: Path) -> int | None:
-    """The step in a name such as `step-000800.ckpt`; a file of another name is no checkpoint."""
-    match = re.fullmatch(r"step-(\d+)\.ckpt", path.name)
-    return int(match[1]) if match else None
-
-
-def check_identity(path: Path, recorded: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuses to resume with another model or other data.
+def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
+    """The steps of a checkpoint of the same model and data.
 
     A setting that the checkpoint does not name is younger than it and has its default there.
 
     Raises:
-        RunError: naming every key that differs.
+        RunError: it cannot be read, or is of another model or other data: every key that differs.
     """
-    new = _flat(wanted)
-    old = {key: value for key, value in _defaults().items() if key in new} | _flat(recorded)
+    content, new = read_checkpoint(checkpoint), _flat(identity)
+    defaults = {
+        "model": json.loads(ModelConfig().to_json()),
+        "optimizer": dataclasses.asdict(OptimizerSettings()),
+        "retention": dataclasses.asdict(RetentionSettings()),
+    }
+    old = {key: value for key, value in _flat(defaults).items() if key in new}
+    old |= _flat(content[IDENTITY])
     differing = [
         f"{key} is {_short(new.get(key))}, the checkpoint has {_short(old.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -309,28 +295,19 @@ def check_identity(path: Path, recorded: dict[str, Any], wanted: dict[str, Any])
     ]
     if differing:
         raise RunError(
-            f"--resume {path}: {'; '.join(differing)}; give what the run was started with, or "
-            "start anew in another --run"
+            f"--resume {checkpoint}: {'; '.join(differing)}; give what the run was started with, "
+            "or start anew in another --run"
         )
-
-
-def _defaults() -> dict[str, Any]:
-    return _flat(
-        {
-            "model": json.loads(ModelConfig().to_json()),
-            "optimizer": dataclasses.asdict(OptimizerSettings()),
-            "retention": dataclasses.asdict(RetentionSettings()),
-        }
-    )
+    return content["global_step"]
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
+        nested = (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+        flat |= nested
     return flat
 
 

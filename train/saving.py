@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from arch import LanguageModel, add_to_meta, generate, save_model
 from tokenizer import END_OF_TEXT, PackedData
 from train.module import LanguageModule, bits_per_byte, ends_step
-from train.progress import Progress, broken
+from train.progress import Progress
 from train.rundir import IDENTITY, RunDirectory
 from train.settings import Recipe, RunError
 
@@ -81,16 +81,10 @@ class Saving(Callback):
         if self._done:
             self._make_up(trainer, pl_module)
         else:
-            with self._progress.paused():
-                self._work(trainer, pl_module, 0, model=True, checkpoint=False, validate=True)
+            self._work(trainer, pl_module, 0, model=True, validate=True)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Does what is due after this step."""
         if not ends_step(trainer, batch_idx):
@@ -99,13 +93,12 @@ class Saving(Callback):
         last = step == trainer.max_steps
         model, validate = self._due(step, last)
         checkpoint = last or must or _every(self._settings.checkpoint_every, step)
+        if checkpoint and not (last or must) and self._progress.rising(trainer):
+            self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
+            checkpoint = False
         validate = validate and (last or not must)  # who stops a run may not wait: see _make_up
         if model or checkpoint or validate:
-            with self._progress.paused():
-                if checkpoint and not (last or must) and self._progress.rising(trainer):
-                    self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
-                    checkpoint = False
-                self._work(trainer, pl_module, step, model, checkpoint, validate)
+            self._work(trainer, pl_module, step, model, checkpoint, validate)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -119,39 +112,43 @@ class Saving(Callback):
         model = last or step in settings.save_steps or _every(settings.save_every, step)
         return model, model or _every(settings.validate_every, step)
 
-    def _make_up(self, trainer: Trainer, module: LightningModule) -> None:
+    def _make_up(self, trainer: Trainer, module: Any) -> None:
         model, validate = self._due(self._done, self._done == trainer.max_steps)
-        missing = validate and not self._directory.validated(self._done)
+        missing = validate and self._done not in self._directory.validations()
         if trainer.strategy.broadcast(missing):
-            with self._progress.paused():
-                self._work(trainer, module, self._done, model, checkpoint=False, validate=True)
+            self._work(trainer, module, self._done, model, validate=True)
 
     def _work(
         self,
         trainer: Trainer,
-        module: LightningModule,
+        module: Any,
         step: int,
         model: bool,
-        checkpoint: bool,
-        validate: bool,
+        checkpoint: bool = False,
+        validate: bool = False,
     ) -> None:
-        assert isinstance(module, LanguageModule)
-        if not weights_are_finite(trainer, module):
-            raise broken(self._directory, f"the weights are not finite after step {step}", step)
-        meta: dict[str, Any] = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
-        path = self._directory.model(step)
-        if model:
-            self._save_model(trainer, module, path, meta)
-        if checkpoint:
-            self._save_checkpoint(trainer, step)
-        if not validate:
-            return
+        with self._progress.paused():
+            if not weights_are_finite(trainer, module):
+                raise self._directory.broken(f"the weights are not finite after step {step}", step)
+            meta = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
+            if model:
+                self._save_model(trainer, module, self._directory.model(step), meta)
+            if checkpoint:
+                self._save_checkpoint(trainer, step)
+            if validate:
+                self._validate(trainer, module, meta, model)
+
+    def _validate(
+        self, trainer: Trainer, module: LanguageModule, meta: dict[str, Any], model: bool
+    ) -> None:
+        step, path = meta["step"], self._directory.model(meta["step"])
         nats, tokens = validation_loss(trainer, module)
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
-        earlier = trainer.strategy.broadcast(self._directory.validations(step - 1))
-        patience = self._settings.early_stopping
-        stops = step < trainer.max_steps and stalled([*earlier, nats], patience)
+        validations = self._directory.validations()
+        earlier = trainer.strategy.broadcast(
+            [loss for at, loss in validations.items() if at < step]
+        )
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
         if trainer.is_global_zero:
@@ -163,13 +160,14 @@ class Saving(Callback):
                 self._log.add_model(path, meta | figures)
         if self._settings.save_best and nats < min(earlier, default=math.inf):
             self._save_model(trainer, module, self._directory.best, meta | figures)
-        # Last, as this row says that the step is done with: see `RunDirectory.validated`.
+        # Last, as this row says that the step is done with: see `_make_up`.
         self._log.add({**meta, **figures})
         self._log.say(
             f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
             + (f"  -> {path}" if model else "")
         )
-        if stops:
+        patience = self._settings.early_stopping
+        if step < trainer.max_steps and stalled([*earlier, nats], patience):
             self._log.say(
                 f"step {step}  stopping early: {patience} validations without a lower loss than "
                 f"{min(earlier):.3f}"
@@ -206,13 +204,12 @@ class Saving(Callback):
 
 
 class StopOnSignal(Callback):
-    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved; a second one at once,
-    whichever of them it is.
+    """SIGTERM, SIGUSR1 and Ctrl-C end the run after the current step, saved.
 
-    Schedulers announce the end of a job's time by SIGUSR1, or whatever they are told to.
-
-    Several devices stop after the same step: the first at which they agree, every `every` steps.
-    Asking at every step would have each of them wait for the others, and for its own work.
+    A second signal of any of these kinds ends it at once. Schedulers announce the end of a job's
+    time by SIGUSR1, or whatever they are configured for. Several devices stop after the same step:
+    the first at which they agree, every `every` steps. Asking at every step would have each of them
+    wait for the others, and for its own work.
 
     Comes before `Saving` among the callbacks.
 
@@ -232,20 +229,13 @@ class StopOnSignal(Callback):
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stops every device after the same step."""
-        if not ends_step(trainer, batch_idx):
+        stop, several = self.received is not None, trainer.world_size > 1
+        if not ends_step(trainer, batch_idx) or (several and trainer.global_step % self._every):
             return
-        stop = self.received is not None
-        if trainer.world_size > 1:
-            if trainer.global_step % self._every:
-                return
+        if several:
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         trainer.should_stop = trainer.should_stop or stop
 
@@ -265,15 +255,17 @@ def stalled(losses: list[float], patience: int | None) -> bool:
 
 def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
     """Mean loss in nats over the validation split, and over how many tokens."""
-    sums: list[Any] = []
+    total = torch.zeros(2, dtype=torch.float64)
     module.eval()
     with torch.no_grad():
+        sums = []
         for i, batch in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
             inputs, targets, _ = batch
             on_device = inputs.to(module.device), targets.to(module.device), 1.0
             sums.append(trainer.strategy.validation_step(on_device, i))
+        if sums:
+            total = torch.stack(sums).cpu().double().sum(0)  # pyright: ignore
     module.train()
-    total = torch.stack(sums).cpu().double().sum(0) if sums else torch.zeros(2).double()
     if trainer.world_size > 1:
         total = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
     nats, tokens = total.tolist()  # pyright: ignore
@@ -293,8 +285,8 @@ def draw_samples(
 ) -> list[dict[str, str]]:
     """How the model continues each prompt: its `prompt` and the `text` after it.
 
-    Chance is a generator of their own, seeded anew each time: texts of different steps differ by
-    the model alone, and training does not notice.
+    The source of chance is a generator that is seeded anew each time: texts of different steps
+    differ by the model alone, and training does not notice.
     """
     device = model.embedding.weight.device
     training, stop = model.training, tokenizer.token_to_id(END_OF_TEXT)

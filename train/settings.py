@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arch import ModelConfig
+from tokenizer import PackedData
 
 STRATEGIES = ("auto", "ddp")
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
+NEEDED = {
+    "data": "a directory of packed data, from python -m tokenizer pack",
+    "run": "a directory for the run, for example runs/first",
+}
+"""Flags that a run cannot do without."""
 
 
 class RunError(ValueError):
@@ -152,12 +158,12 @@ class OptimizerSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RunError(f"--optimizer.{name} is {value}; it must be above 0")
-        if self.name != "muon" and (self.muon_mixing or self.muon_lr is not None):
-            given = "muon_mixing" if self.muon_mixing else "muon_lr"
-            raise RunError(
-                f"--optimizer.{given} is {getattr(self, given)}, --optimizer.name is {self.name}; "
-                "only muon uses it"
-            )
+        for name, unused in (("muon_mixing", False), ("muon_lr", None)):
+            if self.name != "muon" and (value := getattr(self, name)) != unused:
+                raise RunError(
+                    f"--optimizer.{name} is {value}, --optimizer.name is {self.name}; only muon "
+                    "uses it"
+                )
         _at_least("optimizer.", self, 0, "eps", "weight_decay", "clip")
         for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
@@ -268,6 +274,39 @@ class Recipe:
         """Checks what several sections decide together."""
         if self.schedule.decay == "wsd":
             self.schedule.cooldown(self.trainer.max_steps)
+
+    def given(self, flag: Literal["data", "run"]) -> str:
+        """The value of a flag that a run cannot do without.
+
+        Raises:
+            RunError: it is missing.
+        """
+        value = getattr(self.run, flag)
+        if value is None:
+            raise RunError(f"--{flag} is missing; give {NEEDED[flag]}")
+        return value
+
+    def open_data(self) -> PackedData:
+        """The data that the recipe names.
+
+        Raises:
+            RunError: it names none, or its vocabulary or layout is not the recipe's.
+            tokenizer.CorpusError: it is not there, or not packed data.
+        """
+        data, wanted = PackedData(self.given("data")), self.run.layout
+        size, layout = data.meta["vocab_size"], data.meta["layout"]
+        if size != self.model.vocab_size:
+            raise RunError(
+                f"--data {data.path}: packed with a vocabulary of {size}, --model.vocab_size is "
+                f"{self.model.vocab_size}; make them equal"
+            )
+        if wanted not in (None, layout):
+            advice = " --context N" if wanted == "rows" else ""
+            raise RunError(
+                f"--data {data.path}: its layout is {layout}, the recipe's is {wanted}; pack it "
+                f"with --layout {wanted}{advice}, or train with --layout {layout}"
+            )
+        return data
 
     def plain(self) -> dict[str, Any]:
         """As a YAML recipe holds it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from lightning.pytorch import Trainer
 
-from arch.describe import total_cost
+from arch import describe
 from train.module import LanguageModule
 from train.settings import RunError, RunSettings
 
@@ -65,13 +65,13 @@ def prepare(module: LanguageModule, settings: RunSettings, trainer: Trainer) -> 
 def utilisation_of(module: LanguageModule, trainer: Trainer) -> Callable[[float], float | None]:
     """From tokens/s of all devices to the share of their peak, None where that is not known.
 
-    The work is that of `arch.describe`: triangles and causal attention count half of their square,
+    The work is that of `arch.costs`: triangles and causal attention count half of their square,
     and nothing that is computed twice counts twice (Chowdhery et al., 2204.02311, appendix B).
     """
     peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
     if peak is None:
         return lambda speed: None
-    work = total_cost(module.model).training_flops / trainer.world_size
+    work = describe(module.model.config).cost.training_flops / trainer.world_size
     return lambda speed: speed * work / peak
 
 

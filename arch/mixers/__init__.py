@@ -34,33 +34,6 @@ MIXERS: dict[str, type[TokenMixer]] = {
     "toeplitz": Toeplitz,
 }
 
-__all__ = [
-    "MIXERS",
-    "Attention",
-    "Cache",
-    "CausalAttention",
-    "Diagonals",
-    "Expanded",
-    "Flat",
-    "Headed",
-    "Identity",
-    "Kernel",
-    "Parallel",
-    "Rectangular",
-    "Recurrent",
-    "Rotary",
-    "SideBySide",
-    "Softmax",
-    "Toeplitz",
-    "TokenMixer",
-    "Triangle",
-    "build_mixer",
-    "masked_rows",
-    "parse_mixer",
-    "rotate",
-    "share_rotary",
-]
-
 
 def parse_mixer(entry: str) -> list[tuple[type[TokenMixer], dict[str, Any]]]:
     """Reads one entry of a pattern, such as `flat` or `attention(heads=4)+my_mixers.Gated`.

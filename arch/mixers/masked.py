@@ -122,7 +122,6 @@ class Masked(TokenMixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return self.after(x[:, :0], x)
 
     def step(self, x: Tensor, state: Cache) -> Tensor:
@@ -265,7 +264,6 @@ class Headed(TokenMixer):
         self.o_proj = nn.Linear(d_model, d_model, bias=projection_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return self.o_proj(self.mix(self.in_proj(x)))
 
     def prefix(self, x: Tensor, state: Cache | None = None) -> tuple[Tensor, Cache]:
@@ -294,7 +292,6 @@ class Expanded(TokenMixer):
         self.contract = Triangle(context, bias=bias, stack=(factor,), summed=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return self._after(x, x[:, :0], None)[0]
 
     def prefix(

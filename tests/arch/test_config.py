@@ -12,6 +12,7 @@ from arch import LanguageModel, ModelConfig, ModelError, load_model, save_model
 from arch.mixers import Attention, Flat, Parallel
 from arch.model import matrices
 from tests.arch.cases import tokenizer_json
+from tests.said import one_line
 
 
 def test_json_gives_the_same_configuration_back():
@@ -52,10 +53,8 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
     ],
 )
 def test_a_pattern_that_is_none_says_so(entry, message):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         ModelConfig(mixers=(entry,))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +62,8 @@ def test_a_pattern_that_is_none_says_so(entry, message):
 )
 def test_a_pattern_that_cannot_be_read_says_how_to_write_one(entry):
     expected = f"mixer {entry!r} cannot be read; write name, name(key=value, ...), or several"
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, expected):
         ModelConfig(mixers=(entry,))
-    assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +87,8 @@ def test_a_pattern_that_cannot_be_read_says_how_to_write_one(entry):
     ],
 )
 def test_a_mixer_that_does_not_fit_the_model_says_so(entry, message):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         LanguageModel(ModelConfig(16, 8, 8, 1, mixers=(entry,)))
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +116,8 @@ def test_a_mixer_that_does_not_fit_the_model_says_so(entry, message):
     ],
 )
 def test_a_field_out_of_range_says_so(settings, message):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         ModelConfig(**settings)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +129,8 @@ def test_a_field_out_of_range_says_so(settings, message):
     ],
 )
 def test_json_that_is_no_configuration_says_so(text, message):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         ModelConfig.from_json(text, "here.json")
-    assert message in str(caught.value)
 
 
 OWN = """
@@ -202,6 +197,5 @@ def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
     ],
 )
 def test_a_mixer_of_ones_own_that_does_not_fit_is_named(entry, message):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         LanguageModel(ModelConfig(11, 12, 8, 1, mixers=(entry,)))
-    assert str(caught.value) == message

@@ -10,22 +10,16 @@ from arch import ModelError, load_pretrained
 from arch.decoder import Decoder
 from arch.pretrained import PretrainedModel, wrap_model
 from tests.arch.cases import byte_tokenizer, random_tokens
+from tests.arch.test_pretrained import GPT, OPT, D, V, random_model, saved
+from tests.arch.test_pretrained import LLAMA as GIVEN
+from tests.said import one_line
 
 transformers = pytest.importorskip("transformers")
 
-V, T, D, L = 258, 20, 32, 3
-LLAMA = {
-    "hidden_size": D,
-    "intermediate_size": 48,
-    "num_hidden_layers": L,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": T,
-    "initializer_range": 0.2,
-}
+T, L = 20, 3
+LLAMA = GIVEN | {"num_key_value_heads": 4, "max_position_embeddings": T}
 GROUPED = LLAMA | {"num_key_value_heads": 2, "head_dim": 8}
 SLIDING = GROUPED | {"sliding_window": 6}
-GPT = {"n_positions": T, "n_embd": D, "n_layer": L, "n_head": 4, "initializer_range": 0.2}
 STATES = {"hidden_size": D, "num_hidden_layers": L, "state_size": 4, "initializer_range": 0.2}
 NEO = {
     "hidden_size": D,
@@ -37,8 +31,6 @@ NEO = {
     "intermediate_size": 48,
     "initializer_range": 0.2,
 }
-OPT = {"hidden_size": D, "word_embed_proj_dim": D, "ffn_dim": 48, "num_hidden_layers": L,
-       "num_attention_heads": 4, "max_position_embeddings": T, "init_std": 0.2}  # fmt: skip
 CACHED = {
     "gpt2": ("GPT2", GPT),
     "gptj": ("GPTJ", GPT | {"rotary_dim": 4}),
@@ -70,13 +62,9 @@ MODELS = CACHED | RECURRENT
 SHIFTED = {"mamba", "mamba2", "rwkv"}  # their first hidden state is the first layer's output
 
 
-def their_model(name, dtype=torch.float32, **changes):
+def their_model(name, **changes):
     family, settings = MODELS[name]
-    tokens = {"vocab_size": V, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257}
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**tokens, **settings, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
-    return model.requires_grad_(False)
+    return random_model(family, torch.float32, {**settings, **changes})
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -153,17 +141,10 @@ def test_what_is_known_of_a_family_is_used():
     assert isinstance(wrap_model(their_model("llama", rope_parameters=dynamic)), Decoder)
 
 
-def save(model, path, tokenizer=None):
-    model.save_pretrained(path)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer or byte_tokenizer())
-    fast.save_pretrained(path)
-    return str(path)
-
-
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "mamba"])
 def test_a_saved_model_is_loaded(name, tmp_path):
     theirs = their_model(name)
-    loaded = load_pretrained(save(theirs, tmp_path / "small"))
+    loaded = load_pretrained(saved(theirs, tmp_path / "small"))
     tokens = random_tokens(loaded.model)[:, :T]
     torch.testing.assert_close(loaded.model(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
     assert loaded.config.mixers == (theirs.config.model_type,)
@@ -172,12 +153,12 @@ def test_a_saved_model_is_loaded(name, tmp_path):
 
 def t5(path):
     config = transformers.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=32, num_layers=1)
-    return save(transformers.T5ForConditionalGeneration(config), path)
+    return saved(transformers.T5ForConditionalGeneration(config), path)
 
 
 def bert(path):
     settings = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    return save(
+    return saved(
         transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=V, **settings)), path
     )
 
@@ -185,12 +166,12 @@ def bert(path):
 def misfit(path):
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["another", "token"])
-    return save(their_model("bloom"), path, tokenizer)
+    return saved(their_model("bloom"), path, tokenizer)
 
 
 def vision(path):
     config = transformers.ViTConfig(hidden_size=D, num_hidden_layers=1, num_attention_heads=4)
-    return save(transformers.ViTModel(config), path)
+    return saved(transformers.ViTModel(config), path)
 
 
 def cut_short(path):
@@ -212,10 +193,8 @@ def cut_short(path):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_opened_is_refused_in_one_line(make, message, tmp_path):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         load_pretrained(make(tmp_path / "m"))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_gguf_file_needs_its_package(monkeypatch, tmp_path):

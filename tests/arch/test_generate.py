@@ -5,6 +5,7 @@ import torch
 
 from arch import ModelError, generate
 from tests.arch.cases import MIXERS, random_tokens, small_model
+from tests.said import one_line
 
 
 def recompute(model, tokens, new):
@@ -98,9 +99,8 @@ def test_tokens_are_drawn_with_the_right_probabilities(settings, allowed):
 )
 def test_settings_out_of_range_say_so(settings, message):
     model = small_model("flat")
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         generate(model, random_tokens(model, length=2), **{"max_new_tokens": 3, **settings})
-    assert str(caught.value) == message
 
 
 def test_prompts_that_are_none_or_too_long_say_so():

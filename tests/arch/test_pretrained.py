@@ -2,15 +2,18 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from arch import ModelError, State, generate, load_pretrained, save_model
+from arch.families import ParallelBlock
 from arch.pretrained import PretrainedModel
-from arch.wrapped import ParallelBlock
 from tests.arch.cases import byte_tokenizer, random_tokens, tokenizer_json
+from tests.said import one_line
 
 transformers = pytest.importorskip("transformers")
 AutoModelForCausalLM = transformers.AutoModelForCausalLM
@@ -25,15 +28,8 @@ LLAMA = {
     "initializer_range": 0.2,
 }
 GPT = {"n_positions": T, "n_embd": D, "n_layer": 3, "n_head": 4, "initializer_range": 0.2}
-OPT = {
-    "hidden_size": D,
-    "word_embed_proj_dim": D,
-    "ffn_dim": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": T,
-    "init_std": 0.2,
-}
+OPT = {"hidden_size": D, "word_embed_proj_dim": D, "ffn_dim": 48, "num_hidden_layers": 3,
+       "num_attention_heads": 4, "max_position_embeddings": T, "init_std": 0.2}  # fmt: skip
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -72,17 +68,31 @@ FAMILIES = {
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
+def random_model(name: str, dtype: torch.dtype, settings: dict[str, Any]) -> Any:
+    """A random model of transformers, by the name of its configuration."""
+    tokens = {"vocab_size": V, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**tokens, **settings})
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    return model.requires_grad_(False)
+
+
 def their_model(family: str, dtype=torch.float64, **changes) -> Any:
     """A random model of theirs; biases and norms are random too."""
     name, settings = FAMILIES[family]
-    tokens = {"vocab_size": V, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257}
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**tokens, **settings, **changes})
-    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model = random_model(name, dtype, {**settings, **changes})
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    return model.requires_grad_(False)
+    return model
+
+
+def saved(model: Any, path: Path, tokenizer: Any = None) -> str:
+    """Saves a model of theirs with a tokenizer; the place."""
+    model.save_pretrained(path)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer or byte_tokenizer())
+    fast.save_pretrained(path)
+    return str(path)
 
 
 def pair(family: str, **changes) -> tuple[Any, Any]:
@@ -178,11 +188,7 @@ def test_greedy_text_is_transformers_own(family):
 @families
 def test_a_saved_model_loads_with_its_tokenizer(family, tmp_path):
     theirs = their_model(family, dtype=torch.float32)
-    theirs.save_pretrained(tmp_path / "small")
-    tokenizer = byte_tokenizer()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(
-        tmp_path / "small"
-    )
+    saved(theirs, tmp_path / "small")
     loaded = load_pretrained(str(tmp_path / "small"))
     tokens = random_tokens(loaded.model)
     assert not loaded.model.training
@@ -191,9 +197,11 @@ def test_a_saved_model_loads_with_its_tokenizer(family, tmp_path):
     assert (loaded.config.vocab_size, loaded.config.d_model, loaded.config.n_layers) == (V, D, 3)
     assert loaded.config.mixers == (theirs.config.model_type,)
     assert (loaded.meta["name"], loaded.meta["precision"]) == ("small", "float32")
-    assert type(tokenizer).from_str(loaded.tokenizer_json).encode("hi\n").ids == [
-        *tokenizer.encode("hi\n").ids
-    ]
+    text = "hi\n"
+    assert (
+        Tokenizer.from_str(loaded.tokenizer_json).encode(text).ids
+        == byte_tokenizer().encode(text).ids
+    )
     half = load_pretrained(str(tmp_path / "small"), dtype=torch.bfloat16).model
     assert half.head.weight.dtype == torch.bfloat16
     assert half(tokens).isfinite().all()
@@ -202,10 +210,7 @@ def test_a_saved_model_loads_with_its_tokenizer(family, tmp_path):
 @pytest.mark.parametrize("family", ["opt", "gptj", "llama 1"])  # tied, a head's bias, neither
 def test_rows_that_no_token_has_are_left_out(family, tmp_path):
     theirs = their_model(family, dtype=torch.float32, vocab_size=V + 14)
-    theirs.save_pretrained(tmp_path / "small")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
-        tmp_path / "small"
-    )
+    saved(theirs, tmp_path / "small")
     loaded = load_pretrained(str(tmp_path / "small"))
     assert loaded.config is loaded.model.config
     assert loaded.config.vocab_size == loaded.model.embedding.num_embeddings == V
@@ -224,22 +229,15 @@ def test_what_the_family_says_of_itself_is_in_the_configuration():
 
 
 def test_a_model_that_is_not_there_says_so_in_one_line(tmp_path):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, f"{tmp_path / 'nothing'} cannot be loaded: "):
         load_pretrained(str(tmp_path / "nothing"))
-    assert str(caught.value).startswith(f"{tmp_path / 'nothing'} cannot be loaded: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_that_are_no_weights_are_named_in_one_line(tmp_path):
-    their_model("gpt2").save_pretrained(tmp_path)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
-        tmp_path
-    )
+    saved(their_model("gpt2"), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"junk" * 100)
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, f"{tmp_path} cannot be loaded: "):
         load_pretrained(str(tmp_path))
-    assert str(caught.value).startswith(f"{tmp_path} cannot be loaded: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_without_transformers_the_fix_is_named(monkeypatch):
@@ -270,10 +268,7 @@ def test_a_wrapped_model_is_not_saved_as_ours(tmp_path):
 def test_eight_bit_is_near(tmp_path):
     pytest.importorskip("bitsandbytes")
     theirs = their_model("llama 2, grouped, scaled", dtype=torch.float32)
-    theirs.save_pretrained(tmp_path)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()).save_pretrained(
-        tmp_path
-    )
+    saved(theirs, tmp_path)
     ours = load_pretrained(str(tmp_path), device="cuda", eight_bit=True).model
     tokens = random_tokens(ours)
     found = ours(tokens.cuda()).float().cpu()

@@ -27,6 +27,7 @@ from arch import (
     save_model,
 )
 from tests.arch.cases import byte_tokenizer, random_tokens, scramble, small_model
+from tests.said import one_line
 
 TOKENIZER = byte_tokenizer()
 V = TOKENIZER.get_vocab_size()
@@ -240,11 +241,8 @@ def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
     ],
 )
 def test_a_model_that_is_no_llama_is_not_exported(tmp_path, settings, named):
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, f"not Llama-style: {named}"):
         export_transformers(tmp_path / "out", our_model(**settings), TOKENIZER.to_str())
-    assert str(caught.value).startswith("transformers has no layout for a model that is not Llama")
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert not any(tmp_path.iterdir())
 
 
@@ -276,10 +274,8 @@ def test_a_full_disk_leaves_nothing(tmp_path):
 )
 def test_a_llama_that_cannot_be_ours_says_why(llama_directory, changes, message):
     edit(llama_directory, **changes)
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, message):
         import_transformers(llama_directory)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_directory_that_is_none_says_so(tmp_path):

@@ -98,7 +98,7 @@ MIXERS: dict[str, Entry] = {
     ),
     "hf-llama": (
         "positions are not rotated",
-        "wrapped:HalvesRotation.forward",
+        "families:HalvesRotation.forward",
         instead(lambda self, x, start: x),
     ),
 }

@@ -1,7 +1,5 @@
 """Byte-level BPE: exact size, lossless, deterministic, and the same ids as transformers."""
 
-from functools import lru_cache
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,6 +24,7 @@ TEXTS = [
     f"a story with {END_OF_TEXT} and {PAD} in it",
     "   three   spaces   ",
 ]
+SMALL = train_tokenizer(["aaabdaaabac", "the cat sat on the mat"], 262)
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +39,8 @@ def file(tokenizer, tmp_path_factory):
     return path
 
 
-def test_toy_stories_teach_exactly_4096_entries():
-    tokenizer = train_tokenizer(open_corpus("toy:2000", "train"))
-    assert tokenizer.get_vocab_size() == 4096
-    assert sorted(tokenizer.get_vocab().values()) == list(range(4096))
-
-
 def test_the_entries_are_the_special_tokens_the_bytes_and_merges(tokenizer):
-    assert tokenizer.get_vocab_size() == 1000
+    assert sorted(tokenizer.get_vocab().values()) == list(range(1000))
     assert tokenizer.token_to_id(END_OF_TEXT) == 0
     assert tokenizer.token_to_id(PAD) == 1
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -63,16 +56,11 @@ def test_the_same_stories_give_the_same_file(tokenizer):
     assert tokenizer_hash(other) != tokenizer_hash(tokenizer)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_every_text_comes_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
-
-
 @given(st.text())
-@example(f"a{PAD}{END_OF_TEXT}")
+@example("".join(TEXTS))
 @settings(max_examples=300)
 def test_any_text_comes_back(text):
-    tokenizer = _small()
+    tokenizer = SMALL
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     # Written in bytes, independent of the library's decoder.
@@ -103,13 +91,10 @@ def test_loading_from_a_file_or_its_directory_keeps_the_hash(file, tokenizer):
         assert tokenizer_hash(load_tokenizer(path)) == tokenizer_hash(tokenizer)
 
 
-@pytest.mark.parametrize("size", [257, 65537])
-def test_a_vocabulary_that_cannot_be_is_refused(size):
-    with pytest.raises(CorpusError, match=rf"--vocab-size {size}: must be 258 .* to 65536"):
-        train_tokenizer(["a", "b"], size)
-
-
-def test_too_few_stories_are_refused():
+def test_a_vocabulary_that_cannot_be_is_refused():
+    for size in (257, 65537):
+        with pytest.raises(CorpusError, match=rf"--vocab-size {size}: must be 258 .* to 65536"):
+            train_tokenizer(["a", "b"], size)
     with pytest.raises(CorpusError, match=r"--vocab-size 4096: .* for \d+ entries only; give more"):
         train_tokenizer(["one story", "another story"])
 
@@ -127,8 +112,3 @@ def test_a_tokenizer_that_is_not_made_of_bytes_is_refused():
     words = Tokenizer(models.WordLevel({"hello": 0, "wörld ": 1}, unk_token="hello"))
     with pytest.raises(CorpusError, match="is not made of bytes; train a byte-level tokenizer"):
         token_bytes(words)
-
-
-@lru_cache(maxsize=1)
-def _small() -> Tokenizer:
-    return train_tokenizer(["aaabdaaabac", "the cat sat on the mat"], 262)

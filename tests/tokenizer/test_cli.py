@@ -72,15 +72,11 @@ def test_inspect_shows_what_was_learnt(file, capsys):
     assert f"bytes per token  {ratio:.3f}\n" in shown
     assert "longest tokens" in shown
     assert "rarest tokens" in shown
-    assert "<0xc3> <0xab> · <|endoftext|>\n" in shown
-    assert "↵" in shown
-    assert f" tokens, {len(text.encode())} bytes, " in shown
+    assert "Ċ" in shown
+    assert "Ã « Ġ <|endoftext|>\n" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
-
-
-def test_inspect_takes_an_empty_text(file, capsys):
     assert main(["inspect", str(file), "--corpus", "toy:40", "--text", ""]) == 0
-    assert capsys.readouterr().out.endswith("\n0 tokens, 0 bytes\n")
+    assert capsys.readouterr().out.endswith("\n0 tokens\n")
 
 
 def test_sample_prints_stories_that_are_a_corpus_again(tmp_path, capsys):
@@ -118,6 +114,7 @@ def test_help_has_examples_to_copy(command, capsys):
         ("train nowhere --out {new}", "no such file or directory"),
         ("train toy:10 --out {file}/t.json", "tokenizer.json/t.json: cannot be written ("),
         ("train toy:10 --out {folder}", "is a directory"),
+        ("pack toy:10 --tokenizer {file} --out {file}/d", "tokenizer.json/d: cannot be written ("),
         ("train toy:10 --out {new} --vocab-size 9999", "entries only; give more stories"),
         ("pack toy:10 --tokenizer {new} --out {new}d", "new: no such file; make one with"),
         ("pack toy:10 --tokenizer {file} --out {new} --context 8", "need --layout rows"),
@@ -150,26 +147,11 @@ def test_train_on_a_full_disk_leaves_the_old_file_whole(tmp_path, capsys, full_d
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
-def test_bad_usage_exits_with_2(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["train", "toy"])
-    assert caught.value.code == 2
-    assert "--out" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_prints_the_time_left_now_and_then(terminal, monkeypatch, capsys):
+def test_progress_prints_the_time_left_now_and_then(monkeypatch, capsys):
     clock = iter([0.0, 0.01, 20.0, 20.1, 40.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     progress = Progress()
     for done in (1, 2, 200, 201, 400):
         progress("train", done, lambda: 1000)
-    progress.close()
-    text = capsys.readouterr().err
-    lines = [line.strip("\033[K") for line in text.replace("\r", "\n").split("\n") if line]
-    assert lines[:2] == [
-        "train: 200 of about 1,000, 80 s left",
-        "train: 400 of about 1,000, 60 s left",
-    ]
-    assert ("\r" in text) == terminal
+    lines = [f"train: {n} of about 1,000, {left} s left" for n, left in ((200, 80), (400, 60))]
+    assert capsys.readouterr().err.splitlines() == lines

@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import count
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from tests.tokenizer.conftest import contents
 from tokenizer import CorpusError, PackedData, open_corpus, pack
 from tokenizer.__main__ import main
 from tokenizer.data import Shard, TokenLine, map_shard
-from tokenizer.files import Partial
 from tokenizer.pack import Layout
 
 SOURCE = "toy:120"
@@ -89,29 +87,20 @@ def test_few_files_are_open_at_a_time(sharded, monkeypatch):
 
 
 def test_a_divided_source_is_read_once(tokenizer, tmp_path, monkeypatch):
-    source = tmp_path / "parts"
+    source, read = tmp_path / "parts", []
     write_parts(source, stories(200))
     one = pack(str(source), tokenizer, tmp_path / "one", valid_fraction=0.2)
-    read = []
-    original = open_corpus.__globals__["READERS"][".parquet"]
-    monkeypatch.setitem(
-        open_corpus.__globals__["READERS"],
-        ".parquet",
-        lambda path, field: read.append(path) or original(path, field),
-    )
-    many = pack(str(source), tokenizer, tmp_path / "many", valid_fraction=0.2, shards=1500)
+    readers = open_corpus.__globals__["READERS"]
+    original = readers[".parquet"]
+    counted = lambda path, field: read.append(path) or original(path, field)  # noqa: E731
+    monkeypatch.setitem(readers, ".parquet", counted)
+    chosen = {"valid_fraction": 0.2, "shards": 1500}
+    many = pack(str(source), tokenizer, tmp_path / "many", **chosen)
     for split in ("train", "valid"):
         assert len(many.shards(split)) > 3
         np.testing.assert_array_equal(many.tokens(split), one.tokens(split))
     assert read.count(source / "dump-1" / "003_00000.parquet") == 1
-    few = pack(
-        str(source),
-        tokenizer,
-        tmp_path / "few",
-        valid_fraction=0.2,
-        shards=1500,
-        limit=7,
-    )
+    few = pack(str(source), tokenizer, tmp_path / "few", **chosen, limit=7)
     assert [few.meta["splits"][split]["stories"] for split in ("train", "valid")] == [7, 7]
 
 
@@ -160,31 +149,27 @@ def test_a_dataset_of_the_hub_is_streamed(tokenizer, tmp_path, monkeypatch):
         open_corpus(f"hub:{hub}:medium", "train", stream=True)
 
 
-def failing(texts: Iterator[str], after: int) -> Iterator[str]:
-    for number, text in zip(count(), texts, strict=False):
-        if number == after:
-            raise CorpusError("the source broke")
-        yield text
-
-
 def test_an_interrupted_packing_goes_on_after_its_whole_shards(
     sharded, tokenizer, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("tokenizer.bpe.BATCH", 8)
-    out = tmp_path / "other"
-    toy = open_corpus.__globals__["toy_stories"]
+    out, words = tmp_path / "other", open_corpus.__globals__
+    toy = words["toy_stories"]
+
+    def failing(after):
+        def texts(*which):
+            yield from islice(toy(*which), after)
+            raise CorpusError("the source broke")
+
+        return texts
+
     for after in (60, 110):
-        monkeypatch.setitem(
-            open_corpus.__globals__,
-            "toy_stories",
-            lambda n, seed, split, after=after: failing(toy(n, seed, split), after),
-        )
-        with pytest.raises(
-            CorpusError, match=r"broke; \d+ complete shards are kept: the same command"
-        ):
+        monkeypatch.setitem(words, "toy_stories", failing(after))
+        message = r"broke; \d+ complete shards are kept: the same command"
+        with pytest.raises(CorpusError, match=message):
             pack(SOURCE, tokenizer, out, shards=500)
         assert not out.exists()
-    monkeypatch.setitem(open_corpus.__globals__, "toy_stories", toy)
+    monkeypatch.setitem(words, "toy_stories", toy)
     command = ["pack", SOURCE, "--tokenizer", str(tokenizer), "--shards", "500"]
     assert main([*command, "--out", str(out)]) == 0
     assert "complete shards\n" in capsys.readouterr().err
@@ -205,13 +190,11 @@ def test_an_interrupted_packing_of_something_else_is_named(tokenizer, tmp_path):
 
 
 def test_two_packings_do_not_write_the_same_place(tokenizer, tmp_path):
-    out = tmp_path / "data"
-    with (
-        Partial(out),
-        pytest.raises(CorpusError, match="data: another packing is writing it; wait for it"),
-    ):
-        pack(SOURCE, tokenizer, out)
-    assert pack(SOURCE, tokenizer, out).path == out
+    def pack_beside(*_):
+        with pytest.raises(CorpusError, match="data: another packing is writing it; wait for it"):
+            pack(SOURCE, tokenizer, tmp_path / "data")
+
+    assert pack(SOURCE, tokenizer, tmp_path / "data", report=pack_beside).meta["source"] == SOURCE
 
 
 def test_a_full_disk_keeps_the_whole_shards(tokenizer, tmp_path, full_disk, monkeypatch):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenizer.splits import held_out
-from tokenizer.toy import HELD_OUT, Choice, Name, library, story, toy_stories
+from tokenizer.toy import HELD_OUT, Choice, Name, held_out, library, story, toy_stories
 
 WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*", re.IGNORECASE)
 AN = re.compile(r"\b(an?) ([a-z]+)", re.IGNORECASE)

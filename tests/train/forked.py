@@ -25,7 +25,7 @@ from arch import LanguageModel, ModelConfig, load_model
 from tests.train.cases import names
 from train.__main__ import main
 from train.module import LanguageModule
-from train.rundir import read_whole_checkpoint
+from train.rundir import read_checkpoint
 from train.settings import OptimizerSettings, ScheduleSettings
 
 PRELOADED = (lightning.pytorch.callbacks, torch._dynamo, torch.utils.data, train.run)
@@ -131,7 +131,7 @@ def assert_nothing_is_half(run: Path) -> None:
     for name in names(run / "models"):
         assert load_model(run / "models" / name).meta["step"] == int(name.removeprefix("step-"))
     for name in names(run / "checkpoints"):
-        step = read_whole_checkpoint(run / "checkpoints" / name)["global_step"]
+        step = read_checkpoint(run / "checkpoints" / name)["global_step"]
         assert name == f"step-{step:06d}.ckpt"
 
 

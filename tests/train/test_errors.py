@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.train.cases import TINY, fit, pack_toy
-from tokenizer.pack import Layout
+from tests.train.cases import TINY, fit
 from train.__main__ import main
 
 
@@ -70,9 +69,6 @@ def test_a_bad_setting(data, tmp_path, flags, message, refused):
 def test_no_data_directory(tmp_path, refused):
     line = refused(fit(tmp_path / "none", tmp_path / "run"))
     assert f"{tmp_path / 'none'}: no such directory of packed data; make one with:" in line
-
-
-def test_a_directory_that_is_not_data(tmp_path, refused):
     line = refused(fit(tmp_path, tmp_path / "run"))
     assert f"{tmp_path}: not a directory of packed data (no meta.json)" in line
 
@@ -81,12 +77,6 @@ def test_a_directory_that_is_not_data(tmp_path, refused):
 def test_data_and_run_have_to_be_given(data, given, missing, refused):
     code = main(["fit", "--config", "demo", f"--{given}", str(data)])
     assert f"--{missing} is missing; give a directory" in refused(code)
-
-
-def test_a_context_above_the_rows(small_tokenizer, tmp_path, refused):
-    rows = pack_toy(small_tokenizer, tmp_path / "rows", 20, Layout("rows", 64)).path
-    line = refused(fit(rows, tmp_path / "run", "--model.context", "65"))
-    assert "--model.context 65 is above the 64 tokens of the rows in" in line
 
 
 def test_a_run_directory_that_cannot_be_written(data, tmp_path, refused):

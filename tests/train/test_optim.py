@@ -1,6 +1,5 @@
 """The optimiser's groups, the schedule and the loss."""
 
-import copy
 import itertools
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
 from arch import LanguageModel
-from tests.train.cases import fit, weights
 from train.data import IGNORE
 from train.module import LanguageModule, bits_per_byte
 from train.optim import Muon, build_optimizer, orthogonalise, rate
@@ -162,28 +160,6 @@ def test_muon_on_mixing_matrices_moves_nothing_above_the_diagonal(small_model, m
         assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
 
 
-def test_muon_beside_adamw_goes_on_to_the_bit_from_its_saved_state(small_model):
-    settings = OptimizerSettings(name="muon", lr=0.02, muon_mixing=True)
-    tokens = torch.randint(400, (4, 33))
-
-    def steps(model, optimizer):
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss_of(model, tokens).backward()
-            optimizer.step()
-
-    first, second = (small_model().requires_grad_(True) for _ in range(2))
-    optimizer = build_optimizer(first, settings)
-    steps(first, optimizer)
-    second.load_state_dict(first.state_dict())
-    again = build_optimizer(second, settings)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    steps(first, optimizer)
-    steps(second, again)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("clip", [0.5, 0.0])
 def test_gradients_are_clipped_to_a_norm_or_left_as_they_are(small_model, clip):
     model = small_model().requires_grad_(True)
@@ -213,12 +189,3 @@ def test_validation_sums_nats_and_counts_targets(small_model):
 
 def test_one_bit_per_byte_is_ln_2_nats_per_byte():
     assert bits_per_byte(4 * 0.6931471805599453, 4.0) == pytest.approx(1.0)
-
-
-def test_a_run_with_muon_and_wsd_goes_on_to_the_bit(data, tmp_path):
-    flags = "--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd"
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    chosen = [*flags.split(), "--schedule.decay_steps", "3", "--checkpoint_every", "3"]
-    assert fit(data, whole, *chosen) == 0
-    assert fit(data, parts, *chosen, "--resume", whole / "checkpoints" / "step-000003.ckpt") == 0
-    assert weights(parts) == weights(whole)

@@ -15,9 +15,11 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fit, interrupt, names, pack_toy, rows, weights
+from train import run as running
 from train import saving
+from train.log import Log
 from train.module import LanguageModule
-from train.rundir import read_whole_checkpoint
+from train.rundir import read_checkpoint
 
 
 def fail(loss):
@@ -29,7 +31,9 @@ def fail(loss):
     [
         ("", signal.SIGTERM),
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
-        ("--trainer.max_steps 60 --resume never", signal.SIGTERM),  # over an epoch's edge
+        ("--trainer.max_steps 60 --batch.micro 2", signal.SIGTERM),  # over an epoch's edge
+        ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
+        ("--retention.weight 0.5 --batch.micro 2 --optimizer.name muon", signal.SIGTERM),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, number, capsys):
@@ -344,9 +348,48 @@ def test_wherever_the_disk_is_full_the_run_goes_on_later(data, whole, tmp_path, 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is mapped")
 def test_a_checkpoint_is_mapped_and_not_copied(whole):
     path = whole / "checkpoints" / "step-000006.ckpt"
-    tensors = read_whole_checkpoint(path)["state_dict"].values()
+    tensors = read_checkpoint(path)["state_dict"].values()
     lines = Path("/proc/self/maps").read_text().splitlines()
     places = [line.split()[0].split("-") for line in lines if line.endswith(str(path))]
     for tensor in tensors:
         assert tensor.device == torch.device("cpu")
         assert any(int(a, 16) <= tensor.data_ptr() < int(b, 16) for a, b in places)
+
+
+def test_a_run_may_resume_in_parts_of_another_size(data, tmp_path):
+    double = ["--precision", "64-true", "--schedule.decay", "none", "--batch.size", "12"]
+    double.append("--trainer.max_steps")
+    for name, sizes in (("whole", [12]), ("parts", [6, 4, 12, 2])):
+        for i, micro in enumerate(sizes):
+            steps = str(8 if name == "whole" else 2 * (i + 1))
+            more = ["--batch.micro", str(micro), "--resume", "auto"]
+            assert fit(data, tmp_path / name, *double, steps, *more) == 0
+    whole, parts = (tmp_path / name / "models" / "step-000008" for name in ("whole", "parts"))
+    assert load_model(parts).meta["tokens_seen"] == 8 * 12 * 16
+    assert load_model(whole).meta["tokens_seen"] == 8 * 12 * 16
+    ours = load_model(parts).model.state_dict()
+    for name, tensor in load_model(whole).model.state_dict().items():
+        torch.testing.assert_close(ours[name], tensor, atol=1e-7, rtol=1e-5)
+
+
+def test_a_lost_connection_is_reported_as_it_is(data, tmp_path, monkeypatch, capsys):
+    """For example that of torch's store."""
+
+    def add(self, row):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(Log, "add", add)
+    assert fit(data, tmp_path / "run") == 2
+    assert capsys.readouterr().err == "error: [Errno 104] Connection reset by peer\n"
+
+
+def test_a_checkpoint_of_another_order_is_refused(data, finished, tmp_path, monkeypatch, capsys):
+    """Of many windows, whose order was another in earlier versions; they recorded none."""
+    old = finished()
+    monkeypatch.setattr(running, "MANY_WINDOWS", 1)
+    more = ["--resume", "auto", "--trainer.max_steps", "8"]
+    assert fit(data, old, *more) == 2
+    error = capsys.readouterr().err
+    assert "order is permutation, the checkpoint has None; give what" in error
+    assert fit(data, tmp_path / "new") == 0
+    assert fit(data, tmp_path / "new", *more) == 0

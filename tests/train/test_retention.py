@@ -1,18 +1,16 @@
 """A second loss for earlier tokens: what it asks, whom it teaches, and what it leaves behind."""
 
-import signal
-
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load
 
 from arch import LanguageModel, ModelConfig
-from tests.train.cases import fit, interrupt, names, weights
+from tests.train.cases import fit, weights
 from train.data import IGNORE
 from train.module import LanguageModule
 from train.retention import Retention
-from train.rundir import read_whole_checkpoint
+from train.rundir import read_checkpoint
 from train.settings import OptimizerSettings, RetentionSettings, ScheduleSettings
 
 FLAGS = ("--retention.weight", "0.5", "--retention.distance", "3")
@@ -61,26 +59,13 @@ def test_the_loss_is_the_sum_of_both_and_its_slope_reaches_every_block():
     assert all(not torch.allclose(a, b) for a, b in zip(slopes, before, strict=True))
 
 
-@pytest.mark.parametrize("flags", ["", "--batch.micro 2 --optimizer.name muon"])
-def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags):
-    chosen = (*FLAGS, *flags.split())
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert fit(data, whole, *chosen) == 0
-    at_step(3, interrupt(signal.SIGTERM))
-    assert fit(data, parts, *chosen) == 128 + signal.SIGTERM
-    at_step(3, lambda loss: loss)
-    assert names(parts / "checkpoints") == ["step-000003.ckpt"]
-    assert fit(data, parts, *chosen, "--resume", "auto") == 0
-    assert weights(parts) == weights(whole)
-
-
 def test_a_model_is_another_for_it_and_does_not_hold_the_layer(data, whole, tmp_path, refused):
     run = tmp_path / "run"
     assert fit(data, run, *FLAGS) == 0
     found, expected = load(weights(run)), load(weights(whole))
     assert found.keys() == expected.keys()
     assert not torch.equal(found["head.weight"], expected["head.weight"])
-    state = read_whole_checkpoint(run / "checkpoints" / "step-000006.ckpt")["state_dict"]
+    state = read_checkpoint(run / "checkpoints" / "step-000006.ckpt")["state_dict"]
     assert "retention.reader.weight" in state
     assert fit(data, tmp_path / "off", "--retention.weight", "0") == 0
     assert weights(tmp_path / "off") == weights(whole)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from arch.describe import describe
+from arch.costs import describe
 from tests.train.cases import TINY, fit, rows
 from train import module as training
 from train import speed
@@ -55,29 +55,21 @@ def test_no_target_is_no_loss_and_large_logits_are_no_trouble(chunked):
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_lower_precision_the_loss_is_fp32_and_a_sum_over_many_tokens_does_not_overflow(dtype):
+def test_in_lower_precision_the_loss_is_fp32_and_a_sum_over_many_tokens_does_not_overflow(
+    dtype, device
+):
     tokens = 32768
-    hidden, weight = torch.full((1, tokens, 4), 8.0), torch.randn(9, 4).requires_grad_()
-    targets = torch.zeros(1, tokens, dtype=torch.long)
+    hidden = torch.full((1, tokens, 4), 8.0, device=device)
+    weight = torch.randn(9, 4, device=device, requires_grad=True)
+    targets = torch.zeros(1, tokens, dtype=torch.long, device=device)
     exact = torch.autograd.grad(plain(hidden, weight, targets) / tokens, weight)[0]
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(device, dtype):
         mean = head_loss(hidden, weight, targets) / tokens
     assert mean.dtype == torch.float32
     gradient = torch.autograd.grad(1024 * mean, weight)[0] / 1024
     torch.testing.assert_close(gradient, exact, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_heads_gradient_in_float16_is_finite():
-    hidden = torch.full((1, 32768, 64), 8.0, device="cuda")
-    weight = torch.randn(128, 64, device="cuda", requires_grad=True)
-    targets = torch.zeros(1, 32768, dtype=torch.long, device="cuda")
-    exact = torch.autograd.grad(plain(hidden, weight, targets) / 32768, weight)[0]
-    with torch.autocast("cuda", torch.float16):
-        mean = head_loss(hidden, weight, targets) / 32768
-    gradient = torch.autograd.grad(1024 * mean, weight)[0] / 1024
-    torch.testing.assert_close(gradient, exact, rtol=0.01, atol=0.01)
 
 
 def losses(run):

@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,6 +144,16 @@ def test_rows_count_their_tokens_without_pads(small_tokenizer, tmp_path):
     assert meta["tokens_seen"] == expected < targets.size
 
 
+@pytest.mark.parametrize("command", ["fit", "plan"])
+def test_the_settings_are_those_that_are_written_down(command, capsys):
+    """After a change on purpose: `python -m train fit --print_config | grep -v "#"` goes there."""
+    with pytest.raises(SystemExit):
+        main([command, "--print_config"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    expected = (Path(__file__).parent / "options.txt").read_text().splitlines()
+    assert sorted(shown) == sorted(expected + ["measure: true"] * (command == "plan"))
+
+
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_is_one_that_can_be_run(name, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -187,10 +198,3 @@ def test_data_that_is_not_there_is_said_before_lightning_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: nowhere: no such directory of packed data; make one ")
-
-
-def test_names_of_arch_that_are_also_modules_are_the_functions():
-    code = "import arch.describe, arch.generate; from arch import describe, generate; "
-    code += "assert describe.__name__ == 'describe' and callable(generate); arch.nothing"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert shown.stderr.strip().endswith("module 'arch' has no attribute 'nothing'")

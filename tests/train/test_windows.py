@@ -8,7 +8,7 @@ import torch
 
 from arch import load_model
 from tests.train.cases import pack_toy
-from tokenizer import PAD
+from tokenizer import PAD, CorpusError
 from tokenizer.pack import Layout
 from train.__main__ import main
 from train.data import IGNORE, PackedDataModule, TrainBatches, Windows
@@ -157,6 +157,14 @@ def test_all_devices_together_see_consecutive_samples(packed):
     ]
     inputs = torch.cat([next(stream)[0] for _ in range(4) for stream in streams])
     assert torch.equal(inputs, windows.batch(7, 24)[0])
+
+
+def test_data_that_vanishes_ends_the_stream_in_one_line(small_tokenizer, tmp_path):
+    data = pack_toy(small_tokenizer, tmp_path / "toy", 4)
+    windows = Windows(data, "train", CONTEXT)
+    (data.path / "train-00000.bin").unlink()
+    with pytest.raises(CorpusError, match=r"^\S+train-00000\.bin: 0 bytes, \d+ expected .*again$"):
+        next(iter(TrainBatches(windows, 0, BatchSettings(2))))
 
 
 @pytest.mark.parametrize(("micro", "devices"), [(None, 1), (2, 1), (2, 3), (None, 2)])

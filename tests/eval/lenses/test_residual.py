@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from arch.wrapped import ParallelBlock
+from arch.families import ParallelBlock
 from eval.errors import RequestError
 from eval.lenses.residual import (
     contributions,

@@ -7,9 +7,10 @@ backward pass is two products of the forward one's size, recomputation left out,
 costs three times the forward pass.
 """
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from arch import masked_conv
 from arch.config import ModelConfig
 from arch.errors import ModelError, check_count
 from arch.mixers import Rectangular, Triangle
-from arch.model import Block, LanguageModel
+from arch.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,8 @@ class Cost:
     flops: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.parameters + other.parameters,
-            self.masked + other.masked,
-            self.flops + other.flops,
-        )
+        these, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Cost(*map(sum, zip(these, others, strict=True)))
 
     @property
     def training_flops(self) -> int:
@@ -101,18 +99,21 @@ def describe(config: ModelConfig, length: int | None = None) -> Description:
     return Description(parts, sum((part.cost for part in parts), Cost()), length)
 
 
-def total_cost(model: LanguageModel, length: int | None = None) -> Cost:
-    """Parameters and work of a model at sequences of `length`, its context when not given."""
-    return describe(model.config, length).cost
-
-
-def flops_by_module(model: LanguageModel, length: int) -> dict[str, int]:
+def _flops(model: LanguageModel, length: int) -> dict[str, int]:
     """Forward FLOPs of one sequence by the module's name, as PyTorch's counter sees them."""
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton
 
+    def triangle(x: tuple[int, ...], *_: Any, **__: Any) -> int:
+        batch, length, features = x
+        return batch * features * length * (length + 1)
+
+    def attention(query: tuple[int, ...], *_: Any, **__: Any) -> int:
+        batch, heads, length, width = query
+        return 2 * batch * heads * width * length * (length + 1)
+
     operators: dict[Any, Any] = {
-        masked_conv.forward.overloadpacket: _triangle_flops,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        masked_conv.forward.overloadpacket: triangle,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
     }
     counter = FlopCounterMode(display=False, custom_mapping=operators)
     with counter, torch.no_grad():
@@ -122,40 +123,28 @@ def flops_by_module(model: LanguageModel, length: int) -> dict[str, int]:
     return {name.removeprefix(whole): sum(of.values()) for name, of in counts}
 
 
-def _triangle_flops(x: tuple[int, ...], *_: Any, **__: Any) -> int:
-    batch, length, features = x
-    return batch * features * length * (length + 1)
-
-
-def _attention_flops(query: tuple[int, ...], *_: Any, **__: Any) -> int:
-    batch, heads, length, width = query
-    return 2 * batch * heads * width * length * (length + 1)
-
-
-def _parts(model: LanguageModel, config: ModelConfig, length: int) -> list[Part]:
-    flops = flops_by_module(model, length)
-
-    def part(name: str, kind: str) -> Part:
-        module = model.get_submodule(name)
-        shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
-        work = flops.get(name, 0) // length
-        if name == "head" and config.tied:
-            return Part(name, "the embedding's transpose", {}, Cost(flops=work))
-        parameters = sum(p.numel() for p in module.parameters())
-        return Part(name, kind, shapes, Cost(parameters, _masked(module), work))
-
-    parts = [part("embedding", "embedding")]
-    for i, _ in enumerate(cast(Iterable[Block], model.blocks)):
+def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[Part]:
+    flops = _flops(model, length)
+    kinds = {"embedding": "embedding"}
+    for i in range(config.n_layers):
+        mixer = config.mixers[i % len(config.mixers)]
         for name, kind in (
             ("norm_token", config.norm),
-            ("token_mixer", config.mixers[i % len(config.mixers)]),
+            ("token_mixer", mixer),
             ("norm_channel", config.norm),
             ("channel_mixer", config.channel_mixer),
         ):
-            parts.append(part(f"blocks.{i}.{name}", kind))
+            kinds[f"blocks.{i}.{name}"] = kind
     if config.final_norm:
-        parts.append(part("norm", config.norm))
-    return [*parts, part("head", "linear")]
+        kinds["norm"] = config.norm
+    for name, kind in (kinds | {"head": "linear"}).items():
+        module, work = model.get_submodule(name), flops.get(name, 0) // length
+        if name == "head" and config.tied:
+            yield Part(name, "the embedding's transpose", {}, Cost(flops=work))
+            continue
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
+        parameters = sum(p.numel() for p in module.parameters())
+        yield Part(name, kind, shapes, Cost(parameters, _masked(module), work))
 
 
 def _masked(module: nn.Module) -> int:
