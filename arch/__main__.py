@@ -9,7 +9,7 @@ from pathlib import Path
 from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
-from arch.costs import Part, describe
+from arch.costs import ModelPart, describe
 from arch.directory import LoadedModel, check_model, check_vocabulary, load_model, save_model
 from arch.errors import ModelError
 from arch.files import read_text
@@ -99,9 +99,9 @@ def _describe(options: argparse.Namespace) -> None:
     )
 
 
-def _alike(parts: tuple[Part, ...]) -> list[tuple[str, int, Part]]:
+def _alike(parts: tuple[ModelPart, ...]) -> list[tuple[str, int, ModelPart]]:
     """Parts with the same part of other blocks folded in: name, how many, the first of them."""
-    groups: dict[tuple, list[Part]] = {}
+    groups: dict[tuple, list[ModelPart]] = {}
     for part in parts:
         place = part.name.split(".")[-1]
         groups.setdefault((place, part.kind, str(part.shapes), part.cost), []).append(part)

@@ -139,11 +139,8 @@ def parse(
 ) -> list[tuple[type, dict[str, Any]]]:
     """Splits `a(x=1)+b` into classes and arguments: `[(A, {"x": 1}), (B, {})]`.
 
-    Args:
-        entry: the text.
-        registry: the classes by name.
-        what: how to call the kind of thing in an error, for example "mixer".
-        base: a class whose subclasses may be named by their modules too, as `module.Class`.
+    The registry has the classes by name; subclasses of `base` may be named by their modules too, as
+    `module.Class`. `what` is the kind of thing in errors, for example "mixer".
 
     Raises:
         ModelError: not an expression of this form, an unknown name, a module that cannot be

@@ -63,12 +63,10 @@ _REQUIRED = (
 
 
 def export_transformers(directory: str | Path, model: LanguageModel, tokenizer_json: str) -> Path:
-    """Writes a Llama-style model as transformers would; atomic.
+    """Writes a Llama-style model in the layout of transformers, into `directory`; atomic.
 
-    Args:
-        directory: where; its parents are made, a model directory that is there is replaced.
-        model: attention of one form in every block, swiglu, rmsnorm, a final norm.
-        tokenizer_json: the text of the tokenizer's `tokenizer.json`.
+    Its blocks have attention of one form, swiglu and rmsnorm, and a final norm. A model directory
+    that is there is replaced.
 
     Raises:
         ModelError: the model is not Llama-style, or something else is there.
@@ -127,11 +125,8 @@ def from_transformers(
 ) -> LoadedModel:
     """A Llama of transformers as a model of ours.
 
-    Args:
-        config_json: its configuration.
-        weights: gives its tensors by their names, once the configuration is checked.
-        tokenizer_json: the text of its `tokenizer.json`.
-        source: where it comes from, a directory or a file.
+    `weights` gives its tensors by their names, once the configuration is checked; `source` is the
+    directory or file that errors name.
 
     Raises:
         ModelError: as `import_transformers`.

@@ -27,10 +27,7 @@ from arch.model import LanguageModel
 class Cost:
     """Parameters, and forward FLOPs per token at some sequence length.
 
-    Attributes:
-        parameters: numbers stored.
-        masked: those of them that never act: above a diagonal, or read by nothing.
-        flops: forward, per token.
+    `masked` parameters never act: they are above a diagonal, or read by nothing.
     """
 
     parameters: int = 0
@@ -48,14 +45,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One line of the table.
+class ModelPart:
+    """One line of the table: a part of the model, for example `blocks.0.token_mixer`.
 
-    Attributes:
-        name: where it is in the model, for example `blocks.0.token_mixer`.
-        kind: what it is, as the configuration writes it.
-        shapes: of its parameters, by their names within the part.
-        cost: parameters, and forward FLOPs per token.
+    Its kind is as the configuration writes it; `shapes` are of its parameters, by their names
+    within the part.
     """
 
     name: str
@@ -66,25 +60,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Description:
-    """The table and its sum.
+    """The table, from the embedding to the head, and its sum, at sequences of `length` tokens."""
 
-    Attributes:
-        parts: from the embedding to the head, in the order of the forward pass.
-        cost: of the whole model; `cost.training_flops` is per token too.
-        length: tokens in a sequence.
-    """
-
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     cost: Cost
     length: int
 
 
 def describe(config: ModelConfig, length: int | None = None) -> Description:
-    """Describes the model that `config` builds; no weight is allocated.
+    """Describes the model that `config` builds, without allocating a weight.
 
-    Args:
-        config: any model of this project.
-        length: tokens in a sequence, the model's context when not given.
+    FLOPs are per token of sequences of `length` tokens, of the model's context when not given.
 
     Raises:
         ModelError: a length above the context.
@@ -123,7 +109,7 @@ def _flops(model: LanguageModel, length: int) -> dict[str, int]:
     return {name.removeprefix(whole): sum(of.values()) for name, of in counts}
 
 
-def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[Part]:
+def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[ModelPart]:
     flops = _flops(model, length)
     kinds = {"embedding": "embedding"}
     for i in range(config.n_layers):
@@ -140,11 +126,11 @@ def _parts(model: LanguageModel, config: ModelConfig, length: int) -> Iterator[P
     for name, kind in (kinds | {"head": "linear"}).items():
         module, work = model.get_submodule(name), flops.get(name, 0) // length
         if name == "head" and config.tied:
-            yield Part(name, "the embedding's transpose", {}, Cost(flops=work))
+            yield ModelPart(name, "the embedding's transpose", {}, Cost(flops=work))
             continue
         shapes = {name: tuple(tensor.shape) for name, tensor in module.named_parameters()}
         parameters = sum(p.numel() for p in module.parameters())
-        yield Part(name, kind, shapes, Cost(parameters, _masked(module), work))
+        yield ModelPart(name, kind, shapes, Cost(parameters, _masked(module), work))
 
 
 def _masked(module: nn.Module) -> int:

@@ -38,10 +38,7 @@ class Given(NamedTuple):
 
 
 class Body:
-    """A transformers causal model whose layers can be stepped over.
-
-    Args:
-        model: in evaluation mode.
+    """A transformers causal model, in evaluation mode, whose layers can be stepped over.
 
     Raises:
         ModelError: it is no decoder with one list of layers, or does not take embeddings.
@@ -73,11 +70,7 @@ class Body:
     def layer(self, number: int, x: Tensor, start: int = 0, memory: Any = None) -> Tensor:
         """A layer's output of `(B, T, D)` at positions start ... start + T.
 
-        Args:
-            number: of the layer, from 0.
-            x: its input.
-            start: positions before it.
-            memory: stands for the cache that the body hands to its layers.
+        `memory` stands for the cache that the body hands to its layers.
         """
         shape = (*x.shape, x.dtype, x.device, start, self.cached)
         if shape != self._shape:
@@ -224,12 +217,7 @@ def _memory_class() -> type[Any]:
 
 
 class WholeLayer(TokenMixer):
-    """A layer of a transformers model, its residuals and norms included.
-
-    Args:
-        body: the model that it belongs to.
-        number: of the layer.
-    """
+    """A layer of a transformers model, its residuals and norms included."""
 
     def __init__(self, body: Body, number: int) -> None:
         super().__init__()
@@ -276,8 +264,7 @@ class PretrainedConfig(ModelConfig):
 class Decoder(LanguageModel):
     """A transformers causal model as a `LanguageModel`, around the same weights.
 
-    Args:
-        model: loaded; it is put into evaluation mode and checked on the spot.
+    It is put into evaluation mode, and checked on a few tokens.
 
     Raises:
         ModelError: no decoder, not causal, or its streams and logits are not those of its parts.

@@ -45,11 +45,8 @@ def save_model(
 ) -> Path:
     """Writes a model directory, replacing one that is there; atomic either way.
 
-    Args:
-        directory: where; its parents are made.
-        model: its weights are saved in their own precision, triangles with zeros above.
-        tokenizer_json: the text of the tokenizer's `tokenizer.json`.
-        meta: provenance (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
+    Weights are saved in their own precision, triangles with zeros above. `meta` is the provenance
+    (step, tokens_seen, hashes, ...), extended by schema, hash and versions.
 
     Raises:
         ModelError: something else is there, or the model is another project's.
@@ -144,11 +141,7 @@ def check_vocabulary(
 ) -> int:
     """How many entries a `tokenizer.json` has: as many as a model has rows.
 
-    Args:
-        path: of the file, for errors.
-        tokenizer_json: its text.
-        rows: of the model's embedding.
-        multiples: the rows may be padded to the next multiple of one of these.
+    The rows may be padded to the next multiple of one of `multiples`. `path` is for errors.
 
     Raises:
         ModelError: it is no tokenizer, or has another number of entries.
@@ -189,11 +182,8 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
 def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) -> LanguageModel:
     """A model made of `weights`, in their precision, in evaluation mode.
 
-    Args:
-        config: what to build.
-        weights: as `weights_of` gives them; what is above a diagonal is dropped, the rest becomes
-            the model's own without a copy.
-        source: where they come from, for errors.
+    Weights are those that `weights_of` gives: what is above a diagonal is dropped, the rest becomes
+    the model's own without a copy. `source` is for errors.
 
     Raises:
         ModelError: names or shapes that the configuration does not have, or lacks.
@@ -213,14 +203,10 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
 
 
 def drop_padding(model: LanguageModel, size: int) -> LanguageModel:
-    """Takes the rows that no token has from the embedding and the head, in place.
+    """Takes the rows beyond `size`, that no token has, from the embedding and the head, in place.
 
     Readers of the model then list tokens alone: no search may answer with an id beyond them, and
     none is drawn. The probabilities of the tokens sum to one.
-
-    Args:
-        model: any; one without such rows stays as it is.
-        size: how many tokens there are.
     """
     rows = model.embedding.num_embeddings
     model.config = dataclasses.replace(
@@ -270,9 +256,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def renamed(name: str, names: dict[str, str]) -> str:
     """A tensor's name in another layout; one that has none there keeps its own.
 
-    Args:
-        name: for example `blocks.3.norm_token.weight`.
-        names: from module to module, `#` for the first number: `blocks.#.norm_token` to ...
+    `names` are from module to module, `#` for the first number: `blocks.#.norm_token` to ...
     """
     number = re.search(r"\d+", name)
     module, _, parameter = re.sub(r"\d+", "#", name, count=1).rpartition(".")

@@ -63,13 +63,9 @@ class PairsRotation(nn.Module):
 class WrappedAttention(CausalAttention):
     """Our attention between a model's own projections.
 
-    Args:
-        inputs: the projections to queries, keys and values, or one to all three.
-        output: the projection back to the stream.
-        heads: number of query heads.
-        width: features of a head.
-        scale: of the scores.
-        rotation: puts positions into queries and keys, where the family does.
+    `inputs` are the projections to queries, keys and values, or one to all three; `output` leads
+    back to the stream. `scale` is of the scores; `rotation` puts positions into queries and keys,
+    where the family does.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ def make_directory(path: Path) -> None:
         _flush(each.parent)
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Removes what writers that were killed left in a folder: hidden siblings ending in `.tmp`.
 
     Only for a folder that nobody else is writing in. A directory that was being replaced, and is
@@ -65,7 +65,7 @@ def write_directory(directory: Path, files: Mapping[str, bytes]) -> None:
 
     A process killed at any moment leaves the old directory or the new one, whole; beside it may
     stay a hidden sibling that ends in `.tmp`. A directory that is replaced is called `.NAME.old`
-    between two renames: see `sweep`.
+    between two renames: see `remove_leftovers`.
 
     Raises:
         ModelError: what is there is not empty and not a model directory, ours or transformers'.

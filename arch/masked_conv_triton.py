@@ -261,15 +261,11 @@ def dw(g: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
 
 
 class Tile(NamedTuple):
-    """What one program computes at a time.
+    """What one program computes at a time: `rows` positions by `columns` features.
 
-    Attributes:
-        rows: positions.
-        columns: features; for "dw", positions too, as many as rows.
-        depth: the length of one step of the sum; divides rows.
-        warps: of the program.
-        stages: steps of the sum in flight.
-        programs: for "dw", how many to aim for in splitting the batch.
+    For "dw", columns are positions too, as many as rows, and `programs` is how many to aim for in
+    splitting the batch. `depth` is the length of one step of the sum, and divides rows; `stages`
+    are the steps in flight.
     """
 
     rows: int
@@ -281,17 +277,11 @@ class Tile(NamedTuple):
 
 
 def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width: int) -> Tile:
-    """Returns the tile for a launch: a fixed rule, so that every process computes the same bits.
+    """Returns the tile for a launch of "forward", "dx" or "dw", by a fixed rule.
 
-    It follows from the roofline of an H100-class device and from what compiles without spilling
-    registers, and was not timed.
-
-    Args:
-        kernel: "forward", "dx" or "dw".
-        architecture: such as "sm_90".
-        dtype: of the products.
-        length: T.
-        width: the features of a head.
+    So every process computes the same bits. The rule follows from the roofline of an H100-class
+    device and from what compiles without spilling registers, and was not timed. `architecture` is
+    such as "sm_90", `dtype` that of the products, `width` the features of a head.
     """
     # The least a tensor core takes is 16.
     length, width = (max(16, 1 << (n - 1).bit_length()) for n in (length, width))

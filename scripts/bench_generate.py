@@ -21,7 +21,7 @@ from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError, export_transformers, generate
 from scripts import pages
-from scripts.pages import BenchmarkError, Rows, positive
+from scripts.pages import BenchmarkError, Rows, natural
 
 MIXERS = (
     "flat",
@@ -39,13 +39,13 @@ Decode = Callable[[Tensor, int], Tensor]
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the table, and saves it where asked; the exit code."""
     parser = pages.parser(__doc__, devices=False)
-    parser.add_argument("--d-model", type=positive, default=256, help="width")
-    parser.add_argument("--layers", type=positive, default=4, help="blocks")
-    parser.add_argument("--context", type=positive, default=512, help="the longest text")
-    parser.add_argument("--batch", type=positive, default=1, help="texts at once")
-    parser.add_argument("--new", type=positive, default=32, help="tokens timed after each prompt")
+    parser.add_argument("--d-model", type=natural, default=256, help="width")
+    parser.add_argument("--layers", type=natural, default=4, help="blocks")
+    parser.add_argument("--context", type=natural, default=512, help="the longest text")
+    parser.add_argument("--batch", type=natural, default=1, help="texts at once")
+    parser.add_argument("--new", type=natural, default=32, help="tokens timed after each prompt")
     parser.add_argument(
-        "--repeats", type=positive, default=5, help="runs, of which the fastest counts"
+        "--repeats", type=natural, default=5, help="runs, of which the fastest counts"
     )
     words = sys.argv[1:] if words is None else words
     options = parser.parse_args(words)
@@ -165,7 +165,7 @@ def render(
         f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
         f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
         "",
-        *pages.table(
+        *pages.markdown_table(
             ["mixer", f"remembered, {short}", long, f"recomputed, {short}", long, "ratio"],
             [[mixer, *_cells(times, lengths)] for mixer, times in rows],
         ),

@@ -37,7 +37,7 @@ from eval.models import candidates_at_once, open_checkpoint
 from eval.slices import Slice
 from eval.text import held_out_text, story_prompts
 from scripts import pages
-from scripts.pages import BenchmarkError, Rows, positive
+from scripts.pages import BenchmarkError, Rows, natural
 from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
@@ -58,12 +58,12 @@ def main(words: list[str] | None = None) -> int:
     parser = pages.parser(__doc__)
     parser.add_argument("--models", nargs="+", metavar="DIR", help="model directories")
     parser.add_argument("--corpus", default="toy", help="stories, where --models are given")
-    parser.add_argument("--d-model", type=positive, default=128)
-    parser.add_argument("--layers", type=positive, default=4)
-    parser.add_argument("--threads", type=positive, default=os.cpu_count())
-    parser.add_argument("--turns", type=positive, default=3, help="of which the fastest counts")
+    parser.add_argument("--d-model", type=natural, default=128)
+    parser.add_argument("--layers", type=natural, default=4)
+    parser.add_argument("--threads", type=natural, default=os.cpu_count())
+    parser.add_argument("--turns", type=natural, default=3, help="of which the fastest counts")
     parser.add_argument(
-        "--prompts", type=positive, default=16, help="for the search of hidden tokens"
+        "--prompts", type=natural, default=16, help="for the search of hidden tokens"
     )
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     for name, question in QUESTIONS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append([name, *(question(subject, options) for subject in subjects)])
-        table = pages.table(["", *(subject.name for subject in subjects)], rows)
+        table = pages.markdown_table(["", *(subject.name for subject in subjects)], rows)
         remaining = "; ".join([*list(QUESTIONS)[len(rows) :], "memory"])
         yield "\n".join([*lines, *table, "", f"Not measured: {remaining}.", ""]), []
     print("memory ...", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from arch.masked_conv import masked_convolution
 from scripts import pages
-from scripts.pages import Rows, positive
+from scripts.pages import Rows, natural
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number
@@ -38,13 +38,12 @@ DENSE: dict[str, Form] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """One form's figures in one task.
 
-    Attributes:
-        ratio: its time over that of `masked_convolution`.
-        tflops: multiplications and additions on and below the diagonal, by its time.
-        tbs: bytes of x, y and their gradients that have to move, by its time.
+    `ratio` is its time over that of `masked_convolution`; `tflops` are multiplications and
+    additions on and below the diagonal, by its time; `tbs` are bytes of x, y and their gradients
+    that have to move, by its time.
     """
 
     dtype: str
@@ -69,7 +68,7 @@ def main(words: list[str] | None = None) -> int:
 def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The page of all sizes."""
     torch.manual_seed(0)
-    rows: list[Row] = []
+    rows: list[Timing] = []
     left_out: list[str] = []
     start = time.monotonic()
     for width in options.widths:
@@ -88,7 +87,7 @@ def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
 
 def measure(
     dtype: str, length: int, width: int, batch: int, backward: bool, device: str, rounds: int
-) -> list[Row]:
+) -> list[Timing]:
     """Times all forms of one size in turns; ours is the first row."""
     timers: dict[tuple[str, str], Timer] = {}
     torch.compiler.reset()
@@ -107,7 +106,7 @@ def measure(
     for (form, mode), taken in readings.items():
         seconds = typical(taken)
         rows.append(
-            Row(
+            Timing(
                 *(dtype, length, width, batch, backward, form, mode),
                 microseconds=seconds * 1e6,
                 ratio=seconds / typical(readings[OURS, "eager"]),
@@ -161,11 +160,9 @@ def cpu_timer(call: Call) -> Timer:
 def graph_timer(call: Call, operands: int, at_least: float = 0.004) -> Timer:
     """Returns a timer of a CUDA graph, free of the host's time to launch.
 
-    Args:
-        call: what to time; nothing in it may wait for the device.
-        operands: how many sets of operands there are. The graph goes through all of them, so that
-            none is found in the cache where the last call left it.
-        at_least: seconds that a reading should last; the graph is replayed so many times.
+    Nothing in the call may wait for the device. The graph goes through all sets of operands, so
+    that none is found in the cache where the last call left it, and is replayed for `at_least`
+    seconds.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -193,7 +190,7 @@ def graph_timer(call: Call, operands: int, at_least: float = 0.004) -> Timer:
     return lambda: seconds(replays)
 
 
-def page(rows: list[Row], left_out: list[str], options: argparse.Namespace) -> str:
+def page(rows: list[Timing], left_out: list[str], options: argparse.Namespace) -> str:
     """Returns the figures as a page in Markdown."""
     cpu = options.device == "cpu"
     lines = [
@@ -216,7 +213,7 @@ def page(rows: list[Row], left_out: list[str], options: argparse.Namespace) -> s
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: list[Row]) -> list[str]:
+def _table(rows: list[Timing]) -> list[str]:
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]
     lines = []
     for length, width in dict.fromkeys((row.length, row.width) for row in rows):
@@ -226,18 +223,18 @@ def _table(rows: list[Row]) -> list[str]:
         cells += [f"{min(row.ratio for row in others):.2f}"]
         cells += [" / ".join(f"{r.ratio:.2f}" for r in others if r.form == form) for form in DENSE]
         lines.append(cells)
-    return pages.table(titles, lines)
+    return pages.markdown_table(titles, lines)
 
 
 def _options(words: list[str]) -> argparse.Namespace:
     parser = pages.parser(__doc__)
     parser.add_argument("--dtype", choices=DTYPES, help="cpu: float32, cuda: bfloat16")
     parser.add_argument(
-        "--lengths", type=positive, nargs="+", metavar="T", default=(64, 128, 256, 512, 1024)
+        "--lengths", type=natural, nargs="+", metavar="T", default=(64, 128, 256, 512, 1024)
     )
-    parser.add_argument("--widths", type=positive, nargs="+", metavar="D")
-    parser.add_argument("--tokens", type=positive, help="B T; cpu: 8192, cuda: 65536")
-    parser.add_argument("--rounds", type=positive, help="turns; cpu: 40, cuda: 15")
+    parser.add_argument("--widths", type=natural, nargs="+", metavar="D")
+    parser.add_argument("--tokens", type=natural, help="B T; cpu: 8192, cuda: 65536")
+    parser.add_argument("--rounds", type=natural, help="turns; cpu: 40, cuda: 15")
     parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
     options = parser.parse_args(words)
     cuda = options.device == "cuda"

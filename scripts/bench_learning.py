@@ -34,7 +34,7 @@ from torch.utils.data import Dataset
 
 from arch.files import write_file
 from scripts.baselines import ReferenceMixer, llama, trainer
-from scripts.pages import BenchmarkError, positive
+from scripts.pages import BenchmarkError, natural
 from tokenizer import CorpusError, PackedData
 from train.data import IGNORE, Windows
 from train.settings import RunError
@@ -239,23 +239,23 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--lr", type=float, default=5e-5, help="highest rate; Trainer's default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=positive, required=True)
-    parser.add_argument("--batch", type=positive, default=16)
-    parser.add_argument("--context", type=positive, default=128)
-    parser.add_argument("--d-model", type=positive, default=128)
-    parser.add_argument("--layers", type=positive, default=4)
-    parser.add_argument("--heads", type=positive, default=4, help="of a Llama")
+    parser.add_argument("--steps", type=natural, required=True)
+    parser.add_argument("--batch", type=natural, default=16)
+    parser.add_argument("--context", type=natural, default=128)
+    parser.add_argument("--d-model", type=natural, default=128)
+    parser.add_argument("--layers", type=natural, default=4)
+    parser.add_argument("--heads", type=natural, default=4, help="of a Llama")
     parser.add_argument(
-        "--d-ff", type=positive, help="of a Llama; default: 11/4 d_model, reference 4"
+        "--d-ff", type=natural, help="of a Llama; default: 11/4 d_model, reference 4"
     )
     parser.add_argument("--warmup", type=int, help="steps; see above")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--validate-at", type=int, nargs="+", default=[], metavar="STEP")
-    parser.add_argument("--validate-tokens", type=positive, help="of the split; default: all")
-    parser.add_argument("--log-every", type=positive, default=10)
+    parser.add_argument("--validate-tokens", type=natural, help="of the split; default: all")
+    parser.add_argument("--log-every", type=natural, default=10)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
-    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--threads", type=natural, default=1)
     options = parser.parse_args(words)
     if options.warmup is None:
         tenth = min(500, options.steps // 10)

@@ -26,13 +26,14 @@ from typing import Any
 import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
+from arch.files import write_file
 from eval.cli import positive
 from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
 from eval.models import Checkpoint, device_of, open_checkpoint
 from eval.text import held_out_text, story_prompts
-from scripts.pages import hardware, write_page
+from scripts.pages import hardware
 from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
@@ -58,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
             return 0
         page = measure(options, words)
         if options.save:
-            write_page(options.save, page)
+            write_file(options.save, page.encode())
     except (ModelError, CorpusError, RequestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

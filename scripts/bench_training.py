@@ -22,8 +22,8 @@ import torch
 
 from arch import ModelConfig, describe
 from scripts import pages
-from scripts.baselines import Work, ours, theirs
-from scripts.pages import BenchmarkError, Rows, positive
+from scripts.baselines import Training, ours, theirs
+from scripts.pages import BenchmarkError, Rows, natural
 from scripts.turns import Entrant, Turn, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
@@ -52,13 +52,10 @@ RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
 
 
 class Contender(NamedTuple):
-    """Who trains a race's model, and how.
+    """Who trains a race's model, called with the turns, what to train, and `arguments`.
 
-    Attributes:
-        work: called with the turns, what to train, and `arguments`.
-        arguments: of `work` alone.
-        precision: fp32, bf16 or fp16: the latter two under autocast.
-        compiled: asked for; without, ours is as its recipe has it: on a GPU compiled.
+    Precisions are fp32, bf16 and fp16, the latter two under autocast. Unless compiled is asked for,
+    ours is as its recipe has it: on a GPU compiled.
     """
 
     work: Callable[..., None]
@@ -185,7 +182,7 @@ def _run(
                 place.mkdir(parents=True)
                 about = (options.device, contender.precision, contender.compiled, data, place)
                 start = (options.device, options.threads, place / "log", contender.work)
-                work = Work(one.model, one.batch, *about)
+                work = Training(one.model, one.batch, *about)
                 entrants.append(Entrant(*start, work, *contender.arguments))
         race(entrants, options.turn, until, (min(3, options.rounds), options.rounds))
     finally:
@@ -232,14 +229,7 @@ def _pace(turn: Turn, seconds: float) -> float:
 def page(
     rows: Rows, left_out: list[str], options: argparse.Namespace, peak: tuple[float, str]
 ) -> str:
-    """The page in Markdown.
-
-    Args:
-        rows: of all races, ours first in each.
-        left_out: races that there was no time for.
-        options: of the command.
-        peak: of the device, in FLOP/s, and where that number comes from.
-    """
+    """The page in Markdown: rows of all races, ours first in each; the peak of the device."""
     cpu = options.device == "cpu"
     packages = ("triton", "lightning", "transformers", "accelerate")
     lines = [
@@ -295,7 +285,7 @@ def _table(rows: Rows, peak: float, cpu: bool) -> list[str]:
         cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
         cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
         lines.append([*cells, f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}", *ratios])
-    return pages.table(titles, lines)
+    return pages.markdown_table(titles, lines)
 
 
 def _toy(folder: Path) -> Path:
@@ -326,15 +316,15 @@ def _options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", choices=RACES, nargs="+", default=RACES)
     parser.add_argument("--eager", action="store_true", help="leave out who is compiled on top")
     parser.add_argument("--data", help="packed data, of 4096 tokens; default: toy stories")
-    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=natural, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--widths", type=positive, nargs="+", metavar="D", help="cpu: 128 256; cuda: 512"
+        "--widths", type=natural, nargs="+", metavar="D", help="cpu: 128 256; cuda: 512"
     )
-    parser.add_argument("--layers", type=positive, metavar="N", help="cpu: 4; cuda: 8")
-    parser.add_argument("--length", type=positive, metavar="T", help="cpu: 128; cuda: 512")
-    parser.add_argument("--batch", type=positive, metavar="B", help="cpu: 16; cuda: 128")
+    parser.add_argument("--layers", type=natural, metavar="N", help="cpu: 4; cuda: 8")
+    parser.add_argument("--length", type=natural, metavar="T", help="cpu: 128; cuda: 512")
+    parser.add_argument("--batch", type=natural, metavar="B", help="cpu: 16; cuda: 128")
     parser.add_argument("--turn", type=float, metavar="SECONDS", help="cpu: 3; cuda: 1")
-    parser.add_argument("--rounds", type=positive, help="at most; cpu: 15, cuda: 20")
+    parser.add_argument("--rounds", type=natural, help="at most; cpu: 15, cuda: 20")
     options = parser.parse_args(words)
     cuda = options.device == "cuda"
     usual: dict[str, Any] = {"seconds": 900, "widths": [128, 256], "layers": 4, "length": 128}

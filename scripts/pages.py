@@ -48,7 +48,7 @@ def device(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def positive(word: str) -> int:
+def natural(word: str) -> int:
     """A whole number of at least 1, for argparse."""
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
@@ -63,11 +63,8 @@ def run(
 ) -> int:
     """Measures, and prints and writes the page; the exit code.
 
-    Args:
-        name: of the files.
-        options: of the command: out, threads, and device where it has one.
-        measure: yields the page and its rows, anew whenever there is more.
-        errors: whose message is one line for the user.
+    `measure` yields the page and its rows, anew whenever there is more. Messages of `errors` are
+    one line for the user.
     """
     threads, text = torch.get_num_threads(), ""
     torch.set_num_threads(options.threads)
@@ -77,9 +74,9 @@ def run(
         for text, rows in measure(options):
             if options.out:
                 stem = options.out / f"{name}-{getattr(options, 'device', 'cpu')}"
-                write_page(stem.with_suffix(".md"), text)
+                write_file(stem.with_suffix(".md"), text.encode())
                 if rows:
-                    write_table(stem.with_suffix(".csv"), rows)
+                    write_file(stem.with_suffix(".csv"), _as_csv(rows))
     except (BenchmarkError, OSError, *errors) as error:
         print(f"error: {error}", file=sys.stderr)
         if options.out:
@@ -128,29 +125,16 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
+def markdown_table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a Markdown table."""
     lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (titles, *rows)]
     return [lines[0], "|---" * len(titles) + "|", *lines[1:]]
 
 
-def write_page(path: Path, text: str) -> None:
-    """Writes a page.
-
-    Raises:
-        OSError: it cannot be written; what was there stays.
-    """
-    write_file(path, text.encode())
-
-
-def write_table(path: Path, rows: Rows) -> None:
-    """Writes rows as CSV, the names of the first one's fields first.
-
-    Raises:
-        OSError: it cannot be written; what was there stays.
-    """
+def _as_csv(rows: Rows) -> bytes:
+    """Rows as CSV, the names of the first one's fields first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    write_file(path, text.getvalue().encode())
+    return text.getvalue().encode()

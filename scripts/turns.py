@@ -39,12 +39,7 @@ class Over(BaseException):
 
 
 class Turns:
-    """A contender's side: counts its steps, and waits where a turn ends.
-
-    Args:
-        line: to the race.
-        device: cpu or cuda.
-    """
+    """A contender's side: counts its steps, and waits where a turn ends."""
 
     def __init__(self, line: Connection, device: str) -> None:
         self._line, self._cuda = line, device == "cuda"
@@ -84,16 +79,8 @@ class Turns:
 class Entrant:
     """The race's side of a contender: `work(turns, *arguments)` in a new process.
 
-    Args:
-        device: cpu or cuda.
-        threads: of the CPU.
-        log: a file for all that it prints.
-        work: trains until `turns` says that the race is over.
-        arguments: of `work`.
-
-    Attributes:
-        readings: one a round.
-        failed: why it is out of the race, in a line.
+    All that it prints goes to the log. `readings` are one a round; `failed` says in a line why it
+    is out of the race.
     """
 
     def __init__(
@@ -150,13 +137,10 @@ def end(entrants: list[Entrant]) -> None:
 
 
 def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
-    """Fills in the entrants' readings.
+    """Fills in the readings of entrants that have started; a turn lasts about `turn` seconds.
 
-    Args:
-        entrants: already started.
-        turn: seconds that one should last.
-        until: no round is begun after this moment of the monotonic clock.
-        rounds: the fewest, whatever the clock says, and the most.
+    No round is begun after the moment `until` of the monotonic clock; `rounds` are the fewest,
+    whatever the clock says, and the most.
     """
     for entrant in entrants:
         entrant.ask(2)

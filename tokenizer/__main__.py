@@ -99,7 +99,7 @@ def _pack(options: argparse.Namespace) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
     if kept := complete_shards(options.out):
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
-    progress = Progress()
+    progress = Meter()
     data = pack(
         options.source,
         options.tokenizer,
@@ -121,7 +121,7 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    data, progress = PackedData(options.data), Progress()
+    data, progress = PackedData(options.data), Meter()
     shards = [shard for split in SPLITS for shard in data.shards(split)]
     for done, shard in enumerate(shards, 1):
         shard.verify()
@@ -190,7 +190,7 @@ def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
     return "\n".join(lines)
 
 
-class Progress:
+class Meter:
     """The progress of a task on stderr: a line on a terminal every 2 s, on a pipe every 10 s."""
 
     def __init__(self) -> None:

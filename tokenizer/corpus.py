@@ -35,7 +35,7 @@ LONGEST_STORY = 64 << 20  # bytes without a separator after which a file is not 
 
 
 @dataclass(frozen=True)
-class Part:
+class Texts:
     """A part of a source: how to read its texts, and how to guess their number."""
 
     read: Callable[[], Iterator[str]]
@@ -61,12 +61,12 @@ class Corpus:
 
     source: str
     split: str
-    part: Part
+    part: Texts
     share: float | None = None
     limit: int | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the stories, as `Part.stories` does."""
+        """Yield the stories, as `Texts.stories` does."""
         return islice((story for story in self.whole() if self.keeps(story)), self.limit)
 
     def whole(self) -> Iterator[str]:
@@ -138,7 +138,7 @@ def open_corpus(
     return corpus
 
 
-def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
+def _parts(source: str, field: str, stream: bool) -> dict[str, Texts]:
     """Map the splits that a source has to its parts; what is not divided is both."""
     path = Path(source)
     if source.partition(":")[0] == "toy":
@@ -165,10 +165,10 @@ def _parts(source: str, field: str, stream: bool) -> dict[str, Part]:
         held = set(map(digest, valid.stories()))
         return (story for story in train.stories() if digest(story) not in held)
 
-    return parts | {"train": Part(read, train.count)}
+    return parts | {"train": Texts(read, train.count)}
 
 
-def _toy_parts(source: str) -> dict[str, Part]:
+def _toy_parts(source: str) -> dict[str, Texts]:
     """Read `toy:STORIES:SEED`; for validation there are a twentieth as many, at least 2."""
     match = re.fullmatch(r"toy(?::(\d+)(?::(\d+))?)?", source)
     stories = int(match[1] or TOY_STORIES) if match else 0
@@ -176,12 +176,12 @@ def _toy_parts(source: str) -> dict[str, Part]:
         raise CorpusError(f"{source}: must be toy, toy:STORIES or toy:STORIES:SEED, STORIES >= 2")
     seed = int(match[2] or 0)
     return {
-        split: Part(partial(toy_stories, n, seed, split), partial(int, n))
+        split: Texts(partial(toy_stories, n, seed, split), partial(int, n))
         for split, n in (("train", stories), ("valid", max(2, stories // 20)))
     }
 
 
-def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
+def _directory_parts(folder: Path, field: str) -> dict[str, Texts]:
     """Read packed data, `train.txt`, or parts such as `train-00000-of-00004.parquet` in order.
 
     Where no name tells of a split, all files of the folder and the folders in it are one part.
@@ -189,12 +189,12 @@ def _directory_parts(folder: Path, field: str) -> dict[str, Part]:
     if PackedData.stands_in(folder):
         data = PackedData(folder)
         return {
-            split: Part(
+            split: Texts(
                 partial(data.stories, split), partial(int, data.meta["splits"][split]["stories"])
             )
             for split in SPLITS
         }
-    parts: dict[str, Part] = {}
+    parts: dict[str, Texts] = {}
     for split, names in NAMES.items():
         pattern = re.compile(rf"({'|'.join(names)})([-.].*)?({_endings('|')})")
         files = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name))
@@ -219,8 +219,8 @@ def _one_kind(folder: Path, split: str, files: list[Path]) -> list[Path]:
     return files
 
 
-def _files_part(files: list[Path], field: str) -> Part:
-    return Part(
+def _files_part(files: list[Path], field: str) -> Texts:
+    return Texts(
         lambda: chain.from_iterable(READERS[file.suffix](file, field) for file in files),
         lambda: sum(map(_count_texts, files)),
     )
@@ -316,7 +316,7 @@ def _count_texts(path: Path) -> int:
         return sum(block.count(mark) for block in iter(lambda: file.read(BLOCK), b""))
 
 
-def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
+def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Texts]:
     """Load a dataset of the hub, or a local directory of the same shape."""
     import datasets
 
@@ -335,11 +335,11 @@ def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Part]:
         raise CorpusError(f"{source}: no such subset; allowed: {', '.join(known)}") from error
     splits: dict[str, Any] = {str(split): rows for split, rows in loaded.items()}
 
-    def part(split: str, rows: Any) -> Part:
+    def part(split: str, rows: Any) -> Texts:
         if rows.column_names is not None:  # a stream may not know before it is read
             _check_column(f"{source}: split {split}", rows.column_names, field)
         column = rows.select_columns([field]).with_format("arrow")
-        return Part(
+        return Texts(
             lambda: _column(source, column.iter(batch_size=1000)), partial(_count_rows, rows)
         )
 

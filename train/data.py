@@ -30,13 +30,9 @@ out evenly over its parts on all devices, however many of them are pads."""
 
 
 class Windows:
-    """The windows of one split.
+    """The windows of one split, each with the most positions that the model can see.
 
-    Args:
-        data: the packed data.
-        split: train or valid.
-        context: the most positions that the model can see.
-        seed: with the epoch, decides the order and the offset.
+    The order and the offset are a function of the seed and the epoch.
 
     Raises:
         RunError: the context is above the length of the rows.
@@ -81,12 +77,7 @@ class Windows:
         return int((self.batch(first, size)[1] != IGNORE).sum())
 
     def in_order(self, size: int, limit: int | None = None) -> Iterator[Pair]:
-        """Batches that hold every token as a target once, in the order of the file.
-
-        Args:
-            size: windows per batch.
-            limit: stop after this many windows.
-        """
+        """Batches of `size` that hold every token as a target once, in the order of the file."""
         length = len(self._line)
         last = length - (self.width if self._offset is not None else 2)
         starts = range(self._offset or 0, last + 1, self.stride)[:limit]
@@ -119,14 +110,8 @@ class PackedDataModule(LightningDataModule):
 
     The order of samples depends on the seed alone, not on the number of devices or of accumulated
     parts, so `samples_seen` is all the state that resuming needs. It counts samples that were
-    trained on, not those that were only prepared.
-
-    Args:
-        data: the packed data.
-        context: the model's context.
-        batch: how many windows make a step.
-        seed: of the order.
-        validate_tokens: how much of the validation split to use; all of it when not given.
+    trained on, not those that were only prepared. Without `validate_tokens` all of the validation
+    split is used.
 
     Raises:
         RunError: the training split is smaller than one batch, or the context above its rows.
@@ -202,15 +187,9 @@ class PackedDataModule(LightningDataModule):
 
 
 class TrainBatches:
-    """Endless batches; those of all devices together are consecutive samples.
+    """Endless batches from the sample `first` on; those of all devices are consecutive samples.
 
-    Args:
-        windows: of the training split.
-        first: the sample to start from, the first of a step.
-        batch: how many windows make a step, and how many come at once.
-        rank: which device this is.
-        devices: how many there are.
-        pin: whether batches go into pinned memory, from which a GPU copies them by itself.
+    Pinned batches are copied by a GPU itself.
 
     Raises:
         RunError: the batch does not divide.

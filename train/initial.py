@@ -15,16 +15,12 @@ VOCABULARY = ("embedding.weight", "head.weight")
 
 
 def initialise(model: LanguageModel, source: str, tokenizer_json: str) -> str:
-    """Copies every weight that `model` has under the same name and in the same shape.
+    """Copies every weight that `model` has under the same name and in the same shape, in place.
 
-    The rows of `vocab_multiple`, which no token has, keep their own weights. So does what differs,
-    such as the mixers of a hybrid, or a triangle of another context.
-
-    Args:
-        model: changed in place.
-        source: a model directory, or `hf:` and a directory or a hub's name of a Llama in
-            transformers' layout.
-        tokenizer_json: that of the data; the source must have the same.
+    The source is a model directory, or `hf:` and a directory or a hub's name of a Llama in
+    transformers' layout; its tokenizer must be that of the data. The rows of `vocab_multiple`,
+    which no token has, keep their own weights. So does what differs, such as the mixers of a
+    hybrid, or a triangle of another context.
 
     Returns:
         A line that says what was copied, and what was not.

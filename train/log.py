@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from arch.files import write_file
-from train.rundir import RunDirectory, read_rows
+from train.rundir import RunDirectory, read_lines
 from train.settings import RunError, RunSettings
 
 PATIENCE = 30.0
@@ -68,11 +68,6 @@ class Bar(TQDMProgressBar):
 class Log:
     """The rows, loggers, lines and bar of one run; silent on all processes but the first.
 
-    Args:
-        directory: of the run.
-        settings: which loggers; project, group and tags in W&B, and whether to go online.
-        config: the whole configuration, for W&B.
-
     Raises:
         RunError: a logger's package is not installed.
     """
@@ -88,19 +83,16 @@ class Log:
         self.bar = Bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def start(self, step: int | None) -> None:
-        """Opens the records, and drops rows of steps that will be trained again.
-
-        Args:
-            step: of the checkpoint that the run goes on from.
+        """Opens the records, and drops rows after the step that the run resumes from.
 
         Raises:
             RunError: a file cannot be written.
         """
         self._speaks = True
         last = -1 if step is None else step
-        metrics = [r for r in read_rows(self._path("metrics")) if r["step"] <= last]
+        metrics = [r for r in read_lines(self._path("metrics")) if r["step"] <= last]
         validated = {row["step"] for row in metrics if "val_loss" in row}
-        samples = [r for r in read_rows(self._path("samples")) if r["step"] in validated]
+        samples = [r for r in read_lines(self._path("samples")) if r["step"] in validated]
         for name, rows in (("metrics", metrics), ("samples", samples)):
             path = self._path(name)
             try:

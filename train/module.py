@@ -21,15 +21,7 @@ CHUNK = 512
 
 
 class LanguageModule(LightningModule):
-    """Trains a `LanguageModel` to predict the next token.
-
-    Args:
-        model: the model.
-        optimizer: the optimiser's settings.
-        schedule: of the learning rate.
-        total_steps: where the schedule ends.
-        retention: of the loss for earlier tokens.
-    """
+    """Trains a `LanguageModel` to predict the next token; the schedule ends at `total_steps`."""
 
     def __init__(
         self,

@@ -33,15 +33,10 @@ def build_optimizer(
     Only matrices over features decay (`arch.model.matrices`): the weights of linear layers, and
     those that a mixer keeps itself. Not the embedding (nor a head tied to it): most of its
     rows have no gradient in a step, and would only shrink. Not triangles: their entries are weights
-    over positions, not features. Not norms and biases.
+    over positions, not features. Not norms and biases. Matrices `beside` the model decay.
 
     Muon takes the matrices inside the blocks, which map a hidden state to a hidden state; and
     with `muon_mixing` the triangles.
-
-    Args:
-        model: the model.
-        settings: the optimiser's.
-        beside: matrices that are trained with the model and are no part of it; they decay.
     """
     muon = settings.name == "muon"
     hidden = matrices(model.blocks) if muon else []
@@ -81,11 +76,6 @@ def rate(step: int, total: int, settings: ScheduleSettings) -> float:
 
     `wsd` stays at the highest and falls at the end as one minus a root, by which the loss gets
     lower than by a straight line (Hägele et al., 2405.18392).
-
-    Args:
-        step: optimiser steps done so far.
-        total: optimiser steps in all.
-        settings: the schedule.
     """
     warmup = settings.warmup_steps
     if step < warmup:
@@ -105,14 +95,8 @@ class Muon(Optimizer):
     """`torch.optim.Muon` with `match_rms_adamw`, to the bit, but all matrices of one shape at once.
 
     One by one, the small products of a small model would cost more in launches than in work. And
-    unlike torch's it takes stacks of matrices, and triangles.
-
-    Args:
-        groups: parameters `(..., A, B)`; with `triangular` true, the update of a group stays below
-            the diagonal.
-        lr: learning rate.
-        momentum: decay of the gradient's running mean, which is used with Nesterov's look ahead.
-        weight_decay: decoupled decay.
+    unlike torch's it takes stacks of matrices `(..., A, B)`, and triangles: the update of a group
+    with `triangular` true stays below the diagonal.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from arch import Cost, LanguageModel, describe
 from tokenizer import PackedData
 from train.data import Windows
 from train.module import LanguageModule
-from train.progress import duration
+from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
@@ -40,14 +40,10 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 @dataclass(frozen=True)
-class Memory:
+class Needs:
     """Bytes on one device when a step needs the most; workspaces of libraries are not counted.
 
-    Attributes:
-        peak: all of it.
-        weights: of the model.
-        optimiser: its moments.
-        buckets: DDP's copy of the gradients, which it keeps from the first step on.
+    `buckets` are DDP's copy of the gradients, which it keeps from the first step on.
     """
 
     peak: int
@@ -65,11 +61,7 @@ class Speed:
 
 
 def print_plan(recipe: Recipe, measure: bool) -> None:
-    """Prints what a run needs.
-
-    Args:
-        recipe: its settings; `data` and `run` may lack.
-        measure: whether a few real steps are timed.
+    """Prints what a run needs; with `measure` a few real steps are timed.
 
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
@@ -99,15 +91,10 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     print(f"disk     {_disk(recipe, now)}")
 
 
-def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Memory:
-    """What training holds on one device, from two steps on shapes alone.
+def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:
+    """What training holds on one device, from two steps of at most two parts, on shapes alone.
 
-    Args:
-        recipe: its settings.
-        trainer: knows the precision and whether DDP averages the gradients.
-        micro: windows at once.
-        parts: of a step.
-        again: whether activations are computed again rather than kept.
+    `again` says whether activations are computed again rather than kept.
     """
     mixed = MIXED.get(str(trainer.precision))
     lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
@@ -135,7 +122,7 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     held = {str(getattr(kind, "value", kind)): count for kind, count in peak.items()}
     ddp = isinstance(trainer.strategy, DDPStrategy)
     buckets = sum(p.numel() * p.element_size() for p in module.parameters() if ddp)
-    return Memory(held["Total"] + buckets, weights, held["Optstate"], buckets)
+    return Needs(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
 def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:
@@ -221,7 +208,7 @@ def _work(recipe: Recipe, cost: Cost, data: PackedData | None) -> str:
 
 def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
     total = recipe.trainer.max_steps
-    training = duration(total * recipe.batch.size * recipe.model.context / speed.tokens)
+    training = clock(total * recipe.batch.size * recipe.model.context / speed.tokens)
     if data is None:
         return f"{training} of training; validations not counted: give --data"
     times = len(_saved(recipe, total) | {*range(0, total + 1, recipe.run.validate_every)})
@@ -229,10 +216,10 @@ def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
     tokens = min(tokens, recipe.run.validate_tokens or tokens)
     # A forward pass alone is a third of the work.
     seconds = times * tokens / (3 * speed.tokens)
-    return f"{training} of training, about {duration(seconds)} for {times} validations"
+    return f"{training} of training, about {clock(seconds)} for {times} validations"
 
 
-def _disk(recipe: Recipe, needs: Memory) -> str:
+def _disk(recipe: Recipe, needs: Needs) -> str:
     models, kept = len(_saved(recipe, recipe.trainer.max_steps)), recipe.run.keep_checkpoints
     checkpoint = needs.weights + needs.optimiser
     return (

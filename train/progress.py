@@ -26,14 +26,8 @@ JUMP = 2.0
 class Progress(Callback):
     """Reports loss, bits/byte, learning rate, tokens/s and the time left every `every` steps.
 
-    Losses are read from the device at those steps only.
-
-    Args:
-        log: where the figures go.
-        watch: judges every loss.
-        every: steps between reports.
-        bytes_per_token: of the training data.
-        utilisation: from tokens/s to the share of the device's peak, where that is known.
+    Losses are read from the device at those steps only. `utilisation` turns tokens/s into the share
+    of the device's peak, where that is known.
     """
 
     def __init__(
@@ -126,7 +120,7 @@ class Progress(Callback):
             self._steady = step, now
             return "time left not known yet"
         first, start = self._steady
-        return f"{duration((total - step) * (now - start) / (step - first))} left"
+        return f"{clock((total - step) * (now - start) / (step - first))} left"
 
     def _waiting(self, trainer: Trainer) -> tuple[int, float]:
         """How many steps are not reported yet, and their mean loss over all parts and devices."""
@@ -141,15 +135,10 @@ class Progress(Callback):
 class Watch:
     """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
 
-    Steps whose loss rises by more than half the limit do not count as good ones. `lowest` is the
-    state that checkpoints keep.
-
-    Args:
-        directory: of the run, to name its last good checkpoint.
-        limit: nats by which the loss may rise before the run is stopped, 0 for any; when None, a
-            rise by `JUMP` is warned of, and is where the next one is counted from.
-        after: the first step that is looked at: the loss may do anything in the warm-up.
-        start: how many steps are done; their checkpoint is taken to be good.
+    A rise above the limit, in nats, stops the run; 0 allows any. Without a limit a rise by `JUMP`
+    is warned of, and is where the next one is counted from. Steps before `after`, the warm-up, are
+    not judged. Steps whose loss rises by more than half the limit do not count as good ones.
+    `lowest` is the state that checkpoints keep.
     """
 
     def __init__(
@@ -200,9 +189,7 @@ class Watch:
     def rising(self, steps: int, loss: float) -> bool:
         """Whether the loss may be jumping just now, in a run that is to stop at a jump.
 
-        Args:
-            steps: since the last that `see` has taken in.
-            loss: their mean, if there are any.
+        `loss` is the mean of the `steps` that `see` has not taken in yet.
         """
         return self._stops and not self._is_calm(loss if steps else self._last)
 
@@ -210,7 +197,7 @@ class Watch:
         return loss <= self.lowest + self._limit / 2
 
 
-def duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """As `1:02:03` or `2:03`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -14,14 +14,7 @@ from train.data import IGNORE
 
 
 class Retention(nn.Module):
-    """What reads earlier tokens.
-
-    Args:
-        width: of the outputs, D.
-        rows: of the vocabulary, V.
-        weight: of its loss.
-        distance: the largest.
-    """
+    """Reads, from outputs of `width`, the token up to `distance` positions earlier."""
 
     def __init__(self, width: int, rows: int, weight: float, distance: int) -> None:
         super().__init__()
@@ -31,9 +24,7 @@ class Retention(nn.Module):
     def targets(self, inputs: Tensor, draw: int) -> Tensor:
         """The token asked for at each position, `(B, T)` to `(B, T)`; -100 where none is so early.
 
-        Args:
-            inputs: token ids.
-            draw: its number; equal numbers draw equal distances, whatever the training seed.
+        Equal draws give equal distances, whatever the training seed.
         """
         chance = torch.Generator().manual_seed(draw)
         back = torch.randint(1, self.distance + 1, inputs.shape, generator=chance)

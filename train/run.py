@@ -33,9 +33,6 @@ MANY_WINDOWS = 2**22
 class Run:
     """A run that is checked and built, with nothing written yet.
 
-    Args:
-        recipe: the settings.
-
     Raises:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """

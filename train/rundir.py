@@ -32,7 +32,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from arch import ModelConfig
-from arch.files import make_directory, sweep, write_file
+from arch.files import make_directory, remove_leftovers, write_file
 from train.settings import OptimizerSettings, RetentionSettings, RunError
 
 IDENTITY = "remnant"
@@ -43,13 +43,7 @@ FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb
 
 @dataclass
 class Start:
-    """Where a run starts.
-
-    Attributes:
-        checkpoint: to go on from, or None for a new run.
-        step: how many steps are done.
-        unreadable: later checkpoints that cannot be read, and why.
-    """
+    """Where a run starts; `unreadable` are later checkpoints, and why they cannot be read."""
 
     checkpoint: Path | None = None
     step: int = 0
@@ -67,13 +61,10 @@ class RunDirectory:
     def start_from(self, resume: str, identity: dict[str, Any]) -> Start:
         """Which checkpoint to start from, if any; with auto, the last that can be read.
 
-        Args:
-            resume: never, auto, or the path of a checkpoint.
-            identity: the model and data that it must belong to.
-
         Raises:
             RunError: a run is there already, or has gone on from the chosen checkpoint; a
-                checkpoint cannot be read, or belongs to another model or other data.
+                checkpoint cannot be read, or belongs to another model or other data than `identity`
+                says.
         """
         checkpoints = self.checkpoints()
         if resume == "never":
@@ -116,7 +107,7 @@ class RunDirectory:
             make_directory(self.path)
             self._take()
             for folder in (self.path, self.path / "checkpoints", self.path / "models"):
-                sweep(folder)
+                remove_leftovers(folder)
             for path in start.unreadable:
                 path.rename(path.with_suffix(".unreadable"))
             write_file(self.path / "config.yaml", config.encode())
@@ -149,7 +140,7 @@ class RunDirectory:
 
     def validations(self) -> dict[int, float]:
         """The loss of every validation on record, in nats, by its step, oldest first."""
-        rows = read_rows(self.path / "metrics.jsonl")
+        rows = read_lines(self.path / "metrics.jsonl")
         return {row["step"]: row["val_loss"] for row in rows if "val_loss" in row}
 
     def prune(self, keep: int) -> None:
@@ -201,7 +192,7 @@ class RunDirectory:
         return bool({p.name for p in self.path.iterdir()} - FAILED_START)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file; none where there is no file."""
     rows = []
     if path.is_file():

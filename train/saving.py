@@ -35,13 +35,8 @@ SAMPLE_LENGTH, TEMPERATURE = 48, 0.8
 class Saving(Callback):
     """Checkpoints, model directories, validations and samples, at their steps.
 
-    Args:
-        directory: of the run.
-        recipe: the settings, which every model directory records.
-        data: what the run trains on.
-        identity: what a checkpoint must agree with to be resumed from.
-        progress: where to report.
-        done: the steps done before.
+    Every model directory records the recipe; every checkpoint has the `identity` that a resumed run
+    must agree with. `done` are the steps of the checkpoint that this run resumes from.
 
     Raises:
         RunError: a prompt of the samples is empty or too long.

@@ -76,12 +76,7 @@ def utilisation_of(module: LanguageModule, trainer: Trainer) -> Callable[[float]
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """FLOP/s that a device can do at most, None where that is not known.
-
-    Args:
-        device: what it runs on.
-        precision: Lightning's name of it, for example `bf16-mixed`.
-    """
+    """FLOP/s of a device at a Lightning precision, at most; None where that is not known."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for part, (bfloat16, float32) in PEAKS.items():
         # Whole words: an "L4" is no "L40".

@@ -95,13 +95,7 @@ class CausalAttention(TokenMixer):
 
 
 class Rotary(nn.Module):
-    """The rotary embedding's table: the angle of each feature at each position, in float32.
-
-    Args:
-        context: positions.
-        width: features of a head.
-        base: wavelength base of the rotation.
-    """
+    """The rotary embedding's table: the angle of each feature at each position, in float32."""
 
     cos: Tensor
     sin: Tensor

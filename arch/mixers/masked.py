@@ -234,17 +234,10 @@ class Headed(TokenMixer):
     """[tril(W_1) X A_1 + b_1, ..., tril(W_h) X A_h + b_h] W_o, D/heads features a head.
 
     The multi-headed form as it was meant: the A_h together are one D x D projection, each head has
-    its own triangle, and W_o mixes the heads.
-
-    Args:
-        d_model: width D of the input and output.
-        context: the largest T.
-        heads: number of triangles; divides D.
-        bias: whether the triangles have biases.
-        projection_bias: whether the two projections have.
+    its own triangle, and W_o mixes the heads. `bias` is of the triangles.
 
     Raises:
-        ModelError: heads that do not divide.
+        ModelError: heads that do not divide D.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ SLOW = 16.0  # the gate is sigmoid^(1/16), so that a state starts by forgetting 
 EPSILON = 1e-5  # of the heads' normalisation
 
 
-class Memory(NamedTuple):
+class Recurrence(NamedTuple):
     """What a recurrence remembers, `(P, heads, width, width)`, and of how many positions."""
 
     state: Tensor
@@ -28,13 +28,8 @@ class Recurrent(TokenMixer):
     by silu of a projection of the input. Whole sequences are computed as masked products, `prefix`
     and `step` from the state alone, whose size does not grow with the text.
 
-    Args:
-        d_model: width D of the input and output.
-        context: the largest T.
-        heads: divides D.
-
     Raises:
-        ModelError: heads that do not divide.
+        ModelError: heads that do not divide D.
     """
 
     def __init__(self, d_model: int, context: int, *, heads: int = 4) -> None:
@@ -53,7 +48,7 @@ class Recurrent(TokenMixer):
         q, k, v, decay = self._project(x)
         return self._merge(x, self._within(q, k, v, decay))
 
-    def prefix(self, x: Tensor, state: Memory | None = None) -> tuple[Tensor, Memory]:
+    def prefix(self, x: Tensor, state: Recurrence | None = None) -> tuple[Tensor, Recurrence]:
         """The state is the recurrence's own."""
         q, k, v, decay = self._project(x)
         y = self._within(q, k, v, decay)
@@ -63,9 +58,9 @@ class Recurrent(TokenMixer):
             carried = decay.exp().to(q)
             y = y + torch.einsum("bht,bhtk,bhkv->bhtv", carried, q, state.state)
             after = after + carried[..., -1, None, None] * state.state
-        return self._merge(x, y), Memory(after, x.shape[1] + (state.length if state else 0))
+        return self._merge(x, y), Recurrence(after, x.shape[1] + (state.length if state else 0))
 
-    def step(self, x: Tensor, state: Memory) -> Tensor:
+    def step(self, x: Tensor, state: Recurrence) -> Tensor:
         """All candidates of a prefix meet its state in one product."""
         q, k, v, decay = self._project(x)
         y, P = self._within(q, k, v, decay), len(state.state)

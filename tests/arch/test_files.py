@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arch.files import sweep, write_directory, write_file
+from arch.files import remove_leftovers, write_directory, write_file
 
 
 def names(folder: Path) -> list[str]:
@@ -60,9 +60,9 @@ def test_sweep_removes_what_killed_writers_left(tmp_path):
     (tmp_path / ".model.x8.tmp").mkdir()
     (tmp_path / ".model.x8.tmp" / "config.json").touch()
     (tmp_path / ".hidden").touch()
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == [".hidden", "file"]
-    sweep(tmp_path / "nowhere")
+    remove_leftovers(tmp_path / "nowhere")
 
 
 def test_sweep_gives_a_directory_back_its_name(tmp_path):
@@ -71,6 +71,6 @@ def test_sweep_gives_a_directory_back_its_name(tmp_path):
         write_directory(tmp_path / name, {"config.json": b""})
     (tmp_path / "first").rename(tmp_path / ".first.old")
     (tmp_path / ".second.old").mkdir()
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == ["first", "second"]
     assert (tmp_path / "first" / "config.json").is_file()

@@ -27,9 +27,11 @@ def test_result_and_gradients_are_as_near_to_float64_as_dense_products(name, len
         compare(name, length, dtype)
 
 
-@pytest.mark.parametrize(("batch", "features"), [(1, 1), (3, 5), (5, 48)])
-def test_any_batch_and_width(batch, features):
-    compare("flat", 65, torch.float32, batch=batch, features=features)
+@pytest.mark.parametrize(
+    ("length", "batch", "features"), [(65, 1, 1), (65, 3, 5), (65, 5, 48), (2048, 1, 8)]
+)
+def test_any_length_batch_and_width(length, batch, features):
+    compare("flat", length, torch.float32, batch=batch, features=features)
 
 
 @pytest.mark.parametrize("length", [64, 128, 200])
@@ -46,10 +48,6 @@ def test_operands_large_enough_for_onednn(name, length, monkeypatch):
             call()
         assert any("mkldnn" in name for name in made.calls)
         assert not any(name.startswith(("aten.mm", "aten.baddbmm")) for name in made.calls)
-
-
-def test_long_sequence():
-    compare("flat", 2048, torch.float32, batch=1, features=8)
 
 
 @pytest.mark.parametrize("length", [5, 130])

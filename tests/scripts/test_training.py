@@ -9,7 +9,7 @@ import torch
 
 from arch import ModelConfig, describe
 from scripts import bench_training
-from scripts.baselines import Work, ours, plain_convolution, theirs
+from scripts.baselines import Training, ours, plain_convolution, theirs
 from scripts.bench_training import (
     COMPILED,
     FIELDS,
@@ -44,7 +44,7 @@ class FewSteps(Turns):
 def work_of(packed, folder, **model):
     sizes = {"vocab_size": 400, "context": 16, "d_model": 16, "n_layers": 1}
     config = ModelConfig(**{**sizes, **model})  # pyright: ignore[reportArgumentType]
-    return Work(config, 4, "cpu", "fp32", False, packed.path, folder)
+    return Training(config, 4, "cpu", "fp32", False, packed.path, folder)
 
 
 @pytest.mark.parametrize(
