@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eval.commands.probes import probe as probe
     from eval.commands.tables import compare as compare
     from eval.models import open_model as open_model
-    from eval.progress import watching as watching
+    from eval.tasks import watching as watching
 
 _MODULES = {
     "open_model": "models",
@@ -34,7 +34,7 @@ _MODULES = {
     "lens": "commands.lenses",
     "loss": "commands.language",
     "probe": "commands.probes",
-    "watching": "progress",
+    "watching": "tasks",
 }
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from eval import cli, tasks
+from eval import tasks
+from eval.cli import add_command, help_of
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
@@ -56,24 +57,14 @@ COMMANDS = {
     "claims table": "eval.commands.claims:table_of_claims",
     "claims curves": "eval.commands.claims:curves_of_claims",
 }
-"""Where the function of each command stands; it is imported when its command is given."""
+"""The function of each command; it is imported when its command is given."""
 
 GROUPS = {"claims": "Lists the sources' claims, asks them again, and judges them in three columns."}
-"""What the commands of two words are about, by their first word."""
+"""Descriptions of commands of two words, by their first word."""
 
-SHARED = (
-    "loss",
-    "invert",
-    "curves",
-    "probe",
-    "geometry",
-    "retrieval",
-    "bits",
-    "lens",
-    "claims run",
-    "claims curves",
-)
-"""Whose work torchrun's processes divide."""
+SHARED = ("loss", "invert", "curves", "probe", "geometry", "retrieval", "bits", "lens",
+          "claims run", "claims curves")  # fmt: skip
+"""Commands whose work torchrun's processes share."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,21 +121,17 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             listed = "|".join(n.split()[1] for n in COMMANDS if n.startswith(f"{group} "))
             actions[group] = sub.add_subparsers(dest="action", required=True, metavar=listed)
         function = command_function(name)
-        line, description = cli.help_of(function)
+        line, description = help_of(function)
         sub = (actions[group] if group else commands).add_parser(
             action, help=line, description=description
         )
-        cli.add_command(sub, function, getattr(function, "groups", {}))
+        add_command(sub, function, getattr(function, "groups", {}))
         sub.set_defaults(name=name, function=function)
     return parser
 
 
 def _check_alone(name: str) -> None:
-    """Refuses several processes that would all do the same work into the same files.
-
-    Raises:
-        RequestError: they were started for a command whose work is not shared out.
-    """
+    """Refuses several processes for a command whose work is not shared out."""
     if tasks.world() > 1 and name not in SHARED:
         raise RequestError(
             f"WORLD_SIZE {tasks.world()}: {name} is of one process, several share "

@@ -1,7 +1,7 @@
-"""What was fitted, kept beside the rows and used again: tensors, and what they are of.
+"""Fitted tensors, kept in a results directory and used again.
 
-An artefact is `artefacts/KEY.safetensors` in a results directory with `KEY.json` beside it, which
-is written last and holds the hash of the first, so that a file that was torn is not taken for one.
+An artefact is `artefacts/KEY.safetensors` with `KEY.json` beside it. The second is written last and
+holds the hash of the first, so that a torn file is noticed.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ FOLDER = "artefacts"
 
 
 class Artefact(NamedTuple):
-    """Tensors by name, on the CPU, and what was said of them when they were saved."""
+    """Tensors by name, on the CPU, and the facts that were saved with them."""
 
     tensors: dict[str, Tensor]
     about: dict[str, Any]
@@ -38,18 +38,18 @@ def fitted(
     text: Iterable[Tensor],
     fit: Callable[[], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """What is fitted on a model: read if it was before, of the same model and text; saved if not.
+    """Tensors fitted on a model: read if they were fitted before on the same text, else saved.
 
     Args:
-        directory: of results; None to fit it each time.
-        checkpoint: the model, by its weights; the tensors come to its device.
-        about: what else the fit depends on, for JSON.
-        text: the tokens that it sees.
-        fit: fits it.
+        directory: of results; None to fit each time.
+        checkpoint: the model; the tensors come to its device.
+        about: all else that the fit depends on, for JSON.
+        text: the tokens that the fit sees.
+        fit: fits them.
 
     Raises:
         RequestError: the files of an earlier fit are damaged.
-        OSError: it cannot be written.
+        OSError: they cannot be written.
     """
     seen = hashlib.sha256()
     for tokens in text:
@@ -66,13 +66,9 @@ def fitted(
 
 
 def save(directory: str | Path, key: str, tensors: Mapping[str, Tensor], about: Any) -> None:
-    """Writes an artefact whole or not at all; one of the same key is replaced.
+    """Writes an artefact whole or not at all, in the place of one of the same key.
 
-    Args:
-        directory: of results.
-        key: names what was fitted, as the keys of rows do (`eval.rows.row_key`).
-        tensors: by name, of any device.
-        about: what they are of, for JSON.
+    The key names it as the keys of rows do (`eval.rows.row_key`); `about` are its facts, for JSON.
 
     Raises:
         OSError: it cannot be written.

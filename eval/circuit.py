@@ -4,7 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from arch import Block, LanguageModel, State, embedding_scale
 from arch.decoder import WholeBlock
 from eval.errors import RequestError
-from eval.models import of_model
 
 PARTS = {
     "block": "the stream after the whole block",
@@ -29,14 +29,17 @@ ABLATIONS = {
 
 Mix = Callable[[int, nn.Module, Tensor], Tensor]
 """Block number, token mixer and its input to the mixer's output."""
+Kept = TypeVar("Kept")
+MADE: WeakKeyDictionary[LanguageModel, dict[str, Any]] = WeakKeyDictionary()
+"""The results of `of_model`."""
 
 
 @dataclass(frozen=True)
 class Circuit:
     """Sites of a frozen model, with parts of its blocks left out if wished.
 
-    The model computes in its own precision. What goes in and comes out is in fp32 at least, so that
-    distances, inverses and descents are, whatever the model's weights.
+    The model computes in its own precision. Inputs and outputs are in fp32 at least, and so are
+    distances, inverses and descents, whatever the model's weights.
 
     Args:
         model: in evaluation mode, its parameters without gradient.
@@ -55,7 +58,6 @@ class Circuit:
     without: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Checks everything against the model."""
         depth = len(self.model.blocks)
         for layer in self.sites:
             if not 0 <= layer <= depth:
@@ -71,16 +73,16 @@ class Circuit:
                 )
         blocks = [self._block(i) for i in range(self.depth)]
         whole = any(isinstance(block, WholeBlock) for block in blocks)
+        asked = f"part {self.part!r} without {sorted(self.without)}"
         if whole and (self.part != "block" or self.without - {"mask"}):
             raise RequestError(
-                f"part {self.part!r} without {sorted(self.without)}: of a "
-                f"{self.model.config.mixers[0]} model whole blocks are known, not their parts; use "
-                "part block, and leave out nothing"
+                f"{asked}: of a {self.model.config.mixers[0]} model whole blocks are known, not "
+                "their parts; use part block, and leave out nothing"
             )
         if self._recomposed and any(type(block).combine is not Block.combine for block in blocks):
             raise RequestError(
-                f"part {self.part!r} without {sorted(self.without)}: this model's token and channel"
-                " mixers stand side by side, with no stream between them; use part block"
+                f"{asked}: this model's token and channel mixers stand side by side, with no stream"
+                " between them; use part block"
             )
         if "mask" in self.without:
             for block in blocks:
@@ -157,23 +159,13 @@ class Circuit:
 
     @cached_property
     def coarse(self) -> "Circuit":
-        """The same in bfloat16: twice as fast or more, exact enough to say what to try."""
+        """The same in bfloat16: at least twice as fast, and exact enough to choose candidates."""
         return self._in(torch.bfloat16)
 
     @cached_property
     def exact(self) -> "Circuit":
         """The same in float64."""
         return self._in(torch.float64)
-
-    @cached_property
-    def precision(self) -> torch.dtype:
-        """What the model computes in: the lowest precision of its parameters."""
-        return precision(self.model)
-
-    @cached_property
-    def uncertified(self) -> str | None:
-        """Why no answer can be proved; None where it can."""
-        return uncertified(self.model)
 
     @cached_property
     def vocabulary(self) -> Tensor:
@@ -193,10 +185,8 @@ class Circuit:
         return of_model(self.model, "pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
     def _in(self, kind: torch.dtype) -> "Circuit":
-        def make() -> LanguageModel:
-            return copy.deepcopy(self.model).to(kind)
-
-        return replace(self, model=of_model(self.model, str(kind), make))
+        model = of_model(self.model, str(kind), lambda: copy.deepcopy(self.model).to(kind))
+        return replace(self, model=model)
 
     def _require_causal(self) -> None:
         if not self.causal:
@@ -250,7 +240,7 @@ def run_together(circuits: list[Circuit], rows: list[int], embeddings: Tensor) -
 
 
 def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | None) -> list[Tensor]:
-    """One more position of several circuits' own candidates, in a single pass of their model.
+    """One more position of several circuits' candidates, in a single pass of their model.
 
     Args:
         circuits: L that differ in their layers only, in any order.
@@ -278,10 +268,9 @@ def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | No
 
 
 def join(circuits: Sequence[Circuit]) -> tuple[Circuit, Callable[[Tensor], list[Tensor]]]:
-    """One circuit with all layers of several, and what cuts its `(..., width)` outputs into theirs.
+    """One circuit with all layers of several that differ in their layers only.
 
-    Args:
-        circuits: they differ in their layers only.
+    The function beside it cuts its `(..., width)` outputs into those of each.
     """
     layers = sorted({layer for circuit in circuits for layer in circuit.sites})
     places = [[layers.index(layer) for layer in circuit.sites] for circuit in circuits]
@@ -306,18 +295,25 @@ def _walk(
         if depth:
             sites = circuits[-1]._run(depth - 1, x, mix)
             x = sites["block"]
-        for parts, circuit, output in zip(
-            taken[first:],
-            circuits[first:],
-            sites[circuits[-1].part].split(rows[first:]),
-            strict=True,
-        ):
+        outputs = sites[circuits[-1].part].split(rows[first:])
+        for parts, circuit, output in zip(taken[first:], circuits[first:], outputs, strict=True):
             if depth in circuit.sites:
                 parts.append(output)
         while first < len(circuits) and circuits[first].depth == depth:
             x = x[rows[first] :]
             first += 1
     return [_widened(torch.cat(parts, dim=-1)) for parts in taken]
+
+
+def of_model(model: LanguageModel, name: str, make: Callable[[], Kept]) -> Kept:
+    """A result that depends on the model alone, by name, computed when it is first asked for.
+
+    It is dropped with the model, or by `Checkpoint.release`, and must not hold the model.
+    """
+    made = MADE.setdefault(model, {})
+    if name not in made:
+        made[name] = make()
+    return made[name]
 
 
 def precision(model: LanguageModel) -> torch.dtype:

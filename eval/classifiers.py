@@ -1,10 +1,10 @@
 """Linear classifiers of tokens in closed form, from sums over examples alone.
 
-Two of them. *Ridge* maps features to token embeddings by least squares. *Gaussian* (Fisher's linear
-discriminant) takes each token's features to lie around a mean of its own, all with one covariance:
-score -|x - mean|^2 / 2 in that covariance's metric. A mean is known from its examples and from the
-token's embedding, mapped to features by least squares, which counts as `PRIOR` examples and stands
-in for tokens that were never seen.
+*Ridge* maps features to token embeddings by least squares. *Gaussian* (Fisher's linear
+discriminant) takes each token's features to lie around a mean, all with one covariance: score
+-|x - mean|^2 / 2 in that covariance's metric. A mean is estimated from the token's examples and
+from its embedding, mapped to features by least squares, which counts as `PRIOR` examples and stands
+in for tokens without examples.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,7 @@ FACTOR_STEPS = 10  # of Newton's method
 class Classifier(NamedTuple):
     """Scores of the vocabulary, linear in the features: `(x - center) @ weight + bias`.
 
-    Attributes:
-        center: `(F,)`.
-        weight: `(F, V)`.
-        bias: `(V,)`.
+    `center` is `(F,)`, `weight` `(F, V)`, `bias` `(V,)`.
     """
 
     center: Tensor
@@ -108,9 +105,9 @@ def gaussian(moments: TokenMoments, embedding: Tensor) -> Classifier:
 
 
 def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) -> Classifier:
-    """Probabilities' logits, `factor * score + log share`, that predict some examples best.
+    """Logits `factor * score + log share`, with the factor that predicts some examples best.
 
-    Newton's method, as it is convex in the factor.
+    By Newton's method, as the loss is convex in the factor.
 
     Args:
         classify: scores in any unit.

@@ -1,9 +1,9 @@
 """The parser of a command, made of its function's signature and docstring.
 
-A parameter without a default is an argument that stands in its place; any other is a flag. A
-sequence takes several words, and more where the flag is given again. A `bool` is a switch, a
-`Literal` has choices. The docstring's first paragraph and its `Args` are the help.
-`Annotated[T, Flag(...)]` says what neither can.
+A parameter without a default is a positional argument; any other is a flag. A sequence takes
+several words, and more where the flag is given again. A `bool` is a switch, a `Literal` has
+choices. The docstring's first paragraph and its `Args` are the help. `Annotated[T, Flag(...)]`
+holds what neither can express.
 """
 
 import argparse
@@ -27,13 +27,12 @@ class Flag:
     Attributes:
         read: makes its value of a word, or of a value that a Python caller gives.
         metavar: stands for the value in the help.
-        choices: all that it may be; empty where `read` decides.
-        several: it takes more than one word.
-        least: words that it takes, at least, where it takes several.
+        choices: all allowed values; empty where `read` decides.
+        several: it takes more than one word, `least` at least.
         switch: it takes no word.
         repeated: it takes one word, and is given again for another.
         required: a command line must give it, though a Python caller may leave it out.
-        in_place: it is written in its place, though it has a default.
+        in_place: it is positional, though it has a default.
     """
 
     read: Callable[[Any], Any] = str
@@ -47,31 +46,27 @@ class Flag:
     in_place: bool = False
 
 
-def positive(value: object) -> int:
-    """A whole number of at least 1, for argparse."""
-    return _at_least(value, 1)
+def _reader(
+    words: str, allowed: Callable[[float], bool], kind: Callable[[Any], Any] = float
+) -> Callable[[Any], Any]:
+    """Reads a number, for argparse."""
+
+    def read(value: Any) -> Any:
+        try:
+            fits = allowed(float(value))
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise argparse.ArgumentTypeError(f"{value!r} is not {words}")
+        return kind(value)
+
+    return read
 
 
-def natural(value: object) -> int:
-    """A whole number of at least 0, for argparse."""
-    return _at_least(value, 0)
-
-
-def above_zero(value: object) -> float:
-    """A finite number above 0, for argparse."""
-    number = _number(value)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0")
-    return number
-
-
-def not_negative(value: object) -> float:
-    """A finite number of at least 0, for argparse."""
-    number = _number(value)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of at least 0")
-    return number
-
+positive = _reader("a whole number of at least 1", lambda n: n == n // 1 and n >= 1, int)
+natural = _reader("a whole number of at least 0", lambda n: n == n // 1 and n >= 0, int)
+above_zero = _reader("a number above 0", lambda n: 0 < n < math.inf)
+not_negative = _reader("a number of at least 0", lambda n: 0 <= n < math.inf)
 
 Positive: TypeAlias = Annotated[int, Flag(positive)]
 Natural: TypeAlias = Annotated[int, Flag(natural)]
@@ -93,10 +88,7 @@ def add_command(
 ) -> None:
     """Adds a function's parameters to a parser, and `--format` where the function has none.
 
-    Args:
-        parser: gets the arguments and flags.
-        function: with a docstring whose `Args` names every parameter.
-        groups: headings of the help, each by the first parameter below it.
+    The function has a docstring whose `Args` names every parameter.
     """
     about = {p.arg_name: p.description or "" for p in parse(inspect.getdoc(function) or "").params}
     place: Any = parser
@@ -112,7 +104,7 @@ def add_command(
 
 
 def help_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The first line of a function's docstring, and what stands above its `Args`."""
+    """The first line of a function's docstring, and all that stands above its `Args`."""
     text = parse(inspect.getdoc(function) or "")
     assert text.short_description
     return text.short_description, text.description or ""
@@ -176,7 +168,6 @@ class _Gather(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Adds the values of one use."""
         before = getattr(namespace, self.dest)
         kept = [] if before is self.default else before
         setattr(namespace, self.dest, [*kept, *listed(values)])
@@ -209,18 +200,3 @@ def _add(place: Any, parameter: inspect.Parameter, about: str) -> None:
 
 def _option(name: str) -> str:
     return "--" + name.rstrip("_").replace("_", "-")
-
-
-def _at_least(value: Any, least: int) -> int:
-    number = _number(value)
-    if number != number // 1 or number < least:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of at least {least}")
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    """A number, or -1 where it is none: no number here may be negative."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return -1.0

@@ -18,12 +18,14 @@ from eval.quantities import Estimate
 from eval.recovery import SHUFFLED
 from eval.rows import finite_or_none
 from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
-from eval.tables import MODEL, NONE, Table, duration_text, interval_text, text
+from eval.tables import MODEL, NONE, Table, duration_text, group, interval_text, text
 
 SECTIONS = ("training", "loss", "recovery", "curve", "probe", "geometry", "basin")
 """In the order of reading; others follow."""
 KEPT = ("layer", "slice", "method", "offset", "radius")
 """Places that are dropped from columns' names last."""
+VARIATIONS = ("without", "noise", "control", "padded")
+"""Places of recoveries that are empty for the plain question."""
 NO_BREAK = "\u00a0"
 
 
@@ -54,7 +56,7 @@ class Entry:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What it is about."""
+        """The model, its sizes, the step, and the number of seeds."""
         about = self.checkpoints[0].about
         return {
             "model": self.label,
@@ -75,7 +77,7 @@ class Entry:
 
 
 class Column(NamedTuple):
-    """One quantity, a name that its section has once, and the lengths of its prompts in words."""
+    """A quantity, its name, unique in the section, and the lengths of its prompts in words."""
 
     quantity: Compared
     name: str
@@ -83,8 +85,21 @@ class Column(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """The name with what it pools and its unit."""
+        """The name with the lengths that it pools and its unit."""
         return ", ".join(filter(None, (self.name, self.lengths, "%" * self.quantity.share)))
+
+    @property
+    def words(self) -> str:
+        """The name with plain blanks, as a user types it."""
+        return self.name.replace(NO_BREAK, " ")
+
+    def fits(self, pattern: str) -> bool:
+        """Whether a pattern names its section, or fits its name or a part of it."""
+        text = f"{self.quantity.section} {self.heading}".replace(NO_BREAK, " ").lower()
+        wanted = pattern.lower()
+        if wanted in ("all", self.quantity.section):
+            return True
+        return fnmatchcase(text, wanted) or wanted in text
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ class Comparison:
         entries: the lines.
         columns: of all sections, in the order of reading.
         shared: by section, what all its columns have in common.
-        left_out: how many columns nobody chose and that are not shown unasked.
+        left_out: how many columns are neither shown by default nor asked for.
     """
 
     entries: list[Entry]
@@ -106,15 +121,12 @@ class Comparison:
     @property
     def sections(self) -> dict[str, list[Column]]:
         """The columns by section."""
-        sections: dict[str, list[Column]] = {}
-        for column in self.columns:
-            sections.setdefault(column.quantity.section, []).append(column)
-        return sections
+        return group(self.columns, lambda column: column.quantity.section)
 
     def tables(self) -> list[Table]:
-        """A table a section; lines about which it says nothing are left out.
+        """A table a section, with the entries for which it has a figure.
 
-        The section of training says what the models are, too.
+        The section of training gives the models' sizes, too.
         """
         tables = []
         for section, columns in self.sections.items():
@@ -136,15 +148,16 @@ class Comparison:
 
     def records(self) -> list[dict[str, Any]]:
         """One record a checkpoint and quantity, numbers and places in full."""
-        records = []
-        for entry in self.entries:
-            for column in self.columns:
-                if estimate := entry.figures.get(column.quantity):
-                    about = {"section": column.quantity.section, "quantity": column.quantity.name}
-                    values = estimate._asdict() | {"value": finite_or_none(estimate.value)}
-                    values |= {"lengths": _lengths([estimate])}
-                    records.append(entry.identity | about | values | dict(column.quantity.places))
-        return records
+        return [
+            entry.identity
+            | {"section": quantity.section, "quantity": quantity.name}
+            | estimate._asdict()
+            | {"value": finite_or_none(estimate.value), "lengths": _lengths([estimate])}
+            | dict(quantity.places)
+            for entry in self.entries
+            for quantity, *_ in self.columns
+            if (estimate := entry.figures.get(quantity))
+        ]
 
 
 def lay_side_by_side(
@@ -154,45 +167,42 @@ def lay_side_by_side(
 
     Args:
         entries: the lines.
-        chosen: columns, by their names or patterns of them such as `*adam*`; `all` for all; what
-            is most often looked at when not given.
+        chosen: columns, by their names or patterns of them such as `*adam*`; `all` for all; the
+            main quantities when not given.
         sort: a column's name, `-` before it for the largest first; by model and step otherwise.
 
     Raises:
         RequestError: a name or pattern that fits no column, or several where it must fit one.
     """
     columns, shared = _columns(entries)
-    if chosen is None:
-        shown = [column for column in columns if column.quantity.main]
-    else:
-        fits = {pattern: [c for c in columns if _fits(c, pattern)] for pattern in chosen}
-        for pattern, matching in fits.items():
-            if not matching:
-                raise RequestError(
-                    f"--columns {pattern}: fits none of {len(columns)} columns; {_known(columns)}"
-                )
-        shown = [
-            column for column in columns if any(column in matching for matching in fits.values())
-        ]
+    for pattern in chosen or ():
+        if not any(column.fits(pattern) for column in columns):
+            raise RequestError(
+                f"--columns {pattern}: fits none of {len(columns)} columns; {_known(columns)}"
+            )
+    shown = [
+        column
+        for column in columns
+        if (column.quantity.main if chosen is None else any(map(column.fits, chosen)))
+    ]
     if sort is not None:
         entries = _sorted(entries, columns, sort)
     return Comparison(entries, shown, shared, len(columns) - len(shown))
 
 
-def find_column(columns: Iterable[Column], wanted: str, flag: str) -> Column:
-    """The one column of that name, or the one that it fits.
+def find_column(columns: Sequence[Column], wanted: str) -> Column:
+    """The one column of that name, or the one that it fits; for `--sort`.
 
     Raises:
         RequestError: none, or several.
     """
-    columns = list(columns)
-    exact = [c for c in columns if wanted == c.name.replace(NO_BREAK, " ")]
-    fits = exact or [c for c in columns if _fits(c, wanted)]
+    exact = [column for column in columns if column.words == wanted]
+    fits = exact or [column for column in columns if column.fits(wanted)]
     if len(fits) == 1:
         return fits[0]
     if not fits:
-        raise RequestError(f"{flag} {wanted}: there is no such column; {_known(columns)}")
-    raise RequestError(f"{flag} {wanted}: fits {len(fits)} columns; {_known(fits)}")
+        raise RequestError(f"--sort {wanted}: there is no such column; {_known(columns)}")
+    raise RequestError(f"--sort {wanted}: fits {len(fits)} columns; {_known(fits)}")
 
 
 def enter(checkpoints: Iterable[Saved], every_seed: bool = False) -> list[Entry]:
@@ -202,12 +212,11 @@ def enter(checkpoints: Iterable[Saved], every_seed: bool = False) -> list[Entry]
         checkpoints: of any models.
         every_seed: keep training seeds apart.
     """
-    entries = []
-    for label, several in labelled(checkpoints, every_seed).items():
-        steps: dict[int, list[Saved]] = {}
-        for checkpoint in several:
-            steps.setdefault(checkpoint.step, []).append(checkpoint)
-        entries += [Entry(label, step, alike) for step, alike in steps.items()]
+    entries = [
+        Entry(label, step, alike)
+        for label, several in labelled(checkpoints, every_seed).items()
+        for step, alike in group(several, lambda checkpoint: checkpoint.step).items()
+    ]
     return sorted(entries, key=lambda entry: (_natural(entry.label), entry.step))
 
 
@@ -218,12 +227,12 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _of_runs(checkpoints: Sequence[Saved]) -> dict[Compared, Estimate]:
-    """What training says: sizes and costs, and losses with an interval over the seeds."""
+    """The figures of training: sizes and costs, and losses with an interval over the seeds."""
     costs: dict[Compared, list[float | None]] = {
         Compared("training", "parameters"): [c.about.get("parameters") for c in checkpoints],
         TOKENS: [c.tokens_seen for c in checkpoints],
         FLOPS: [c.flops(c.tokens_seen) for c in checkpoints],
-        SECONDS: [c.run.seconds.get(c.step) if c.run else None for c in checkpoints],
+        SECONDS: [c.seconds(c.step) for c in checkpoints],
         Compared("training", "tokens/s"): [_speed(c) for c in checkpoints],
     }
     losses: dict[Compared, list[float | None]] = {
@@ -248,26 +257,26 @@ def _speed(checkpoint: Saved) -> float | None:
 
 
 def _of_cell(cell: Cell) -> dict[Compared, Estimate]:
-    """What a cell of the summary says, its layer by name where it is the model's last one."""
+    """The figures of a cell of the summary; the model's last layer is called so."""
     places = cell.where
     main = places.get("layer", LAST) == LAST
     known = {quantity.name: quantity for quantity in cell.quantities}
     if cell.kind == "recovery":
-        places["prompts"] = places["prompt_kind"]
-        places["control"] = SHUFFLED if places["control"] == SHUFFLED else ""
-        names = ("layer", "part", "slice", "prompts", "without", "noise", "control", "padded",
-                 "method", "settings")  # fmt: skip
+        places |= {
+            "prompts": places["prompt_kind"],
+            "control": SHUFFLED if places["control"] == SHUFFLED else "",
+        }
+        names = ("layer", "part", "slice", "prompts", *VARIATIONS, "method", "settings")
         places = {name: places[name] for name in names}
-        departs = any(places[name] for name in ("without", "noise", "control", "padded"))
-        main = main and places["part"] == "block" and not departs
+        main = main and places["part"] == "block" and not any(places[n] for n in VARIATIONS)
         asked = {"nonself"} if cell.place["hidden"] else {"self", "nonself"}
         known = {name: replace(known[name], main=name in asked) for name in COMPARED}
-    where = tuple(places.items())
     return {
-        Compared(cell.kind, q.words, where, q.share, main and q.main): cell.figures[name]
+        Compared(cell.kind, q.words, tuple(places.items()), q.share, main and q.main):
+            cell.figures[name]
         for name, q in known.items()
         if name in cell.figures
-    }
+    }  # fmt: skip
 
 
 def _cell(quantity: Compared, estimate: Estimate | None) -> str:
@@ -279,21 +288,17 @@ def _cell(quantity: Compared, estimate: Estimate | None) -> str:
 
 
 def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
-    quantities = list(dict.fromkeys(q for entry in entries for q in entry.figures))
-    sections: dict[str, list[Compared]] = {}
-    for quantity in quantities:
-        sections.setdefault(quantity.section, []).append(quantity)
+    """All columns, and by section what its columns have in common."""
+    quantities = dict.fromkeys(q for entry in entries for q in entry.figures)
+    sections = group(quantities, lambda quantity: quantity.section)
     order = [*(s for s in SECTIONS if s in sections), *(s for s in sections if s not in SECTIONS)]
     columns, shared = [], {}
     for section in order:
         in_section = sections[section]
         dropped = _unneeded(in_section)
-        values = {
-            name: {value for q in in_section for n, value in q.places if n == name}
-            for name in sorted(dropped)
-        }
-        only = {name: next(iter(known)) for name, known in values.items() if len(known) == 1}
-        common = [f"{name} {value}" for name, value in only.items() if value]
+        values = {name: _values(in_section, name) for name in sorted(dropped)}
+        common = [f"{name} {value}" for name, (value, *others) in values.items()
+                  if value and not others]  # fmt: skip
         lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in in_section}
         if len(set(lengths.values())) == 1:
             common += filter(None, [lengths[in_section[0]]])
@@ -323,6 +328,11 @@ def _lengths(figures: Iterable[Estimate]) -> str:
     return f"{low} tokens" if low == high else f"{low} to {high} tokens"
 
 
+def _values(quantities: list[Compared], place: str) -> list[Hashable]:
+    """The values that a place takes."""
+    return list({value for q in quantities for name, value in q.places if name == place})
+
+
 def _unneeded(quantities: list[Compared]) -> set[str]:
     """Places without which the quantities of a section can still be told apart."""
     names = list(dict.fromkeys(name for q in quantities for name, _ in q.places))
@@ -331,7 +341,7 @@ def _unneeded(quantities: list[Compared]) -> set[str]:
     for name in names:
         without = dropped | {name}
         kept = {(q.name, tuple(p for p in q.places if p[0] not in without)) for q in quantities}
-        constant = len({value for q in quantities for n, value in q.places if n == name}) == 1
+        constant = len(_values(quantities, name)) == 1
         if len(kept) == len(quantities) and (name not in KEPT or constant):
             dropped = without
     return dropped
@@ -342,12 +352,9 @@ def _kept(quantity: Compared, dropped: set[str]) -> list[tuple[str, Hashable]]:
 
 
 def _settings(quantities: list[Compared], dropped: set[str]) -> dict[Compared, str]:
-    """What tells apart those quantities that differ in the settings of their method only."""
-    alike: dict[str, list[Compared]] = {}
-    for quantity in quantities:
-        alike.setdefault(f"{quantity.name} {_kept(quantity, dropped)}", []).append(quantity)
+    """Settings that tell apart quantities which differ in the settings of their method only."""
     settings = {}
-    for several in alike.values():
+    for several in group(quantities, lambda q: f"{q.name} {_kept(q, dropped)}").values():
         words = {q: str(dict(q.places).get("settings", "")).split() for q in several}
         common = set.intersection(*map(set, words.values()))
         settings |= {q: " ".join(word for word in words[q] if word not in common) for q in several}
@@ -363,36 +370,25 @@ def _word(name: str, value: Hashable) -> str:
     if name in ("method", "without", "control", "prompts", "part", "corpus"):
         return str(value)
     if name == "layer":
-        return "" if value == "last" else f"layer {value}"
+        return "" if value == LAST else f"layer {value}"
     if name == "offset" and isinstance(value, int):
         return f"t{value:+d}" if value else "t"
     return f"{name} {value}"
 
 
-def _fits(column: Column, pattern: str) -> bool:
-    """Whether a column is meant: by its section, a pattern, or a part of its name."""
-    text = f"{column.quantity.section} {column.heading}".replace(NO_BREAK, " ").lower()
-    wanted = pattern.lower()
-    if wanted in ("all", column.quantity.section):
-        return True
-    return fnmatchcase(text, wanted) or wanted in text
-
-
-def _known(columns: list[Column]) -> str:
-    names = [column.name.replace(NO_BREAK, " ") for column in columns]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"there are: {'; '.join(names[:8])}{more}"
+def _known(columns: Sequence[Column]) -> str:
+    more = f" and {len(columns) - 8} more" if len(columns) > 8 else ""
+    return f"there are: {'; '.join(column.words for column in columns[:8])}{more}"
 
 
 def _sorted(entries: list[Entry], columns: list[Column], sort: str) -> list[Entry]:
-    if sort.lstrip("-") in ("model", "step"):
-        falls, name = sort.startswith("-"), sort.lstrip("-")
+    falls, name = sort.startswith("-"), sort.removeprefix("-")
+    if name in ("model", "step"):
         return sorted(entries, key=lambda entry: entry.identity[name], reverse=falls)
-    quantity = find_column(columns, sort.removeprefix("-"), "--sort").quantity
-    sign = -1 if sort.startswith("-") else 1
+    quantity = find_column(columns, name).quantity
 
     def place(entry: Entry) -> tuple[bool, float]:
         figure = entry.figures.get(quantity)
-        return (figure is None, sign * figure.value if figure else 0.0)
+        return (figure is None, (-figure.value if falls else figure.value) if figure else 0.0)
 
     return sorted(entries, key=place)

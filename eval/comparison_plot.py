@@ -1,9 +1,7 @@
 """The comparison as curves over training: one panel a quantity, one line a model.
 
-The x axis is the step, or what was spent: tokens, FLOPs or hours, so that models can be compared at
-equal cost. Intervals are shaded; of a few points a model they are bars, the models' side by side.
-Colours, marks and dashes tell models apart together, and drawings follow the reader's light or dark
-setting (a PNG is light).
+The x axis is the step, or the tokens, FLOPs or hours that training took until it, so that models
+can be compared at equal cost.
 """
 
 from collections import Counter
@@ -15,13 +13,14 @@ from typing import Any, NamedTuple
 from eval import drawing, plots
 from eval.comparison import NO_BREAK, TRAIN_LOSS, VALID_BITS, Column, Entry, lay_side_by_side
 from eval.errors import RequestError
-from eval.gather import RunRecord, Saved, finite
+from eval.gather import Saved, finite
 from eval.quantities import Estimate
 from eval.summary import seeds_mean
+from eval.tables import group
 
 FORMATS = (".svg", ".png", ".html")
 MOST = 12
-"""Panels in one drawing; more are asked for by name."""
+"""Panels in one drawing, at most; `--columns` chooses others."""
 WIDTH, HEIGHT, ACROSS = 290, 190, 3
 REPORTED = {TRAIN_LOSS: "loss", VALID_BITS: "val_bits_per_byte"}
 """Quantities that runs report between their saved models, too."""
@@ -32,55 +31,45 @@ SKIPPED = 0.02
 
 
 class Across(NamedTuple):
-    """What a curve is over: its title, how its ticks read, and its value for a row or a model."""
+    """An x axis: its title, the format of its ticks, and the value of a checkpoint's run for a step
+    and the tokens seen until it; None where it is not known.
+    """
 
     title: str
     ticks: str
-    of_row: Callable[[Saved, dict[str, Any]], float | None]
-    of_checkpoint: Callable[[Saved], float | None]
+    value: Callable[[Saved, int, float | None], float | None]
 
 
-def _hours(run: RunRecord | None, step: int) -> float | None:
-    seconds = run.seconds.get(step) if run else None
+def _hours(checkpoint: Saved, step: int, _: float | None) -> float | None:
+    seconds = checkpoint.seconds(step)
     return None if seconds is None else seconds / 3600
 
 
 AXES = {
-    "step": Across("training step", ",d", lambda _, row: row["step"], lambda c: c.step),
-    "tokens": Across(
-        "tokens seen", "~s", lambda _, row: row.get("tokens_seen"), lambda c: c.tokens_seen
-    ),
-    "flops": Across(
-        "FLOPs spent in training",
-        "~g",
-        lambda c, row: c.flops(row.get("tokens_seen")),
-        lambda c: c.flops(c.tokens_seen),
-    ),
-    "time": Across(
-        "hours of training",
-        "~g",
-        lambda c, row: _hours(c.run, row["step"]),
-        lambda c: _hours(c.run, c.step),
-    ),
-}  # fmt: skip
+    "step": Across("training step", ",d", lambda _, step, tokens: step),
+    "tokens": Across("tokens seen", "~s", lambda _, step, tokens: tokens),
+    "flops": Across("FLOPs spent in training", "~g", lambda c, step, tokens: c.flops(tokens)),
+    "time": Across("hours of training", "~g", _hours),
+}
 
 
 def write_plot(
     path: str | Path, entries: list[Entry], axis: str = "step", chosen: Sequence[str] | None = None
 ) -> str:
-    """Draws and writes.
+    """Draws the panels into a file whose ending, one of `FORMATS`, says the format.
 
     Args:
-        path: its ending says the format, one of `FORMATS`.
+        path: of the file.
         entries: of every step.
         axis: one of `AXES`.
         chosen: columns, as in `compare`.
 
     Returns:
-        What was written, in a line.
+        The path, with the number of panels if some are left out.
 
     Raises:
-        RequestError: there is nothing to draw, or the file cannot be written.
+        RequestError: there is nothing to draw.
+        OSError: the file cannot be written.
     """
     panels = draw_data(entries, axis, chosen)
     if not panels:
@@ -104,15 +93,15 @@ def draw_data(
 
     Panels in which no model has two points are left out.
     """
-    models: dict[str, list[Entry]] = {}
-    for entry in entries:
-        models.setdefault(entry.label, []).append(entry)
+    models = group(entries, lambda entry: entry.label).values()
     panels = {}
     for column in lay_side_by_side(entries, chosen).columns:
-        if column.quantity.section == "training" or (chosen is None and _aside(column)):
+        quantity = column.quantity
+        aside = quantity.name in ASIDE or ("method", "chance") in quantity.places
+        if quantity.section == "training" or (chosen is None and aside):
             continue
-        points = [p for several in models.values() for p in _points(column, several, AXES[axis])]
-        if column.quantity in REPORTED and points:
+        points = [p for several in models for p in _points(column, several, AXES[axis])]
+        if quantity in REPORTED and points:
             start = SKIPPED * max(point["step"] for point in points)
             points = [point for point in points if point["step"] > start]
         if points and max(Counter(point["model"] for point in points).values()) > 1:
@@ -120,17 +109,12 @@ def draw_data(
     return panels
 
 
-def _aside(column: Column) -> bool:
-    quantity = column.quantity
-    return quantity.name in ASIDE or ("method", "chance") in quantity.places
-
-
 def _points(column: Column, entries: list[Entry], axis: Across) -> list[dict[str, Any]]:
     """Of one model, by step."""
     by_step: dict[int, tuple[Estimate, float]] = {}
     for entry in entries:
         figure = entry.figures.get(column.quantity)
-        places = [axis.of_checkpoint(c) for c in entry.checkpoints]
+        places = [axis.value(c, c.step, c.tokens_seen) for c in entry.checkpoints]
         known = [float(place) for place in places if place is not None]
         if figure is not None and known:
             by_step[entry.step] = figure, fmean(known)
@@ -153,13 +137,13 @@ def _points(column: Column, entries: list[Entry], axis: Across) -> list[dict[str
 
 
 def _reported(name: str, entries: list[Entry], axis: Across) -> dict[int, tuple[Estimate, float]]:
-    """What the runs of a model wrote down while training, their seeds together."""
+    """A figure that the runs of a model reported while training, their seeds together."""
     runs = {id(c.run): c for entry in entries for c in entry.checkpoints if c.run}
     values: dict[int, list[tuple[float, float]]] = {}
     for checkpoint in runs.values():
         assert checkpoint.run
         for row in checkpoint.run.metrics:
-            x = axis.of_row(checkpoint, row)
+            x = axis.value(checkpoint, row["step"], row.get("tokens_seen"))
             if finite(row.get(name)) and x is not None:
                 values.setdefault(row["step"], []).append((float(row[name]), float(x)))
     return {
@@ -177,7 +161,6 @@ def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Acro
     for heading, points in panels.items():
         ticks = plots.whole_ticks((point["x"] for point in points), steps=5)
         x_axis = {"title": axis.title, "tickCount": 4, "format": axis.ticks, "grid": False}
-        share = points[0]["share"]
         chart = plots.lines(
             points,
             "x",
@@ -185,7 +168,7 @@ def _chart(panels: dict[str, list[dict[str, Any]]], names: list[str], axis: Acro
             "model",
             axis=x_axis | ({"values": ticks} if ticks else {}),
             upright={"scale": {"zero": False, "nice": True}, "axis": {"tickCount": 5}},
-            share=share,
+            share=points[0]["share"],
             series={name: i for i, name in enumerate(names)},
             legend=legend,
             size=(WIDTH, HEIGHT),

@@ -1,7 +1,7 @@
-"""How charts look, and what they become: a part of a page, SVG, PNG or HTML.
+"""The style of charts, and their output: a part of a page, SVG, PNG or HTML.
 
 One style for pages and for files, in light and in dark. Charts have the colours of `LIGHT`; the
-style rules of `colours`, in the page or in the file, put those of `DARK` in their place where the
+style rules of `colours`, in the page or in the file, replace them by those of `DARK` where the
 reader prefers that. A chart with a menu or a slider is drawn by Vega in the page, which carries
 Vega itself (some 0.9 MB), so that it needs no network; any other one is an SVG.
 """
@@ -46,7 +46,7 @@ class Figure:
     Attributes:
         name: short, of letters, digits and dashes; its file's name.
         title: above it.
-        about: what is seen, in a sentence; also what a screen reader says.
+        about: a sentence about it; screen readers say it.
         chart: a Vega-Lite specification, or an Altair chart; None where there is nothing to show.
     """
 
@@ -126,11 +126,9 @@ def vega_script() -> str:
 
 
 def inline(chart: Chart, label: str) -> Markup:
-    """A chart as an SVG within a page that has the rules of `colours`; marks say their `tip`.
+    """A chart without menus as an SVG within a page that has the rules of `colours`.
 
-    Args:
-        chart: without menus.
-        label: what it shows, for those who cannot see it.
+    Marks show their `tip`; `label` describes the chart for those who cannot see it.
     """
     import vl_convert
 
@@ -163,15 +161,10 @@ def write_chart(path: str | Path, chart: Chart) -> None:
 
 
 def write_figures(directory: str | Path, figures: Sequence[Figure], kind: str) -> list[Path]:
-    """Every figure as a file of its own, as the page first shows it.
-
-    Args:
-        directory: made when missing.
-        figures: their names become the files' names.
-        kind: one of `FORMATS`.
+    """Every figure as a file of its own, as the page first shows it; `kind` is one of `FORMATS`.
 
     Raises:
-        RequestError: a format that there is not.
+        RequestError: another format.
         OSError: a figure cannot be written; one that was there stays as it was.
     """
     if kind not in FORMATS:

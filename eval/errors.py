@@ -1,5 +1,5 @@
-"""The one exception that a user of the evals is meant to read."""
+"""The exception for requests that cannot be answered."""
 
 
 class RequestError(ValueError):
-    """Something was asked that cannot be answered; the message is one line saying why."""
+    """A request that cannot be answered; the message is one line that says why."""

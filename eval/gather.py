@@ -1,6 +1,5 @@
 """What directories hold of models: model directories, runs, and rows of evidence about them."""
 
-import itertools
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from arch.files import read_json
 from eval import identity
 from eval.errors import RequestError
 from eval.rows import ROWS, Row, read_rows
+from eval.tables import group
 
 METRICS = "metrics.jsonl"
 UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
@@ -23,7 +23,7 @@ UNSEARCHED = {"wandb", "checkpoints", "__pycache__"}
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run directory: how it was set up, and what it wrote down while training.
+    """A run directory: its settings, and the figures that it wrote while training.
 
     Attributes:
         path: of the directory.
@@ -63,9 +63,9 @@ class Saved:
         about: fields of rows' `checkpoint`, as far as they are known: mixers, d_model, ...
         recipe: what its model_id stands for, as far as it is known.
         meta: the meta.json of its directory; empty without one.
-        path: its directory, if that was found.
+        path: its directory; None where only rows or a run are known.
         config: of the model, if it is known.
-        run: the run that it is of, if that was found.
+        run: its run; None where no run directory is known.
         rows: the evidence about it.
     """
 
@@ -82,7 +82,7 @@ class Saved:
 
     @cached_property
     def weights(self) -> str | None:
-        """The hash of its weights' file."""
+        """The hash of its weights' file; of a model without one, as its rows give it."""
         file = self.path / "model.safetensors" if self.path else None
         if file is None or not file.is_file():
             return self.about.get("weights_sha256")
@@ -99,6 +99,10 @@ class Saved:
         """How much it was trained on."""
         return self.meta.get("tokens_seen", 0 if self.step == 0 and self.config else None)
 
+    def seconds(self, step: int) -> float | None:
+        """Time that its run spent in training until a step."""
+        return self.run.seconds.get(step) if self.run else None
+
     def flops(self, tokens: float | None) -> float | None:
         """Spent in training on so many tokens, forward and backward."""
         if self.config is None or tokens is None:
@@ -107,7 +111,10 @@ class Saved:
 
 
 def gather_models(places: Iterable[str | Path]) -> list[Saved]:
-    """Everything in the places, one entry a checkpoint, rows with the checkpoint they are about.
+    """Every checkpoint in the places, each with the rows about it, and those that rows alone name.
+
+    Rows take the `model_id` of their checkpoint, which rows of earlier versions lack. Of rows with
+    equal keys the last counts.
 
     Args:
         places: model directories, run directories, results directories, or directories of those.
@@ -136,7 +143,9 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     checkpoints = list(saved.values())
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
-    return assign(rows.values(), checkpoints)
+    # rows about claims name other rows, and are about no checkpoint
+    about_models = identity.identified(row for row in rows.values() if "checkpoint" in row)
+    return _with_rows(checkpoints, about_models)
 
 
 def saved_models(place: Path) -> list[Saved]:
@@ -150,31 +159,6 @@ def saved_models(place: Path) -> list[Saved]:
     return [_of_directory(path, runs) for path in folders]
 
 
-def assign(rows: Iterable[Row], checkpoints: Sequence[Saved] = ()) -> list[Saved]:
-    """The checkpoints, each with the rows about it, and those that are known from rows only.
-
-    The rows take over the checkpoint's `model_id`, which those of earlier versions lack. Of equal
-    keys the last counts.
-    """
-    checkpoints = list(checkpoints)
-    rows = {row["key"]: row for row in rows if "checkpoint" in row}  # claims name other rows
-    ordered = sorted(identity.identified(rows.values()), key=_place)
-    for (name, step), group in itertools.groupby(ordered, key=_place):
-        by_weights = {c.weights: c for c in checkpoints if (c.name, c.step) == (name, step)}
-        for row in group:
-            about = row["checkpoint"]
-            weights = about.get("weights_sha256")
-            checkpoint = by_weights.get(weights)
-            if checkpoint is None and None in by_weights:  # a run without models: trust its name
-                checkpoint = by_weights[weights] = by_weights.pop(None)
-            if checkpoint is None:
-                checkpoint = by_weights[weights] = Saved(name, step, about["model_id"], about)
-                checkpoints.append(checkpoint)
-            about = about | {"model_id": checkpoint.model_id}
-            checkpoint.rows.append(row | {"checkpoint": about})
-    return checkpoints
-
-
 def labelled(checkpoints: Iterable[Saved], every_seed: bool = False) -> dict[str, list[Saved]]:
     """Checkpoints by the label of their model, which tells it apart from the others.
 
@@ -182,10 +166,9 @@ def labelled(checkpoints: Iterable[Saved], every_seed: bool = False) -> dict[str
         checkpoints: of any models.
         every_seed: keep training seeds apart.
     """
-    models: dict[tuple[str, str], list[Saved]] = {}
-    for checkpoint in checkpoints:
-        run = f"{checkpoint.name} {_directory(checkpoint)}" if every_seed else ""
-        models.setdefault((checkpoint.model_id, run), []).append(checkpoint)
+    models = group(
+        checkpoints, lambda c: (c.model_id, f"{c.name} {_directory(c)}" if every_seed else "")
+    )
     labels = identity.distinct({key: _described(several) for key, several in models.items()})
     return {label: models[key] for key, label in labels.items()}
 
@@ -194,6 +177,20 @@ def finite(value: Any) -> bool:
     """Whether it is a number that can be shown and averaged."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and math.isfinite(value)
+
+
+def _with_rows(checkpoints: Sequence[Saved], rows: Sequence[Row]) -> list[Saved]:
+    asked = {(row["checkpoint"]["name"], row["checkpoint"]["step"]) for row in rows}
+    known = {(c.name, c.step, c.weights): c for c in checkpoints if (c.name, c.step) in asked}
+    for row in rows:
+        about = row["checkpoint"]
+        name, step, weights = about["name"], about["step"], about.get("weights_sha256")
+        if (name, step, weights) not in known and (name, step, None) in known:
+            known[name, step, weights] = known.pop((name, step, None))  # a run without models
+        new = Saved(name, step, about["model_id"], about)
+        checkpoint = known.setdefault((name, step, weights), new)
+        checkpoint.rows.append(row | {"checkpoint": about | {"model_id": checkpoint.model_id}})
+    return list({id(c): c for c in (*checkpoints, *known.values())}.values())
 
 
 def _walk(place: Path) -> Iterator[Path]:
@@ -229,19 +226,22 @@ def _metrics(path: Path) -> Iterator[dict[str, Any]]:
 def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     config = ModelConfig.from_json((path / "config.json").read_text("utf-8"), str(path))
     weights = path / "model.safetensors"
-    if weights.is_file():  # who only compares may have deleted them
+    if weights.is_file():  # a comparison needs none
         check_weights(weights, config, str(path))
     meta = read_json(path / "meta.json")
     above = path.resolve().parent.parent
     run = _run(above, runs) if (above / METRICS).is_file() else None
     name, step = str(meta.get("name", path.name)), int(meta.get("step", 0))
     about = _about(config) | {"trained": step > 0, "val_loss": meta.get("val_loss")}
-    model_id, recipe = identity.of_directory(path, meta, config)
+    recipe = identity.recipe(
+        meta, config, path, lambda: identity.file_sha256(weights) if weights.is_file() else ""
+    )
+    model_id = identity.model_id(name, recipe)
     return Saved(name, step, model_id, about, recipe, meta, path, config, run)
 
 
 def _last(run: RunRecord) -> Saved | None:
-    """The end of a run of which no model is at hand."""
+    """The end of a run of which no model is at hand; None where nothing is reported yet."""
     judged = [row for row in run.metrics if "val_loss" in row] or run.metrics
     if not judged:
         return None
@@ -266,16 +266,12 @@ def _cost(config: str) -> Cost:
     return describe(ModelConfig.from_json(config, "config")).cost
 
 
-def _place(row: Row) -> tuple[str, int]:
-    return row["checkpoint"]["name"], row["checkpoint"]["step"]
-
-
 def _directory(checkpoint: Saved) -> str:
     """The directory of its run; empty where none is at hand."""
     return str(checkpoint.run.path) if checkpoint.run else ""
 
 
-def _described(checkpoints: list[Saved]) -> identity.Described:
+def _described(checkpoints: Sequence[Saved]) -> identity.Described:
     first = checkpoints[0]
     return identity.Described(
         {checkpoint.name for checkpoint in checkpoints},

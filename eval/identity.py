@@ -1,18 +1,17 @@
 """Which model a checkpoint is of: what its training steps and its training seeds share.
 
-There is one rule. A checkpoint has a `model_id`: its name without a seed, and a hash of its recipe.
-Checkpoints of one `model_id` are steps and seeds of one model, and may be pooled; all others are
-different models. The recipe is:
+A checkpoint has a `model_id`: its name without a seed, and a hash of its recipe. Checkpoints of one
+`model_id` are steps and seeds of one model, and may be pooled; all others are different models. The
+recipe is:
 
-- of a model trained here: its configuration, the settings of its run without those of
-  `NOT_RECIPE`, and the hash of its data. The settings are those that `meta.json` records, else
-  those of the run's `config.yaml`. A run that goes on with more steps stays one model, so the
-  number of steps is not in the recipe; one that goes on at another learning rate is another model
-  from there on.
-- of a pretrained model: its weights, as nothing else tells a model from its fine-tuned copy; where
+- of a model trained here: its configuration, the settings of its run without those of `NOT_RECIPE`,
+  and the hash of its data. The settings are those in `meta.json`, else those of the run's
+  `config.yaml`. The number of steps is not in the recipe, so a run that is continued stays one
+  model; one that is continued at another learning rate becomes another model.
+- of a pretrained model: its weights, as nothing else tells a model from its fine-tuned copy. Where
   its name ends in a seed, its sizes, so that seeds which were published together are pooled.
-- of a checkpoint that is known from rows of earlier versions only, which hold no `model_id`: its
-  sizes (`SIZES`).
+- of a checkpoint that is known only from rows of earlier versions, without a `model_id`: its sizes
+  (`SIZES`).
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -45,16 +44,16 @@ NOT_RECIPE = {
     "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
     "tf32", "save_best", "early_stopping", "loggers",
 }  # fmt: skip
-"""Settings of a run that seeds of one recipe need not share: paths, how often the run is saved and
-looked at, and how a device computes a step."""
+"""Settings that seeds of one recipe need not share: paths, how often a run is saved and reported,
+and how a device computes a step."""
 
 RECORDED: dict[str, Any] = {
     "trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.profiler": None
 }  # fmt: skip
-"""Settings of earlier versions, which their models record; nobody can change them any more."""
+"""Settings that models of earlier versions record, at their only values."""
 
 YOUNGER = {("init_from", None), ("retention.weight", 0.0), ("retention.distance", 16)}
-"""Settings that earlier versions had not, at their defaults; they are no part of a recipe."""
+"""Settings that earlier versions lack, at their defaults; they are no part of a recipe."""
 
 Facts = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
@@ -63,13 +62,13 @@ Key = TypeVar("Key", bound=Hashable)
 def recipe(
     meta: Mapping[str, Any], config: ModelConfig | None, path: Path, weights: Callable[[], str]
 ) -> Facts:
-    """What makes a model what it is, all but its seed, by the names of the settings.
+    """What all seeds of a model share, by the names of the settings.
 
     Args:
         meta: the content of its meta.json.
         config: of the model; None where it is not known.
         path: of the model directory, for runs whose meta.json holds no settings.
-        weights: gives the hash of its weights, if that is needed.
+        weights: gives the hash of its weights; called only where that is the recipe.
 
     Raises:
         RequestError: the config.yaml of its run is not YAML.
@@ -91,26 +90,13 @@ def recipe(
 def model_id(name: str, facts: Mapping[str, Any]) -> str:
     """The name without its seed, and a hash of the facts: `flat-small-3f2a91c07d`.
 
-    Fields of the configuration that are as by default are no part of the hash, so that it stays the
-    same when the configuration gets another field.
+    Fields of the configuration at their defaults are not hashed, so that a field that is added
+    later changes no hash.
     """
     defaults = _built(ModelConfig())
     kept = {n: v for n, v in facts.items() if n not in defaults or v != defaults[n]}
     digest = hashlib.sha256(_text(kept).encode()).hexdigest()[:10]
-    return f"{without_seed(name)}-{digest}"
-
-
-def of_directory(path: Path, meta: Mapping[str, Any], config: ModelConfig) -> tuple[str, Facts]:
-    """The `model_id` of a model directory, and the recipe that it stands for; reads no weights
-    of a model that was trained here.
-
-    Raises:
-        RequestError: the config.yaml of its run is not YAML.
-    """
-    name = str(meta.get("name", path.name))
-    file = path / "model.safetensors"
-    facts = recipe(meta, config, path, lambda: file_sha256(file) if file.is_file() else "")
-    return model_id(name, facts), facts
+    return f"{SEED.sub('', name)}-{digest}"
 
 
 def file_sha256(path: Path) -> str:
@@ -120,11 +106,6 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def without_seed(name: str) -> str:
-    """A model's name without its training seed; empty if it is nothing else."""
-    return SEED.sub("", name)
 
 
 def run_settings(run: Path) -> Facts:
@@ -147,8 +128,7 @@ def identified(rows: "Iterable[Row]") -> "list[Row]":
     """The rows, each with a `model_id` in its checkpoint; rows of no checkpoint as they are.
 
     A row of an earlier version holds none. It gets that of a row of the same weights, else that of
-    a row of the same run, so that old and new rows of one model stay together; else one is made of
-    its name and sizes.
+    a row of the same run, else one made of its name and sizes.
     """
     rows = list(rows)
     known: dict[Hashable, str] = {}
@@ -157,8 +137,21 @@ def identified(rows: "Iterable[Row]") -> "list[Row]":
         if "model_id" in about:
             known[_weights(about)] = about["model_id"]
             if not _is_pretrained(about):
-                known[_line(about)] = about["model_id"]
-    return [_identified(row, known) for row in rows]
+                known[_run(about)] = about["model_id"]
+
+    def id_of(about: Mapping[str, Any]) -> str:
+        if _is_pretrained(about) and not SEED.search(about["name"]):
+            made = model_id(about["name"], {"weights": about.get("weights_sha256")})
+        else:
+            made = model_id(about["name"], sizes(about))
+        return known.get(_weights(about)) or known.get(_run(about)) or made
+
+    return [
+        row | {"checkpoint": about | {"model_id": id_of(about)}}
+        if (about := row.get("checkpoint")) and "model_id" not in about
+        else row
+        for row in rows
+    ]
 
 
 def labels(rows: "Iterable[Row]") -> dict[str, str]:
@@ -168,8 +161,7 @@ def labels(rows: "Iterable[Row]") -> dict[str, str]:
         about = row["checkpoint"]
         digest = about["model_id"].rpartition("-")[2]
         described = Described(set(), _plain(about["mixers"]), sizes(about), digest)
-        one = models.setdefault(about["model_id"], described)
-        one.names.add(about["name"])
+        models.setdefault(about["model_id"], described).names.add(about["name"])
     return distinct(models)
 
 
@@ -178,9 +170,9 @@ class Described(NamedTuple):
 
     Attributes:
         names: of the model's checkpoints.
-        mixers: what it is called where its name is a seed and nothing else.
+        mixers: the label of a model whose name is a seed and nothing else.
         facts: of its recipe, or its sizes.
-        otherwise: what tells it from others of the same label and facts.
+        otherwise: tells it from others of the same label and facts.
     """
 
     names: set[str]
@@ -192,8 +184,8 @@ class Described(NamedTuple):
 def distinct(models: Mapping[Key, Described]) -> dict[Key, str]:
     """A label for each model, no two alike.
 
-    The name that its checkpoints share, or theirs without the seed; with the facts that others of
-    the same label do not share; where those do not tell all apart, with what does.
+    The name that its checkpoints share, or theirs without the seed. Models of one label get the
+    facts in which they differ beside it; where these do not tell all apart, `otherwise`.
     """
     result = {key: _label(one) for key, one in models.items()}
     for label in {label for label in result.values() if list(result.values()).count(label) > 1}:
@@ -235,44 +227,28 @@ def _settings_beside(path: Path) -> Facts:
     return run_settings(run) if inside else {}
 
 
-def _identified(row: "Row", known: Mapping[Hashable, str]) -> "Row":
-    about = row.get("checkpoint")
-    if about is None or "model_id" in about:
-        return row
-    of_others = known.get(_weights(about)) or known.get(_line(about))  # the first is the surer
-    return row | {"checkpoint": about | {"model_id": of_others or _by_sizes(about)}}
-
-
-def _by_sizes(about: Mapping[str, Any]) -> str:
-    name = about["name"]
-    if _is_pretrained(about) and not SEED.search(name):
-        return model_id(name, {"weights": about.get("weights_sha256")})
-    return model_id(name, sizes(about))
-
-
 def _is_pretrained(about: Mapping[str, Any]) -> bool:
     return bool(about.get("trained")) and not about.get("step")
 
 
 def _weights(about: Mapping[str, Any]) -> Hashable:
-    """The name with them: the same weights under a control's name are another model."""
+    """With the name: the same weights under a control's name are another model."""
     return about["name"], about.get("weights_sha256")
 
 
-def _line(about: Mapping[str, Any]) -> Hashable:
+def _run(about: Mapping[str, Any]) -> Hashable:
     """One training run: its model directories lie in one folder."""
     folder = os.path.dirname(os.path.normpath(about.get("path", "")))
     return about["name"], folder, _text(sizes(about))
 
 
 def _label(model: Described) -> str:
-    if len(model.names) == 1:
-        return next(iter(model.names))
-    return without_seed(next(iter(model.names))) or model.mixers
+    name = next(iter(model.names))
+    return name if len(model.names) == 1 else SEED.sub("", name) or model.mixers
 
 
-def _differences(model: Described, alike: list[Described]) -> str:
-    """The facts that others of the same label do not share, of those that are known of all."""
+def _differences(model: Described, alike: Sequence[Described]) -> str:
+    """The facts in which models of one label differ, as far as they are known of all."""
     shared = set.intersection(*(set(other.facts) for other in alike))
     return ", ".join(
         f"{name.rpartition('.')[2]} {_plain(value)}"

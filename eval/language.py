@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -24,48 +24,10 @@ PARTS = 500
 LOGITS = 1 << 24
 """Logits held at once, in entries."""
 
-Parts = dict[str, list[Any]]
-"""`nats`, `tokens` and `bytes` of each part: of a story, or of several that follow each other."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Prediction of a text.
-
-    Attributes:
-        tokens: predicted tokens, ends of stories included.
-        bytes: UTF-8 bytes of the stories.
-        nats_per_token: mean cross entropy.
-        bits_per_byte: comparable between tokenizers.
-        perplexity: e to the nats per token.
-        tokens_per_second: of this evaluation.
-        stories: how many.
-        parts: the same sums part by part.
-    """
-
-    tokens: int
-    bytes: int
-    nats_per_token: float
-    bits_per_byte: float
-    perplexity: float
-    tokens_per_second: float
-    stories: int
-    parts: Parts
-
-    def record(self) -> dict[str, Any]:
-        """The figures by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Measurement:
-    """A task: the loss of a checkpoint on a corpus, or on texts in its place.
-
-    Attributes:
-        stories: only the first so many; all when not given.
-        batch_size: windows sent through the model together; None: as many as the device's memory
-            bears.
-    """
+    """A task: the loss of a checkpoint on a corpus, or on texts in its place (`measure_loss`)."""
 
     checkpoint: Checkpoint
     corpus: str
@@ -97,7 +59,7 @@ class Measurement:
             "device": model.embedding.weight.device.type,
             "batch": batch,
         }
-        return [about | loss.record()]
+        return [about | loss]
 
 
 @torch.no_grad()
@@ -107,11 +69,11 @@ def measure_loss(
     stories: int | None = None,
     batch_size: int | None = None,
     texts: Sequence[str] | None = None,
-) -> Loss:
-    """Loss of a checkpoint on all held-out stories of a corpus, joined by ends of text.
+) -> dict[str, Any]:
+    """Loss of a checkpoint on all held-out stories of a corpus, or on texts in their place.
 
-    Every token but the first is predicted once, from at most one context of tokens before it, in
-    windows that do not overlap.
+    Stories are joined by ends of text. Every token but the first is predicted once, from at most
+    one context of tokens before it, in windows that do not overlap.
 
     Args:
         checkpoint: the model and its tokenizer.
@@ -119,7 +81,12 @@ def measure_loss(
         stories: only the first so many; all when not given.
         batch_size: windows sent through the model together; as many as the device's memory bears
             when not given.
-        texts: what is predicted in the place of a corpus's stories.
+        texts: predicted in the place of a corpus's stories.
+
+    Returns:
+        Fields of a row (`eval.schema.LossRow`): `tokens` predicted, ends of stories included;
+        UTF-8 `bytes` of the `stories`; `nats_per_token`, `bits_per_byte`, `perplexity`,
+        `tokens_per_second`; `parts`, the sums of each story or of several that follow each other.
 
     Raises:
         RequestError: fewer than two tokens, a loss that is not finite, or data packed with another
@@ -138,25 +105,25 @@ def measure_loss(
     ]
     for inputs, targets in windows:
         for i in range(0, len(inputs) if inputs.size else 0, batch_size):
-            x = torch.from_numpy(inputs[i : i + batch_size].astype(np.int64)).to(device)
-            y = torch.from_numpy(targets[i : i + batch_size].astype(np.int64)).to(device)
+            x, y = (torch.from_numpy(part[i : i + batch_size]).to(device)
+                    for part in (inputs, targets))  # fmt: skip
             losses.append(_nats(checkpoint.model, x, y).cpu().numpy())
     nats, predicted = np.concatenate(losses), len(tokens) - 1
     if not np.isfinite(nats).all():
         raise RequestError(
             f"{checkpoint.path} gives probabilities that are not finite; its loss has no value"
         )
-    total, mean = float(nats.sum()), float(nats.mean())
-    return Loss(
-        tokens=predicted,
-        bytes=int(sizes.sum()),
-        nats_per_token=mean,
-        bits_per_byte=total / math.log(2) / int(sizes.sum()),
-        perplexity=math.exp(min(mean, 700.0)),
-        tokens_per_second=predicted / (time.perf_counter() - started),
-        stories=len(sizes),
-        parts=_parts(nats, owner[1:], sizes),
-    )
+    total, mean, size = float(nats.sum()), float(nats.mean()), int(sizes.sum())
+    return {
+        "tokens": predicted,
+        "bytes": size,
+        "nats_per_token": mean,
+        "bits_per_byte": total / math.log(2) / size,
+        "perplexity": math.exp(min(mean, 700.0)),
+        "tokens_per_second": predicted / (time.perf_counter() - started),
+        "stories": len(sizes),
+        "parts": _parts(nats, owner[1:], sizes),
+    }
 
 
 def _nats(model: LanguageModel, x: Tensor, y: Tensor) -> Tensor:
@@ -173,13 +140,10 @@ def _nats(model: LanguageModel, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat(each)
 
 
-def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> Parts:
-    """Sums over stories that follow each other, as many in each part as in the next one.
+def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> dict[str, list[Any]]:
+    """Sums over parts of the text with equally many stories each, at most `PARTS`.
 
-    Args:
-        nats: of each predicted token.
-        owner: the story of each predicted token.
-        sizes: bytes of each story.
+    Of each predicted token its `nats` and its `owner`, a story; of each story its bytes.
     """
     count = min(PARTS, len(sizes))
     part = np.arange(len(sizes)) * count // len(sizes)

@@ -3,7 +3,7 @@
     open_model("runs/flat/models/step-020000"), open_model("hf:gpt2"), open_model("hf:model.gguf")
     open_model(module, tokenizer=tokenizer)  # of transformers, or of ours
 
-What is computed of a model is kept with it, once for all its sites.
+A result that depends on the model alone is kept with it, once for all its sites.
 """
 
 import copy
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from tokenizers import Tokenizer
@@ -24,6 +23,7 @@ from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_
 from arch.directory import drop_padding
 from arch.pretrained import check_tokenizer, wrap_model
 from eval import identity as identities
+from eval.circuit import MADE, of_model
 from eval.errors import RequestError
 
 PRETRAINED = "hf:"
@@ -31,7 +31,6 @@ GPU = 16
 """Rows of a GPU's batch, at most, for each that a CPU's may have."""
 Kept = TypeVar("Kept")
 Built = TypeVar("Built", bound=nn.Module)
-_MADE: WeakKeyDictionary[LanguageModel, dict[str, Any]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Checkpoint:
     """A loaded model: in evaluation mode, with its tokenizer and its provenance.
 
     Attributes:
-        control: what was done to it, for a model to compare with; None for the model itself.
+        control: how it was changed, of a model to compare with; None for the model itself.
         weights: a hash that stands for the weights, where no file does.
     """
 
@@ -53,7 +52,7 @@ class Checkpoint:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """What `keep` has made; `eval.tasks` lets it go when the tasks of the model are done."""
+        """The results of `keep`; `eval.tasks` drops them when the tasks of the model are done."""
         return {}
 
     @cached_property
@@ -62,20 +61,20 @@ class Checkpoint:
         return set()
 
     def release(self) -> None:
-        """Lets go what was computed of the model, all but what `lasting` names."""
+        """Drops what was computed of the model, all but `lasting`."""
         for key in self.kept.keys() - self.lasting:
             del self.kept[key]
-        _MADE.pop(self.model, None)
+        MADE.pop(self.model, None)
 
     def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """What was computed of the model under a key, or is computed now."""
+        """The result under a key, computed when it is first asked for."""
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]
 
     @cached_property
     def weights_sha256(self) -> str:
-        """Names the weights: the hash of their file, or of the tensors of a pretrained model."""
+        """The hash of the weights' file, or of the tensors of a pretrained model."""
         if self.weights:
             return self.weights
         file = self.path / "model.safetensors"
@@ -91,15 +90,11 @@ class Checkpoint:
 
     @cached_property
     def identity(self) -> tuple[str, int, str]:
-        """What keys of rows name it by: its name, training step and weights."""
+        """Its name, training step and weights, which stand for it in the keys of rows."""
         return self.meta["name"], int(self.meta.get("step", 0)), self.weights_sha256
 
     def check_layer(self, layer: int) -> None:
-        """Refuses a layer that the model has not.
-
-        Raises:
-            RequestError: naming `--layers`.
-        """
+        """Refuses a layer that the model has not, by a `RequestError` that names `--layers`."""
         if not 0 <= layer <= self.config.n_layers:
             raise RequestError(
                 f"--layers {layer}: {self.path} has layers 0 (the embedding) to "
@@ -107,11 +102,7 @@ class Checkpoint:
             )
 
     def check_length(self, length: int) -> None:
-        """Refuses more tokens than the model's context holds.
-
-        Raises:
-            RequestError: naming `--length`.
-        """
+        """Refuses more tokens than the context holds, by a `RequestError` that names `--length`."""
         if length > self.config.context:
             raise RequestError(
                 f"--length {length}: the context of {self.path} is {self.config.context}; give a "
@@ -129,13 +120,10 @@ class Checkpoint:
             "step": step,
             "trained": step > 0 or "source" in self.meta,
             "mixers": list(self.config.mixers),
-            "d_model": self.config.d_model,
-            "n_layers": self.config.n_layers,
-            "context": self.config.context,
+            **{n: getattr(self.config, n) for n in ("d_model", "n_layers", "context")},
             "parameters": count_parameters(self.model),
             "val_loss": self.meta.get("val_loss"),
-            "init": self.config.init,
-            "embedding_std": self.config.embedding_std,
+            **{n: getattr(self.config, n) for n in ("init", "embedding_std")},
             "weights_sha256": self.weights_sha256,
         }
 
@@ -145,11 +133,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
-    """Loads a model for evaluation.
-
-    Args:
-        path: a model directory, or `hf:` and the name or directory of a transformers model.
-        device: where to.
+    """Loads a model directory, or `hf:` and the name or directory of a transformers model.
 
     Raises:
         ModelError: the directory is missing or its files do not belong together; a pretrained
@@ -161,13 +145,8 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         load_pretrained(name[len(PRETRAINED) :], device) if pretrained else load_model(path, device)
     )
     loaded.model.requires_grad_(False)
-    return Checkpoint(
-        model=loaded.model,
-        config=loaded.config,
-        tokenizer=Tokenizer.from_str(loaded.tokenizer_json),
-        meta=loaded.meta,
-        path=loaded.path,
-    )
+    tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
+    return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
 
 
 def open_model(
@@ -182,8 +161,8 @@ def open_model(
     Args:
         model: a model directory; `hf:` and a name of the hub, a directory in transformers' layout
             or a GGUF file; or a module in memory, a causal model of transformers or of ours. The
-            module stays as it is and where it is: what is asked is a copy of it in evaluation mode
-            that shares its weights. Open it anew when they have changed.
+            module stays as it is and where it is: the checkpoint is a copy in evaluation mode that
+            shares its weights. Open it anew when they have changed.
         device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
         tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
         name: of a module in memory, in rows and pages; its class when not given.
@@ -206,21 +185,17 @@ def open_model(
 def open_models(
     models: Sequence[str | Path | Checkpoint] | str | Path | Checkpoint, device: str
 ) -> list[Checkpoint]:
-    """Opens every model directory before anything is computed; models that are open stay so.
-
-    Raises:
-        ModelError: a model directory that cannot be read, a pretrained model that cannot be had.
-        RequestError: no such device, or none in reach; a module without its tokenizer.
-    """
+    """Opens models as `open_model` does, before anything is computed; open ones stay open."""
     several = [models] if isinstance(models, str | Path | Checkpoint | nn.Module) else models
     place = device_of(device)
-    return [_opened(model, place) for model in several]
-
-
-def _opened(model: str | Path | Checkpoint | nn.Module, device: torch.device) -> Checkpoint:
-    if isinstance(model, nn.Module):
-        return open_model(model)
-    return model if isinstance(model, Checkpoint) else open_checkpoint(model, device)
+    return [
+        model
+        if isinstance(model, Checkpoint)
+        else open_model(model)
+        if isinstance(model, nn.Module)
+        else open_checkpoint(model, place)
+        for model in several
+    ]
 
 
 def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
@@ -250,7 +225,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
 
 
 def draw(build: Callable[[], Built], seed: int) -> Built:
-    """A model that is built anew, its weights as the seed has them; other chance goes on as is."""
+    """A model that `build` makes with random weights of a seed; other draws are not disturbed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval().requires_grad_(False)
@@ -265,28 +240,17 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def of_model(model: LanguageModel, name: str, make: Callable[[], Kept]) -> Kept:
-    """What was computed of a model under a name, or is computed now: once for all its sites.
-
-    It is let go with the model, or by `Checkpoint.release`, and must not hold the model.
-    """
-    made = _MADE.setdefault(model, {})
-    if name not in made:
-        made[name] = make()
-    return made[name]
-
-
 def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: bool = True) -> int:
     """How many rows of `length` tokens are treated at once, a power of two.
 
-    What half of a GPU's free memory holds, or a quarter of the machine's: scores of the vocabulary
-    and a block's streams, those of all blocks where gradients pass through them. It is measured
-    once for a model. Rows of a batch do not touch each other.
+    As many as half of a GPU's free memory holds, or a quarter of the machine's: scores of the
+    vocabulary and a block's streams, those of all blocks where gradients pass through them. It is
+    measured once for a model. Rows of a batch do not touch each other.
 
     Args:
         model: whose sizes and device count.
         length: tokens of a row.
-        most: rows on a CPU, at most, which more make no faster; on a GPU sixteen times as many.
+        most: rows on a CPU, at most, as more are no faster; on a GPU `GPU` times as many.
         gradients: whether the scores of rows are differentiated.
     """
     config, device = model.config, model.embedding.weight.device
@@ -297,7 +261,8 @@ def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: b
 
     def measured() -> int:
         gpu = device.type == "cuda"
-        memory = torch.cuda.mem_get_info(device)[0] // 2 if gpu else _machine() // 4
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = torch.cuda.mem_get_info(device)[0] // 2 if gpu else machine // 4
         rows = max(1, min(most * GPU if gpu else most, memory // (token * length)))
         return 1 << (rows.bit_length() - 1)
 
@@ -319,13 +284,8 @@ def windows_at_once(model: LanguageModel, length: int) -> int:
     return rows_at_once(model, length, most=32, gradients=False)
 
 
-def _machine() -> int:
-    """Bytes of memory that the machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def device_of(name: str) -> torch.device:
-    """The device that --device names; of several GPUs each of torchrun's processes takes its own.
+    """The device of --device; of several GPUs each of torchrun's processes takes its own.
 
     Raises:
         RequestError: no such device, or none in reach.
@@ -337,8 +297,6 @@ def device_of(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
     number = os.environ.get("LOCAL_RANK")
-    if name == "cuda" and number is not None:
-        torch.cuda.set_device(
-            int(number) % torch.cuda.device_count()
-        )  # what "cuda" means from here on
+    if name == "cuda" and number is not None:  # "cuda" means this one from here on
+        torch.cuda.set_device(int(number) % torch.cuda.device_count())
     return torch.device(name)

@@ -1,6 +1,6 @@
 """Charts: lines, cells, bars and dots of records, as Vega-Lite specifications.
 
-A specification is a dictionary; `eval.drawing` says how all of them look, and draws them.
+A specification is a dictionary; `eval.drawing` has their common style, and draws them.
 """
 
 import csv
@@ -31,13 +31,9 @@ PLACE = {"labelAngle": -60, "title": None, "labelLimit": 90}
 
 
 def whole_ticks(values: Iterable[float], steps: int = 12) -> list[int] | None:
-    """The ticks of an axis over whole numbers, each of them whole; None for other values.
+    """At most `steps` + 1 whole ticks of an axis over whole numbers; None for other values.
 
     Vega would put ticks between them, and write those rounded: 1, 2, 2, 3, 3.
-
-    Args:
-        values: what the axis is over.
-        steps: between the first tick and the last one, at most.
     """
     values = list(values)
     if not values or any(value != int(value) for value in values):
@@ -57,8 +53,8 @@ def options(records: Sequence[Record], field: str) -> list[Any]:
 def chosen(chart: Any, records: list[Record], *fields: str) -> Chart | None:
     """The chart with a menu for each field, a slider for positions; the last value at first.
 
-    A menu offers what there is for the choices before it: `usermeta` tells the page's script.
-    None where there is nothing to choose from.
+    A menu offers the values that go with the choices before it: `usermeta` has them for the page's
+    script. None without records.
     """
     if not records:
         return None
@@ -111,16 +107,16 @@ def lines(
     """Lines with points over `x`, of `value` under the title `y`.
 
     Records with `low` and `high` have these intervals, as upright lines or as bands; lines that
-    would cover each other are then drawn side by side. Those with a `tip` say it when pointed at;
-    those with a `text` have it above them.
+    would cover each other are then drawn side by side. A `tip` is shown when its point is pointed
+    at, a `text` stands above its point.
 
     Args:
-        records: what is drawn.
+        records: the points.
         x: field, and the axis' title.
-        y: what the value is.
+        y: the title of the values.
         colour: field of the lines; each has a mark of its own, too.
         dash: another: lines of its last value are whole and their marks filled.
-        states: all values of that field; default: those that there are, in order of appearance.
+        states: all values of that field; default: in order of appearance.
         ordered: whether the lines have an order, such as depth, that colours should show.
         x_scale: of an axis that is not linear.
         axis: of x, where it is not as by default.
@@ -243,17 +239,10 @@ def heat(
     sort_y: Any = None,
     size: tuple[int, int | Record] = (WIDTH, HEIGHT),
 ) -> Chart:
-    """A cell for each record, coloured by its value.
+    """A cell for each record, coloured by its value; `what` is the value's title.
 
-    Args:
-        records: what is drawn.
-        x: field along.
-        y: field up.
-        what: the value is.
-        scale: of the colours; viridis when not given.
-        sort_x: order along: that of positions when not given.
-        sort_y: order from the top.
-        size: width and height.
+    `scale` is of the colours. Along, the order is that of positions unless `sort_x` gives another;
+    `sort_y` is the order from the top.
     """
     across = {"field": x, "type": "ordinal", "sort": sort_x or {"field": "position"}}
     upright = {"field": y, "type": "ordinal"} | ({"sort": sort_y} if sort_y else {})

@@ -1,7 +1,8 @@
-"""What rows of each kind measure, and where: declared once, for all that sums up and shows them.
+"""The quantities of each kind of row, and the places where they are measured.
 
-A `Quantity` says how its value is read from a row and how rows of one place become one figure; the
-`place` of a kind says which fields tell one place from another.
+A `Quantity` says how its value is read from a row and how rows of one place become one figure. The
+`place` of a kind says which fields tell one place from another. Summaries, tables, pages and
+comparisons read these declarations.
 """
 
 import math
@@ -44,11 +45,11 @@ class Quantity:
             prompt and model, by Wilson; `text`: bits per byte, from the parts of a text; `seeds`:
             the mean over models, by Student; `median`, `least`, `sum`: over rows, without an
             interval.
-        of: what a row says, None where it does not apply: hits and counts for `share`, a `Estimate`
-            for `seeds`, a text's parts for `text`, a number for the others.
-        title: in tables; the name, where that is plain.
+        of: reads it from a row, None where it does not apply: hits and counts for `share`, an
+            `Estimate` for `seeds`, a text's parts for `text`, a number for the others.
+        title: in tables; the name when not given.
         share: whether it is shown in per cent.
-        main: whether `compare` shows it unasked.
+        main: whether `compare` shows it by default.
     """
 
     name: str
@@ -60,12 +61,12 @@ class Quantity:
 
     @property
     def words(self) -> str:
-        """What it is called in tables."""
+        """Its heading in tables."""
         return self.title or self.name.replace("_", " ")
 
 
 class Kind(NamedTuple):
-    """What rows of a kind measure: the fields of their place, and their quantities.
+    """The quantities of a kind of rows, and the fields of their place.
 
     `parts` makes of a row that was measured at several places a row for each.
     """
@@ -76,7 +77,7 @@ class Kind(NamedTuple):
 
 
 def quantities(row: Row) -> tuple[Quantity, ...]:
-    """What a row measures; the one figure that it names, for a kind that does not declare any."""
+    """The quantities of a row: those of its kind, or the one figure that the row itself names."""
     known = MEASURED.get(row["kind"], _OTHER).quantities
     return known or ((_seeds(row["figure"], fields="value low high n"),) if "figure" in row else ())
 
@@ -129,7 +130,7 @@ def one(value: float | None) -> tuple[float, int] | None:
 
 
 def _fields(*names: str) -> Callable[[Row], Place]:
-    """A place of plain fields, of the row or its site; those that a row lacks are no part of it."""
+    """A place of plain fields, of the row or its site; fields that a row lacks are left out."""
 
     def of(row: Row) -> Place:
         values = {name: row.get(name, row.get("site", {}).get(name)) for name in names}
@@ -143,7 +144,7 @@ def _fields(*names: str) -> Callable[[Row], Place]:
 
 
 def _lens(row: Row) -> Place:
-    """Every short field says where a lens's figure was taken, but for those of every row."""
+    """Every short field of a lens's row is a place, but for those of every row."""
     names = [n for n, v in row.items() if isinstance(v, str | int | float) and n not in _NO_PLACE]
     return _fields("layer", "part", *(n for n in names if n not in ("layer", "part")))(row)
 
@@ -157,41 +158,28 @@ _NO_PLACE = {
 def _tokens(kind: str, words: str) -> tuple[Quantity, ...]:
     """Of the tokens whose own position is shown, or hidden."""
 
-    def tally(row: Row) -> dict[str, Any] | None:
-        return row[kind] if row[kind] and row[kind]["count"] else None
+    def of(read: Callable[[dict[str, Any]], Any]) -> Callable[[Row], Any]:
+        return lambda row: read(row[kind]) if row[kind] and row[kind]["count"] else None
 
-    def hits(row: Row) -> tuple[float, int] | None:
-        return (round((t := row[kind])["top1"] * t["count"]), t["count"]) if tally(row) else None
-
-    def top5(row: Row) -> tuple[float, int] | None:
-        return ((t := row[kind])["top5"] * t["count"], t["count"]) if tally(row) else None
-
-    def field(name: str) -> Callable[[Row], float | None]:
-        return lambda row: row[kind][name] if tally(row) else None
-
+    hits = of(lambda tally: (round(tally["top1"] * tally["count"]), tally["count"]))
+    top5 = of(lambda tally: (tally["top5"] * tally["count"], tally["count"]))
     return (
         Quantity(kind, "share", hits, words, True),
-        Quantity(f"{kind}_tokens", "sum", field("count"), f"{words} tokens"),
+        Quantity(f"{kind}_tokens", "sum", of(lambda tally: tally["count"]), f"{words} tokens"),
         Quantity(f"{kind}_top5", "share", top5, f"{words} top-5", True),
-        Quantity(f"{kind}_rank", "median", field("median_rank"), f"{words} rank"),
+        Quantity(f"{kind}_rank", "median", of(lambda tally: tally["median_rank"]), f"{words} rank"),
     )
 
 
-def _of_jacobian(name: str) -> Callable[[Row], float]:
+def _of_jacobian(name: str) -> Quantity:
     """A condition that is not bounded is None in a row, as JSON has no infinity."""
-    return lambda row: math.inf if row[name] is None else row[name]
-
-
-def _directions(row: Row) -> int | None:
-    """Hidden features that the norms do not remove, where a row tells them."""
-    return row["inputs"] - row["removed"] if "inputs" in row else None
-
-
-_MAIN = ("sigma_min", "effective_rank")
+    main = name in ("sigma_min", "effective_rank")
+    return Quantity(name, "median", lambda row: math.inf if row[name] is None else row[name],
+                    main=main)  # fmt: skip
 
 
 def _judged(passed: bool, exact: bool) -> Quantity:
-    """Rows by the published protocol's own test, and whether the whole prompt was found."""
+    """Rows by the published protocol's test, and whether the whole prompt is right."""
     name = f"{'criterion' if passed else 'failed'}_{'exact' if exact else 'wrong'}"
     words = f"criterion {'passed' if passed else 'failed'}, {'right' if exact else 'wrong'}"
     return Quantity(name, "sum", lambda row: None if row["criterion"] is None
@@ -206,7 +194,7 @@ def _seeds(
     fields: str = "",
     when: str = "",
 ) -> Quantity:
-    """A figure that each model has once, with its own interval if the row brings one.
+    """A figure that each model has once, with its own interval if the row has one.
 
     `fields` name the value, its limits and its n in a row, where they are not `name low high n`; a
     dot goes into a field. `when` is the value of `axis` for which the figure applies.
@@ -239,7 +227,7 @@ def _named(name: str, row: Row) -> float | None:
 
 
 def _read_out(path: str, words: str) -> Iterator[Quantity]:
-    """Top-1 and information of what a probe reads, and of the unigram, which looks at nothing."""
+    """Top-1 and information of a probe, and of the unigram distribution, which reads nothing."""
     yield _seeds(f"{path}top1", f"{words}top-1", True)
     yield _seeds(f"{path}information", f"{words}information", main=False)
     yield _seeds(f"{path}unigram.top1", f"{words}unigram top-1", True, False)
@@ -287,9 +275,11 @@ MEASURED = {
     "geometry": Kind(
         _fields("layer", "part", "hidden"),
         (
-            *(Quantity(name, "median", _of_jacobian(name), main=name in _MAIN)
-              for name in ("sigma_max", "sigma_min", "condition", "effective_rank", "stable_rank")),
-            Quantity("of", "median", _directions, main=False),
+            *map(_of_jacobian, ("sigma_max", "sigma_min", "condition", "effective_rank",
+                                "stable_rank")),
+            # hidden features that the norms do not remove, where a row has them
+            Quantity("of", "median", lambda row: row["inputs"] - row["removed"]
+                     if "inputs" in row else None, main=False),
         ),
     ),
     "basin": Kind(

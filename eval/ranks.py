@@ -7,15 +7,13 @@ from torch import Tensor
 def token_ranks(scores: Tensor, tokens: Tensor, answers: Tensor | None = None) -> Tensor:
     """How many other tokens come before each token: the better ones and half of the ties.
 
-    So equal scores say nothing: a token among V equal ones has rank (V - 1) / 2, as by chance.
-    NaN is the worst score there is; scores that are all NaN are all equal.
-
-    With answers, those come first whatever their scores: a token that is the answer has rank 0, any
-    other rank 1 or more, by the scores of the tokens that are not the answer.
+    A token among V equal ones has rank (V - 1) / 2, as by chance. NaN is the worst score; scores
+    that are all NaN are all equal. With answers, those come first whatever their scores: a token
+    that is the answer has rank 0, any other 1 or more, by the scores of the remaining tokens.
 
     Args:
         scores: `(..., V)`, higher is better.
-        tokens: `(...)`, those whose rank is asked for.
+        tokens: `(...)`, the tokens that are ranked.
         answers: `(...)`, the tokens answered, where scores alone do not decide them.
 
     Returns:

@@ -1,8 +1,8 @@
-"""What recoveries say: each for itself, and those of all solvers together.
+"""Recoveries one by one, and the verdicts of all solvers together.
 
-One solver that fails says little: a token that gradient descent does not find may be there for
-search to find, or may not be there at all. So the rows of one question (a checkpoint, a site, a
-slice, a prompt) are joined over their solvers and seeds, and every token ends with one verdict.
+One solver that fails says little: a token that gradient descent does not recover may still be
+recovered by search, or may not be there at all. So the rows of one question (a checkpoint, a site,
+a slice, a prompt) are joined over their solvers and seeds, and every token gets one verdict.
 """
 
 import os
@@ -17,6 +17,7 @@ from eval.errors import RequestError
 from eval.schema import Row
 from eval.slices import Slice
 from eval.statistics import Interval, share
+from eval.tables import group
 
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
@@ -36,7 +37,7 @@ def weights(row: Row) -> str:
 
 
 def prompt_of(row: Row) -> tuple[Hashable, ...]:
-    """What was to be recovered: equal for all models that share a tokenizer."""
+    """The prompt of a row: equal for all models that share a tokenizer."""
     return (row.get("prompts"), tuple(row.get("truth", ())))
 
 
@@ -58,12 +59,12 @@ def part(row: Row) -> str:
 
 
 def attempt(starts: Sequence[Row]) -> dict[str, Any]:
-    """What one method made of one prompt, all its starts together, as a flat record.
+    """The result of one method on one prompt, all its starts together, as a flat record.
 
-    `whole` is whether all tokens were found by a start that is at the rounding floor, within the
-    budget where there is one; `named` and `seen` are the shares of hidden and shown tokens named by
-    the start that came nearest. `work` is log2 of the tokens run forward until it was found, or of
-    all that there were, which `spent` is without the logarithm.
+    `whole` is whether a start at the rounding floor has all tokens right, within the budget where
+    there is one; `named` and `seen` are the shares of hidden and shown tokens that the nearest
+    start has right. `spent` counts the tokens run forward until then, or of all starts; `work` is
+    its log2.
     """
     starts = sorted(starts, key=lambda row: row["seed"])
     budget, spent, whole = starts[0]["settings"].get("budget"), 0, False
@@ -104,7 +105,7 @@ def variation(row: Row) -> dict[str, Any]:
 
 
 def positions(row: Row) -> str:
-    """The row's slice, all channels taken as shown."""
+    """The row's slice, with all channels."""
     shown = _slice(row["slice"])
     return (
         row["slice"]
@@ -137,9 +138,9 @@ def accepted(row: Row) -> bool:
 
 
 def is_false_accept(row: Row) -> bool:
-    """Whether a row proves a wrong answer: at the floor, wrong, and no collision to tell of it.
+    """Whether a row proves a wrong answer: at the floor, wrong, and no collision reported there.
 
-    Positions after the last one shown leave no trace in what is shown, so they are not counted; nor
+    Positions after the last one shown leave no trace in the outputs, so they are not counted; nor
     is a target that belongs to another prompt, of which the truth is no explanation.
     """
     if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
@@ -151,7 +152,7 @@ def is_false_accept(row: Row) -> bool:
 
 
 def margin_bits(row: Row) -> float | None:
-    """The row's `margin_bits`; None where a token was not found, as nothing is known around it."""
+    """The row's `margin_bits`; None where a token was not recovered."""
     return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
 
 
@@ -182,13 +183,7 @@ def clusters(rows: Sequence[Row]) -> tuple[list[Hashable], list[Hashable]]:
 
 @dataclass(frozen=True)
 class Joined:
-    """One question's rows, and the verdict of each token.
-
-    Attributes:
-        rows: at least one; of gradient methods and of searches.
-        verdicts: one of `VERDICTS` per position.
-        hidden: the positions not shown.
-    """
+    """The rows of one question, a verdict (`VERDICTS`) per position, and the hidden positions."""
 
     rows: list[Row]
     verdicts: list[str]
@@ -204,28 +199,23 @@ class Joined:
         return Counter(v for t, v in enumerate(self.verdicts) if (t in self.hidden) == hidden)
 
 
-def join(rows: Iterable[Row]) -> list[Joined]:
+def join_rows(rows: Iterable[Row]) -> list[Joined]:
     """Joins rows over methods and seeds, in the order of first appearance.
 
-    Rows of neither gradient methods nor searches (probes, say) give no verdict and are left out,
-    and so are those of a control that has nothing to find.
+    Rows of neither gradient methods nor searches give no verdict and are left out, and so are those
+    of shuffled targets.
     """
-    groups: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        if row["family"] in ("gradient", "search") and row["control"] != SHUFFLED:
-            groups.setdefault(question(row), []).append(row)
+    kept = [row for row in rows if row["family"] in ("gradient", "search")
+            and row["control"] != SHUFFLED]  # fmt: skip
     return [
-        Joined(group, [_verdict(group, t) for t in range(len(group[0]["truth"]))],
-               hidden_positions(group[0]))
-        for group in groups.values()
+        Joined(several, [_verdict(several, t) for t in range(len(several[0]["truth"]))],
+               hidden_positions(several[0]))
+        for several in group(kept, question).values()
     ]  # fmt: skip
 
 
 def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
-    """The share of each verdict among hidden or among shown tokens; None if there are none.
-
-    With 95 % intervals clustered on prompts and training seeds.
-    """
+    """The share of each verdict among hidden or shown tokens; None without such tokens."""
     counts = [j.count(hidden) for j in joined]
     totals = [count.total() for count in counts]
     if not sum(totals):

@@ -2,8 +2,8 @@
 
 The file `rows.jsonl` of a results directory is append-only, and resumable by key: a row is on the
 disk before the next one is computed. A torn last line (a crash in the middle of a write, or a write
-under way) is no row yet: readers leave it out, and the next that appends cuts it off. What rows of
-each kind hold is in `eval.schema`.
+under way) is no row yet: readers leave it out, and the next writer cuts it off. `eval.schema`
+declares the fields of each kind of row.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ ROWS = "rows.jsonl"
 
 
 def row_key(*parts: object) -> str:
-    """A short stable name of what a row answers; equal questions have equal keys."""
+    """A short stable name of a question; equal questions have equal keys."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -56,8 +56,8 @@ class Results:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.
 
         Raises:
-            ValueError: a kind that is not declared, or a number that is not finite, which JSON has
-                not: give None, and say why.
+            ValueError: a kind that is not declared, or a number that is not finite, which JSON
+                lacks: give None, and the reason in another field.
         """
         new = list({row["key"]: row for row in rows if row["key"] not in self.keys}.values())
         lines = "".join(_line({"schema": SCHEMA, **row}) for row in new)
@@ -74,7 +74,7 @@ class Results:
 
     @property
     def note(self) -> str:
-        """Where the rows are, for the end of a command."""
+        """The path of the rows, for the end of a command."""
         return f"rows: {self.directory / ROWS}"
 
     def rows(self) -> list[Row]:
@@ -91,7 +91,7 @@ class Results:
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
-    """Writes rows into a file of their own: JSONL, or Parquet where its name ends so.
+    """Writes rows into a file: JSONL, or Parquet where its name ends so.
 
     Parquet has the columns key and kind, and each row whole as JSON.
     """
@@ -129,7 +129,7 @@ def read_rows(places: Iterable[str | Path]) -> list[Row]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """A figure as a row can hold it: None where it is infinite or no number."""
+    """A figure as a row holds it: None where it is infinite or no number."""
     return value if math.isfinite(value) else None
 
 

@@ -1,6 +1,6 @@
-"""What rows of evidence hold: the fields of each kind, and the one migration of earlier ones.
+"""The fields of each kind of row, and the one migration of earlier ones.
 
-A row is what one question gave: a dictionary whose `kind` says which of the types below it is.
+A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
 from typing import Any, TypedDict
@@ -14,10 +14,7 @@ Row = dict[str, Any]
 
 
 class OfModel(TypedDict):
-    """Fields of every row that is about a model.
-
-    `checkpoint` says which: name, model_id, path, step, trained, weights_sha256, and its sizes.
-    """
+    """Fields of every row about a model; `checkpoint` has its model_id, step, weights and sizes."""
 
     schema: int
     key: str
@@ -78,7 +75,7 @@ class RecoveryRow(OfModel):
 
 
 class CurveRow(OfModel):
-    """Where on an axis half of the tokens are recovered; `values` and `top1` are its points.
+    """The value on an axis at which half of the tokens are recovered, and points of the curve.
 
     Curves over noise have `snr50` too, in dB, between `snr50_low` and `snr50_high`.
     """
@@ -103,7 +100,11 @@ class CurveRow(OfModel):
 
 
 class ProbeRow(OfModel):
-    """What a trained reader makes of a layer: a linear probe at an offset, or an inverter."""
+    """The figures of a trained reader of a layer: a linear probe, or an inverter.
+
+    A linear probe reads the token at an `offset`; top1, nats, information and gain stand beside
+    those of the `unigram`. An inverter is shown a `slice`; `self` and `nonself` hold its figures.
+    """
 
     site: dict[str, Any]
     method: str
@@ -111,29 +112,8 @@ class ProbeRow(OfModel):
     seconds: float
 
 
-class LinearRow(ProbeRow):
-    """A linear probe: top-1, nats, information and gain, beside the unigram's."""
-
-    offset: int
-    top1: float
-    nats: float | None
-    information: float | None
-    gain: float | None
-    unigram: dict[str, Any]
-
-
-class InverterRow(ProbeRow):
-    """A trained inverter: the figures of a linear probe, of shown and of hidden tokens."""
-
-    slice: str
-    length: int
-    hidden: int
-    self: dict[str, Any] | None
-    nonself: dict[str, Any] | None
-
-
 class LocalRow(OfModel):
-    """What surrounds one prompt in a layer: its Jacobian, or a basin of descent."""
+    """The surroundings of one prompt in a layer: its Jacobian, or a basin of descent."""
 
     site: dict[str, Any]
     length: int
@@ -145,7 +125,7 @@ class LocalRow(OfModel):
 
 
 class RetrievalRow(OfModel):
-    """Which story a sentence belongs to, by the states of one layer."""
+    """How often a sentence's story is found by the states of one layer."""
 
     corpus: str
     sentence: str
@@ -188,7 +168,7 @@ class LensRow(OfModel):
 
 
 class BitsRow(OfModel):
-    """What outputs say of one token at given precisions; see `eval.bit_figures.figure_lines`.
+    """The bits of outputs about one token at given precisions; see `eval.bit_figures.figure_lines`.
 
     `truth` is the token asked about, alone; figures go by `distances`.
     """
@@ -239,9 +219,9 @@ class RepeatsRow(OfModel):
 
 
 class OfClaim(TypedDict):
-    """Which rows answer one arm of a claim under one protocol, of one of `of` models.
+    """The rows that answer one arm of a claim under one protocol, of one of `of` models.
 
-    `entry` and `setting` are hashes of what was asked, and of which models and stories; `bench` is
+    `entry` and `setting` are hashes of the question, and of its models and stories; `bench` is
     the version that asked, `keys` are those of the rows. The curves are asked as a claim too.
     """
 
@@ -300,11 +280,10 @@ def migrate(row: Row) -> Row:
         return {"kind": UNKNOWN} | row | {"schema": SCHEMA}
     families = {"descent": "gradient", "adam": "gradient",
                 "sweep": "search", "alternating": "search"}  # fmt: skip
+    unknown = ("control", "criterion", "certificate", "uncertified", "set_recall", "permuted",
+               "margin", "margin_floor", "margin_bits", "steps_to_solve")  # fmt: skip
     return {
-        **dict.fromkeys(("control", "criterion", "certificate", "uncertified")),
-        **dict.fromkeys(
-            ("set_recall", "permuted", "margin", "margin_floor", "margin_bits", "steps_to_solve")
-        ),
+        **dict.fromkeys(unknown),
         "padded": False,
         "noise": 0.0,
         "diverged": False,

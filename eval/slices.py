@@ -72,7 +72,7 @@ class Slice:
         return shown
 
     def channels(self, width: int) -> int:
-        """How many channels are shown, of a site that has so many.
+        """How many channels are shown, of a site that is so wide.
 
         Raises:
             RequestError: none, or a bound beyond the width.

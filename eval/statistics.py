@@ -49,23 +49,20 @@ def clustered(
 ) -> Interval:
     """sum(values) / sum(weights), with an interval for prompts and models drawn at random.
 
-    Where prompts and models are crossed, by a bootstrap over both at once: each is drawn anew on
-    its own, with replacement, and an item counts as often as its prompt was drawn times as often as
-    its model was (the pigeonhole bootstrap, Owen 2007, which errs on the wide side). With one model
+    Where prompts and models are crossed, by a bootstrap over both at once: each is drawn anew,
+    with replacement, and an item counts as often as its prompt was drawn times as often as its
+    model was (the pigeonhole bootstrap, Owen 2007, which errs on the wide side). With one model
     this is the usual cluster bootstrap over prompts, and the other way round. Limits are
-    percentiles. Where each prompt was asked of one of several models alone, prompts are nested in
-    models: see `_nested`.
+    percentiles, or the estimate where nothing varies. Where each prompt was asked of one of
+    several models, prompts are nested in models: see `_nested`.
 
     Args:
         values: of each item, such as its tokens recovered.
         weights: of each item, such as its tokens; some are above 0.
         prompts: the prompt of each item.
         models: the model (its training seed) of each item.
-        resamples: how often they are drawn.
-        seed: of those draws; equal arguments give equal limits.
-
-    Returns:
-        The estimate, and limits that lie on it where nothing varies.
+        resamples: number of draws.
+        seed: of the draws; equal arguments give equal limits.
     """
     row, P = _numbered(prompts)
     column, M = _numbered(models)
@@ -94,7 +91,7 @@ def share(
 
     Clustered as above, between 0 and 1. Where every token is hit, or none, nothing varies: Wilson's
     interval then, with the pairs of prompt and model for its trials, since the tokens of one pair
-    stand or fall together. A single pair says nothing of others: from none to all.
+    are hit or missed together. A single pair says nothing of others: from 0 to 1.
     """
     pairs = len(set(zip(prompts, models, strict=True)))
     total, possible = sum(hits), sum(counts)
@@ -126,12 +123,8 @@ def bits_of_text(
 ) -> Interval | None:
     """Bits per byte of models on the same text, by a bootstrap over its parts and the models.
 
-    Args:
-        parts: of each model, the `nats` and `bytes` of each part of the text.
-        models: the model (its training seed) of each.
-
-    Returns:
-        The estimate between its limits; None where there is nothing to draw from.
+    `parts` holds for each model the `nats` and `bytes` of each part of the text. None where there
+    is only one part of one model.
     """
     bits = [value / log(2) for each in parts for value in each["nats"]]
     if len(bits) < 2:
@@ -145,7 +138,7 @@ def bits_of_text(
 def over_seeds(values: Sequence[float]) -> Interval | None:
     """The mean of one figure of each of several models, with Student's t interval.
 
-    None of a single model: one seed says nothing about seeds.
+    None for a single model.
     """
     if len(values) < 2:
         return None
@@ -165,10 +158,7 @@ def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval
     alike (few models can also agree by chance). A bootstrap of few models draws too few different
     ones: of three that differ much it covers the truth 80 times in 100.
 
-    Args:
-        above: values summed over each prompt, `(P,)`.
-        below: weights summed over each prompt, `(P,)`.
-        model: the model of each prompt, numbered from 0, `(P,)`.
+    Values and weights are sums over each prompt, `(P,)`; `model` is its model's number, `(P,)`.
     """
     from scipy.stats import t
 

@@ -1,8 +1,8 @@
 """Rows summed up: one cell per model, training step and place, of rows of every kind.
 
-Training seeds of one model (`eval.identity`) are pooled, and so are prompts and solver seeds; what
-each kind of row measures, and how that is pooled, is declared in `eval.quantities`. Shares carry
-95 % intervals clustered on prompts and training seeds.
+Training seeds of one model (`eval.identity`) are pooled, and so are prompts and solver seeds.
+`eval.quantities` declares the figures of each kind and how they are pooled. Shares carry 95 %
+intervals clustered on prompts and training seeds.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,13 +20,14 @@ from eval.recovery import (
     accepted,
     clusters,
     is_false_accept,
-    join,
+    join_rows,
     prompt_of,
     shares,
     weights,
 )
 from eval.schema import Row
 from eval.statistics import at_most, bits_of_text, clustered, exact_share, over_seeds, share
+from eval.tables import Column, Table, group, lay_out
 
 Record = dict[str, Any]
 
@@ -42,13 +43,13 @@ SHORT = dict(zip(VERDICTS, ("gradient", "search", "ambiguous", "not_found"), str
 
 @dataclass(frozen=True)
 class Cell:
-    """Rows of one kind, model, training step and place, and what they say together.
+    """Rows of one kind, model, training step and place, and their figures.
 
     Attributes:
         kind: of the rows.
         about: the model's label, its sizes, the step, and whether it was trained.
         place: where and how it was measured (`eval.quantities`).
-        figures: what is known, by the names of the quantities.
+        figures: the known ones, by the names of the quantities.
         rows: at least one.
     """
 
@@ -60,12 +61,12 @@ class Cell:
 
     @property
     def quantities(self) -> list[Quantity]:
-        """What its rows measure."""
+        """The quantities of its rows."""
         return _known(self.rows)
 
     @property
     def where(self) -> Place:
-        """The place, with the layer by name where it is the model's last one."""
+        """The place; the model's last layer is called `LAST`."""
         last = self.place.get("layer") == self.about["n_layers"]
         return self.place | ({"layer": LAST} if last and "layer" in self.place else {})
 
@@ -74,7 +75,7 @@ class Cell:
         """All of it in one dictionary; a figure that is not known is None.
 
         A share stands between its limits, `exact_low` and `exact_high`. `rows`, `prompts` and
-        `models` count.
+        `models` are counts.
         """
         record = self.about | self.place
         for quantity in self.quantities:
@@ -90,9 +91,28 @@ class Cell:
         }
 
 
-def columns(kind: str) -> list[tuple[str, str, bool]]:
-    """The figures of a kind as columns of a table: name, heading, whether it is a share."""
+def columns(kind: str) -> list[Column]:
+    """The figures of a kind as columns of a table."""
     return [(q.name, q.words, q.share) for q in MEASURED[kind].quantities]
+
+
+def quantities_of(cells: Iterable["Cell"]) -> list[Quantity]:
+    """The quantities of cells, each once."""
+    return list({q.name: q for cell in cells for q in cell.quantities}.values())
+
+
+def figures_table(
+    cells: Sequence["Cell"],
+    counts: Sequence[str] = (),
+    title: str = "",
+    main: Iterable[str] | None = None,
+) -> Table:
+    """The figures of cells of one kind, all or the main ones, and some counts of their records."""
+    places = dict.fromkeys(name for cell in cells for name in cell.about | cell.place)
+    known = [(q.name, q.words, q.share) for q in quantities_of(cells)]
+    known += [(count, count, False) for count in counts]
+    shown = [column for column in known if main is None or column[0] in main]
+    return lay_out([cell.record for cell in cells], shown, title, places)
 
 
 VERDICT_COLUMNS = [
@@ -105,7 +125,7 @@ VERDICT_COLUMNS = [
 
 
 def recoveries(rows: Iterable[Row]) -> list[Row]:
-    """The rows that recover a prompt, of equal keys the last; each says which model it is about."""
+    """The recoveries, of equal keys the last, each with its `model_id`."""
     return identified(
         row for row in {row["key"]: row for row in rows}.values() if row["kind"] == "recovery"
     )
@@ -148,26 +168,25 @@ def cells(rows: Iterable[Row], every_seed: bool = False, pool_lengths: bool = Fa
     rows = identified(row for row in {row["key"]: row for row in rows}.values()
                       if "checkpoint" in row)  # fmt: skip
     names = labels(rows)
-    groups: dict[Hashable, list[Row]] = {}
-    for row in split_rows(rows):
-        where = place(row)
-        if pool_lengths and row["kind"] == "recovery":
-            where |= {"hidden": None, "observed": None}
+
+    def where(row: Row) -> Place:
+        pooled = pool_lengths and row["kind"] == "recovery"
+        return place(row) | ({"hidden": None, "observed": None} if pooled else {})
+
+    def key(row: Row) -> Hashable:
         about = row["checkpoint"]
         model = (about["name"], weights(row)) if every_seed else model_of(row)
-        key = (row["kind"], model, about["step"], about.get("trained"), *where.items())
-        groups.setdefault(key, []).append(row)
+        return (row["kind"], model, about["step"], about.get("trained"), *where(row).items())
+
     summed = []
-    for group in groups.values():
-        longest = max(group, key=lambda row: row.get("length", 0))
-        checkpoint = longest["checkpoint"]
+    for several in group(split_rows(rows), key).values():
+        longest = max(several, key=lambda row: row.get("length", 0))
+        checkpoint, there = longest["checkpoint"], place(longest)
         label = checkpoint["name"] if every_seed else names[model_of(longest)]
-        where = place(longest)
         if pool_lengths and longest["kind"] == "recovery":
-            where["lengths"] = (min(row["length"] for row in group), longest["length"])
-        summed.append(
-            Cell(longest["kind"], _about(checkpoint, label), where, measure(group), group)
-        )
+            there["lengths"] = (min(row["length"] for row in several), longest["length"])
+        about = _about(checkpoint, label)
+        summed.append(Cell(longest["kind"], about, there, measure(several), several))
     order = list(dict.fromkeys(cell.about["model"] for cell in summed))
     return sorted(
         summed, key=lambda cell: _reading_order(cell.kind, cell.about | cell.place, order)
@@ -175,13 +194,10 @@ def cells(rows: Iterable[Row], every_seed: bool = False, pool_lengths: bool = Fa
 
 
 def measure(rows: Sequence[Row], chosen: Iterable[Quantity] | None = None) -> dict[str, Estimate]:
-    """What rows of one kind and place say together, by the names of the quantities.
+    """The figures of rows of one kind and place, by the names of the quantities.
 
-    A figure that a row does not have is left out; one that no row has is missing.
-
-    Args:
-        rows: at least one.
-        chosen: the quantities; those declared of the kind when not given.
+    Of each figure the rows that have it count; one that no row has is missing. `chosen` are the
+    quantities, those of the kind when not given.
     """
     if chosen is None:
         chosen = _known(rows)
@@ -214,10 +230,8 @@ def _over_seeds(rows: Sequence[Row], figures: Sequence[Estimate]) -> Estimate:
     """The mean over training seeds, with Student's interval where there are several."""
     if len(figures) == 1:
         return figures[0]
-    models: dict[str, list[float]] = {}
-    for row, figure in zip(rows, figures, strict=True):
-        models.setdefault(weights(row), []).append(figure.value)
-    return seeds_mean([fmean(values) for values in models.values()])
+    models = group(zip(rows, figures, strict=True), lambda pair: weights(pair[0]))
+    return seeds_mean([fmean(figure.value for _, figure in each) for each in models.values()])
 
 
 def seeds_mean(values: Sequence[float]) -> Estimate:
@@ -256,26 +270,25 @@ def summarise_verdicts(rows: list[Row]) -> list[Record]:
     """
     rows = recoveries(rows)
     names = labels(rows)
-    groups: dict[Hashable, list[Joined]] = {}
-    for joined in join(rows):
-        if joined.decisive:
-            row = joined.rows[0]
-            where = {n: value for n, value in place(row).items() if n not in OF_SOLVER}
-            key = (model_of(row), row["checkpoint"]["step"], row["checkpoint"]["trained"])
-            groups.setdefault((*key, *where.items()), []).append(joined)
+
+    def about(joined: Joined) -> Record:
+        row = joined.rows[0]
+        record = _about(row["checkpoint"], names[model_of(row)]) | place(row)
+        return {name: value for name, value in record.items() if name not in OF_SOLVER}
+
+    groups = group((joined for joined in join_rows(rows) if joined.decisive),
+                   lambda joined: (model_of(joined.rows[0]), *about(joined).items()))  # fmt: skip
     records = []
-    for group in groups.values():
-        asked = [joined.rows[0] for joined in group]
-        record = _about(asked[0]["checkpoint"], names[model_of(asked[0])]) | place(asked[0])
-        record = {name: value for name, value in record.items() if name not in OF_SOLVER}
+    for several in groups.values():
+        asked, record = [joined.rows[0] for joined in several], about(several[0])
         for kind in ("self", "nonself"):
-            known = shares(group, hidden=kind == "nonself") or {}
+            known = shares(several, hidden=kind == "nonself") or {}
             for verdict, name in SHORT.items():
                 values = known.get(verdict, (None,) * 3)
                 fields = (f"{kind}_{name}{end}" for end in ("", "_low", "_high"))
                 record |= dict(zip(fields, values, strict=True))
         records.append(record | {
-            "methods": len({row["method"] for joined in group for row in joined.rows}),
+            "methods": len({row["method"] for joined in several for row in joined.rows}),
             "prompts": len({prompt_of(row) for row in asked}),
             "models": len({weights(row) for row in asked}),
         })  # fmt: skip
@@ -284,7 +297,7 @@ def summarise_verdicts(rows: list[Row]) -> list[Record]:
 
 
 class Accepts(NamedTuple):
-    """Answers at the floor, and the wrong ones among them; what they are of.
+    """Answers at the floor, and the wrong ones among them.
 
     Attributes:
         wrong: answers at the floor that are false accepts.
@@ -304,13 +317,13 @@ class Accepts(NamedTuple):
     def bound(self) -> float:
         """The share of pairs with a false accept, at most, with 95 % confidence; pairs >= 1.
 
-        Tokens, layers, methods and seeds of one pair stand or fall together: they are one trial.
+        Tokens, layers, methods and seeds of one pair are no independent trials: a pair is one.
         """
         return at_most(self.wrong_pairs, self.pairs)
 
 
 def accepts(rows: Iterable[Row]) -> Accepts:
-    """What was accepted, and how much of it wrongly; controls and noisy targets left out."""
+    """Counts of accepted answers; controls and noisy targets are left out."""
     answers = [r for r in recoveries(rows) if accepted(r) and not (r["control"] or r["noise"])]
     wrong = [row for row in answers if is_false_accept(row)]
     return Accepts(

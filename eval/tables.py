@@ -1,4 +1,4 @@
-"""Tables of figures: the one place that turns numbers into words, and words into tables.
+"""Tables of figures: the one place where numbers become words, and words become tables.
 
 A `Table` is headings and cells. It prints to a terminal, where a wide one is cut into several that
 begin alike, and as Markdown; records of figures also go into CSV. A number reads the same in all.
@@ -7,10 +7,10 @@ begin alike, and as Markdown; records of figures also go into CSV. A number read
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeVar
 
 NONE = "–"
 PIPE = 160
@@ -24,6 +24,7 @@ UNSHOWN = (*MODEL, "hidden", "family", "lengths", "rows", "prompts", "models")
 WORDS = {"prompt_kind": "prompts of"}
 
 Record = dict[str, Any]
+Item = TypeVar("Item")
 Column = tuple[str, str, bool]
 """A figure in a table: its name in records, its heading, whether it is shown in per cent."""
 
@@ -35,10 +36,10 @@ class Table:
     Attributes:
         headings: of the columns.
         lines: the cells of each line.
-        keep: so many columns from the left say what a line is of, and begin each part of the table.
-        title: what stands above it.
-        constant: what holds of all lines, said once.
-        most: lines that a terminal shows.
+        keep: the first columns, which name a line; each part of a wide table repeats them.
+        title: stands above it.
+        constant: values that all lines share, said once.
+        most: lines that a terminal shows, at most.
     """
 
     headings: list[str]
@@ -50,23 +51,36 @@ class Table:
 
     @property
     def shared(self) -> str:
-        """What holds of all lines, in a line."""
+        """The shared values, in a line."""
         return "; ".join(f"{heading}: {value}" for heading, value in self.constant.items())
 
     def numeric(self, column: int) -> bool:
-        """Whether a column holds numbers, so that it stands to the right."""
+        """Whether a column holds numbers, which are aligned to the right."""
         cells = {line[column] for line in self.lines} - {"", NONE}
         return all(cell.lstrip("<>-(")[:1].isdigit() for cell in cells)
 
 
-def share_text(share: float) -> str:
-    """A share in percent, to a tenth; reads 0 or 100 only where it is so."""
-    text = f"{100 * share:.1f}"
-    if text == "0.0" and share > 0:
-        return "<0.1"
-    if text == "100.0":
-        return "100" if share == 1 else ">99.9"
-    return "0" if share == 0 else text
+def group(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Items by key, in the order of first appearance."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def share_text(share: float, digits: int = 1) -> str:
+    """A share in per cent, rounded; it reads 0 or 100 only where it is exactly that."""
+    if share in (0, 1):
+        return f"{100 * share:.0f}"
+    text, least = f"{100 * share:.{digits}f}", 10.0**-digits
+    if float(text) == 0:
+        return f"<{least:g}"
+    return f">{100 - least:g}" if float(text) == 100 else text
+
+
+def percent(share: float) -> str:
+    """A share in whole per cent, by the rule of `share_text`."""
+    return share_text(share, 0)
 
 
 def number_text(value: float) -> str:
@@ -100,10 +114,12 @@ def interval_text(value: Any, low: Any, high: Any, share: bool = False) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Hours, minutes and seconds."""
-    minutes, seconds = divmod(round(seconds), 60)
+    """A duration in words: `1.25 s`, `1 min 12 s`, `1 h 2 min`."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def lay_out(
@@ -117,8 +133,8 @@ def lay_out(
     Args:
         records: of `eval.summary`: at least one.
         columns: the figures, in order.
-        title: what stands above.
-        places: the fields that say what a line is of; all that are no figure when not given.
+        title: stands above.
+        places: the fields that name a line; all that are no figure when not given.
     """
     figures = {heading + " %" * share: [cell(record, name, share) for record in records]
                for name, heading, share in columns}  # fmt: skip
@@ -157,7 +173,7 @@ def across(
         places: fields that tell the lines apart.
         over: the field that tells the columns apart: numbers by size, then words as they come.
         columns: the figures of a cell, side by side; a single one stands between its limits.
-        title: what stands above.
+        title: stands above.
     """
     lines: dict[tuple[Any, ...], dict[Any, str]] = {}
     values: dict[Any, None] = {}
@@ -182,12 +198,7 @@ def cell(record: Record, name: str, share: bool = False) -> str:
 
 
 def terminal(*parts: Table | str, width: int | None = None) -> str:
-    """Tables and lines as a terminal shows them.
-
-    Args:
-        parts: in order; an empty line is none.
-        width: of a line; the terminal's when not given.
-    """
+    """Tables and lines as a terminal of some width shows them; its own width when not given."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, width=width)
@@ -203,7 +214,7 @@ def terminal(*parts: Table | str, width: int | None = None) -> str:
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table, its title and what all lines share said above it."""
+    """A Markdown table below its title and the values that all lines share."""
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
     lines += [f"{table.shared}.", ""] if table.constant else []
@@ -229,7 +240,7 @@ def _place(record: Record, name: str) -> str:
 
 
 def _rich(table: Table, width: int) -> list[Any]:
-    """The table in parts that fit the width, each with the columns that say what a line is of."""
+    """The table in parts that fit the width, each with the columns that name a line."""
     from rich import box
     from rich import table as rich
 

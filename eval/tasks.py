@@ -1,16 +1,22 @@
-"""Work that gives rows, and the one runner of it: resumed by key, shared out, with the time left.
+"""Work that gives rows, and the one runner of it: resumed by key, shared out, watched.
 
-A task's rows are on the disk before the next task begins. Processes that torchrun starts deal the
-tasks out like cards, so that costs even out; each appends to a file of its own, and the first
-merges the files when all are done. What an interrupted run left in them is merged when the next
-one starts.
+A task's rows are on the disk before the next task begins. torchrun's processes take every n-th
+task, so that costs even out. Each appends to a file of its own, and the first process merges the
+files when all are done. Rows of an interrupted run are merged when the next one starts.
+
+A caller may watch the answers that solvers have so far, and stop the work:
+
+    with watching(print):
+        invert("runs/flat/models/step-020000", text="Once upon a time", methods="sweep")
 """
 
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +24,63 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from eval.errors import RequestError
-from eval.progress import SoFar, tell, watched
 from eval.rows import Results, Row
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from eval.models import Checkpoint
 
 Item = TypeVar("Item")
 PATIENCE = timedelta(days=7)  # shares of the work differ by hours
 EVERY = 15.0  # seconds between lines on a pipe
+
+
+@dataclass(frozen=True)
+class SoFar:
+    """The answers of the prompts at work; all is empty where a task has just begun.
+
+    Attributes:
+        tokens: present answers from the first position on, `(P, n)`.
+        settled: whether each of them lies within the limit, `(P, n)`; None while it is not known.
+        margins: log2 of the second-best token's distance over the floor at the last position,
+            `(P,)`, for solvers that try all tokens.
+        row: a row of evidence that is ready, of a task that gives several.
+    """
+
+    tokens: "Tensor | None" = None
+    settled: "Tensor | None" = None
+    margins: "Tensor | None" = None
+    row: Row | None = None
+
+
+Watcher = Callable[[SoFar], None]
+_WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Calls the watcher whenever a solver in this block and thread has come further.
+
+    An exception of the watcher ends the work; rows that are on the disk stay there.
+    """
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
+def watched() -> bool:
+    """Whether there is a watcher; without one, progress that costs time is not computed."""
+    return _WATCHER.get() is not None
+
+
+def tell(progress: SoFar) -> None:
+    """Calls the watcher, if there is one."""
+    watcher = _WATCHER.get()
+    if watcher is not None:
+        watcher(progress)
 
 
 class Task(Protocol):
@@ -39,7 +93,7 @@ class Task(Protocol):
 
     @property
     def keys(self) -> Collection[str]:
-        """Its rows' keys; where all are there it is not run. None: it is run each time."""
+        """Its rows' keys. It is not run where all are there; without keys, it always is."""
         ...
 
     @property
@@ -54,10 +108,10 @@ class Task(Protocol):
 
 @contextmanager
 def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
-    """Opens a results directory for tasks; torchrun's processes are joined for the time.
+    """Opens a results directory for tasks, and joins torchrun's processes meanwhile.
 
     Args:
-        out: the directory; None for one that is gone when the block ends.
+        out: the directory; None for one that is deleted when the block ends.
         resume: whether there may be rows in it.
 
     Raises:
@@ -89,7 +143,7 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
 
 
 def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Row], str]:
-    """All rows of a results directory once tasks are done there, and where they are, if kept."""
+    """All rows of a results directory after the tasks are run, and its path, if it is kept."""
     with open_results(out) as results:
         run_tasks(tasks, results, what)
         return results.rows(), results.note if out else ""
@@ -114,7 +168,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
     if not remaining:
         print(f"{results.directory}: every row is there already", file=sys.stderr)
     share = remaining[rank() :: world()]
-    for _ in track(_run(share, results), [task.cost for task in share], what):
+    for _ in _tracked(_run(share, results), [task.cost for task in share], what):
         pass
     _wait()
     _merge(results.directory)
@@ -130,22 +184,23 @@ def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
         yield
 
 
-def track(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
-    """Passes items through, and says on stderr how many are done and how much time is left.
+def _tracked(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
+    """Passes items through, and says on stderr how many are done and how much time remains.
 
-    It is a live line on a terminal, a line now and then on a pipe, nothing where a caller watches
-    the work (`eval.progress`).
-
-    Args:
-        items: finished pieces of work, as they come.
-        costs: how much work each piece is, for the estimate; their number is the total.
-        what: is being done.
+    It is a live line on a terminal, a line now and then on a pipe, nothing for a watcher.
     """
-    if watched():  # who watches says it
+    if watched():
         yield from items
         return
     if sys.stderr.isatty():
-        yield from _live(items, costs, what)
+        from rich import progress
+        from rich.console import Console
+
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn()
+        more = progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+        console = Console(stderr=True)
+        with progress.Progress(*columns, *more, console=console, transient=True) as bar:
+            yield from bar.track(items, len(costs), description=what)
         return
     total, done, started, said = sum(costs), 0.0, time.monotonic(), time.monotonic()
     for count, item in enumerate(items, start=1):
@@ -156,25 +211,6 @@ def track(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[
             print(f"{what} {count}/{len(costs)}, {seconds:.0f} s left", file=sys.stderr, flush=True)
             said = now
         yield item
-
-
-def _live(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    shown = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    with shown as bar:
-        task = bar.add_task(what, total=len(costs))
-        for item in items:
-            bar.advance(task)
-            yield item
 
 
 def rank() -> int:

@@ -6,12 +6,12 @@ The held-out stories (the `valid` split) are divided once more, by their use:
     evaluation   the first half of them, at most `EVALUATED` stories: prompts, and the text that
                  probes and lenses are judged on
     background   every eighth of the stories after those: ordinary text for the searches' guesses
-    fitting      the other stories after those: what probes and lenses are fitted or counted on
+    fitting      the other stories after those: probes and lenses are fitted or counted on them
 
 A text that occurs again keeps its first use, so no two uses share a story. The division is by
 order, not by hash: prompts are the first held-out stories however many are asked for, and a corpus
-that holds out few stories still has some for each use. The loss fits nothing: it is measured on
-all held-out stories.
+that holds out few stories still has some for each use. The loss is measured on all held-out
+stories, as it fits nothing.
 """
 
 import random
@@ -50,6 +50,9 @@ Use = Literal["evaluation", "fitting", "background"]
 class HeldOutText:
     """The held-out stories of a corpus, as one model reads them.
 
+    Reading them raises a `CorpusError` where the corpus cannot be read or holds out fewer than two
+    stories, and a `RequestError` where data is packed with another tokenizer than the model's.
+
     Attributes:
         corpus: a source that `tokenizer.open_corpus` reads, packed data among them.
         tokenizer: the model's.
@@ -61,12 +64,7 @@ class HeldOutText:
     fraction: float = VALID_FRACTION
 
     def held_out(self) -> Iterator[str]:
-        """All stories that are held out from training, in the order of the corpus.
-
-        Raises:
-            CorpusError: the corpus cannot be read, or holds out fewer than two stories.
-            RequestError: data packed with another tokenizer than the model's.
-        """
+        """All stories that are held out from training, in the order of the corpus."""
         stories = open_corpus(self.corpus, "valid", valid_fraction=self.fraction)
         if PackedData.stands_in(self.corpus):
             packed = PackedData(self.corpus).meta["tokenizer_sha256"]
@@ -78,12 +76,7 @@ class HeldOutText:
         return iter(stories)
 
     def stories(self, use: Use) -> Iterator[str]:
-        """The stories of one use, in the order of the corpus; no story has two uses.
-
-        Raises:
-            CorpusError: the corpus cannot be read, or holds out fewer than two stories.
-            RequestError: data packed with another tokenizer than the model's.
-        """
+        """The stories of one use, in the order of the corpus; no story has two uses."""
         if use == "evaluation":
             return iter(self._evaluation)
         return (
@@ -95,15 +88,10 @@ class HeldOutText:
     def windows(self, use: Use, count: int, length: int, least: int | None = None) -> Tensor:
         """The first windows of the stories of one use, joined by end-of-text: `(count, length)`.
 
-        Args:
-            use: evaluation, fitting or background.
-            count: how many windows.
-            length: tokens of each.
-            least: windows that will do where there are no more; all of `count` if None.
+        `least` windows will do where there are no more; all of `count` if None.
 
         Raises:
             RequestError: too few tokens.
-            CorpusError: the corpus cannot be read.
         """
         end, tokens = self.end, []
         stories = self.stories(use)
@@ -124,13 +112,12 @@ class HeldOutText:
 
         Raises:
             RequestError: the corpus has too little.
-            CorpusError: the corpus cannot be read.
         """
         return self.windows("background", 8, 32)
 
     @property
     def end(self) -> list[int]:
-        """What stands between two stories: the end-of-text token, nothing where there is none."""
+        """The end-of-text token, which stands between two stories; nothing where there is none."""
         end = self.tokenizer.token_to_id(END_OF_TEXT)
         return [] if end is None else [end]
 
@@ -149,16 +136,12 @@ class HeldOutText:
 
 
 def held_out_text(checkpoint: Checkpoint, corpus: str) -> HeldOutText:
-    """The stories of a corpus that a model was not trained on.
+    """The stories of a corpus that a model was not trained on, kept until the model's release.
 
     A corpus with a validation split is used as it is divided. Of any other the stories are divided
     by their hashes, as packing does it, with the fraction that the model directory records
     (`valid_fraction` in its meta.json). Where it records none (older directories, pretrained and
     untrained models, models trained on a divided corpus) it is packing's default, 0.05.
-
-    Args:
-        checkpoint: the model; it keeps the text until its `kept` is cleared.
-        corpus: a source that `tokenizer.open_corpus` reads.
     """
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
     return checkpoint.keep(
@@ -179,7 +162,7 @@ class Prompt:
         kind: the set it belongs to.
         index: its number there.
         tokens: with the pads.
-        pads: how many of them, at the end, are padding: shown, but no part of any figure.
+        pads: how many tokens, at the end, are padding: shown, but no part of any figure.
     """
 
     kind: str
@@ -193,89 +176,21 @@ class Prompt:
         return len(self.tokens) - self.pads
 
 
-def story_prompts(text: HeldOutText, count: int, length: int, skip: int = 0) -> list[Prompt]:
-    """The first `length` tokens of stories for evaluation, `count` beginnings that all differ.
-
-    Args:
-        text: where stories come from.
-        count: how many.
-        length: tokens of each.
-        skip: beginnings left out before the first that is taken.
-
-    Raises:
-        RequestError: too few of them.
-        CorpusError: the corpus cannot be read.
-    """
-    prompts: dict[tuple[int, ...], Prompt] = {}
-    for story in text.stories("evaluation"):
-        tokens = tuple(text.tokenizer.encode(story, add_special_tokens=False).ids[:length])
-        if len(tokens) == length and tokens not in prompts:
-            prompts[tokens] = Prompt("story", len(prompts), tokens)
-        if len(prompts) == skip + count:
-            return list(prompts.values())[skip:]
-    after = f" after --skip {skip}" if skip else ""
-    raise RequestError(
-        f"--count {count}{after}: the corpus {text.corpus} has {len(prompts)} different beginnings "
-        f"of {length} tokens for evaluation; ask for fewer, or for another length"
-    )
-
-
-def inside_prompts(
-    text: HeldOutText, count: int, length: int, skip: int = 0, seed: int = 0
-) -> list[Prompt]:
-    """`length` tokens from anywhere within stories but their beginning, one passage of each.
-
-    Stories begin much alike, so that of beginnings even a guess names many a first token.
-
-    Args:
-        text: where stories come from.
-        count: how many.
-        length: tokens of each.
-        skip: stories left out before the first that is taken from.
-        seed: of the places.
-
-    Raises:
-        RequestError: too few stories of more than so many tokens.
-        CorpusError: the corpus cannot be read.
-    """
-    prompts = list(islice(inside_stories(text, length, seed), skip + count))
-    if len(prompts) == skip + count:
-        return prompts[skip:]
-    after = f" after --skip {skip}" if skip else ""
-    raise RequestError(
-        f"--count {count}{after}: the corpus {text.corpus} has {len(prompts)} stories of more "
-        f"than {length} tokens for evaluation; ask for fewer, or for a shorter --length"
-    )
-
-
-def inside_stories(text: HeldOutText, length: int, seed: int = 0) -> Iterator[Prompt]:
-    """A passage of each story that has more than `length` tokens, all that there are.
-
-    Raises:
-        CorpusError: the corpus cannot be read.
-    """
-    draw, index = random.Random(seed), 0
-    for story in text.stories("evaluation"):
-        tokens = text.tokenizer.encode(story, add_special_tokens=False).ids
-        if len(tokens) > length:
-            start = draw.randint(1, len(tokens) - length)
-            yield Prompt("inside", index, tuple(tokens[start : start + length]))
-            index += 1
-
-
-def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[Prompt]:
-    """Uniformly random tokens, the special ones left out."""
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    allowed = torch.tensor([i for i in range(tokenizer.get_vocab_size()) if i not in special])
-    generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(allowed), (count, length), generator=generator)
-    return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
-
-
 def drawn_prompts(
     kind: str, text: HeldOutText, count: int, length: int, skip: int = 0
 ) -> list[Prompt]:
-    """Prompts of one of the `SETS`; `skip` is of stories, or of random prompts.
+    """Prompts of one of the `SETS`, each of `length` tokens.
+
+    `story`: beginnings of stories for evaluation, no two alike. `inside`: a passage of each story,
+    from anywhere but its beginning, as beginnings are so much alike that even a guess names many a
+    first token. `random`: uniformly drawn tokens, the special ones left out.
+
+    Args:
+        kind: the set.
+        text: where stories come from.
+        count: how many.
+        length: tokens of each.
+        skip: prompts left out before the first that is taken.
 
     Raises:
         RequestError: the corpus has too few.
@@ -283,12 +198,66 @@ def drawn_prompts(
     """
     if kind == "random":
         return random_prompts(text.tokenizer, skip + count, length)[skip:]
-    draw = {"story": story_prompts, "inside": inside_prompts}[kind]
-    return draw(text, count, length, skip)
+    passages = _beginnings(text, length) if kind == "story" else inside_stories(text, length)
+    prompts = list(islice(passages, skip + count))
+    if len(prompts) == skip + count:
+        return prompts[skip:]
+    known = f"the corpus {text.corpus} has {len(prompts)}"
+    after = f" after --skip {skip}" if skip else ""
+    wanted = (
+        f"different beginnings of {length} tokens for evaluation; ask for fewer, or for another "
+        "length"
+        if kind == "story"
+        else f"stories of more than {length} tokens for evaluation; ask for fewer, or for a shorter"
+        " --length"
+    )
+    raise RequestError(f"--count {count}{after}: {known} {wanted}")
+
+
+def story_prompts(text: HeldOutText, count: int, length: int) -> list[Prompt]:
+    """As `drawn_prompts`, of the set `story`."""
+    return drawn_prompts("story", text, count, length)
+
+
+def _beginnings(text: HeldOutText, length: int) -> Iterator[Prompt]:
+    seen: set[tuple[int, ...]] = set()
+    for tokens in _encoded(text):
+        if len(tokens) >= length and tokens[:length] not in seen:
+            yield Prompt("story", len(seen), tokens[:length])
+            seen.add(tokens[:length])
+
+
+def inside_stories(text: HeldOutText, length: int) -> Iterator[Prompt]:
+    """A passage of `length` tokens of each longer story for evaluation; places drawn by a seed.
+
+    Raises:
+        CorpusError: the corpus cannot be read.
+    """
+    draw, index = random.Random(0), 0
+    for tokens in _encoded(text):
+        if len(tokens) > length:
+            start = draw.randint(1, len(tokens) - length)
+            yield Prompt("inside", index, tokens[start : start + length])
+            index += 1
+
+
+def _encoded(text: HeldOutText) -> Iterator[tuple[int, ...]]:
+    """The tokens of each story for evaluation."""
+    for story in text.stories("evaluation"):
+        yield tuple(text.tokenizer.encode(story, add_special_tokens=False).ids)
+
+
+def random_prompts(tokenizer: Tokenizer, count: int, length: int) -> list[Prompt]:
+    """Uniformly random tokens, the special ones left out."""
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    allowed = torch.tensor([i for i in range(tokenizer.get_vocab_size()) if i not in special])
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(allowed), (count, length), generator=generator)
+    return [Prompt("random", i, tuple(row)) for i, row in enumerate(allowed[picks].tolist())]
 
 
 def text_prompts(texts: list[str], tokenizer: Tokenizer) -> list[Prompt]:
-    """Texts as they are, each with as many tokens as it takes.
+    """Texts as prompts, each of all its tokens.
 
     Raises:
         RequestError: an empty text.

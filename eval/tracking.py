@@ -1,11 +1,10 @@
 """Rows of evidence as a Weights & Biases run: a view of a results directory, never its only home.
 
-W&B is offline unless asked and needs no account; what it writes offline lies in the results
-directory (`wandb sync RESULTS/wandb/offline-run-*` uploads it later), and so does the run's id, so
-that the same command adds to the same run, in the group of the architecture, as training has it.
-Logged are, by training step of the checkpoints, the figures of the summary of rows of every kind,
-and once the summary of recoveries as a table and the page. Online, the run is linked to the models
-that training logged.
+W&B is offline unless asked and needs no account. Its offline files lie in the results directory
+(`wandb sync RESULTS/wandb/offline-run-*` uploads them later), and so does the run's id, so that the
+same command adds to the same run, in the group of the architecture, as training has it. By training
+step of the checkpoints the figures of the summary are logged, once the summary of recoveries as a
+table and the page. Online, the run is linked to the models that training logged.
 """
 
 import os
@@ -33,17 +32,14 @@ def track_results(
     mode: str = "offline",
     project: str = "remnant",
 ) -> str:
-    """Logs rows to the W&B run of a results directory.
+    """Logs rows to the W&B run of a results directory; returns the id of the run.
 
     Args:
-        directory: the results directory; holds the run's id and what is written offline.
+        directory: the results directory; holds the run's id and the offline files.
         rows: its rows.
         page: the HTML page made of them, if there is one.
         mode: one of `MODES`.
         project: W&B's name for a collection of runs.
-
-    Returns:
-        The id of the run.
 
     Raises:
         RequestError: there are no rows, or W&B cannot be reached.
@@ -69,9 +65,9 @@ def track_results(
 def history(rows: Sequence[Row]) -> list[dict[str, float]]:
     """The figures by name, one dict per training step in ascending order; `STEP` is the step.
 
-    Names of recoveries read `invert/layer3/[:, 3:, :]/alternating/nonself`, without what would not
-    tell two of them apart: stories as the kind of prompt, ... Those of other kinds name every place
-    in full, so that they are the same whatever else was asked: `lens/norm/layer 3/...`,
+    Names of recoveries read `invert/layer3/[:, 3:, :]/alternating/nonself`; a field stands in them
+    only where it is not as usual, or tells two of them apart. Those of other kinds name every place
+    in full, so that they are the same in every run: `lens/norm/layer 3/...`,
     `loss/bits/byte/corpus .../stories ...`. A model's name stands second where there are several.
     """
     summed = cells(rows)
@@ -86,7 +82,7 @@ def history(rows: Sequence[Row]) -> list[dict[str, float]]:
         figures = by_step.setdefault(cell.about["step"], {STEP: cell.about["step"]})
         model = [cell.about["model"]] * tell["model"]
         if cell.kind == "recovery":
-            name = "/".join(["invert", *model, *_name(cell.record, tell)])
+            name = "/".join(["invert", *model, _name(cell.record, tell)])
             known = {f"{name}/{n}": cell.figures[n] for n in COMPARED if n in cell.figures}
         else:
             places = [f"{name} {value}" for name, value in cell.where.items()]
@@ -96,23 +92,19 @@ def history(rows: Sequence[Row]) -> list[dict[str, float]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _name(record: Record, tell: dict[str, bool]) -> Iterator[str]:
-    part = "" if record["part"] == "block" else f" {record['part']}"
-    yield f"layer{record['layer']}{part}"
-    yield record["slice"]
-    if tell["observed"]:
-        yield f"{record['observed']} observed"
-    if record["prompt_kind"] != "story":
-        yield record["prompt_kind"]
-    if record["without"]:
-        yield f"without {record['without']}"
-    if record["noise"]:
-        yield f"noise {text(record['noise'])}"
-    if record["control"]:
-        yield record["control"]
-    if record["padded"]:
-        yield "padded"
-    yield record["method"] + (f" {record['settings']}" if tell["settings"] else "")
+def _name(record: Record, tell: dict[str, bool]) -> str:
+    parts = {
+        f"layer{record['layer']}" + f" {record['part']}" * (record["part"] != "block"): True,
+        record["slice"]: True,
+        f"{record['observed']} observed": tell["observed"],
+        record["prompt_kind"]: record["prompt_kind"] != "story",
+        f"without {record['without']}": record["without"],
+        f"noise {text(record['noise'])}": record["noise"],
+        record["control"]: record["control"],
+        "padded": record["padded"],
+        record["method"] + f" {record['settings']}" * tell["settings"]: True,
+    }
+    return "/".join(part for part, shown in parts.items() if shown)
 
 
 def _clash(records: list[Record], field: str, other: str) -> bool:
@@ -185,7 +177,7 @@ def models_used(rows: list[Row]) -> list[str]:
 
 
 def _link(run: Any, rows: list[Row]) -> None:
-    """Says in W&B which models were asked; one that was trained offline is not there."""
+    """Links the run to the models that were asked; one that was trained offline is not there."""
     import wandb
 
     for name in models_used(rows):

@@ -35,7 +35,7 @@ from eval.inversion.search.sweep import sweep
 from eval.inversion.solvers import LexiconOf, ReadBacksOf
 from eval.models import candidates_at_once, open_checkpoint
 from eval.slices import Slice
-from eval.text import held_out_text, story_prompts
+from eval.text import drawn_prompts, held_out_text
 from scripts import pages
 from scripts.pages import BenchmarkError, Rows, natural
 from tokenizer import CorpusError
@@ -228,7 +228,7 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
         for path in options.models:
             checkpoint = open_checkpoint(path, device)
             stories = held_out_text(checkpoint, options.corpus)
-            prompts = story_prompts(stories, 64, 32)
+            prompts = drawn_prompts("story", stories, 64, 32)
             tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
             text = stories.background.to(device)
             about = checkpoint.provenance

@@ -32,7 +32,7 @@ from eval.schema import Row
 from eval.slices import Slice
 from eval.tables import Table
 from eval.tasks import Task
-from eval.text import Prompt, held_out_text, inside_prompts, padded
+from eval.text import Prompt, drawn_prompts, held_out_text, padded
 
 NOTHING = "none"
 FILLED = "pads", "stories", "random"
@@ -53,7 +53,7 @@ def jobs(
     wanted = recovered["prompts"]
     text = held_out_text(checkpoint, corpus)
     length = wanted["before"] + wanted["after"]
-    passages = inside_prompts(text, wanted["count"], length, wanted["skip"])
+    passages = drawn_prompts("inside", text, wanted["count"], length, wanted["skip"])
     step = int(checkpoint.meta.get("step", 0))
     for cell in recovered["cells"]:
         if step not in cell.get("of", {architecture: [step]}).get(architecture, []):

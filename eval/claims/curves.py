@@ -33,7 +33,7 @@ from eval.inversion.solvers import Solver, parse_solvers
 from eval.models import open_checkpoint
 from eval.rows import Results, row_key
 from eval.slices import Slice
-from eval.text import held_out_text, story_prompts
+from eval.text import drawn_prompts, held_out_text
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"
@@ -265,7 +265,9 @@ class _Model:
         for point, ask in self.asks.items():
             most[point.length] = max(ask.stories, most[point.length])
         with too_few_named("curves"):
-            prompts = {n: story_prompts(text, count, n, self.skip) for n, count in most.items()}
+            prompts = {
+                n: drawn_prompts("story", text, count, n, self.skip) for n, count in most.items()
+            }
         jobs: list[Job] = []
         for (point, ask), kind in product(self.asks.items(), KINDS):
             shown, noise = (point.shown(kind),), (point.noise,)

@@ -1,16 +1,19 @@
-"""What a command is: a function whose result prints itself, and is a data frame, JSON or a page."""
+"""Commands: functions whose parameters are flags, and whose result prints itself."""
 
 import builtins
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
-from eval import cli
+from eval.cli import Flag, check, listed
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,24 +24,24 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Models: TypeAlias = Annotated[
     "str | Path | Checkpoint | Sequence[str | Path | Checkpoint]",
-    cli.Flag(metavar="DIR", several=True),
+    Flag(metavar="DIR", several=True),
 ]
 """Model directories, `hf:` and a pretrained model's name, or models that are open."""
-Model: TypeAlias = Annotated["str | Path | Checkpoint", cli.Flag(metavar="DIR")]
-Rows: TypeAlias = Annotated[str | None, cli.Flag(metavar="DIR", required=True)]
+Model: TypeAlias = Annotated["str | Path | Checkpoint", Flag(metavar="DIR")]
+Rows: TypeAlias = Annotated[str | None, Flag(metavar="DIR", required=True)]
 """A results directory. A Python caller may leave it out: the rows are in the result."""
 
 
 @dataclass(repr=False)
 class Result:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
         rows: what was measured, one dictionary each; for commands that print a table of figures,
             its lines.
         text: the tables, as a terminal shows them.
         notes: lines that a terminal shows below them.
-        documents: what lenses found, for the page.
+        documents: the lenses' documents, for the page.
     """
 
     rows: list[dict[str, Any]]
@@ -87,11 +90,7 @@ class Result:
         return json.dumps(self.rows, indent=1)
 
     def html(self, title: str | None = None) -> str:
-        """The rows as one HTML page.
-
-        Raises:
-            RequestError: rows of these kinds have no page.
-        """
+        """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
         from eval.report.page import render_page
 
         return render_page(self.rows, title, self.documents)
@@ -103,9 +102,9 @@ class Result:
             RequestError: rows of these kinds have no page.
             OSError: it cannot be written.
         """
-        from eval.report.page import write_page
+        from eval.files import write_text
 
-        write_page(path, self.html(title))
+        write_text(path, self.html(title))
         return path
 
 
@@ -114,8 +113,7 @@ def command(
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Makes a function a command: its arguments are checked, and models run without autograd.
 
-    Args:
-        groups: headings of its help, each by the name of the first parameter below it.
+    `groups` are headings of its help, each by the name of the first parameter below it.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -125,7 +123,7 @@ def command(
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            bound.arguments.update(cli.check(function, bound.arguments))
+            bound.arguments.update(check(function, bound.arguments))
             with contextlib.ExitStack() as stack:
                 if {"models", "model"} & signature.parameters.keys():
                     import torch
@@ -137,3 +135,44 @@ def command(
         return run
 
     return decorate
+
+
+def run_plugins(files: str | Sequence[str] | None, never: Iterable[Any] = ()) -> None:
+    """Runs a user's files of lenses or solvers as modules; running one registers what it defines.
+
+    Args:
+        files: the user's.
+        never: directories of results, and models by their directories or open, from which no code
+            is taken; None and modules are of no directory.
+
+    Raises:
+        RequestError: there is no such file, it lies in such a directory, or it raises; the file's
+            line is named.
+    """
+    places = [getattr(place, "path", place) for place in never]
+    places = [place for place in places if isinstance(place, str | Path)]
+    for file in listed(files or ()):
+        path = Path(file)
+        if path.suffix != ".py" or not path.is_file():
+            raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
+        for place in places:
+            if path.resolve().is_relative_to(Path(place).resolve()):
+                raise RequestError(
+                    f"--plugin {file}: lies in {place}, and no code is taken from results or "
+                    "models; copy it elsewhere if you trust it"
+                )
+        spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except RequestError as error:
+            raise RequestError(f"--plugin {file}: {error}") from error
+        except Exception as error:
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
+                     if Path(f.filename).resolve() == path.resolve()]  # fmt: skip
+            line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
+            raise RequestError(
+                f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
+            ) from error

@@ -6,7 +6,7 @@ from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
-from eval.commands import Models, Result, Rows, command
+from eval.commands import Models, Result, Rows, command, run_plugins
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ def invert(
     from eval.inversion.questions import read_suite
     from eval.inversion.run import SHUFFLED, plan
     from eval.models import open_models
-    from eval.plugins import run_plugins
     from eval.report.tables import terminal_table
     from eval.tasks import open_results, run_tasks
 
@@ -167,9 +166,8 @@ def curves(
     """
     from eval.inversion.curves import Curve, plan_curves
     from eval.models import open_models
-    from eval.plugins import run_plugins
     from eval.tasks import open_results, run_tasks
-    from eval.text import held_out_text, story_prompts
+    from eval.text import drawn_prompts, held_out_text
 
     run_plugins(plugin, [*listed(models), out])
     wanted = {"channels": channels, "noise": noise}
@@ -179,7 +177,7 @@ def curves(
     by_model: dict[str, list[Prompt]] = {}
     for checkpoint in open_models(models, device):
         checkpoint.check_length(length)
-        prompts = story_prompts(held_out_text(checkpoint, corpus), count, length)
+        prompts = drawn_prompts("story", held_out_text(checkpoint, corpus), count, length)
         _same_prompts(by_model, checkpoint, prompts)
         tasks += plan_curves(checkpoint, sites, axes, solvers, prompts, corpus)
     with open_results(out) as results:
@@ -351,7 +349,6 @@ def list_solvers(
             times. It is run as your own code, with all your rights: give only files that you trust
     """
     from eval.inversion.solvers import solvers
-    from eval.plugins import run_plugins
 
     run_plugins(plugin)
     known, wanted = solvers(), listed(names or ())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from eval.cli import Device, Flag, Natural, Plugins, Source, listed, positive
-from eval.commands import Models, Result, Rows, command
+from eval.commands import Models, Result, Rows, command, run_plugins
 from eval.errors import RequestError
 
 LINES = 30
@@ -58,7 +58,6 @@ def lens(
     from eval.lenses.questions import Look
     from eval.lenses.trace import gather
     from eval.models import open_models
-    from eval.plugins import run_plugins
     from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin, [*listed(models), out])
@@ -91,7 +90,6 @@ def list_lenses(plugin: Plugins = None) -> Result:
             times. It is run as your own code, with all your rights: give only files that you trust
     """
     from eval.lenses.lens import lenses
-    from eval.plugins import run_plugins
 
     run_plugins(plugin)
     known = lenses()
@@ -134,11 +132,11 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
 def _prompts(
     checkpoint: "Checkpoint", texts: list[str], corpus: str, count: int, length: int | None
 ) -> "list[Prompt]":
-    from eval.text import held_out_text, story_prompts, text_prompts
+    from eval.text import drawn_prompts, held_out_text, text_prompts
 
     if texts:
         return text_prompts(texts, checkpoint.tokenizer)
     context = checkpoint.config.context
     length = length or min(64, context)
     checkpoint.check_length(length)
-    return story_prompts(held_out_text(checkpoint, corpus), count, length)
+    return drawn_prompts("story", held_out_text(checkpoint, corpus), count, length)

@@ -209,7 +209,7 @@ def geometry(
     from eval.models import open_models
     from eval.probes.local import plan_local
     from eval.tasks import answered
-    from eval.text import held_out_text, story_prompts
+    from eval.text import drawn_prompts, held_out_text
 
     tasks = [
         task
@@ -218,7 +218,7 @@ def geometry(
             checkpoint,
             _layers(checkpoint, layers),
             sorted(set(listed(hidden))),
-            story_prompts(held_out_text(checkpoint, corpus), count, length),
+            drawn_prompts("story", held_out_text(checkpoint, corpus), count, length),
             sorted(set(listed(radii))),
             adam_steps,
             seed,

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from eval.cli import Directory, File, Flag, Name, Plugins, listed
-from eval.commands import Result, command
+from eval.commands import Result, command, run_plugins
 from eval.errors import RequestError
 
 if TYPE_CHECKING:
-    from eval.summary import Accepts, Cell
+    from eval.summary import Accepts
     from eval.tables import Table
 
 BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
@@ -36,29 +36,29 @@ def summary(
     """
     from eval.files import write_text
     from eval.rows import read_rows
-    from eval.summary import VERDICT_COLUMNS, accepts, cells, summarise_verdicts
-    from eval.tables import lay_out, terminal, to_csv
+    from eval.summary import (
+        VERDICT_COLUMNS,
+        accepts,
+        cells,
+        figures_table,
+        quantities_of,
+        summarise_verdicts,
+    )
+    from eval.tables import group, lay_out, terminal, to_csv
     from eval.tables import markdown as markdown_text
 
     rows = read_rows(listed(results))
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells(rows):
-        groups.setdefault(f"{cell.kind} {cell.place.get('lens', '')}".strip(), []).append(cell)
+    groups = group(cells(rows), lambda cell: f"{cell.kind} {cell.place.get('lens', '')}".strip())
     if not groups:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
     brief: list[Table] = []
     full: list[Table] = []
     for name, several in sorted(groups.items(), key=lambda item: item[0] != "recovery"):
-        quantities = {q.name: q for cell in several for q in cell.quantities}.values()
-        main = BRIEF if name == "recovery" else [q.name for q in quantities if q.main] + [*COUNTS]
-        columns = [(q.name, q.words, q.share) for q in quantities]
-        columns += [(count, count, False) for count in COUNTS]
-        records = [cell.record for cell in several]
         title = name.capitalize() * (len(groups) > 1)
-        places = list(dict.fromkeys(n for cell in several for n in cell.about | cell.place))
-        few = [column for column in columns if column[0] in main]
-        brief.append(replace(lay_out(records, few, title, places), most=MOST))
-        full.append(lay_out(records, columns, title, places))
+        main = [q.name for q in quantities_of(several) if q.main] + [*COUNTS]
+        few = figures_table(several, COUNTS, title, BRIEF if name == "recovery" else main)
+        brief.append(replace(few, most=MOST))
+        full.append(figures_table(several, COUNTS, title))
     if verdicts := summarise_verdicts(rows):
         across = lay_out(verdicts, VERDICT_COLUMNS, "Verdicts across methods")
         brief, full = [*brief, across], [*full, across]
@@ -165,9 +165,9 @@ def report(
         wandb_project: of W&B
     """
     from eval.drawing import write_figures
+    from eval.files import write_text
     from eval.lenses.lens import read_documents
-    from eval.plugins import run_plugins
-    from eval.report.page import render_page, write_page
+    from eval.report.page import render_page
     from eval.rows import read_rows
     from eval.tracking import track_results
 
@@ -175,12 +175,12 @@ def report(
     places = listed(results)
     rows = read_rows(places)
     documents = [d for place in places for d in read_documents(place)]
-    write_page(out, render_page(rows, title, documents))
+    write_text(out, render_page(rows, title, documents))
     written = [out]
     if figures:
-        from eval.report.inside import sections
+        from eval.report.inside import lens_sections
 
-        every = [figure for section in sections(documents, rows) for figure in section.figures]
+        every = [figure for section in lens_sections(documents, rows) for figure in section.figures]
         if not every:
             raise RequestError(
                 f"--figures {figures}: no lens has looked yet; run `python -m eval lens` first"

@@ -18,9 +18,9 @@ from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
-from eval.progress import SoFar, watching
 from eval.recovery import AMBIGUOUS
 from eval.slices import Slice
+from eval.tasks import SoFar, watching
 from eval.text import text_prompts
 
 if TYPE_CHECKING:

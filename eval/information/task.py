@@ -13,8 +13,8 @@ from eval.errors import RequestError
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import measure
 from eval.models import Checkpoint
-from eval.progress import SoFar, tell
 from eval.rows import Results, Row, row_key
+from eval.tasks import SoFar, tell
 from eval.text import HeldOutText, held_out_text, inside_stories, text_prompts
 from tokenizer import tokenizer_hash
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eval.circuit import Circuit, join, run_together
+from eval.circuit import Circuit, join, precision, run_together
 from eval.errors import RequestError
 from eval.slices import Slice
 
@@ -247,7 +247,8 @@ def measure_layers(circuits: Sequence[Circuit], tokens: Tensor) -> list[Measured
             f"layer {_first_broken(whole, tokens)} gives numbers that are not finite"
         )
     apart = cut(_apart(whole, tokens, outputs))
-    measured = [Measured(*each, whole.precision) for each in zip(cut(outputs), apart, strict=True)]
+    kind = precision(whole.model)
+    measured = [Measured(*each, kind) for each in zip(cut(outputs), apart, strict=True)]
     if whole.causal:
         _check_causal(circuits, tokens, measured)
     return measured

@@ -192,7 +192,8 @@ class Job:
     def _row(
         self, cell: Cell, answer: Answer, problem: Problem, p: int, residual: float, within: bool
     ) -> Row:
-        checkpoint, prompt, circuit = self.checkpoint, cell.prompt, problem.circuit
+        checkpoint, prompt = self.checkpoint, cell.prompt
+        unproved = uncertified(problem.circuit.model)
         real, shown = prompt.real, cell.slice.positions(problem.length)
         tokens = list(prompt.tokens[:real])
         assert answer.ranks is not None
@@ -240,8 +241,8 @@ class Job:
             "at_floor": within,
             "diverged": answer.diverged,
             "criterion": answer.criterion,
-            "certificate": answer.certificate if within and not circuit.uncertified else None,
-            "uncertified": circuit.uncertified,
+            "certificate": answer.certificate if within and not unproved else None,
+            "uncertified": unproved,
             "verdict": verdicts(answer, torch.tensor(tokens), within),
             "collisions": [
                 {"position": t, "tokens": checkpoint.pieces(same[:COLLISIONS])}

@@ -9,7 +9,7 @@ Those that descend have a decorator with a loop, `gradient.loop.gradient`.
 A solver is called with a batch of problems and a source of chance for each row; it returns an
 answer for each row. Parameters after these that bear the name of a field of `Tools` get that tool.
 Keyword-only arguments are the settings, recorded in every row. The modules of `PACKAGES` are read
-for solvers, and files of the user's own (`eval.plugins`).
+for solvers, and files of the user's own (`eval.commands`).
 """
 
 from __future__ import annotations

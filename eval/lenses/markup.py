@@ -99,6 +99,7 @@ def codes(pieces: Iterable[str]) -> Markup:
 
 
 def visible(piece: str) -> str:
-    """A token whose spaces, ends of line and control characters can be seen."""
-    text = piece.replace(" ", "·").replace("\n", "⏎")
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text) or "∅"
+    """A token whose blanks and control characters can be seen."""
+    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+    shown = (marks.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in piece)
+    return "".join(shown) or "∅"

@@ -1,22 +1,22 @@
-"""Recoveries placed where they can be compared: model, question, before or after training.
+"""Recoveries placed by model, question and phase of training, and the words for those.
 
 A row answers up to two questions: about its self tokens (their own position is shown) and its
-non-self tokens (it is hidden). Each answer is a `Score`; scores of equal place can be pooled.
+non-self tokens (it is hidden). Each answer is a `Placed`; those of equal place can be pooled.
 Training seeds of one recipe are one model (`eval.identity`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from eval.errors import RequestError
 from eval.identity import labels
+from eval.inversion.solvers import Solver, solvers
 from eval.recovery import channel_count, folder, layers, part, positions, variation
 from eval.schema import Row
 from eval.summary import model_of, recoveries
-
-T = TypeVar("T")
+from eval.tables import group
 
 BEFORE, BETWEEN, AFTER = PHASES = "before", "between", "after"
 EXACT = {"self": ("sweep", "alternating"), "nonself": ("alternating", "sweep")}
@@ -29,9 +29,11 @@ PLACE = ("model", "prompts", "task", "part", "layer")
 """Fields that tell lines of a table apart, in the order of reading."""
 COLUMNS = 4
 """Methods that are shown side by side; more are folded into `BEST`."""
+PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
+"""The prompt sets, in the order of reading."""
 
 
-class Task(NamedTuple):
+class Asked(NamedTuple):
     """One question: which tokens are asked about, and what is shown of the site."""
 
     nonself: bool
@@ -40,7 +42,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Score:
+class Placed:
     """One row's answer to one question.
 
     Attributes:
@@ -56,7 +58,7 @@ class Score:
     step: int
     layer: int
     part: str
-    task: Task
+    task: Asked
     prompts: str
     column: str
     method: str
@@ -83,11 +85,11 @@ class Score:
         return round(tokens["top1"] * tokens["count"]), tokens["count"]
 
 
-def scores(rows: list[Row]) -> list[Score]:
-    """Places every row but those of claims; of rows with equal keys the last counts.
+def place_rows(rows: list[Row]) -> list[Placed]:
+    """Places every recovery; of rows with equal keys the last counts.
 
     Raises:
-        RequestError: there are no rows, or none with a score.
+        RequestError: there are no recoveries, or none with a token.
     """
     rows = recoveries(rows)
     if not rows:
@@ -103,13 +105,13 @@ def scores(rows: list[Row]) -> list[Score]:
         ended = AFTER if step == last[_run(row)] else BETWEEN
         departs = variation(row)
         placed += [
-            Score(
+            Placed(
                 model=names[model_of(row)],
                 phase=ended if row["checkpoint"]["trained"] else BEFORE,
                 step=step,
                 layer=max(layers(row)),
                 part=part(row),
-                task=Task(kind == "nonself", row["hidden"], positions(row)),
+                task=Asked(kind == "nonself", row["hidden"], positions(row)),
                 prompts=row["prompts"],
                 column="exact" if row["family"] == "search" else row["method"],
                 method=row["method"],
@@ -127,18 +129,17 @@ def scores(rows: list[Row]) -> list[Score]:
     return placed
 
 
-def plain(placed: list[Score]) -> list[Score]:
-    """The scores of plain questions; where there are none, those of the first variation."""
+def plain_questions(placed: list[Placed]) -> list[Placed]:
+    """Those of plain questions; where there are none, those of the first variation."""
     wanted = () if any(not s.variation for s in placed) else placed[0].variation
     return [s for s in placed if s.variation == wanted]
 
 
-def headline(placed: list[Score]) -> list[Score]:
+def headline(placed: list[Placed]) -> list[Placed]:
     """Few enough methods to be shown side by side.
 
-    One search per question, the one made for it where it was run; and where more than `COLUMNS`
-    methods are left, of the gradient methods the published one and, in each cell, the best other,
-    and chance.
+    One search per question, the one made for it where it was run. Where more than `COLUMNS` methods
+    remain: the published gradient method, the best other one of each cell, search, and chance.
     """
     placed = [s for cell in group(placed, _cell).values() for s in _one_search(cell)]
     if len({s.column for s in placed}) <= COLUMNS:
@@ -146,12 +147,10 @@ def headline(placed: list[Score]) -> list[Score]:
     return [s for cell in group(placed, _cell).values() for s in _best(cell)]
 
 
-def asked(placed: list[Score], ends: bool = True) -> list[Score]:
-    """What tables ask of each model: self tokens where the most is shown, and all non-self tokens.
+def asked_in_tables(placed: list[Placed], ends: bool = True) -> list[Placed]:
+    """Of each model and prompt set: self tokens where the most is shown, and all non-self tokens.
 
-    Args:
-        placed: a prompt set is a question of its own.
-        ends: before and after training alone.
+    `ends`: before and after training alone.
     """
     kept = []
     for several in group(placed, lambda s: (s.model, s.prompts)).values():
@@ -160,41 +159,104 @@ def asked(placed: list[Score], ends: bool = True) -> list[Score]:
     return [s for s in kept if not ends or s.phase != BETWEEN]
 
 
-def deepest(placed: list[Score]) -> list[Score]:
-    """Of each question, the scores at the deepest site at which most phases were asked.
+def deepest(placed: list[Placed]) -> list[Placed]:
+    """Those of each question at the deepest site at which most phases were asked.
 
     Blocks come before other parts.
     """
     kept = []
     for several in group(placed, lambda s: (s.model, s.task, s.prompts)).values():
-        sites = group(several, lambda s: (s.part, s.layer))
-
-        def merit(site: tuple[str, int], sites: dict = sites) -> tuple[bool, int, int, str]:
-            part, layer = site
-            return (part == "block", len({s.phase for s in sites[site]}), layer, part)
-
-        kept += sites[max(sites, key=merit)]
+        sites = group(several, lambda s: (s.part == "block", s.layer, s.part))
+        phases = {site: len({s.phase for s in there}) for site, there in sites.items()}
+        kept += sites[max(sites, key=lambda site: (site[0], phases[site], *site[1:]))]
     return kept
 
 
-def once(placed: Iterable[Score]) -> list[Score]:
-    """Each row once, though it may have two scores."""
+def once(placed: Iterable[Placed]) -> list[Placed]:
+    """Each row once, though it may answer two questions."""
     return list({s.row["key"]: s for s in placed}.values())
 
 
-def group(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Items by key, in the order of first appearance."""
-    groups: dict[Any, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
+class Method(NamedTuple):
+    """The words of a method, as a `Solver` has them."""
+
+    title: str
+    short: str
+    word: str
+    text: str = ""
 
 
-def _cell(s: Score) -> Hashable:
+COLUMN_WORDS = {
+    BEST: Method("the best of the other gradient methods", "other gradient", "other grad."),
+    "exact": Method("exact search", "exact search", "exact"),
+}
+"""Columns of several solvers."""
+
+
+def method(name: str) -> Solver | Method:
+    """The words of a method or column; an unknown one is called by its name."""
+    return solvers().get(name) or COLUMN_WORDS.get(name) or Method(name, name, name)
+
+
+def column_order(names: set[str]) -> list[str]:
+    """Methods in the order of reading: gradient, then what is not known, then search, chance."""
+    known = solvers()
+    first = [name for name, solver in known.items() if solver.family == "gradient"]
+    last = [name for name, solver in known.items() if solver.family in ("search", "control")]
+    order = [*first[:2], BEST, *first[2:]]
+    others = sorted(names - {*order, "exact", *last})
+    return [name for name in (*order, *others, "exact", *last) if name in names]
+
+
+def variation_label(departs: Iterable[tuple[str, Any]]) -> str:
+    """In what a question departs from the plain one: `noise 0.5, control: shuffled`."""
+    words = {"channels": "channels {}", "without": "without {}", "noise": "noise {:g}",
+             "control": "control: {}"}  # fmt: skip
+    return ", ".join(words.get(name, name).format(value) for name, value in departs)
+
+
+def variation_order(departs: tuple[tuple[str, Any], ...]) -> tuple[bool, str, float]:
+    """The place of a variation in the order of reading: noise comes last, the least of it first."""
+    others = [item for item in departs if item[0] != "noise"]
+    noise = dict(departs).get("noise", 0.0)
+    return (noise > 0, str(others), noise)
+
+
+def prompt_set(name: str) -> str:
+    """A prompt set in words."""
+    return PROMPTS.get(name, name)
+
+
+def prompt_order(name: str) -> tuple[int, str]:
+    """The place of a prompt set in the order of reading."""
+    names = list(PROMPTS)
+    return (names.index(name) if name in names else len(names), name)
+
+
+def task_label(task: Asked) -> str:
+    """A question in words: `3 hidden tokens`, `all tokens shown`."""
+    where = "" if task.slice.replace(" ", "") == f"[:,{task.hidden}:,:]" else f" of {task.slice}"
+    tokens = "1 hidden token" if task.hidden == 1 else f"{task.hidden} hidden tokens"
+    if task.nonself:
+        return tokens + where
+    return f"shown tokens beside {tokens}{where}" if task.hidden else f"all tokens shown{where}"
+
+
+def task_kind(task: Asked) -> str:
+    """The field's word for a question: self or non-self."""
+    return f"non-self, k = {task.hidden}" if task.nonself else "self"
+
+
+def site_label(layer: int, part: str) -> str:
+    """`4` for a block's output, `4 mixer` and the like for its parts."""
+    return str(layer) if part == "block" else f"{layer} {part}"
+
+
+def _cell(s: Placed) -> Hashable:
     return (s.model, s.step, s.layer, s.part, s.task, s.prompts, s.variation)
 
 
-def _one_search(cell: list[Score]) -> list[Score]:
+def _one_search(cell: list[Placed]) -> list[Placed]:
     preferred = EXACT[cell[0].kind]
     present = {s.method for s in cell if s.column == "exact"}
     order = [*preferred, *sorted(present - set(preferred))]
@@ -202,9 +264,9 @@ def _one_search(cell: list[Score]) -> list[Score]:
     return [s for s in cell if s.column != "exact" or s.method == chosen]
 
 
-def _best(cell: list[Score]) -> list[Score]:
+def _best(cell: list[Placed]) -> list[Placed]:
     others = group(
-        [s for s in cell if s.column != SEED and s.family == "gradient"], lambda s: s.column
+        (s for s in cell if s.column != SEED and s.family == "gradient"), lambda s: s.column
     )
 
     def share(column: str) -> float:

@@ -1,8 +1,8 @@
-"""What the panels show: recovery by layer and by training step, and margins above the floor."""
+"""Panels of the page, and the sections of rows that are no recoveries: a table and panels each."""
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,61 @@ from markupsafe import Markup
 
 from eval.drawing import inline
 from eval.plots import lines
-from eval.report.evidence import AFTER, BEFORE, BEST, group
-from eval.report.wording import column_order, method, percent, prompt_set, task_label
-from eval.summary import Record
-from eval.tables import text
+from eval.quantities import Estimate, Quantity
+from eval.report.evidence import AFTER, BEFORE, BEST, column_order, method, prompt_set, task_label
+from eval.schema import Row
+from eval.summary import Cell, Record, figures_table, quantities_of
+from eval.tables import Table, group, percent, text
 
 COLOURS = {"descent": 5, "adam": 1, "best": 1, "exact": 0}
 """Numbers of colours and marks, of six."""
-SIZE = (200, 150)
 X_SCALE = {"zero": False, "nice": False, "padding": 14}
 AXIS = {"grid": False, "domain": False, "ticks": False, "labelPadding": 8, "labelOverlap": "greedy"}
-AXES = {"step": "training step", "channels": "channels shown"}
-"""What fields are called that a curve is over."""
+WORDS = {"step": "training step", "channels": "channels shown"}
+"""The titles of fields that a curve is over."""
+ABOUT = {
+    "loss": ("How well text is predicted", "Of held-out stories, or of texts that were given."),
+    "probe": (
+        "What probes read",
+        "Linear probes, and trained inverters, are fitted to a layer's outputs and judged on other "
+        "text: which token stands at the position itself (offset 0), before it, or after it?",
+    ),
+    "geometry": (
+        "How outputs move with hidden tokens",
+        "The Jacobian of the visible outputs with respect to the vectors of the hidden tokens: its "
+        "singular values, medians over prompts.",
+    ),
+    "basin": (
+        "How near a start must be",
+        "Adam starts at a distance from the truth, in lengths of each token's embedding. Shares of "
+        "hidden tokens, and of whole prompts, that come right.",
+    ),
+    "retrieval": (
+        "Retrieval, every number",
+        "A sentence is taken out of its story, and the story found again among so many.",
+    ),
+    "bits": (
+        "What outputs say of one token, in bits",
+        "All other tokens are given, and the posterior over all choices of the token is exact: "
+        "under Gaussian noise, in units of the output's RMS or of the token's effect on it, and "
+        "where outputs are rounded. Alone: one output; cumulative: all from distance 1 on. Uniform "
+        "prior, all channels; the rows hold other priors and fewer channels.",
+    ),
+    "curve": (
+        "How much must be shown",
+        "Tokens recovered over the channels shown, or over the noise on the vectors, and where "
+        "recovery crosses one half.",
+    ),
+}
+"""Heading and description of each kind, in the order of reading."""
+AXES = ("radius", "distance", "layer", "step")
+"""The x axis of a kind's panels: the first of these that takes several values."""
+LINES = ("offset", "hidden", "method", "slice", "model")
+"""The field of a kind's lines: the first of these that takes several values."""
+CHARTED = (None, "noise 0.25 rms", "noise 1 rms", "noise 4 effect", "int8", "int4", "int2")
+"""Precisions that charts show."""
+PANELS = 24
+"""Panels of a kind, at most; the table has every number."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +76,33 @@ class Panel:
     svg: Markup
 
 
+@dataclass(frozen=True)
+class KindSection:
+    """Rows of one kind: a heading, a description, a table of every figure, and panels."""
+
+    name: str
+    title: str
+    about: str
+    table: Table
+    panels: list[tuple[str, list[Panel]]]
+
+
 def colour(column: str, columns: Iterable[str]) -> int:
     """A method's number in the palette; known methods always have the same."""
     others = [c for c in columns if c not in COLOURS]
     return COLOURS[column] if column in COLOURS else 2 + others.index(column) % 3
 
 
-def by_model(panels: Iterable[Panel]) -> list[tuple[str, list[Panel]]]:
-    """Panels in the order that they come."""
-    return list(group(panels, lambda panel: panel.model).items())
-
-
-def recovery(records: list[Record], field: str) -> list[Panel]:
+def recovery(records: list[Record], field: str) -> list[tuple[str, list[Panel]]]:
     """Top-1 against a field: one panel per model and question, one line per method and phase.
 
     Noise and channels are evenly spaced, whatever the values.
     """
-    axis, even = AXES.get(field, field), field in ("noise", "channels")
+    axis, even = WORDS.get(field, field), field in ("noise", "channels")
     columns = column_order({r["column"] for r in records})
     panels = []
-    for model, title, cells in _panels(records):
+    for model, title, cells in _questions(records):
         xs = sorted({r[field] for r in cells})
-        kept = column_order({r["column"] for r in cells})
         points = [
             {
                 axis: xs.index(r[field]) if even else r[field],
@@ -67,17 +115,16 @@ def recovery(records: list[Record], field: str) -> list[Panel]:
             }
             for r in sorted(cells, key=lambda r: (_phase(r, field) != BEFORE, r[field]))
         ]
-        chart = lines(
-            points, axis, None, "by", "training", share=True, named=True, band=False, size=SIZE,
-            states=(BEFORE, AFTER),
-            x_scale=X_SCALE, axis=evenly(xs) if even else AXIS | {"values": xs},
-            series={method(c).short: colour(c, columns) for c in kept},
-        )  # fmt: skip
-        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
-    return panels
+        series = {method(c).short: colour(c, columns)
+                  for c in column_order({r["column"] for r in cells})}  # fmt: skip
+        panels.append(_panel(
+            model, title, points, axis, "by", "training", share=True, states=(BEFORE, AFTER),
+            axis=_evenly(xs) if even else AXIS | {"values": xs}, series=series,
+        ))  # fmt: skip
+    return _by_model(panels)
 
 
-def margins(records: list[Record]) -> list[Panel]:
+def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
     """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
     records = [r for r in records if r["column"] == "exact" and r["margin_floor"]]
     if not records:
@@ -90,7 +137,7 @@ def margins(records: list[Record]) -> list[Panel]:
         "axis": {"values": powers, "format": ".0e"},
     }
     panels = []
-    for model, title, cells in _panels(records):
+    for model, title, cells in _questions(records):
         layers = sorted({r["layer"] for r in cells})
         apart = {BEFORE: -0.17, AFTER: 0.17} if len({r["phase"] for r in cells}) > 1 else {}
         points = [
@@ -108,14 +155,141 @@ def margins(records: list[Record]) -> list[Panel]:
             }
             for r in sorted(cells, key=lambda r: (r["phase"] != BEFORE, r["layer"]))
         ]
-        chart = lines(points, "layer", None, "by", "training", named=True, band=False, size=SIZE,
-                      states=(BEFORE, AFTER),
-                      x_scale=X_SCALE, axis=evenly(layers), upright=upright)  # fmt: skip
-        panels.append(Panel(model, title, inline(chart, f"{model}: {title}")))
-    return panels
+        more = {"states": (BEFORE, AFTER), "axis": _evenly(layers), "upright": upright}
+        panels.append(_panel(model, title, points, "layer", "by", "training", **more))
+    return _by_model(panels)
 
 
-def evenly(values: list[float]) -> dict[str, Any]:
+def sections(summed: Iterable[Cell]) -> list[KindSection]:
+    """A section for each kind of rows, but for recoveries, lenses and claims."""
+    kinds = group(
+        (cell for cell in summed if cell.kind not in ("recovery", "lens", "claim")),
+        lambda cell: cell.kind,
+    )
+    if "bits" in kinds:
+        kinds["bits"] = [cell for cell in kinds["bits"] if _is_plain(cell)]
+    made = []
+    for kind in [*(k for k in ABOUT if kinds.get(k)), *sorted(kinds.keys() - {*ABOUT})]:
+        cells = kinds[kind]
+        if kind == "curve":
+            panels = [_curve(cell.about, row) for cell in cells for row in cell.rows]
+        elif kind == "retrieval":  # drawn with the lenses
+            panels = []
+        else:
+            main = [quantity for quantity in quantities_of(cells) if quantity.main]
+            panels = [panel for quantity in main for panel in _panels(cells, quantity)]
+        about = ABOUT.get(kind, (kind, ""))
+        made.append(KindSection(kind, *about, figures_table(cells), _by_model(panels[:PANELS])))
+    return made
+
+
+def _is_plain(cell: Cell) -> bool:
+    """Bits under the uniform prior, of all channels; effects and margins have neither."""
+    return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
+
+
+def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
+    """One figure over the first of `AXES` that varies: models and other places have panels.
+
+    Where the axis is the radius, the deepest layer is drawn; where it is not the step, the first
+    and the last step of each model are.
+    """
+    places = [
+        (cell.place | {"model": cell.about["model"], "step": cell.about["step"]}, figure)
+        for cell in cells
+        if cell.place.get("precision") in CHARTED
+        and (figure := cell.figures.get(quantity.name))
+        and math.isfinite(figure.value)
+    ]
+
+    def varied(name: str) -> bool:
+        return len({place.get(name) for place, _ in places} - {None}) > 1
+
+    x = next(filter(varied, AXES), None)
+    if x is None:
+        return []
+    if x == "radius":
+        places = _kept(places, "layer", lambda layers: layers[-1:])
+    if x != "step":
+        places = _kept(places, "step", lambda steps: [steps[0], steps[-1]])
+    by = next((name for name in LINES if name != x and varied(name)), "model")
+    apart = dict.fromkeys(name for place, _ in places for name in place)
+    apart = [n for n in apart if n not in (x, by, "step", "model") and varied(n)]
+    panels = group(
+        ((place, figure) for place, figure in places if place.get(x) is not None),
+        lambda item: (
+            "" if by == "model" else item[0]["model"],
+            *(f"{name} {item[0].get(name)}" for name in apart),
+        ),
+    )
+    drawn = []
+    for (model, *where), several in panels.items():
+        points = [_point(place, figure, x, by, quantity) for place, figure in several]
+        ordered = all(isinstance(point[by], int | float) for point in points)
+        points.sort(key=lambda point: (point[by], point["training step"], point[x]))
+        steps = sorted({point["training step"] for point in points}, key=lambda step: int(step))
+        ticks = {"values": sorted({p[x] for p in points}), "labelExpr": "format(datum.value, ',')"}
+        drawn.append(_panel(
+            model, ", ".join([quantity.words, *where]), points, x, by,
+            "" if x == "step" else "training step", states=steps, ordered=ordered,
+            named=quantity.share and not ordered, share=quantity.share, axis=AXIS | ticks,
+            legend={"title": by, "symbolLimit": 12}, upright={"scale": {"zero": False}},
+        ))  # fmt: skip
+    return drawn
+
+
+def _kept(places: list[Any], name: str, which: Any) -> list[Any]:
+    """The places of each model with some of the values of a field."""
+    values: dict[str, set[Any]] = {}
+    for place, _ in places:
+        values.setdefault(place["model"], set()).add(place.get(name))
+    return [item for item in places
+            if item[0].get(name) in which(sorted(values[item[0]["model"]]))]  # fmt: skip
+
+
+def _point(
+    place: dict[str, Any], figure: Estimate, x: str, by: str, quantity: Quantity
+) -> dict[str, Any]:
+    scale, words = (100, percent) if quantity.share else (1, text)
+    value, low, high = (figure.value if end is None else end for end in figure[:3])
+    said = words(value) + (" %" if quantity.share else "")
+    if low < high:
+        said += f" (95 % interval {words(low)} to {words(high)})"
+    where = ", ".join(f"{name} {place[name]}" for name in dict.fromkeys((by, x, "step")))
+    limits = {"value": scale * value, "low": scale * low, "high": scale * high}
+    lines_of = {x: place[x], by: place.get(by), "training step": str(place["step"])}
+    return lines_of | limits | {"tip": f"{where}: {said}, n = {figure.n}"}
+
+
+def _curve(about: dict[str, Any], row: Row) -> Panel:
+    """One row of a curve: its values, evenly spaced whatever their size."""
+    shown = "channels shown" if row["axis"] == "channels" else "noise"
+    points = [
+        {shown: i, "value": 100 * top1, "method": row["method"],
+         "tip": f"{row['method']}, {shown} {text(value)}: {percent(top1)} % of the tokens"}
+        for i, (value, top1) in enumerate(sorted(zip(row["values"], row["top1"], strict=True)))
+    ]  # fmt: skip
+    layer = row["site"]["layer"]
+    title = f"step {about['step']:,}, layer {layer}: {row['method']} over {shown}"
+    axis = _evenly(sorted(row["values"]))
+    return _panel(about["model"], title, points, shown, "method", share=True, axis=axis)
+
+
+def _panel(
+    model: str, title: str, points: list[Record], x: str, by: str, dash: str = "", **more: Any
+) -> Panel:
+    """Lines `by` a field, with their names at the right end unless `more` says otherwise."""
+    more = {"named": True, "band": False, "size": (200, 150), "x_scale": X_SCALE} | more
+    return Panel(
+        model, title, inline(lines(points, x, None, by, dash, **more), f"{model}: {title}")
+    )
+
+
+def _by_model(panels: Iterable[Panel]) -> list[tuple[str, list[Panel]]]:
+    return list(group(panels, lambda panel: panel.model).items())
+
+
+def _evenly(values: list[float]) -> dict[str, Any]:
     """An axis over the numbers of values, which it names."""
     names = f"{json.dumps([text(value) for value in values])}[datum.value]"
     return AXIS | {"values": [*range(len(values))], "labelExpr": names}
@@ -131,10 +305,10 @@ def _phase(record: Record, field: str) -> str:
 
 
 def _tip(record: Record, field: str) -> str:
-    where = f"{field if field == 'step' else AXES.get(field, field)} {text(record[field])}"
+    where = f"{field if field == 'step' else WORDS.get(field, field)} {text(record[field])}"
     if field != "step":
         where += f", {record['phase']} training"
-    # in the column of the best method, which that was
+    # in the column of the best method, that method's name
     name = method(record["method"] if record["column"] == BEST else record["column"]).title
     low, high = percent(record["low"]), percent(record["high"])
     return (
@@ -143,7 +317,7 @@ def _tip(record: Record, field: str) -> str:
     )
 
 
-def _panels(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
+def _questions(records: list[Record]) -> list[tuple[str, str, list[Record]]]:
     """Records by panel, in their order: `(model, title, records)`."""
     several = len({r["prompts"] for r in records}) > 1
     panels = group(records, lambda r: (r["model"], r["prompts"], r["part"], r["task"]))

@@ -16,13 +16,13 @@ from eval.schema import Row
 
 
 @dataclass(frozen=True)
-class Section:
-    """What one lens saw.
+class LensSection:
+    """The figures of one lens.
 
     Attributes:
         name: the lens's.
         title: its heading.
-        about: what it does, in a sentence.
+        about: a sentence about it.
         figures: charts.
         texts: anything else, as HTML.
     """
@@ -34,14 +34,11 @@ class Section:
     texts: list[Markup] = field(default_factory=list)
 
 
-def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Section]:
-    """A section for each lens that has been looked through, in the order of `lenses`.
+def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[LensSection]:
+    """A section for each lens that has documents, in the order of `lenses`, and one for retrieval.
 
-    Of a lens that is not registered, which was a plug-in, it says that its file has to be given.
-
-    Args:
-        documents: what lenses found; of two of one lens and checkpoint the one asked last counts.
-        rows: in the order of asking; those of retrieval become a section too.
+    A lens that is not registered was a plug-in; its section asks for its file. Of two documents of
+    one lens and checkpoint the one asked last counts.
     """
     documents = _in_order(documents, rows)
     matched = [row for row in rows if row["kind"] == "retrieval"]
@@ -60,27 +57,27 @@ def sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[Se
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
         drawn = _retrieval([_named(row, names) for row in matched])
-        parts.append(Section("retrieval", "Retrieval", about, drawn))
+        parts.append(LensSection("retrieval", "Retrieval", about, drawn))
     return parts
 
 
-def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> Section:
+def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> LensSection:
     if lens is None:
         text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
                       "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
-        return Section(name, name, about, [], [text])
+        return LensSection(name, name, about, [], [text])
     drawn = [figure for figure in lens.figures(documents) if figure.chart is not None]
-    return Section(name, lens.title or name, about, drawn, lens.texts(documents))
+    return LensSection(name, lens.title or name, about, drawn, lens.texts(documents))
 
 
 def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Document]:
-    """As they were asked, which their rows tell."""
+    """As they were asked, by the order of their rows."""
     order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
     return sorted(documents, key=lambda document: order.get(document.get("key"), -1))
 
 
 def _names(given: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
-    """What each checkpoint is called: of several of one name and step, the weights say which."""
+    """The name of each checkpoint; with a hash of the weights where name and step are shared."""
     every = {_weights(one) for one in given}
     alike = Counter((name, step) for name, step, _ in every)
     return {

@@ -7,20 +7,23 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.drawing import colours, theme, vega_script
-from eval.files import write_text
 from eval.lenses.markup import STYLE
-from eval.recovery import VERDICTS, join, question, weights
-from eval.report import figures, findings, kinds, provenance, strips, tables, wording
-from eval.report.evidence import AFTER, BEFORE, BEST, Score, group, headline, once, plain, scores
+from eval.recovery import VERDICTS, join_rows, question, weights
+from eval.report import evidence, figures, strips, tables
+from eval.report.evidence import AFTER, BEFORE, BEST, Placed, headline, once, plain_questions
 from eval.schema import Row
-from eval.summary import Record, cells
-from eval.tables import text
+from eval.summary import cells, figures_table
+from eval.tables import duration_text, group, percent, text
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
 OPEN = 2  # prompts drawn unfolded; the rest open on a click
 COLLISIONS = 60  # lines of that table
-COUNTS = [(name, name, False) for name in ("prompts", "models")]
+WORDS = (
+    evidence.method, evidence.prompt_set, evidence.site_label, evidence.task_kind,
+    evidence.task_label, evidence.variation_label, percent, duration_text, text,
+)  # fmt: skip
+"""Functions that templates call."""
 LINES = 300  # of the table of every number, which the summary command prints in full
 VARIED = 120  # of the table of variations
 FOLD = 40  # lines beyond which a table of variations opens on a click
@@ -34,35 +37,33 @@ def render_page(
     Args:
         rows: of any kinds.
         title: the page's; a sentence of its own when not given.
-        documents: what lenses found (`eval.lenses.lens.read_documents`).
+        documents: of lenses (`eval.lenses.lens.read_documents`).
 
     Raises:
         RequestError: there is nothing to show.
     """
     inside, summed = _inside(documents, rows), cells(rows)
-    measured = [(section, figures.by_model(section.panels)) for section in kinds.sections(summed)]
+    measured = figures.sections(summed)
     recovered = [cell for cell in summed if cell.kind == "recovery"]
     if (inside or measured) and not recovered:
         return _environment().get_template("lenses.html").render(
             title=title or LENSES_TITLE, inside=inside, measured=measured, **_drawing(inside)
         )  # fmt: skip
-    every = scores(rows)
-    main = plain(every)
+    every = evidence.place_rows(rows)
+    main = plain_questions(every)
     placed = headline(main)
-    joined: strips.Verdicts = {question(j.rows[0]): j for j in join(s.row for s in once(main))}
-    lines = tables.pivot(tables.summary_records(placed))
+    joined: strips.Verdicts = {question(j.rows[0]): j for j in join_rows(s.row for s in once(main))}
+    lines = tables.pivot(tables.at_deepest(placed))
     by_layer, departing = tables.by_layer(placed), headline(every)
     varied = tables.varied(every) if len(main) < len(every) else []
-    columns = wording.column_order({s.column for s in placed})
+    columns = evidence.column_order({s.column for s in placed})
     looking = [s for s in placed if s.family != "control"] or placed
     sample = strips.sample(once(looking), joined)
     return _environment().get_template("page.html").render(
-        wording=wording,
-        text=text,
         verdicts=VERDICTS,
         title=title or TITLE,
-        sentences=findings.sentences(lines, placed),
-        example=findings.example(sample.prompts),
+        sentences=strips.sentences(lines, placed),
+        example=strips.example(sample.prompts),
         phases=[p for p in (BEFORE, AFTER) if any(p in cell for r in lines for cell in r["cells"])],
         columns=columns,
         colour_of={c: figures.colour(c, columns) for c in columns},
@@ -73,45 +74,36 @@ def render_page(
         outcomes=tables.outcomes(lines, main, joined),
         by_method=tables.by_method(lines, main) if BEST in columns else [],
         varied=varied,
-        varied_methods=wording.column_order({m for line in varied for (m,) in line["cells"]}),
+        varied_methods=evidence.column_order({m for line in varied for (m,) in line["cells"]}),
         varied_lines=VARIED,
         fold=FOLD,
-        every_number=kinds.table(recovered, COUNTS),
+        every_number=figures_table(recovered, ("prompts", "models")),
         lines=LINES,
-        layer_panels=_panels(by_layer, "layer"),
-        step_panels=_panels(tables.by_step(placed), "step"),
-        noise_panels=_panels(tables.by_value(departing, "noise"), "noise"),
-        channel_panels=_panels(tables.by_value(departing, "channels"), "channels"),
-        margin_panels=figures.by_model(figures.margins(by_layer)),
+        layer_panels=figures.recovery(by_layer, "layer"),
+        step_panels=figures.recovery(tables.by_step(placed), "step"),
+        noise_panels=figures.recovery(tables.by_value(departing, "noise"), "noise"),
+        channel_panels=figures.recovery(tables.by_value(departing, "channels"), "channels"),
+        margin_panels=figures.margins(by_layer),
         sample=sample,
         open=OPEN,
-        collisions=provenance.collisions(every),
+        collisions=tables.collision_lines(every),
         limit=COLLISIONS,
-        checkpoints=provenance.checkpoints(every),
-        methods=provenance.methods(every),
-        totals=provenance.totals(every),
+        checkpoints=tables.checkpoint_lines(every),
+        methods=tables.method_lines(every),
+        totals=tables.totals(every),
         inside=inside,
         measured=measured,
         **_drawing(inside),
     )  # fmt: skip
 
 
-def write_page(path: str | Path, html: str) -> None:
-    """Writes the page whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-    """
-    write_text(path, html)
-
-
 def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
     """Sections of figures; lenses import torch, which takes a second and is not always needed."""
     if not documents and not any(row["kind"] == "retrieval" for row in rows):
         return []
-    from eval.report.inside import sections
+    from eval.report.inside import lens_sections
 
-    return sections(documents, rows)
+    return lens_sections(documents, rows)
 
 
 def _drawing(inside: list[Any]) -> dict[str, Any]:
@@ -121,16 +113,18 @@ def _drawing(inside: list[Any]) -> dict[str, Any]:
 
 
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {word.__name__: word for word in WORDS}
+    return environment
 
 
-def _steps(placed: list[Score]) -> dict[str, str]:
+def _steps(placed: list[Placed]) -> dict[str, str]:
     """The first and the last step of each model, and how many training seeds it has."""
     ends = [s for s in placed if s.phase in (BEFORE, AFTER)]
     texts = {}
@@ -141,7 +135,3 @@ def _steps(placed: list[Score]) -> dict[str, str]:
         steps = " → ".join(f"{step:,}" for step in sorted({s.step for s in several}))
         texts[model] = steps + (f", {seeds} seeds" if seeds > 1 else "")
     return texts
-
-
-def _panels(records: list[Record], field: str) -> list[tuple[str, list[figures.Panel]]]:
-    return figures.by_model(figures.recovery(records, field))

@@ -1,8 +1,11 @@
-"""Prompts as rows of coloured tokens: the truth above, what each method found below it."""
+"""Prompts as rows of coloured tokens, and the sentences and the example that open the page."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
+from eval.lenses.markup import visible
 from eval.recovery import (
     AMBIGUOUS,
     GRADIENT,
@@ -12,12 +15,25 @@ from eval.recovery import (
     hidden_positions,
     question,
 )
-from eval.report.evidence import AFTER, BEFORE, BETWEEN, Score, group
-from eval.report.wording import column_order, method, prompt_order, visible
+from eval.report.evidence import (
+    AFTER,
+    BEFORE,
+    BEST,
+    BETWEEN,
+    Placed,
+    column_order,
+    method,
+    prompt_order,
+    prompt_set,
+    site_label,
+)
 from eval.schema import Row
+from eval.summary import Record
+from eval.tables import group, percent
 
 WIDTH = 128  # characters a line of tokens may take; longer prompts go on below
 GAP = 2  # characters of padding around a token
+EXAMPLE_LINES = 3  # of tokens that the opening example may take
 CELLS = 15_000  # tokens drawn on a page, to keep it under a megabyte
 LETTERS = {GRADIENT: ("g", "g"), SEARCH: ("s", "s"), AMBIGUOUS: ("m", "≈"), NOT_FOUND: ("n", "–")}
 """Mark and text of a verdict across methods."""
@@ -28,7 +44,7 @@ Verdicts = dict[Hashable, Joined]
 
 @dataclass(frozen=True)
 class Strip:
-    """What one method found at one checkpoint, or what all of them together did.
+    """The tokens of one method at one checkpoint, or the verdicts of all methods together.
 
     Attributes:
         cells: `(mark, text)` per position; the mark is "" right, "w" wrong, "a" ambiguous, or one
@@ -65,7 +81,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DrawnPrompt:
     """One prompt: its sheets at the deepest site, and those of the other sites."""
 
     kind: str
@@ -76,7 +92,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Drawn:
     """The prompts that are drawn, as many as a page of reasonable size can hold.
 
     Attributes:
@@ -84,19 +100,15 @@ class Sample:
         turns: whether each is drawn for one model only, as all of them would take too much room.
     """
 
-    prompts: list[Prompt]
+    prompts: list[DrawnPrompt]
     left_out: int
     turns: bool
 
 
-def sample(placed: list[Score], verdicts: Verdicts, cells: int = CELLS) -> Sample:
-    """The prompts to draw; their other sites only where there is room for them.
+def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Drawn:
+    """The prompts to draw, of so many tokens (`cells`); other sites where there is room for them.
 
-    Args:
-        placed: every row to draw, once; rows between the first and the last step are not drawn, and
-            of several seeds the first is.
-        verdicts: of the rows' questions.
-        cells: how many tokens may be drawn.
+    Rows between the first and the last step are not drawn; of several seeds the first is.
     """
     placed = [s for s in placed if s.phase != BETWEEN]
     groups = group(placed, lambda s: (s.row["prompt"], prompt_order(s.prompts), *s.row["truth"]))
@@ -104,7 +116,7 @@ def sample(placed: list[Score], verdicts: Verdicts, cells: int = CELLS) -> Sampl
     whole = [_prompt(groups[key], verdicts) for key in keys[:1]]
     turns = bool(whole) and _cost(whole[0].sheets) > cells / 8
     with_others = bool(whole) and _cost(whole[0].sheets + whole[0].others) <= cells / 2
-    drawn: list[Prompt] = []
+    drawn: list[DrawnPrompt] = []
     for i, key in enumerate(keys):
         several = groups[key]
         if turns:
@@ -116,10 +128,35 @@ def sample(placed: list[Score], verdicts: Verdicts, cells: int = CELLS) -> Sampl
             break
         cells -= cost
         drawn.append(prompt)
-    return Sample(drawn, len(keys) - len(drawn), turns and len({s.model for s in placed}) > 1)
+    return Drawn(drawn, len(keys) - len(drawn), turns and len({s.model for s in placed}) > 1)
 
 
-def _sheet(placed: list[Score], verdicts: Verdicts) -> Sheet:
+def sentences(lines: list[Record], placed: list[Placed]) -> list[Markup]:
+    """One per model and prompt set on its hardest question, and one on the self tokens.
+
+    They are of the lines of the summary, and of the rows that these were made of.
+    """
+    several = len({line["prompts"] for line in lines}) > 1
+    hardest: dict[tuple, Record] = {}
+    for line in lines:
+        key = (line["model"], line["prompts"])
+        if key not in hardest or hardest[key]["task"] < line["task"]:
+            hardest[key] = line
+    return [_sentence(line, several) for line in hardest.values()] + _on_self_tokens(placed)
+
+
+def example(prompts: list[DrawnPrompt]) -> Sheet | None:
+    """The sheet that opens the page: a solved one, with hidden tokens, on which methods differ."""
+    short = [s for p in prompts for s in p.sheets if len(s.spans) <= EXAMPLE_LINES]
+
+    def merit(sheet: Sheet) -> tuple[bool, int, int]:
+        right = [s.correct for s in sheet.strips if s.phase == AFTER and not s.joined] or [0]
+        return (max(right) == len(sheet.truth), sum(sheet.hidden), max(right) - min(right))
+
+    return max((sheet for sheet in short if any(sheet.hidden)), key=merit, default=None)
+
+
+def _sheet(placed: list[Placed], verdicts: Verdicts) -> Sheet:
     """The strips of rows with the same prompt, model, site and slice."""
     first, hidden = placed[0], hidden_positions(placed[0].row)
     families = {s.method: s.family for s in placed}
@@ -158,11 +195,11 @@ def _cost(sheets: list[Sheet]) -> int:
 
 
 def _seed(row: Row) -> tuple[str, str, int]:
-    """Of a model and of a solver."""
+    """Orders rows by the seed of the model, then of the solver."""
     return row["checkpoint"]["name"], row["checkpoint"]["weights_sha256"], row["seed"]
 
 
-def _prompt(placed: list[Score], verdicts: Verdicts, others: bool = True) -> Prompt:
+def _prompt(placed: list[Placed], verdicts: Verdicts, others: bool = True) -> DrawnPrompt:
     """Of each model and slice the sheet of the deepest site, blocks before other parts."""
     models = list(group(placed, lambda s: s.model))
     first, rest = [], []
@@ -177,7 +214,9 @@ def _prompt(placed: list[Score], verdicts: Verdicts, others: bool = True) -> Pro
 
     row = placed[0].row
     text, index = row["text"], row["prompt"]
-    return Prompt(row["prompts"], index, text, sorted(first, key=place), sorted(rest, key=place))
+    return DrawnPrompt(
+        row["prompts"], index, text, sorted(first, key=place), sorted(rest, key=place)
+    )
 
 
 def _verdict_strip(phase: str, joined: Joined) -> Strip:
@@ -207,3 +246,50 @@ def _spans(truth: list[str], strips: list[Strip]) -> list[tuple[int, int]]:
             start, used = i, 0
         used += width
     return [*spans, (start, len(truth))]
+
+
+def _sentence(line: Record, several: bool) -> Markup:
+    k = line["task"].hidden
+    asked = "the hidden token" if k == 1 else f"the {k} hidden tokens"
+    if not line["task"].nonself:
+        asked = "the shown tokens"
+    model = line["model"] + " model"
+    if several:
+        model += f" (prompts: {prompt_set(line['prompts'])})"
+    text = Markup()
+    for phase, state in ((AFTER, "trained"), (BEFORE, "untrained")):
+        shares = {
+            column: Markup("<b>{}\u00a0%</b>").format(percent(line["cells"][phase, column]["top1"]))
+            for column in column_order({c for when, c in line["cells"] if when == phase})
+        }
+        if not shares:
+            continue
+        named = [
+            Markup("{} {}").format(method(c).title if c == BEST else method(c).short, share)
+            for c, share in shares.items()
+        ]
+        if not text:
+            first, share = next(iter(shares.items()))
+            named[0] = Markup("{} recovers {} of {}").format(method(first).title, share, asked)
+        *most, last = named
+        listed = Markup(", ").join(most) + (Markup(" and ") if most else Markup()) + last
+        if text:
+            text += Markup(" Before training: {}.").format(listed)
+        else:
+            site = site_label(line["layer"], line["part"])
+            text = Markup("At layer {} of the {} {}, {}.").format(site, state, model, listed)
+    return text
+
+
+def _on_self_tokens(placed: list[Placed]) -> list[Markup]:
+    """Whether exact search found every self token where the most is shown, everywhere asked."""
+    asked = [s for s in placed if not s.task.nonself and s.column == "exact"]
+    if not asked:
+        return []
+    task = min(s.task for s in asked)
+    hits, counts = zip(*(s.counted for s in asked if s.task == task), strict=True)
+    tokens, missed = sum(counts), sum(counts) - sum(hits)
+    share = Markup("misses <b>{:,}</b>").format(missed) if missed else Markup("<b>every one</b>")
+    shown = f"the first {task.hidden} hidden" if task.hidden else "every position shown"
+    text = "With {}, exact search {}{} of {:,} tokens, counted at every layer and checkpoint."
+    return [Markup(text).format(shown, "" if missed else "recovers ", share, tokens)]

@@ -1,39 +1,47 @@
-"""The numbers of the report as records and lines of tables, and its summary for a terminal.
+"""The records and lines of the report's tables, its summary for a terminal, and its sources.
 
-Scores are pooled by any of their fields; what they say together is `eval.summary.measure`'s.
+Recoveries are pooled by any of the fields of `evidence.Placed`, by `eval.summary.measure`.
 """
 
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from eval.lenses.markup import visible
 from eval.quantities import MEASURED
-from eval.recovery import Joined, margin_bits, question, shares, weights
+from eval.recovery import (
+    Joined,
+    hidden_positions,
+    margin_bits,
+    prompt_of,
+    question,
+    shares,
+    weights,
+)
 from eval.report.evidence import (
     AFTER,
     BEFORE,
     BETWEEN,
     PHASES,
     PLACE,
-    Score,
-    asked,
-    deepest,
-    group,
-    headline,
-    plain,
-    scores,
-)
-from eval.report.wording import (
+    Placed,
+    asked_in_tables,
     column_order,
+    deepest,
+    headline,
     method,
-    percent,
+    once,
+    place_rows,
+    plain_questions,
     prompt_order,
+    prompt_set,
     site_label,
     task_label,
     variation_order,
 )
 from eval.schema import Row
 from eval.summary import Record, measure
-from eval.tables import NONE, Table, terminal
+from eval.tables import NONE, Table, group, percent, terminal
 
 VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
 FAMILIES = ("gradient", "", "search", "control")
@@ -41,50 +49,49 @@ FAMILIES = ("gradient", "", "search", "control")
 
 
 def summary_table(rows: list[Row]) -> list[Record]:
-    """Before and after training at each model's deepest site, one record per cell.
+    """Before and after training at each model's deepest site, one record (`pool`) per cell.
 
     Questions are the self tokens where the most is shown, and the non-self tokens of every slice.
-    A record is one of `records`.
 
     Raises:
         RequestError: there are no rows.
     """
-    return summary_records(headline(plain(scores(rows))))
+    return at_deepest(headline(plain_questions(place_rows(rows))))
 
 
-def summary_records(placed: list[Score]) -> list[Record]:
-    """`summary_table` of scores already placed."""
-    return records(deepest(asked(placed)), *PLACE, "phase", "column")
+def at_deepest(placed: list[Placed]) -> list[Record]:
+    """`summary_table` of rows already placed."""
+    return pool(deepest(asked_in_tables(placed)), *PLACE, "phase", "column")
 
 
-def by_layer(placed: list[Score]) -> list[Record]:
+def by_layer(placed: list[Placed]) -> list[Record]:
     """The summary's questions at every site, before and after training."""
-    return records(asked(placed), *PLACE, "phase", "column")
+    return pool(asked_in_tables(placed), *PLACE, "phase", "column")
 
 
-def by_step(placed: list[Score]) -> list[Record]:
+def by_step(placed: list[Placed]) -> list[Record]:
     """The summary's questions at the deepest site, for models with more than two steps."""
     several = group(placed, lambda s: s.model).values()
     long = [s for line in several if len({s.step for s in line}) > 2 for s in line]
-    return records(deepest(asked(long, ends=False)), *PLACE, "column", "step")
+    return pool(deepest(asked_in_tables(long, ends=False)), *PLACE, "column", "step")
 
 
-def by_value(placed: list[Score], name: str) -> list[Record]:
+def by_value(placed: list[Placed], name: str) -> list[Record]:
     """The same over the `noise` or `channels`, where more than two values of it were asked."""
-    known = asked([s for s in placed if s.phase != BETWEEN and getattr(s, name) is not None])
-    curves = group(
-        known, lambda s: (s.model, s.task, s.prompts, s.part, s.layer, s.phase, s.column)
+    known = asked_in_tables(
+        [s for s in placed if s.phase != BETWEEN and getattr(s, name) is not None]
     )
+    curves = group(known, lambda s: (*s.place, s.phase, s.column))
     varied = [line for line in curves.values() if len({getattr(s, name) for s in line}) > 2]
-    return records(deepest([s for line in varied for s in line]), *PLACE, "phase", "column", name)
+    return pool(deepest([s for line in varied for s in line]), *PLACE, "phase", "column", name)
 
 
-def records(placed: Sequence[Score], *by: str) -> list[Record]:
-    """A record for all scores that are equal in some fields, in these fields' order of reading.
+def pool(placed: Sequence[Placed], *by: str) -> list[Record]:
+    """A record for all rows that are equal in some fields, in these fields' order of reading.
 
-    A record holds the fields of the first of its scores, how many prompts (`count`), `models` and
-    `tokens` it is of, and figures: `top1` between `low` and `high`, `top5`; `margin`,
-    `margin_floor` and `margin_bits` are of the row with the fewest bits.
+    A record holds the fields of the first of its rows, the numbers of prompts (`count`), `models`
+    and `tokens`, and figures: `top1` between `low` and `high`, `top5`; `margin`, `margin_floor`
+    and `margin_bits` are of the row with the fewest bits.
     """
     models = list(dict.fromkeys(s.model for s in placed))
     names = column_order({name for s in placed for name in (s.method, s.column)})
@@ -135,13 +142,13 @@ def nested(lines: list[Record]) -> list[tuple[str, list[list[Record]]]]:
 
 
 def by_method(
-    lines: list[Record], placed: list[Score]
+    lines: list[Record], placed: list[Placed]
 ) -> list[tuple[str, list[Record], list[Record]]]:
     """Every method at the sites of a table's lines: by model these, and a line for each method."""
     sites = {tuple(line[name] for name in PLACE) for line in lines}
-    here = [s for s in asked(placed) if s.place in sites]
+    here = [s for s in asked_in_tables(placed) if s.place in sites]
     of_methods = pivot(
-        records(here, "model", "family", "method", *PLACE[1:], "phase"),
+        pool(here, "model", "family", "method", *PLACE[1:], "phase"),
         ("model", "family", "method"),
         (*PLACE[1:], "phase"),
     )
@@ -151,24 +158,24 @@ def by_method(
     ]
 
 
-def varied(placed: list[Score]) -> list[Record]:
+def varied(placed: list[Placed]) -> list[Record]:
     """Controls, noise, ablations, padding: one line per question that is not a plain one."""
-    apart = group([s for s in placed if s.variation], lambda s: s.variation)
-    kept = [s for several in apart.values() for s in asked(several, ends=False)]
-    return pivot(records(kept, *VARIED, "method"), VARIED, ("method",))
+    apart = group((s for s in placed if s.variation), lambda s: s.variation)
+    kept = [s for several in apart.values() for s in asked_in_tables(several, ends=False)]
+    return pivot(pool(kept, *VARIED, "method"), VARIED, ("method",))
 
 
 def outcomes(
-    lines: list[Record], placed: list[Score], joined: Mapping[Hashable, Joined]
+    lines: list[Record], placed: list[Placed], joined: Mapping[Hashable, Joined]
 ) -> list[tuple[str, list[Record]]]:
-    """What became of the tokens of a table's lines when all methods are taken together, by model.
+    """The verdicts on the tokens of a table's lines over all methods together, by model.
 
     Of the lines where both gradients and search were tried: each with the `shares` of the verdicts
     and how many `tokens` they are of, both by phase.
 
     Args:
         lines: of `pivot`.
-        placed: the scores that they were made of.
+        placed: the rows that they were made of.
         joined: verdicts by `recovery.question`.
     """
     cells = group(placed, lambda s: (*s.place, s.phase))
@@ -215,8 +222,66 @@ def terminal_table(rows: list[Row]) -> str:
     return terminal(table)
 
 
-def _record(cell: list[Score]) -> Record:
-    """Scores of equal place as one."""
+def collision_lines(placed: list[Placed]) -> list[Record]:
+    """Positions at which an exact search could not tell several tokens apart."""
+    return [
+        {
+            "model": s.model,
+            "step": s.step,
+            "site": site_label(s.layer, s.part),
+            "slice": s.row["slice"],
+            "prompt": f"{prompt_set(s.prompts)} {s.row['prompt'] + 1}",
+            "position": collision["position"] + 1,
+            "hidden": collision["position"] in hidden_positions(s.row),
+            "tokens": [visible(token) for token in collision["tokens"]],
+        }
+        for s in once(placed)
+        for collision in s.row["collisions"]
+    ]
+
+
+def checkpoint_lines(placed: list[Placed]) -> list[Record]:
+    """Every checkpoint asked about, once, with the largest floor measured on it."""
+    lines = []
+    for model, several in group(placed, lambda s: s.model).items():
+        groups = group(several, lambda s: (s.step, s.row["checkpoint"]["path"]))
+        for _, cell in sorted(groups.items(), key=lambda item: item[0]):
+            floors = [s.row["floor"] for s in cell if s.row["floor"] is not None]
+            place = {"label": model, "floor": max(floors, default=None)}
+            lines.append(cell[0].row["checkpoint"] | place)
+    return lines
+
+
+def method_lines(placed: list[Placed]) -> list[Record]:
+    """Every method used, with its settings and its cost."""
+    groups = group(once(placed), lambda s: s.method)
+    lines = []
+    for name in column_order(set(groups)):
+        rows = [s.row for s in groups[name]]
+        settings = [
+            ", ".join(f"{n} {v if isinstance(v, str) else json.dumps(v)}"
+                      for n, v in row["settings"].items())
+            for row in rows
+        ]  # fmt: skip
+        lines.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(rows))
+    return lines
+
+
+def totals(placed: list[Placed]) -> Record:
+    """Counts over all rows."""
+    placed = once(placed)
+    rows = [s.row for s in placed]
+    return {
+        "prompts": len({prompt_of(row) for row in rows}),
+        "models": len({s.model for s in placed}),
+        "lengths": sorted({row["length"] for row in rows}),
+        "seeds": len({row["seed"] for row in rows}),
+        "exact": sum(s.column == "exact" for s in placed),
+    } | _cost(rows)
+
+
+def _record(cell: list[Placed]) -> Record:
+    """Rows of equal place as one."""
     kind, rows = cell[0].kind, [s.row for s in cell]
     names = {kind: "top1", f"{kind}_tokens": "tokens", f"{kind}_top5": "top5"}
     figures = measure(rows, [q for q in MEASURED["recovery"].quantities if q.name in names])
@@ -230,3 +295,8 @@ def _record(cell: list[Score]) -> Record:
         | {"low": share.low, "high": share.high}
         | {name: nearest.get(name) for name in ("margin", "margin_floor", "margin_bits")}
     )
+
+
+def _cost(rows: list[Row]) -> Record:
+    totals = {name: sum(row[name] for row in rows) for name in ("evaluations", "seconds")}
+    return {"rows": len(rows)} | totals

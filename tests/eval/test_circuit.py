@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eval.circuit import PARTS, Circuit, run_together
+from eval.circuit import PARTS, Circuit, precision, run_together
 from eval.errors import RequestError
 from eval.inversion.solvers import solvers
 from eval.slices import Slice
@@ -172,7 +172,7 @@ def test_without_mask_every_search_is_refused_with_the_reason():
 def test_low_precision_is_near(small_model):
     circuit, tokens = Circuit(small_model(mixers=("attention",)), 2), some_tokens()
     coarse = circuit.coarse.of_tokens(tokens)
-    assert circuit.coarse.precision == torch.bfloat16
+    assert precision(circuit.coarse.model) == torch.bfloat16
     assert coarse.dtype == torch.float32
     assert circuit.coarse is circuit.coarse
     assert circuit.of_tokens(tokens).dtype == torch.float32

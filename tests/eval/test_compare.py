@@ -96,12 +96,12 @@ def test_recovery_is_that_of_the_summary(tmp_path):
     ]  # fmt: skip
     table = columns(tmp_path)
     entry = table.entries[1]
-    column = find_column(table.columns, "non-self [:, 3:, :] descent", "--sort")
+    column = find_column(table.columns, "non-self [:, 3:, :] descent")
     assert entry.figures[column.quantity] == (
         record["nonself"], record["nonself_low"], record["nonself_high"], 3, (16, 16),
     )  # fmt: skip
     assert dict(column.quantity.places)["layer"] == "last"
-    assert find_column(table.columns, "non-self layer 2 [:, 3:, :] descent", "--sort")
+    assert find_column(table.columns, "non-self layer 2 [:, 3:, :] descent")
 
 
 def test_prompts_of_different_lengths_are_one_figure(tmp_path):
@@ -175,5 +175,5 @@ def test_curves_and_probes_have_columns(tmp_path):
     assert found["channels for half"] == (63, 56, 76, 1)
     assert found["SNR50, dB"] == (-9.5, -10.8, -8.7, 1)
     assert found["top-1, %"] == (0.25, None, None, 1)
-    column = find_column(table.columns, "SNR50, dB", "--sort")
+    column = find_column(table.columns, "SNR50, dB")
     assert interval_text(*table.entries[0].figures[column.quantity][:3]) == "-9.5 (-10.8 to -8.7)"

@@ -93,45 +93,33 @@ def test_two_factors_against_a_plain_loop():
     assert len(set(models)) == 3
 
 
-def coverage(P, M, spread_of_prompts, spread_of_models, rounds=200):
-    """How often the interval holds the true mean of prompts and models drawn at random."""
-    rng = np.random.default_rng(3)
-    held = 0
-    prompts, models = np.repeat(np.arange(P), M), np.tile(np.arange(M), P)
+def coverage(P, M, of_prompts, of_models, dealt=False):
+    """How often the interval of shares holds the truth of prompts and models drawn at random.
+
+    Every model is asked every prompt, or each prompt is dealt out to one model.
+    """
+    rng, rounds, held = np.random.default_rng(4), 300, 0
+    prompts = np.arange(P) if dealt else np.repeat(np.arange(P), M)
+    models = prompts % M if dealt else np.tile(np.arange(M), P)
     for _ in range(rounds):
-        of_prompt = rng.normal(0, spread_of_prompts, P)[prompts]
-        of_model = rng.normal(0, spread_of_models, M)[models]
-        values = 0.5 + of_prompt + of_model + rng.normal(0, 0.05, P * M)
-        found = clustered(
-            values.tolist(), [1] * P * M, prompts.tolist(), models.tolist(), resamples=300
-        )
-        held += found.low <= 0.5 <= found.high
+        chance = 0.5 + rng.normal(0, of_models, M)[models] + rng.normal(0, of_prompts, P)[prompts]
+        hits = rng.binomial(3, chance.clip(0, 1)).tolist()
+        interval = share(hits, [3] * len(hits), prompts.tolist(), models.tolist())
+        held += interval.low <= 0.5 <= interval.high
     return held / rounds
 
 
-def test_coverage_of_clustered_data():
-    assert coverage(40, 1, 0.2, 0.0) > 0.9
-    assert coverage(30, 12, 0.1, 0.1) > 0.88
-    assert coverage(30, 12, 0.1, 0.0) > 0.92
-
-
-def dealt(P, M, spread_of_models, rounds=300):
-    """How often the interval of shares holds the truth where prompts are dealt out to models."""
-    rng = np.random.default_rng(4)
-    held = 0
-    models = np.arange(P) % M
-    for _ in range(rounds):
-        chance = 0.5 + rng.normal(0, spread_of_models, M)[models] + rng.normal(0, 0.15, P)
-        hits = rng.binomial(3, chance.clip(0, 1))
-        found = share(hits.tolist(), [3] * P, list(range(P)), models.tolist())
-        held += found.low <= 0.5 <= found.high
-    return held / rounds
+@pytest.mark.parametrize(
+    ("P", "M", "of_prompts", "of_models"), [(40, 1, 0.2, 0.0), (30, 12, 0.1, 0.1), (30, 12, 0.1, 0)]
+)
+def test_coverage_of_prompts_asked_of_every_model(P, M, of_prompts, of_models):
+    assert coverage(P, M, of_prompts, of_models) > 0.88
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize(("P", "M"), [(50, 3), (51, 5), (60, 12)])
 def test_coverage_of_prompts_dealt_out_to_models(P, M, spread):
-    assert 0.9 < dealt(P, M, spread) < 0.995
+    assert 0.9 < coverage(P, M, 0.15, spread, dealt=True) < 0.995
 
 
 def test_a_dealt_out_design_is_told_from_a_crossed_one():

@@ -14,7 +14,16 @@ from eval.report.page import render_page
 from eval.rows import Results
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
-from eval.tables import interval_text, lay_out, markdown, number_text, share_text, to_csv
+from eval.tables import (
+    duration_text,
+    interval_text,
+    lay_out,
+    markdown,
+    number_text,
+    percent,
+    share_text,
+    to_csv,
+)
 from tests.eval.report.cases import about, every_kind, make_row, make_rows
 
 ROWS = make_rows(count=6)
@@ -260,6 +269,10 @@ def test_words_for_shares_and_numbers():
     assert [share_text(s) for s in (0, 0.0001, 0.5, 0.9999, 1)] == [
         "0", "<0.1", "50.0", ">99.9", "100",
     ]  # fmt: skip
+    assert [percent(s) for s in (0, 0.001, 0.005, 0.42, 0.996, 1)] == [
+        "0", "<1", "<1", "42", ">99", "100",
+    ]  # fmt: skip
+    assert [duration_text(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]
     assert interval_text(0.5, 0.25, 1.0, share=True) == "50.0 (25.0–100)"
     assert interval_text(-9.5, -10.8, -8.7) == "-9.5 (-10.8 to -8.7)"
     assert interval_text(None, None, None) == "–"

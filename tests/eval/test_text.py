@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eval.language import measure_loss
 from eval.models import open_checkpoint
-from eval.text import HeldOutText, Use, held_out_text, inside_prompts, story_prompts
+from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.train.cases import fit
 from tokenizer import open_corpus, pack
 from tokenizer.pack import Layout
@@ -74,8 +74,8 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
 
     # Prompts, windows and background text are of the stories of their use.
     whole = encoded("evaluation")
-    assert {p.tokens for p in story_prompts(text, 2, 20)} <= {ids[:20] for ids in whole}
-    for prompt, ids in zip(inside_prompts(text, 4, 20), whole, strict=False):
+    assert {p.tokens for p in drawn_prompts("story", text, 2, 20)} <= {ids[:20] for ids in whole}
+    for prompt, ids in zip(drawn_prompts("inside", text, 4, 20), whole, strict=False):
         assert prompt.tokens in {ids[i : i + 20] for i in range(1, len(ids) - 19)}
     windows: dict[Use, Tensor] = {
         "fitting": text.windows("fitting", 6, 32),
@@ -89,7 +89,7 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
 def test_prompts_are_the_first_held_out_stories(small_tokenizer):
     expected = [tuple(small_tokenizer.encode(s).ids[:30]) for s in open_corpus("toy:400", "valid")]
     for corpus in ("toy:400", "toy:1000"):
-        prompts = story_prompts(HeldOutText(corpus, small_tokenizer), 8, 30)
+        prompts = drawn_prompts("story", HeldOutText(corpus, small_tokenizer), 8, 30)
         assert [prompt.tokens for prompt in prompts] == expected[:8]
 
 
@@ -109,8 +109,8 @@ def test_the_fraction_is_the_one_that_the_model_records(
     counts = data.meta["splits"]["valid"]
     for corpus in (source, str(data.path)):
         loss = measure_loss(checkpoint, corpus)
-        assert (loss.tokens, loss.bytes) == (counts["tokens"] - 1, counts["bytes"])
-        assert loss.stories == counts["stories"] < len(STORIES) / 2
+        assert (loss["tokens"], loss["bytes"]) == (counts["tokens"] - 1, counts["bytes"])
+        assert loss["stories"] == counts["stories"] < len(STORIES) / 2
 
 
 def test_only_one_module_opens_corpora():

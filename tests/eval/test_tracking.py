@@ -87,25 +87,25 @@ def file_of(results: Path) -> Path:
     return file
 
 
-def test_figures_are_logged_by_training_step(tracked):
-    rows = [row for row in logged(offline_records(file_of(tracked / "results"))) if STEP in row]
+@pytest.fixture(scope="module")
+def records(tracked):
+    """What the report's command logged, by kind."""
+    return offline_records(file_of(tracked / "results"))
+
+
+def test_figures_are_logged_by_training_step(records):
+    rows = [row for row in logged(records) if STEP in row]
     assert [row[STEP] for row in rows] == [0, 100, 300]
-    expected = history(ROWS)
-    for row, own in zip(rows, expected, strict=True):
-        assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(own)
+    for row, expected in zip(rows, history(ROWS), strict=True):
+        assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(expected)
     name = "invert/layer4/[:, 3:, :]/alternating/nonself"
     assert [row[name] for row in rows] == [1.0, 1.0, 1.0]
     assert rows[0]["invert/layer2/[:, 0:, :]/sweep/exact"] == 1
+    axes = [(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name]
+    assert axes == [("invert/*", STEP)]
 
 
-def test_the_training_step_is_the_axis(tracked):
-    metrics = offline_records(file_of(tracked / "results"))["metric"]
-    followed = [(m.glob_name, m.step_metric) for m in metrics if m.glob_name]
-    assert followed == [("invert/*", STEP)]
-
-
-def test_table_and_page_are_logged(tracked):
-    records = offline_records(file_of(tracked / "results"))
+def test_table_and_page_are_logged(tracked, records):
     rows = logged(records)
     files = file_of(tracked / "results").parent / "files"
     page = next(row for row in rows if "page/path" in row)
@@ -113,9 +113,9 @@ def test_table_and_page_are_logged(tracked):
     assert (files / page["page/path"]).read_text() == (tracked / "page.html").read_text()
     path = next(row["summary/path"] for row in rows if "summary/path" in row)
     table = json.loads((files / path).read_text())
-    records_ = summarise(ROWS)
-    assert table["columns"] == list(records_[0])
-    assert len(table["data"]) == len(records_)
+    summed = summarise(ROWS)
+    assert table["columns"] == list(summed[0])
+    assert len(table["data"]) == len(summed)
     artifact = next(a for a in records["artifact"] if a.type == "results")
     assert {entry.path for entry in artifact.manifest.contents} == {"summary.csv", "page.html"}
     for entry in artifact.manifest.contents:  # what `wandb sync` uploads lies with the results
@@ -123,10 +123,11 @@ def test_table_and_page_are_logged(tracked):
         assert Path(entry.local_path).is_file()
 
 
-def test_the_run_belongs_to_the_results(tracked):
-    (run,) = offline_records(file_of(tracked / "results"))["run"]
+def test_the_run_belongs_to_the_results(tracked, records):
+    (run,) = records["run"]
     assert run.run_id == (tracked / "results" / "wandb_id").read_text()
     assert (run.project, run.display_name, run.job_type) == ("mine", "results", "invert")
+    assert run.run_group == architecture(ROWS[0]["checkpoint"])
 
 
 class Quiet:
@@ -289,11 +290,7 @@ def test_training_logs_what_the_report_draws(tmp_path, small_tokenizer):
     assert records["run"][0].run_group == "flat d16 n2"
 
 
-def test_evaluations_log_what_the_report_draws(tmp_path):
-    rows = make_rows(models=("flat",), steps=(0, 300), layers=(4,), count=2)
-    Results(tmp_path / "results").append(rows)
-    track_results(tmp_path / "results", rows)
-    records = offline_records(file_of(tmp_path / "results"))
+def test_evaluations_log_what_the_report_draws(records):
     known = {key for row in logged(records) for key in row}
     text = section("What can be recovered, over training")
     patterns = re.findall(r"\| `(invert/[^`]+)` \|", text)
@@ -301,11 +298,7 @@ def test_evaluations_log_what_the_report_draws(tmp_path):
     for pattern in patterns:
         assert any(re.fullmatch(pattern, key) for key in known), pattern
     assert f"`{STEP}`" in text
-    assert STEP in known
-    assert "summary/path" in known
-    (run,) = records["run"]
-    about = rows[0]["checkpoint"]
-    assert (run.run_group, run.job_type) == (architecture(about), "invert")
+    assert {STEP, "summary/path"} <= known
 
 
 def test_the_chart_is_over_columns_of_the_summary():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.recovery import VERDICTS, hidden_positions, join, part, variation
+from eval.recovery import VERDICTS, hidden_positions, join_rows, part, variation
 from tests.eval.report.cases import make_row, make_rows
 
 GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = VERDICTS
@@ -21,7 +21,7 @@ def test_each_token_has_the_verdict_of_all_methods():
     descent = row("descent", [1, 9, 9, 9])
     search = row("alternating", [8, 2, 3, 8])
     search["verdict"] = ["not found", "recovered", "ambiguous", "not found"]
-    (joined,) = join([descent, search])
+    (joined,) = join_rows([descent, search])
     assert joined.verdicts == [GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND]
     assert joined.decisive
     assert joined.count(hidden=True) == {GRADIENT: 1, SEARCH: 1}
@@ -30,14 +30,14 @@ def test_each_token_has_the_verdict_of_all_methods():
 
 def test_any_gradient_method_and_any_seed_will_do():
     rows = [row("descent", [9, 9, 3, 4]), row("adam", [1, 9, 9, 9]), row("adam", [9, 2, 9, 9])]
-    (joined,) = join([*rows, row("alternating", [1, 2, 3, 4])])
+    (joined,) = join_rows([*rows, row("alternating", [1, 2, 3, 4])])
     assert joined.verdicts == [GRADIENT] * 4
 
 
 def test_ambiguous_stands_above_a_lucky_find():
     lucky = row("descent", [1, 2, 3, 4])
     search = row("alternating", [1, 2, 3, 4], verdict=["ambiguous"] + ["recovered"] * 3)
-    (joined,) = join([lucky, search])
+    (joined,) = join_rows([lucky, search])
     assert joined.verdicts == [AMBIGUOUS, GRADIENT, GRADIENT, GRADIENT]
 
 
@@ -62,12 +62,12 @@ def test_ambiguous_stands_above_a_lucky_find():
 )
 def test_other_questions_are_not_joined(changes):
     plain = row("descent", [1, 2, 3, 4])
-    assert len(join([plain, row("alternating", [1, 2, 3, 4], **changes)])) == 2
+    assert len(join_rows([plain, row("alternating", [1, 2, 3, 4], **changes)])) == 2
 
 
 @pytest.mark.parametrize("changes", [{"control": "shuffled"}, {"family": "probe"}])
 def test_a_control_with_nothing_to_find_and_a_reader_have_no_verdict(changes):
-    assert join([row("descent", [1, 2, 3, 4], **changes)]) == []
+    assert join_rows([row("descent", [1, 2, 3, 4], **changes)]) == []
 
 
 def test_variation_tells_what_departs():
@@ -87,6 +87,6 @@ def test_positions_that_padding_hides():
 
 def test_join_keeps_every_question():
     rows = make_rows(models=("flat",), count=2)
-    joined = join(rows)
+    joined = join_rows(rows)
     assert sum(len(j.rows) for j in joined) == len(rows)
     assert len(joined) == len(rows) / 3

@@ -30,7 +30,7 @@ from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, Solve, solver
 from eval.inversion.spaces import Objective
 from eval.inversion.spaces import objective as by_name
-from eval.progress import SoFar, tell
+from eval.tasks import SoFar, tell
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 SETTINGS = {

@@ -38,7 +38,7 @@ from eval.inversion.search.additive import (
 from eval.inversion.search.read import Reading, Row
 from eval.inversion.solvers import ANY, Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
-from eval.progress import SoFar, tell
+from eval.tasks import SoFar, tell
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
 SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later

@@ -22,7 +22,7 @@ from eval.inversion.problem import Batch, Problem
 from eval.inversion.search.alternating import alternating
 from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
-from eval.progress import SoFar, tell
+from eval.tasks import SoFar, tell
 
 PROBES = 2048  # random pairs run to see how far from additive, or from bfloat16, the model is
 SPARE = 2.0  # times the largest of those counts as possible; the same of bfloat16's errors

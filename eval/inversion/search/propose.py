@@ -15,7 +15,7 @@ from eval.inversion.lexicon import Reader
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.search.sweep import try_all, try_some
 from eval.inversion.solvers import Chance, LexiconOf, solver
-from eval.progress import SoFar, tell, watched
+from eval.tasks import SoFar, tell, watched
 
 SHORTLIST = 32  # tokens tried at a position before all of them are, by outputs and by the text
 PATIENCE = 1  # passes that a miss may stay where it is before the shortlist

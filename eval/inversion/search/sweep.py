@@ -18,7 +18,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.solvers import Chance, solver
 from eval.models import candidates_at_once
-from eval.progress import SoFar, tell, watched
+from eval.tasks import SoFar, tell, watched
 
 VERIFIED = 64  # tokens that are run again where the first run was coarse
 

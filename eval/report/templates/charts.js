@@ -24,18 +24,18 @@
     const now = (field) => view.signal(`chosen_${field}`);
     const control = (field) => figure.querySelector(`[name="chosen_${field}"]`);
     const update = () => {
-      let left = there;
+      let fitting = there;
       menus.forEach((field, i) => {
-        const values = left.map((place) => place[i]);
+        const values = fitting.map((place) => place[i]);
         if (!values.includes(now(field))) view.signal(`chosen_${field}`, values.at(-1));
         for (const option of control(field).options) {
           option.hidden = option.disabled = !values.some((v) => String(v) === option.text);
         }
-        left = left.filter((place) => place[i] === now(field));
+        fitting = fitting.filter((place) => place[i] === now(field));
       });
       const slider = control("position");
       if (slider) {
-        slider.max = Math.max(...left.map((place) => place.at(-1)));
+        slider.max = Math.max(...fitting.map((place) => place.at(-1)));
         if (now("position") > slider.max) view.signal("chosen_position", Number(slider.max));
       }
       view.runAsync();

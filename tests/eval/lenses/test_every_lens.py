@@ -58,7 +58,7 @@ def test_loss_without_an_end_of_text(small_model, tmp_path):
     model = small_model()
     checkpoint = Checkpoint(model, model.config, plain_tokenizer(), {"name": "m"}, tmp_path)
     loss = measure_loss(checkpoint, str(tmp_path))
-    assert (loss.tokens, loss.bytes, loss.stories) == (16, 17, 2)
+    assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
 
 
 def test_streams_are_those_of_a_trace_kept_or_not(small_model, monkeypatch):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from eval.drawing import Figure, write_figures
+from eval.errors import RequestError
 from eval.lenses.lens import Named
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
-from eval.report.inside import Section, sections
+from eval.report.inside import LensSection, lens_sections
 from tests.eval.compare_cases import lens_row
 from tests.eval.report.cases import make_row
 
@@ -39,7 +40,7 @@ def retrieval(share: float, **about: Any) -> dict[str, Any]:
             "low": share, "high": share, "chance": 0.25}  # fmt: skip
 
 
-def names(found: Section) -> list[str]:
+def names(found: LensSection) -> list[str]:
     """What the menu of its first chart offers."""
     (menu,) = [p for p in found.figures[0].spec["params"] if "bind" in p]
     return menu["bind"]["options"]
@@ -48,21 +49,21 @@ def names(found: Section) -> list[str]:
 @pytest.mark.parametrize("order", [("A", "B"), ("B", "A"), ("A",), ("B",)])
 def test_the_look_asked_last_is_shown(order):
     """Whatever the names of their files, by which documents are read; one without rows yields."""
-    (section,) = sections([look("A"), look("B")], [row(key) for key in order])
+    (section,) = lens_sections([look("A"), look("B")], [row(key) for key in order])
     assert section.about == f"{order[-1]}."
 
 
 def test_models_of_one_name_are_told_apart():
     weights = [{"weights_sha256": letter * 64} for letter in "ab"]
-    (section,) = sections([look("A", **weights[0]), look("B", **weights[1])])
+    (section,) = lens_sections([look("A", **weights[0]), look("B", **weights[1])])
     assert names(section) == [f"flat ({letter * 10}) at 300" for letter in "ab"]
-    (alone,) = sections([look("A", **weights[0]), look("B", step=0)])
+    (alone,) = lens_sections([look("A", **weights[0]), look("B", step=0)])
     assert names(alone) == ["flat at 0", "flat at 300"]
 
 
 def test_retrieval_tells_models_of_one_name_apart():
     rows = [retrieval(0.5, weights_sha256="a" * 64), retrieval(1.0, weights_sha256="b" * 64)]
-    (section,) = sections([], rows)
+    (section,) = lens_sections([], rows)
     values = "".join(str(figure.spec) for figure in section.figures)
     assert "flat (aaaaaaaaaa) at 300" in values
     assert "flat (bbbbbbbbbb) at 300" in values
@@ -79,13 +80,15 @@ def test_a_figure_is_replaced_and_never_written_into(tmp_path, kind):
     assert reader.read_text() == "old"
     assert old.stat().st_size > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == [old.name, "reader"]
+    with pytest.raises(RequestError, match="figures as gif: allowed are svg and png"):
+        write_figures(tmp_path, [], "gif")
 
 
 def test_a_page_holds_figures_packed():
     """A fifth of their length at most, or pages of a few prompts would take a dozen megabytes."""
     axes = {"layer": range(40), "other layer": range(40)}
     document = look("A") | {"arrays": {"similarity": Named(torch.eye(40), axes).plain()}}
-    (section,) = sections([document])
+    (section,) = lens_sections([document])
     figure = section.figures[0]
     assert json.loads(gzip.decompress(base64.b64decode(figure.packed))) == figure.spec
     assert len(figure.packed) < len(json.dumps(figure.spec)) / 5

@@ -9,10 +9,10 @@ import torch
 from arch import LanguageModel, ModelConfig, save_model
 from eval.__main__ import main
 from eval.drawing import write_figures
-from eval.errors import RequestError
+from eval.files import write_text
 from eval.lenses.lens import Named, lenses, read_documents
-from eval.report.inside import sections
-from eval.report.page import render_page, write_page
+from eval.report.inside import lens_sections
+from eval.report.page import render_page
 from eval.rows import read_rows
 from tests.browser_cases import opened
 from tests.eval.lenses.cases import story_tokenizer
@@ -57,7 +57,7 @@ OFFERED = """of => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, scheme):
     path = tmp_path / "page.html"
-    write_page(path, render_page([], None, [document(0), document(7)]))
+    write_text(path, render_page([], None, [document(0), document(7)]))
     assert path.stat().st_size < 2_000_000
     with opened(browser, path, scheme) as (page, wrong):
         page.wait_for_selector("figure.chart[data-drawn=yes] svg")
@@ -73,17 +73,6 @@ def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, 
         page.wait_for_function(CHANGED, arg=[figure.get_attribute("id"), before])
         assert cells.count() == 25
         assert wrong == []
-
-
-def test_every_figure_is_written_as_a_file(tmp_path):
-    figures = [figure for section in sections([document(0)]) for figure in section.figures]
-    (svg,) = write_figures(tmp_path, figures, "svg")
-    assert svg.name == "residual-similarity.svg"
-    assert svg.read_text().startswith("<svg")
-    (png,) = write_figures(tmp_path, figures, "png")
-    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(RequestError, match="figures as gif: allowed are svg and png"):
-        write_figures(tmp_path, figures, "gif")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +97,7 @@ def results(tmp_path_factory):
 
 
 def test_no_tick_is_written_twice(results, tmp_path):
-    lenses = sections(list(read_documents(results)), read_rows([results]))
+    lenses = lens_sections(list(read_documents(results)), read_rows([results]))
     figures = [figure for section in lenses for figure in section.figures]
     drawn = {path.name: tick_labels(path) for path in write_figures(tmp_path, figures, "svg")}
     repeated = {name: [axis for axis in axes if len(set(axis)) < len(axis)]
@@ -121,7 +110,7 @@ def test_no_tick_is_written_twice(results, tmp_path):
 @pytest.fixture(scope="module")
 def page_of_all(results):
     path = results / "page.html"
-    write_page(path, render_page(read_rows([results]), None, list(read_documents(results))))
+    write_text(path, render_page(read_rows([results]), None, list(read_documents(results))))
     return path
 
 
@@ -208,7 +197,7 @@ def test_every_lens_figure_is_a_file_too(results, tmp_path, capsys):
         asked = ["--out", str(tmp_path / "page.html"), "--figures", str(place), "--format", kind]
         assert main(["report", str(results), *asked]) == 0
         documents, rows = list(read_documents(results)), read_rows([results])
-        drawn = [f.name for section in sections(documents, rows) for f in section.figures]
+        drawn = [f.name for section in lens_sections(documents, rows) for f in section.figures]
         files = sorted(path.stem for path in place.iterdir())
         assert files == sorted(drawn)
         assert len(files) > 25

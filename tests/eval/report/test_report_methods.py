@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from eval.report.evidence import headline, plain, scores
+from eval.report.evidence import column_order, headline, place_rows, plain_questions
 from eval.report.page import render_page
 from eval.report.strips import sample
 from eval.report.tables import summary_table, terminal_table
-from eval.report.wording import column_order, percent
 from eval.statistics import clustered
+from eval.tables import percent
 from tests.eval.report.cases import Page, make_row, make_rows
 
 GRADIENT = ("descent", "adam", "gcg", "pez")
@@ -63,7 +63,7 @@ def test_the_best_is_chosen_in_each_cell():
 
 
 def test_another_search_stands_for_exact_where_the_usual_is_missing():
-    (score,) = headline(scores([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
+    (score,) = headline(place_rows([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
     assert (score.column, score.method) == ("exact", "beam")
 
 
@@ -166,7 +166,7 @@ def test_what_departs_from_the_plain_question_is_apart():
     assert "Controls and variations" not in Page(render_page(plain_rows)).words
     alone = [row for row in odd if row.get("noise") == 0.5]
     assert "Token by token" in Page(render_page(alone)).words
-    assert {s.variation for s in plain(scores(odd))} == {(("noise", 0.5),)}
+    assert {s.variation for s in plain_questions(place_rows(odd))} == {(("noise", 0.5),)}
 
 
 def test_several_layers_at_once_are_a_part_of_their_own():
@@ -176,7 +176,7 @@ def test_several_layers_at_once_are_a_part_of_their_own():
 
 
 def placed(rows):
-    return [s for s in scores(rows) if s.task.nonself]
+    return [s for s in place_rows(rows) if s.task.nonself]
 
 
 def test_many_models_take_turns_in_the_strips():

@@ -4,13 +4,12 @@ import re
 
 import pytest
 
-from eval.report.evidence import headline, scores
+from eval.report.evidence import headline, place_rows
 from eval.report.page import render_page
 from eval.report.tables import summary_table, terminal_table
-from eval.report.wording import duration, percent
 from eval.statistics import wilson
 from eval.summary import summarise
-from eval.tables import PIPE
+from eval.tables import PIPE, percent
 from tests.eval.report.cases import (
     Page,
     expected_lines,
@@ -56,8 +55,8 @@ def test_the_exact_method_made_for_a_question_stands_for_it():
     rows = [make_row(method="alternating"), make_row(method="sweep", share=(1.0, 0.0))]
     cells = {r["task"].nonself: r for r in summary_table(rows) if r["column"] == "exact"}
     assert cells[True]["top1"] == 1
-    assert {s.method for s in headline(scores(rows)) if s.task.nonself} == {"alternating"}
-    assert {s.method for s in headline(scores(rows)) if not s.task.nonself} == {"sweep"}
+    assert {s.method for s in headline(place_rows(rows)) if s.task.nonself} == {"alternating"}
+    assert {s.method for s in headline(place_rows(rows)) if not s.task.nonself} == {"sweep"}
 
 
 UNTRAINED = make_row(step=7)
@@ -137,15 +136,3 @@ def test_margin_of_a_search_that_did_not_arrive_is_left_out():
     assert table == (20.0, 2.0)  # the fewest bits, not the smallest distance
     (record,) = summarise([arrived, collided])
     assert record["margin_bits"] == 2.0  # the summary and the page agree
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0, "0"), (0.001, "<1"), (0.005, "<1"), (0.42, "42"), (0.996, ">99"), (1, "100")],
-)
-def test_percent_reads_0_or_100_only_where_it_is_so(share, text):
-    assert percent(share) == text
-
-
-def test_words_for_numbers():
-    assert [duration(s) for s in (1.25, 72, 3725)] == ["1.25 s", "1 min 12 s", "1 h 2 min"]
