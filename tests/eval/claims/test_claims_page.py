@@ -201,7 +201,7 @@ def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
     for source in bibliography().values():
         assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in text
     assert re.findall(r"\)\. Claims? ([\d, -]+)\.", text) == ["1-84", "86-93", "85", "94-101"]
-    assert re.findall(r"- † \[(\d+)\]", text) == ["78", "79", "82"]  # the others were asked again
+    assert "- † [" not in text  # all were asked again
     only = [replace(claim, again="") for claim in claims().values() if claim.changed]
     text = markdown([judge(claim, []) for claim in only], [])
     changed = re.findall(r"- † \[(\d+)\]", text)
