@@ -27,6 +27,7 @@ from eval.text import Prompt
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 POSITIONS = 2048  # sent through the circuit together on a CPU, at most
+EXACT = 6  # times the memory of a pass with gradients, that products with a Jacobian in float64 take
 Solve = Callable[[Tensor], Tensor]
 """Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
 
@@ -116,7 +117,7 @@ def jacobian(circuit: Circuit, embeddings: Tensor, hidden: int) -> Tensor:
         return circuit(torch.cat([free, rest], dim=1))[:, hidden:].flatten(1)
 
     parts = []
-    rows = max(1, rows_at_once(circuit.model, 1, POSITIONS) // T)
+    rows = rows_at_once(circuit.model, EXACT * T, most=max(1, POSITIONS // T))
     for units in torch.eye(min(inputs, outputs)).to(embeddings).split(rows):
         near = linearise(visible, embeddings[:hidden].flatten().expand(len(units), -1))
         parts.append(near.forward(units) if inputs < outputs else near.backward(units))
