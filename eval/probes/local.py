@@ -27,7 +27,7 @@ from eval.text import Prompt
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 POSITIONS = 2048  # sent through the circuit together on a CPU, at most
-EXACT = 6  # times the memory of a pass with gradients, that products with a Jacobian in float64 take
+EXACT = 6  # times the memory of a pass with gradients: float64, and a graph of the gradient
 Solve = Callable[[Tensor], Tensor]
 """Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
 
