@@ -214,11 +214,6 @@ def drawn_prompts(
     raise RequestError(f"--count {count}{after}: {known} {wanted}")
 
 
-def story_prompts(text: HeldOutText, count: int, length: int) -> list[Prompt]:
-    """As `drawn_prompts`, of the set `story`."""
-    return drawn_prompts("story", text, count, length)
-
-
 def _beginnings(text: HeldOutText, length: int) -> Iterator[Prompt]:
     seen: set[tuple[int, ...]] = set()
     for tokens in _encoded(text):

@@ -32,7 +32,7 @@ from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
 from eval.models import Checkpoint, device_of, open_checkpoint
-from eval.text import held_out_text, story_prompts
+from eval.text import drawn_prompts, held_out_text
 from scripts.pages import hardware
 from tokenizer import CorpusError, open_corpus, train_tokenizer
 
@@ -97,7 +97,7 @@ def look(options: argparse.Namespace) -> dict[str, Any]:
     """Looks through the lenses of `--lens` at one checkpoint, here and now."""
     (path,) = options.models
     checkpoint = open_checkpoint(path, options.device)
-    prompts = story_prompts(held_out_text(checkpoint, options.corpus), 1, options.length)
+    prompts = drawn_prompts("story", held_out_text(checkpoint, options.corpus), 1, options.length)
     request = Request(tuple(prompts), corpus=options.corpus, tokens=options.tokens)
     checkpoint.model(gather(checkpoint, prompts).tokens)  # the first pass imports and prepares
     used, refused = time.process_time(), ""

@@ -46,7 +46,7 @@ LIMITS = {  # measure: limit, target
     "arrows between folders of eval": (29, 27),
     "longest chain of imports in eval": (10, 8),
     "files of eval that `eval loss` imports": (16, 12),
-    "public names in several files": (55, 20),
+    "public names in several files": (42, 20),
     "files above 400 lines": (0, 0),
     "lines of the README": (130, 130),
 }

@@ -33,7 +33,7 @@ PROMPTS = {"story": "story", "random": "random tokens", "text": "given text"}
 """The prompt sets, in the order of reading."""
 
 
-class Asked(NamedTuple):
+class TokenQuestion(NamedTuple):
     """One question: which tokens are asked about, and what is shown of the site."""
 
     nonself: bool
@@ -58,7 +58,7 @@ class Placed:
     step: int
     layer: int
     part: str
-    task: Asked
+    task: TokenQuestion
     prompts: str
     column: str
     method: str
@@ -111,7 +111,7 @@ def place_rows(rows: list[Row]) -> list[Placed]:
                 step=step,
                 layer=max(layers(row)),
                 part=part(row),
-                task=Asked(kind == "nonself", row["hidden"], positions(row)),
+                task=TokenQuestion(kind == "nonself", row["hidden"], positions(row)),
                 prompts=row["prompts"],
                 column="exact" if row["family"] == "search" else row["method"],
                 method=row["method"],
@@ -233,7 +233,7 @@ def prompt_order(name: str) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), name)
 
 
-def task_label(task: Asked) -> str:
+def task_label(task: TokenQuestion) -> str:
     """A question in words: `3 hidden tokens`, `all tokens shown`."""
     where = "" if task.slice.replace(" ", "") == f"[:,{task.hidden}:,:]" else f" of {task.slice}"
     tokens = "1 hidden token" if task.hidden == 1 else f"{task.hidden} hidden tokens"
@@ -242,7 +242,7 @@ def task_label(task: Asked) -> str:
     return f"shown tokens beside {tokens}{where}" if task.hidden else f"all tokens shown{where}"
 
 
-def task_kind(task: Asked) -> str:
+def task_kind(task: TokenQuestion) -> str:
     """The field's word for a question: self or non-self."""
     return f"non-self, k = {task.hidden}" if task.nonself else "self"
 

@@ -30,9 +30,7 @@ def more(checkpoint):
 @pytest.fixture(scope="module")
 def rows():
     measured = [r for step in (0, 100) for r in (*every_kind(about(step)), *more(about(step)))]
-    curves = [r | {"values": [1, 63, 128], "top1": [0.0, 0.5, 1.0]} for r in measured
-              if r["kind"] == "curve"]  # fmt: skip
-    return [*(r for r in measured if r["kind"] not in ("curve", "geometry", "lens")), *curves,
+    return [*(r for r in measured if r["kind"] not in ("geometry", "lens")),
             *(r for r in measured if "stable_rank" in r), make_row("flat", 100)]  # fmt: skip
 
 
