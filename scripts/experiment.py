@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from eval.claims.registry import build
+from eval.claims.registry import from_plain
 from eval.drawing import Figure, write_figures
 from eval.errors import RequestError
 from eval.files import write_text
@@ -126,7 +126,7 @@ class Measure(NamedTuple):
 
 def _bits(design: dict[str, Any], corpus: str) -> Plan:
     """Bits of the last block's outputs."""
-    question = build(Question, design["measured"], "measured")
+    question = from_plain(Question, design["measured"], "measured")
     asked = Design(corpus, question, **design["passages"])
     return lambda checkpoint, _: ((task, {}) for task in plan_bits(checkpoint, None, asked))
 
@@ -140,7 +140,10 @@ def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
 
 def _recall(design: dict[str, Any], corpus: str) -> Plan:
     """Recall, and what readers make of the outputs at the queries."""
-    task, asked = build(Recall, design["recall"], "recall"), build(Asked, design["asked"], "asked")
+    task, asked = (
+        from_plain(Recall, design["recall"], "recall"),
+        from_plain(Asked, design["asked"], "asked"),
+    )
     return lambda checkpoint, _: (
         (RecallTask(checkpoint, task, asked, pairs), {}) for pairs in task.pairs
     )
@@ -180,27 +183,14 @@ def measure_of(registration: Registration) -> Measure:
     raise RequestError(f"{registration.name}: is registered, and has no command yet")
 
 
-@dataclass(frozen=True)
-class Registered:
+class Registered(NamedTuple):
     """A task whose rows say which experiment they are of; `eval.tasks.Task`."""
 
     task: Task
     about: dict[str, Any]
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The task's."""
-        return self.task.checkpoint
-
-    @property
-    def keys(self) -> Collection[str]:
-        """The task's."""
-        return self.task.keys
-
-    @property
-    def cost(self) -> float:
-        """The task's."""
-        return self.task.cost
+    checkpoint: Checkpoint | None
+    keys: Collection[str]
+    cost: float
 
     def run(self, results: Results) -> Iterable[Row]:
         """The task's rows."""
@@ -226,7 +216,7 @@ def run(registration: Registration, corpus: str, out: Path) -> None:
             about = {"name": registration.name, "registration": registration.hash}
             about |= {"architecture": each.architecture, "seed": each.seed}
             tasks = [
-                Registered(task, about | more)
+                Registered(task, about | more, task.checkpoint, task.keys, task.cost)
                 for checkpoint in open_models([str(step) for step in steps], "cpu")
                 for task, more in plan(checkpoint, each)
             ]
@@ -318,7 +308,7 @@ def _data(registration: Registration, corpus: str, out: Path) -> Path:
     """The corpus packed with a tokenizer of its own; of recall, sequences that are made here."""
     tokenizer, data = out / "tokenizer.json", out / "data"
     if "recall" in registration.design and not PackedData.stands_in(str(data)):
-        return build(Recall, registration.design["recall"], "recall").pack(out)
+        return from_plain(Recall, registration.design["recall"], "recall").pack(out)
     if not tokenizer.is_file():
         size = ("--vocab-size", registration.design["vocabulary"])
         _give(["tokenizer", "train", corpus, "--out", tokenizer, *size], out)

@@ -1,10 +1,10 @@
-"""Asks a claim: each arm under both protocols, as tasks that give the bench's ordinary rows.
+"""Tasks of claims: each arm under both protocols, which give the ordinary rows of inversion.
 
 The last row of a task names the rows that answer it. It holds `claim`, `arm`, `protocol`, `entry`
-(what was asked, as a hash), `criteria` (by which it is to be judged, as a hash), `bench` (the
-version that asked), `setting` (of which models and stories, as a hash), `of` (how many such tasks
-make up the answer), `stand_in` (who was asked in place of the claim's model) and `keys`. Rows that
-several claims ask for are computed once.
+(hash of the question), `criteria` (hash of the criteria that will judge it), `bench` (the version
+that asked), `setting` (hash of the models and stories), `of` (how many such tasks make up the
+answer), `stand_in` (the model in place of the claim's) and `keys`. Rows that several claims ask for
+are computed once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClaimTask:
     """A task whose last row names the rows that answer it; `eval.tasks.Task`.
 
     Attributes:
-        tags: fields of that row: what is asked, by which bench, of which models and stories.
+        tags: fields of that row: the question, the bench's version, hashes of models and stories.
         answer: saves the rows that answer as they come, and returns their keys.
         apart: what else its key is made of.
         more: further fields of that row.
@@ -66,7 +66,7 @@ class ClaimTask:
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """One arm under one protocol, of one of its models, which has its share of the prompts.
 
     Controls stand beside the first model.
@@ -180,7 +180,7 @@ class Part:
 
 
 def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[ClaimTask], list[str]]:
-    """What there is to ask, and a line for every arm whose models are not here.
+    """The tasks of a claim, and a line for every arm whose models are not here.
 
     Raises:
         RequestError: weights given by hand that are not the claim's.
@@ -195,7 +195,7 @@ def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[ClaimTask], lis
                     missing.append(str(lack))
                     continue
                 asked += [
-                    Part(claim, arm, name, protocol, source, corpus, index, len(sources)).task
+                    _Part(claim, arm, name, protocol, source, corpus, index, len(sources)).task
                     for index, source in enumerate(sources)
                 ]
     return asked, list(dict.fromkeys(missing))

@@ -1,14 +1,14 @@
-"""What became of a claim, in three columns that are never folded into one word.
+"""The verdicts on a claim, in three columns that stay apart.
 
     replicated    the source's protocol, one prompt or few; valid only where its positive control
-                  passes: it must do what its source says that it does where nothing is in question
+                  passes: where the result is not in doubt, it gives what its source reports
     gradients     descent and tuned gradients on many prompts of several models; valid only where
-                  they read a network that does nothing
+                  they recover the tokens of a network that does nothing
     information   exact search, and lenses, which measure directly; valid only where the search
                   finds the tokens that are shown
 
-A criterion compares a figure with a number, or with another figure; a figure is the best that any
-method of the column reached. Between two figures of many prompts their intervals must be disjoint.
+A criterion compares a figure with a number, or with another figure. A figure is the best of all
+methods of the column. Intervals of two compared figures must be disjoint.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REPLICATED, GRADIENTS, INFORMATION = COLUMNS = ("replicated", "gradients", "info
 FAMILY = {GRADIENTS: "gradient", INFORMATION: "search"}
 SEARCHES = {"search", "propose", "alternating", "sweep", "enumerate"}
 READ, FOUND = 0.5, 0.9
-"""Of shown tokens: what gradients must read of a network that does nothing, and search of any."""
+"""Shares of shown tokens that gradients must name of a network that does nothing, search of any."""
 ENOUGH = 30
 """Independent prompts; a cell of fewer says so."""
 ARRIVAL = ("minimised", "criterion")
-"""Figures of the descent itself, of which the tokens that it reads say nothing."""
+"""Figures of whether a descent arrived, whichever tokens it names."""
 
 
 class Value(float):
@@ -55,7 +55,7 @@ class Value(float):
 
 
 class Outcome(NamedTuple):
-    """What became of one criterion in one column."""
+    """One criterion's answer in one column."""
 
     criterion: Criterion
     left: Value
@@ -105,7 +105,7 @@ class Judgement:
 
     @property
     def changed(self) -> str:
-        """How criteria were changed after the data were seen; empty where none was, or since."""
+        """The change of criteria after the data were seen; empty without one, or if asked again."""
         frozen = self.claim.frozen
         other = any(record.get("criteria", frozen) != frozen for record in self.records)
         before = "" if self.claim.again else self.claim.changed
@@ -118,8 +118,12 @@ class Judgement:
             term: the figure.
             padded: whether prompts were padded.
         """
+        return value_of(term, [r for r in self.fair() if r.get("padded", False) == padded])
+
+    def fair(self, arm: str | None = None) -> list[Record]:
+        """The records of the fair protocol, without controls, of one arm or of all."""
         fair = [r for r in self.records if r["protocol"] == FAIR and not r.get("control")]
-        return value_of(term, [r for r in fair if r.get("padded", False) == padded])
+        return [r for r in fair if arm in (None, r["arm"])]
 
 
 def judge(claim: Claim, records: list[Record]) -> Judgement:

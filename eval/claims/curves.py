@@ -23,7 +23,7 @@ from arch import ModelConfig
 from eval.claims import BENCH, CURVES
 from eval.claims.ask import ClaimTask, too_few_named
 from eval.claims.entries import FAIR
-from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, trained
+from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, train_command, trained
 from eval.errors import RequestError
 from eval.inversion.curves import answer
 from eval.inversion.questions import Question
@@ -51,7 +51,7 @@ class Point:
     """What is asked of one architecture.
 
     Attributes:
-        width, depth, step: of the model; 0 steps are those of a model as it was drawn.
+        width, depth, step: of the model; 0 steps: untrained.
         layer: whose output is shown.
         channels: how many of it.
         length: tokens of a prompt.
@@ -72,14 +72,16 @@ class Point:
         return AFTER if self.step else BEFORE
 
     def at(self, axis: str, value: Any) -> Point:
-        """The point with another value on an axis; the last layer and all channels stay such."""
+        """The point with another value on an axis; its layer stays the last, its channels all."""
+        if axis == BASE:
+            return self
         if axis == "observed":
             return replace(self, length=value + 1)
         beside = {"width": "channels", "depth": "layer"}.get(axis, axis)
         return replace(self, **{axis: value, beside: value})
 
     def on(self, axis: str, kind: str) -> float | int | None:
-        """Its place on an axis; positions are counted that are shown. None of the base."""
+        """Its place on an axis, of `observed` the shown positions; None of the base."""
         if axis == "observed":
             return self.length - (kind == NONSELF)
         return getattr(self, axis, None)
@@ -113,32 +115,26 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is asked.
+    """The points of all curves, and how they are asked.
 
     Attributes:
         architectures: fields of a `ModelConfig` by name.
         base: the point that all axes share, before training.
-        steps: at which it is asked.
         context, seeds: of the models.
-        axes: by name.
-        methods: of the base.
+        axes: by name; `BASE` is the first, on which there is the base alone.
         stories: per model, at the base and off it (`axes`); a seed's begin `apart` stories after
             those of the seed before.
     """
 
     architectures: dict[str, dict[str, Any]]
     base: Point
-    steps: tuple[int, ...]
     context: int
     seeds: int
     axes: dict[str, Axis]
-    methods: Methods
     stories: dict[str, int]
 
     def curve(self, name: str) -> list[Point]:
-        """The points of an axis, at every step it is asked at; those of the base alone."""
-        if name == BASE:
-            return [self.base.at("step", step) for step in self.steps]
+        """The points of an axis, at each of its steps."""
         axis = self.axes[name]
         asked = product(axis.steps, axis.values)
         points = [self.base.at("step", step).at(name, value) for step, value in asked]
@@ -150,8 +146,8 @@ class Plan:
         Raises:
             RequestError: there is no such axis.
         """
-        asks = dict.fromkeys(self.curve(BASE), Ask(self.methods, self.stories[BASE]))
-        for name in axes or self.axes:
+        asks: dict[Point, Ask] = {}
+        for name in (BASE, *(axes or self.axes)):
             if name not in self.axes:
                 known = ", ".join(self.axes)
                 raise RequestError(f"--axis {name}: there is no such axis; use one of {known}")
@@ -162,7 +158,7 @@ class Plan:
                     kind: {name: method for name, method in named.items() if name not in unasked}
                     for kind, named in axis.methods.items()
                 }
-                asks.setdefault(point, Ask(methods, self.stories["axes"]))
+                asks.setdefault(point, Ask(methods, self.stories.get(name, self.stories["axes"])))
         return asks
 
     def config(self, architecture: str, point: Point, vocabulary: int) -> ModelConfig:
@@ -177,17 +173,17 @@ class Plan:
 @lru_cache(maxsize=1)
 def plan() -> Plan:
     """What is asked, as the file says."""
-    return read(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return read_plan(yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
-def read(data: dict[str, Any]) -> Plan:
-    """What such a file says.
+def read_plan(data: dict[str, Any]) -> Plan:
+    """The content of such a file.
 
     Raises:
         RequestError: a method or a setting that does not exist.
     """
-    context, methods = data["base"]["context"], _methods(data["methods"])
-    base = {name: value for name, value in data["base"].items() if name != "context"}
+    base, methods = dict(data["base"]), _methods(data["methods"])
+    context = base.pop("context")
     axes = {
         name: Axis(
             tuple(entry["values"]),
@@ -195,11 +191,10 @@ def read(data: dict[str, Any]) -> Plan:
             methods | _methods(entry.get("methods", {})),
             entry.get("unasked", {}),
         )
-        for name, entry in data["axes"].items()
+        for name, entry in ({BASE: {"values": [0], "steps": data["steps"]}} | data["axes"]).items()
     }
     point = Point(layer=base["depth"], step=0, channels=base["width"], **base)
-    steps, stories = tuple(data["steps"]), data["stories"]
-    return Plan(data["architectures"], point, steps, context, data["seeds"], axes, methods, stories)
+    return Plan(data["architectures"], point, context, data["seeds"], axes, data["stories"])
 
 
 def family(method: Solver) -> str:
@@ -286,7 +281,7 @@ def tasks(
     tokenizer: Tokenizer,
     device: torch.device,
 ) -> tuple[list[ClaimTask], list[str]]:
-    """What there is to ask, and a line for each architecture whose trained models are not here."""
+    """A task for each model, and a line for each architecture without its trained models."""
     there = [(one, (kind_of(one.config), shape_of(one.config)))
              for one in trained(models) if one.config]  # fmt: skip
     sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)
@@ -318,14 +313,12 @@ def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> st
     config = next(iter(lacking.values()))
     where = f"none under {models}" if models else "no --models given"
     recipe = "llama" if config.channel_mixer == "swiglu" else "flat"
-    return (
-        f"{name} after {', '.join(map(str, sorted(lacking)))} steps: {where}; left out. "
-        f"fix: python -m train fit --config {recipe}-small --data DATA --run RUNS/{name}-s0 "
-        f"--model.mixers '{json.dumps(list(config.mixers))}' --model.d_model {config.d_model} "
-        f"--model.n_layers {config.n_layers} --model.context {config.context} "
-        f"--save_steps '{json.dumps(sorted(lacking))}' --trainer.max_steps {max(lacking)}, "
-        "then --models RUNS"
-    )
+    size = config.mixers, config.d_model, config.n_layers
+    steps = f" --save_steps '{json.dumps(sorted(lacking))}' --trainer.max_steps {max(lacking)}"
+    more = f" --model.context {config.context}{steps}"
+    fix = train_command(f"{recipe}-small", f"{name}-s0", *size, more)
+    after = ", ".join(map(str, sorted(lacking)))
+    return f"{name} after {after} steps: {where}; left out. {fix}"
 
 
 def _methods(data: dict[str, dict[str, Any]]) -> Methods:

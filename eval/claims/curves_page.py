@@ -53,7 +53,7 @@ What is found against one thing at a time, the others as in the first figure; ea
 COMMAND = "python -m eval claims curves --models RUNS --corpus STORIES"
 
 
-def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
+def curve_records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
     """The records, the base by itself first, and a line for rows that were left out.
 
     One for each place on an axis, architecture, state, method and slice. Rows that another version
@@ -67,7 +67,16 @@ def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for key, architecture in asked.items():
         row = by_key[key]
-        point, kind, label = _point(row), NONSELF if row["hidden"] else SELF, row["method"]
+        about, kind, label = row["checkpoint"], NONSELF if row["hidden"] else SELF, row["method"]
+        point = Point(
+            width=about["d_model"],
+            depth=about["n_layers"],
+            layer=row["site"]["layer"],
+            step=about["step"],
+            channels=channel_count(row) or 0,
+            length=row["length"],
+            noise=row["noise"],
+        )
         method = asks[point].methods[kind].get(label) if point in asks else None
         if method is None or method.settings != row["settings"]:
             fewer += 1
@@ -75,7 +84,7 @@ def records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
             groups[architecture, point, kind, label].append(row)
     figures = {key: _figures(several, key[2]) for key, several in groups.items()}
     several = [row for row in by_key.values() if row["kind"] == "curve record"]
-    for axis in (BASE, *plan.axes):
+    for axis in plan.axes:
         for name, point, kind in product(plan.architectures, plan.curve(axis), KINDS):
             about = {"axis": axis, "x": point.on(axis, kind), "architecture": name}
             several += [
@@ -97,24 +106,29 @@ def write(directory: str | Path, rows: list[Record]) -> list[Path]:
     return write_figures(directory, figures, "svg")
 
 
-def markdown(rows: list[Record], drawn: str = "") -> str:
-    """The tables, the base point's in sight and the others folded.
+def curves_markdown(rows: list[Record], drawn: str = "") -> str:
+    """The tables as Markdown: the base point's open, the others folded.
 
     Args:
         rows: records.
         drawn: where the figures lie, seen from the page; "" leaves them out.
     """
     parts = []
-    if base := [r for r in rows if r["axis"] == BASE]:
-        parts = [*_image("summary", drawn), _table(base, ["architecture", "training"], "asked")]
-        parts.append(_counts(base))
-    for axis, title in TITLES.items():
-        if chosen := [r for r in rows if r["axis"] == axis]:
-            parts += [f"### Against {title}\n", *_image(axis, drawn)]
-            parts += [f"`{COMMAND} --axis {axis}`\n", "<details><summary>the numbers</summary>\n"]
-            parts += [_table([r for r in chosen if r["slice"] == kind],
-                             [SHOWN[kind], "training", "by"], "x") for kind in KINDS]  # fmt: skip
-            parts += [_counts(chosen), "</details>\n"]
+    for axis, title in {BASE: "", **TITLES}.items():
+        name = "summary" if axis == BASE else axis
+        image = [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
+        if not (chosen := [r for r in rows if r["axis"] == axis]):
+            continue
+        if axis == BASE:
+            parts += [*image, _table(chosen, ["architecture", "training"], "asked")]
+            parts.append(_counts(chosen))
+            continue
+        parts += [f"### Against {title}\n", *image, f"`{COMMAND} --axis {axis}`\n"]
+        parts.append("<details><summary>the numbers</summary>\n")
+        for kind in KINDS:
+            shown = [r for r in chosen if r["slice"] == kind]
+            parts.append(_table(shown, [SHOWN[kind], "training", "by"], "x"))
+        parts += [_counts(chosen), "</details>\n"]
     return "\n".join(parts)
 
 
@@ -186,24 +200,13 @@ def _percent(rows: list[Record]) -> list[Record]:
 def _table(rows: list[Record], places: list[str], over: str) -> str:
     """A line for each architecture and state of training."""
     lines = [
-        {
-            "architecture": r["architecture"],
-            SHOWN[r["slice"]]: r["architecture"],
-            "training": r["state"],
-            "by": r["family"],
-            "asked": f"{SHOWN[r['slice']]}: {r['family']}",
-            "x": r["x"],
-            "share": r["share"],
-            "share_low": r["low"],
-            "share_high": r["high"],
-        }
+        r
+        | {SHOWN[r["slice"]]: r["architecture"], "training": r["state"], "by": r["family"]}
+        | {"asked": f"{SHOWN[r['slice']]}: {r['family']}"}
+        | {"share_low": r["low"], "share_high": r["high"]}
         for r in rows
     ]
     return tables.markdown(tables.across(lines, places, over, [("share", "", True)]))
-
-
-def _image(name: str, drawn: str) -> list[str]:
-    return [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
 
 
 def _counts(rows: list[Record]) -> str:
@@ -219,19 +222,6 @@ def _counts(rows: list[Record]) -> str:
     return (
         f"Percent of tokens, 95 % interval; a figure is of {' and '.join(tokens)}, "
         f"of {span('prompts', *KINDS)} prompts and {span('models', *KINDS)} models.\n"
-    )
-
-
-def _point(row: Row) -> Point:
-    about = row["checkpoint"]
-    return Point(
-        width=about["d_model"],
-        depth=about["n_layers"],
-        layer=row["site"]["layer"],
-        step=about["step"],
-        channels=channel_count(row) or 0,
-        length=row["length"],
-        noise=row["noise"],
     )
 
 

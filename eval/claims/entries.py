@@ -15,7 +15,7 @@ FAIR = "fair"
 PROTOCOLS = (REPORTED, FAIR)
 
 LATER = ("skip", "first", "stand_in")
-"""Fields that came after rows were kept: unset, they are no part of what was asked."""
+"""Fields added after rows were stored: fingerprints leave them out where they are unset."""
 KINDS = {"story": "stories", "inside": "places inside stories", "random": "random prompts"}
 OPERATORS = {"above": operator.ge, "below": operator.lt, "more": operator.gt, "less": operator.lt}
 """`above` and `below` compare with a number, `more` and `less` with another term."""
@@ -42,12 +42,12 @@ class Models:
 
     Attributes:
         config: fields of a `ModelConfig`, for a model of our own.
-        cpu: fields that take their place where the size asked for is too much for a CPU.
-        trained: whether it must have been trained; else it is built here, from its seed.
-        hub: name of a pretrained model, instead.
+        cpu: fields that replace those of `config` on a CPU.
+        trained: whether it must have been trained; else it is built from its seed.
+        hub: name of a pretrained model, in place of a model of our own.
         size: its width and depth, which weights given by hand must have.
         family: its transformers `model_type`.
-        parameters: of it.
+        parameters: their number.
         precision: in which it is loaded: float32, bfloat16 or 8 bit.
         stored: bytes of a parameter in its published files.
         files: the pattern of those files.
@@ -75,13 +75,13 @@ class Models:
 
     @property
     def gigabytes(self) -> float:
-        """Of memory for its weights."""
+        """Memory for its weights."""
         each = {"float32": 4, "bfloat16": 2, "8 bit": 1}[self.precision]
         return self.parameters * each / 1e9
 
     @property
     def download(self) -> float:
-        """Gigabytes to download."""
+        """Gigabytes of its published files."""
         return self.parameters * self.stored / 1e9
 
 
@@ -98,9 +98,9 @@ class Protocol:
         count: of those, over all models together: each is asked others.
         length: tokens of each.
         skip: so many of those are left out before the first.
-        pad_to: pads after each prompt up to so many tokens; a fair protocol asks so beside, of the
-            first model.
-        controls: identity, shuffled: asked beside, of the first model.
+        pad_to: length to which pads fill each prompt; a fair protocol asks prompts without pads
+            too, and those with pads of the first model alone.
+        controls: identity, shuffled: asked of the first model alone.
     """
 
     methods: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Arm:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when what is asked does, so that older rows are not taken for its answers."""
+        """A hash of the question, by which rows that answer another one are left out."""
         return row_key(asdict(self, dict_factory=_set))
 
 
@@ -197,11 +197,11 @@ class Criterion:
 
     @property
     def upward(self) -> bool:
-        """Whether it says that there is much of something, and not little."""
+        """Whether it holds for large figures, and not for small ones."""
         return self.operation in ("above", "more")
 
     def holds(self, left: float, right: float) -> bool:
-        """Whether it does, for these values."""
+        """Whether it holds for these values."""
         return OPERATORS[self.operation](left, right)
 
 
@@ -283,7 +283,7 @@ class Claim:
     stand_ins: dict[str, tuple[Arm, ...]] = field(default_factory=dict)
 
     def asked_of(self, stand_in: str) -> Claim:
-        """The same claim as a stand-in is asked it; whatever that answers is not the claim's."""
+        """The claim with the arms that a stand-in is asked; its answers are not the claim's."""
         return replace(self, arms=self.stand_ins[stand_in])
 
     @property

@@ -30,9 +30,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 
 from eval.claims.columns import COLUMNS, Judgement, Value
-from eval.claims.entries import FAIR, Term
+from eval.claims.entries import Term
 from eval.claims.evidence import Record
-from eval.claims.pages import SHOWN, tally
+from eval.claims.pages import SHOWN, tally_of
 from eval.errors import RequestError
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -65,7 +65,7 @@ class Known:
         names = ("figure", "claim", "answer", "tally")
         figures = {name: getattr(self, name) for name in names}
         facts = {name: partial(self._fact, name) for name in FACTS}
-        return self.more | figures | facts | {"check": check}
+        return self.more | figures | facts | {"check": _hold}
 
     def figure(
         self, claim: int, name: str, by: str = "best", arm: str = "", padded: bool = False
@@ -81,7 +81,7 @@ class Known:
             raise RequestError(f"arm={arm!r}: claim {claim} has {', '.join(map(repr, arms))}")
         value = one.look_up(Term(name, arm, by), padded)
         if value is None:
-            there = ", ".join(dict.fromkeys(map(_words, _fair(one, arm)))) or "none"
+            there = ", ".join(dict.fromkeys(map(_words, one.fair(arm)))) or "none"
             raise RequestError(f"no record of that; of that arm, fair, there are: {there}")
         return value
 
@@ -96,11 +96,11 @@ class Known:
 
     def tally(self, column: str) -> str:
         """How many claims have which answer in a column."""
-        return tally(self.judgements, _column(column))
+        return tally_of(self.judgements, _column(column))
 
     def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
         """How many prompts a claim, or its arm, was fairly asked of; the sizes of its models."""
-        records = _fair(self._claim(claim), arm)
+        records = self._claim(claim).fair(arm)
         if not records:
             raise RequestError(f"{name} of claim {claim} is not known: no record says it")
         if name == "sizes":
@@ -114,7 +114,7 @@ class Known:
         raise RequestError(f"there is no claim {number!r}")
 
 
-def check(left: Any, sign: str, right: Any) -> None:
+def _hold(left: Any, sign: str, right: Any) -> None:
     """Refuses a comparison of figures, or of answers, that does not hold.
 
     Raises:
@@ -200,12 +200,6 @@ def _check_written(environment: Environment, source: str) -> None:
         if missing := sorted(used[at] - cited[at]):
             message = f"figures without a link to their commands; add {', '.join(missing)}"
             raise TemplateSyntaxError(message, [1, *starts][at])
-
-
-def _fair(one: Judgement, arm: str | None) -> list[Record]:
-    """The records of a fair protocol, without controls, of one arm or of all."""
-    fair = [r for r in one.records if r["protocol"] == FAIR and not r.get("control")]
-    return [r for r in fair if arm in (None, r["arm"])]
 
 
 def _column(name: str) -> str:

@@ -59,8 +59,8 @@ HEAD = """\
 """
 READING = f"""\
 - **replicated**: asked as its source asks, on the source's prompts, mostly one. *Invalid* where the
-  positive control fails: the protocol does not do what its source says it does where nothing is in
-  question, so that its answer says nothing.
+  positive control fails: where the result is not in doubt, the protocol does not give what its
+  source reports, so that its answer means nothing.
 - **gradients**: descent and tuned gradients on many prompts of several models. Invalid where they
   read less than {READ:.0%} of the shown tokens of a network that does nothing.
 - **information**: exact search, or a lens, which measures directly. Invalid where the search finds
@@ -104,7 +104,7 @@ SOURCES = """\
 """
 
 
-def markdown(judgements: list[Judgement], notes: list[str], beside: str = "claims") -> str:
+def claims_page(judgements: list[Judgement], notes: list[str], beside: str = "claims") -> str:
     """The page: a line for each claim that was asked, and what the others need.
 
     Args:
@@ -138,7 +138,7 @@ def markdown(judgements: list[Judgement], notes: list[str], beside: str = "claim
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def page(one: Judgement) -> str:
+def claim_page(one: Judgement) -> str:
     """A claim's own page: what it says, by what it is judged, and all that was measured."""
     claim = one.claim
     about = [f"# Claim {claim.number}", f"{claim.claim}. Expected: {claim.expected}."]
@@ -180,7 +180,7 @@ def description(claim: Claim) -> list[str]:
     return [*lines, f"  {claim.command}"]
 
 
-def terminal(judgements: list[Judgement], width: int = 120) -> str:
+def claims_table(judgements: list[Judgement], width: int = 120) -> str:
     """The table as plain text."""
     table = Table("#", "claim", *COLUMNS, box=box.SIMPLE)
     for one in judgements:
@@ -190,11 +190,11 @@ def terminal(judgements: list[Judgement], width: int = 120) -> str:
     console = Console(width=width, no_color=True, markup=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    counts = (f"{column}: {tally(judgements, column)}" for column in COLUMNS)
+    counts = (f"{column}: {tally_of(judgements, column)}" for column in COLUMNS)
     return "\n".join([capture.get().rstrip(), "", *counts])
 
 
-def tally(judgements: list[Judgement], column: str) -> str:
+def tally_of(judgements: list[Judgement], column: str) -> str:
     """How many claims have which answer in a column: `3 yes, 1 no`."""
     counts = _counts(judgements, column)
     return ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])

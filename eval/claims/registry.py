@@ -130,7 +130,7 @@ def _claim(
         for key, one in stand_ins().items()
         if entry["number"] in one.claims
     }
-    return build(Claim, about, where, arms=arms, group=group)
+    return from_plain(Claim, about, where, arms=arms, group=group)
 
 
 def _criteria(
@@ -170,7 +170,7 @@ def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) ->
     asked = {key: _protocol(data.get(key), where) for key in PROTOCOLS}
     models = _models(data["models"], shapes, where)
     plain = {key: value for key, value in data.items() if key not in (*PROTOCOLS, "models")}
-    built = build(Arm, plain, where, name=name, models=models, **asked)
+    built = from_plain(Arm, plain, where, name=name, models=models, **asked)
     Slice.parse(built.slice)
     for field, values, allowed in (
         ("part", [built.part], PARTS),
@@ -197,14 +197,14 @@ def _models(data: Any, shapes: dict[str, Any], where: str) -> Models:
         raise RequestError(f"{where}: {error}") from None
     if bool(config) == bool(data.get("hub")):
         raise RequestError(f"{where}: models need fields of a configuration, or hub")
-    return build(Models, data, where, config=config)
+    return from_plain(Models, data, where, config=config)
 
 
 def _protocol(data: dict[str, Any] | None, where: str) -> Protocol | None:
     if data is None:
         return None
     several = {key: _list(data[key]) for key in ("text", "controls") if key in data}
-    protocol = build(Protocol, data | several, where)
+    protocol = from_plain(Protocol, data | several, where)
     if protocol.methods:
         parse_solvers(protocol.methods)
     _among("kind", [protocol.kind], KINDS, where)
@@ -224,7 +224,7 @@ def _criterion(item: dict[str, Any], arms: list[str], where: str) -> Criterion:
 
 
 def _term(data: dict[str, Any], arms: list[str], where: str) -> Term:
-    term = build(Term, data, where)
+    term = from_plain(Term, data, where)
     _among("arm", [term.arm], arms, where)
     _among("pool", [term.pool], POOLS, where)
     return term
@@ -256,12 +256,12 @@ def _by_key(file: str, kind: type[Built], what: str) -> dict[str, Built]:
     """
     text = (DIRECTORY / f"{file}.yaml").read_text(encoding="utf-8")
     return {
-        key: build(kind, entry, f"{what} {key!r}", key=key)
+        key: from_plain(kind, entry, f"{what} {key!r}", key=key)
         for key, entry in yaml.safe_load(text).items()
     }
 
 
-def build(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
+def from_plain(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
     """A dataclass of plain data, whose lists become tuples, and of fields that are given as such.
 
     Raises:

@@ -31,8 +31,7 @@ from eval.text import toy_tokenizer
 from tokenizer import load_tokenizer
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8 bit": torch.float16}
-RECIPES = {"attention": "llama"}  # others start from the flat mixer's
-BESIDE = ["*.json", "tokenizer.model", "merges.txt"]  # the weights, what a model needs
+BESIDE = ["*.json", "tokenizer.model", "merges.txt"]  # files that a model needs beside weights
 
 
 class Missing(RequestError):
@@ -44,8 +43,8 @@ class ModelSource:
     """A model that can be opened.
 
     Attributes:
-        name: of it, which costs nothing.
-        kind: the same of all models that a claim's arm is asked of together.
+        name: of the model, known before it is opened.
+        kind: equal for the models that one arm is asked of.
         open: reads or builds it.
     """
 
@@ -56,7 +55,7 @@ class ModelSource:
 
 @dataclass
 class Shelf:
-    """All that models are taken from.
+    """The places that models are taken from, and how they are opened.
 
     Args:
         out: results directory, where a tokenizer trained on the toy corpus is kept.
@@ -66,7 +65,7 @@ class Shelf:
         stand_in: directory of a model that is asked in place of claims' own.
         precision: of pretrained models, in place of the claim's.
         device: where models run.
-        full: whether models of our own have the sizes asked for, whatever a CPU can bear.
+        full: whether untrained models have the full sizes of their claims on a CPU too.
     """
 
     out: Path
@@ -130,12 +129,12 @@ class Shelf:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of untrained models: that of the trained ones where there are any, else a toy's.
+        """The tokenizer of untrained models: the trained ones', else one of the toy corpus.
 
-        It is kept beside the results, whose prompts are its tokens.
+        It is kept beside the results.
 
         Raises:
-            RequestError: another one is there already.
+            RequestError: the results have another one already.
         """
         path = self.out / "tokenizer.json"
         if self._last:
@@ -172,7 +171,10 @@ class Shelf:
         for shape in (*map(shape_of, wanted), *largest):
             if shape in alike:
                 return [one.folder for one in seeds_of_one(alike[shape])]
-        raise Missing(f"claim {claim.number} needs a trained model; {_training(models)}")
+        c = models.config
+        recipe = "llama" if c["mixers"][0].startswith("attention") else "flat"
+        fix = train_command(recipe, "NAME", c["mixers"], c["d_model"], c["n_layers"])
+        raise Missing(f"claim {claim.number} needs a trained model; {fix}")
 
     def _config(self, fields: dict[str, Any]) -> ModelConfig:
         known: dict[str, Any] = {"vocab_size": self.tokenizer.get_vocab_size()}
@@ -273,7 +275,7 @@ def trained(models: Path | None) -> list[Saved]:
 
 
 def seeds_of_one(models: Iterable[Saved]) -> list[Saved]:
-    """Those of one model: the one of most directories, of several the first."""
+    """The directories of the model that has most of them; of several such models, the first."""
     groups: dict[str, list[Saved]] = {}
     for one in models:
         groups.setdefault(one.model_id, []).append(one)
@@ -281,7 +283,7 @@ def seeds_of_one(models: Iterable[Saved]) -> list[Saved]:
 
 
 def kind_of(config: ModelConfig) -> tuple[Any, ...]:
-    """The architecture, whatever the size, recipe, seed, data or vocabulary."""
+    """The architecture: equal for all sizes, recipes, seeds, data and vocabularies."""
 
     def whole(mixer: type, given: dict[str, Any]) -> tuple[Any, ...]:
         parameters = inspect.signature(mixer).parameters.values()
@@ -300,41 +302,36 @@ def shape_of(config: ModelConfig) -> tuple[int, int]:
 def drawn(
     name: str, config: ModelConfig, seed: int, tokenizer: Tokenizer, device: torch.device
 ) -> Checkpoint:
-    """An untrained model, as its seed has it."""
+    """An untrained model, drawn from its seed."""
     model = draw(lambda: LanguageModel(config), seed).to(device)
     return Checkpoint(model, config, tokenizer, {"name": name, "step": 0}, Path(name))
 
 
 def needs(models: Models) -> str:
-    """What a claim about a pretrained model takes, in words."""
-    download, memory = (_rounded(size) for size in (models.download, models.gigabytes))
+    """The download and the memory that a pretrained model takes, in words."""
+    sizes = models.download, models.gigabytes
+    download, memory = (f"{size:.2g}" if size < 10 else f"{size:.0f}" for size in sizes)
     return (
         f"{models.hub} ({models.parameters / 1e9:.3g} B parameters: about {download} GB to "
         f"download, {memory} GB of memory in {models.precision})"
     )
 
 
-def _rounded(size: float) -> str:
-    """Two digits, and no more zeros than there are."""
-    return f"{size:.2g}" if size < 10 else f"{size:.0f}"
-
-
 def size_of(provenance: dict[str, Any]) -> str:
-    """A model in the words of a table: `flat d512 n8 untrained`."""
+    """A model's mixers, width, depth and state: `flat d512 n8 untrained`."""
     mixers = ", ".join(_bare(provenance["mixers"]))
     state = "trained" if provenance["trained"] else "untrained"
     return f"{mixers} d{provenance['d_model']} n{provenance['n_layers']} {state}"
 
 
-def _training(models: Models) -> str:
-    """The command that makes it."""
-    c = models.config
-    recipe = RECIPES.get(_bare(c["mixers"])[0], "flat")
-    mixers = json.dumps(list(c["mixers"]))
+def train_command(
+    recipe: str, run: str, mixers: Iterable[str], width: int, depth: int, more: str = ""
+) -> str:
+    """The command that trains a model, as the end of an error."""
     return (
-        f"fix: python -m train fit --config {recipe} --data DATA --run RUNS/NAME "
-        f"--model.mixers '{mixers}' --model.d_model {c['d_model']} --model.n_layers "
-        f"{c['n_layers']}, then --models RUNS"
+        f"fix: python -m train fit --config {recipe} --data DATA --run RUNS/{run} --model.mixers "
+        f"'{json.dumps(list(mixers))}' --model.d_model {width} --model.n_layers {depth}{more}, "
+        "then --models RUNS"
     )
 
 
@@ -354,7 +351,6 @@ def _need_transformers(claim: Claim) -> None:
         raise Missing(f"claim {claim.number} needs transformers; fix: pip install '.[pretrained]'")
 
 
-def _bare(mixers: list[str] | tuple[str, ...] | str) -> list[str]:
+def _bare(mixers: Iterable[str]) -> list[str]:
     """Mixers without their arguments."""
-    several = [mixers] if isinstance(mixers, str) else mixers
-    return [re.sub(r"\(.*?\)", "", mixer) for mixer in several]
+    return [re.sub(r"\(.*?\)", "", mixer) for mixer in mixers]

@@ -128,7 +128,7 @@ def run_claims(
     settings = {evidence.place_of(task.tags): task.tags["setting"] for task in todo}
     records, notes = evidence.evidence(rows, registry.claims(), settings)
     judgements = [columns.judge(claim, records) for claim in chosen]
-    text = "\n".join([pages.terminal(judgements), *notes, results.note])
+    text = "\n".join([pages.claims_table(judgements), *notes, results.note])
     return Result(_columns(judgements), text)
 
 
@@ -177,7 +177,7 @@ def table_of_claims(
     there = read_rows(places or [PLACE])
     rows = [row for row in there if "experiment" not in row]
     known, notes = evidence.evidence(rows, registry.claims())
-    points, more = curves_page.records(curves.plan(), rows)
+    points, more = curves_page.curve_records(curves.plan(), rows)
     notes += more
     if figures and not points:
         raise RequestError(
@@ -188,14 +188,14 @@ def table_of_claims(
     texts: dict[str, str] = {}
     if markdown:
         folder = Path(markdown).with_suffix("")
-        texts[markdown] = pages.markdown(judgements, notes, folder.name)
+        texts[markdown] = pages.claims_page(judgements, notes, folder.name)
         if points:
             drawn = _beside(figures, folder / "curves.md") if figures else ""
-            tables = curves_page.markdown(points, drawn)
+            tables = curves_page.curves_markdown(points, drawn)
             texts[str(folder / "curves.md")] = f"{curves_page.HEAD}\n{tables}"
         for one in judgements:
             if one.asked or one.stand_ins:
-                texts[str(folder / f"{one.claim.number}.md")] = pages.page(one)
+                texts[str(folder / f"{one.claim.number}.md")] = pages.claim_page(one)
         said = _experiments(places, there) if results or readme else {}
         template = Path(findings) if findings else text_of.TEMPLATE
         for path in filter(None, (results, readme)):
@@ -207,7 +207,9 @@ def table_of_claims(
     for path, text in texts.items():
         write_text(path, text)
     written = map(str, curves_page.write(figures, points) if figures else ())
-    return Result(_columns(judgements), "\n".join([pages.terminal(judgements), *notes, *written]))
+    return Result(
+        _columns(judgements), "\n".join([pages.claims_table(judgements), *notes, *written])
+    )
 
 
 @command()
@@ -251,12 +253,12 @@ def curves_of_claims(
         todo, missing = curves.tasks(plan, points, trained, corpus, tokenizer, device_of(device))
         _say(missing)
         run_tasks(todo[:limit], results, "models")
-        known, notes = curves_page.records(plan, results.rows())
+        known, notes = curves_page.curve_records(plan, results.rows())
     shown = [r for r in known if r["axis"] in (curves.BASE, *axes)] if axes else known
     written = [str(path) for path in curves_page.write(figures, shown)] if figures else []
     if markdown:
         beside = _beside(figures, Path(markdown)) if figures else ""
-        write_text(markdown, curves_page.markdown(shown, beside))
+        write_text(markdown, curves_page.curves_markdown(shown, beside))
         written.append(markdown)
     return Result(known, "\n".join([*written, *notes, results.note]))
 

@@ -38,7 +38,7 @@ def explore(
         device: where to compute; auto (default) takes a GPU that is in reach
         seconds: that one question may take
     """
-    from eval.explore.asking import Shelf
+    from eval.explore.asking import OpenModels
     from eval.explore.jobs import Jobs
     from eval.explore.server import Explorer, listen, server
     from eval.models import PRETRAINED, device_of
@@ -53,7 +53,7 @@ def explore(
     for place in places:
         if not place.startswith(PRETRAINED) and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
-    library = Shelf(places, corpus, device)
+    library = OpenModels(places, corpus, device)
     with listen(host, port) as at:
         library.warm()
         address = f"[{host}]" if ":" in host else host

@@ -1,6 +1,6 @@
-"""What the page asks: checked, done by the functions of `eval`, and written as a command.
+"""Questions of the page: checked, answered by functions of `eval`, and written as commands.
 
-The page names models, solvers and lenses by names that the server gave it; never by a path.
+The page names models, solvers and lenses by names that the server gave it, never by a path.
 """
 
 import shlex
@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
+from eval.cli import listed
 from eval.errors import RequestError
 from eval.gather import gather_models, labelled
 from eval.inversion.solvers import solvers
@@ -45,7 +46,7 @@ COMMANDS = ("invert", "bits", "lens")
 Emit = Callable[[dict[str, Any]], None]
 
 
-class Shelf:
+class OpenModels:
     """The models that the page may ask, by name; a few of them are kept open.
 
     Attributes:
@@ -84,23 +85,16 @@ class Shelf:
             return self._open[name]
 
     def warm(self) -> None:
-        """Asks the last models something small, so that the first question need not prepare them.
-
-        It loads what computing takes, and each model's lexicon.
-        """
+        """Asks the last models a small question, which loads libraries and the models' lexicons."""
         given = {"text": "a a", "models": list(self.paths)[-MODELS:]}
         Inquiry.read(self, given).run(lambda event: None, lambda: None)
 
     def inquiry(self, given: Any) -> "Inquiry":
-        """What a browser asks, checked.
-
-        Raises:
-            RequestError: it is not of the form, or beyond the limits.
-        """
+        """A question of a browser, checked: see `Inquiry.read`."""
         return Inquiry.read(self, given)
 
     def about(self) -> dict[str, Any]:
-        """What the page has to know before anything is asked."""
+        """Models, solvers, lenses and limits, for the page."""
         return {
             "models": list(self.paths),
             "solvers": [
@@ -126,7 +120,7 @@ class Inquiry:
         lens: for `lens`.
     """
 
-    library: Shelf
+    library: OpenModels
     kind: str
     models: tuple[str, ...]
     text: str
@@ -137,7 +131,7 @@ class Inquiry:
     lens: str
 
     @classmethod
-    def read(cls, library: Shelf, given: Any) -> "Inquiry":
+    def read(cls, library: "OpenModels", given: Any) -> "Inquiry":
         """Checks what a browser sent.
 
         Raises:
@@ -145,54 +139,47 @@ class Inquiry:
         """
         if not isinstance(given, dict):
             raise RequestError("the question is no JSON object")
-
-        def field(name: str, kind: type, default: Any) -> Any:
-            value = given.get(name, default)
-            number = kind is float and isinstance(value, int)
-            if (not isinstance(value, kind) and not number) or (
-                isinstance(value, bool) and kind is not bool
-            ):
+        known = list(library.paths)
+        default: dict[str, Any] = {
+            "kind": "invert",
+            "models": known[-1:],
+            "text": "",
+            "layer": None,
+            "hidden": [],
+            "solvers": [],
+            "noise": 0.0,
+            "lens": "logit",
+        }
+        fields = default | {name: value for name, value in given.items() if name in default}
+        for name, value in fields.items():
+            kind = int if name == "layer" else type(default[name])
+            fits = isinstance(value, (kind, int) if kind is float else kind)
+            if (not fits or isinstance(value, bool)) and (name, value) != ("layer", None):
                 raise RequestError(f"{name}: {str(value)[:80]!r} is not {kind.__name__}")
-            return value
-
-        def names(name: str, allowed: Sequence[str], default: list[str], most: int) -> list[str]:
-            values = field(name, list, default)
+        for name, allowed, most in (
+            ("kind", COMMANDS, 1),
+            ("models", known, MODELS),
+            ("solvers", list(solvers()), len(solvers())),
+            ("lens", list(lenses()), 1),
+        ):
+            values = listed(fields[name])
             for value in values:
                 if value not in allowed:
                     raise RequestError(f"{name}: there is no {str(value)[:80]!r} here")
             if len(values) > most:
                 raise RequestError(f"{name}: {len(values)} chosen; {most} at most")
-            return list(dict.fromkeys(values))
-
-        def choice(name: str, allowed: Sequence[str], default: str) -> str:
-            value = field(name, str, default)
-            if value not in allowed:
-                raise RequestError(f"{name}: there is no {value[:80]!r} here")
-            return value
-
-        text = field("text", str, "")
-        if len(text) > LETTERS:
-            raise RequestError(f"text: {len(text)} letters; give {LETTERS} at most")
-        noise = field("noise", float, 0.0)
-        if not 0 <= noise <= NOISE:
-            raise RequestError(f"noise: {noise} is not between 0 and {NOISE:g}")
-        layer = None if given.get("layer") is None else field("layer", int, 0)
-        hidden = field("hidden", list, [])
-        for place in hidden:
+        if len(fields["text"]) > LETTERS:
+            raise RequestError(f"text: {len(fields['text'])} letters; give {LETTERS} at most")
+        if not 0 <= fields["noise"] <= NOISE:
+            raise RequestError(f"noise: {fields['noise']} is not between 0 and {NOISE:g}")
+        for place in fields["hidden"]:
             if type(place) is not int:
                 raise RequestError(f"hidden: {str(place)[:80]!r} is not the number of a token")
-        known = list(library.paths)
-        ask = cls(
-            library,
-            choice("kind", COMMANDS, "invert"),
-            tuple(names("models", known, known[-1:], MODELS)),
-            text,
-            layer,
-            tuple(hidden),
-            tuple(names("solvers", list(solvers()), [], len(solvers()))),
-            float(noise),
-            choice("lens", list(lenses()), "logit"),
-        )
+        several: dict[str, Any] = {
+            name: tuple(dict.fromkeys(fields[name])) for name in ("models", "solvers")
+        }
+        several |= {"hidden": tuple(fields["hidden"]), "noise": float(fields["noise"])}
+        ask = cls(library, **(fields | several))
         ask.check()
         return ask
 
@@ -329,7 +316,7 @@ class Inquiry:
                     emit({"type": "refused", **place, "text": str(error)})
                     continue
                 for row in result.rows if solver else ():
-                    emit({"type": "answer", **place} | answer(row))
+                    emit({"type": "answer", **place} | shown_answer(row))
                 if whole is None:
                     whole = result
                 else:
@@ -363,7 +350,7 @@ class Inquiry:
             )
 
 
-def answer(row: dict[str, Any]) -> dict[str, Any]:
+def shown_answer(row: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of a row of recovery."""
     shared = ("residual", "floor", "margin_bits", "at_floor", "certificate", "uncertified",
               "seconds", "evaluations", "diverged")  # fmt: skip

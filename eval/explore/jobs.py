@@ -1,13 +1,14 @@
-"""One worker, a bounded queue before it, and for each job the list of what it has said so far."""
+"""Jobs of the explorer: one worker, a bounded queue, and the events of each job."""
 
 import secrets
 import sys
 import threading
 import time
 import traceback
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from arch import ModelError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from eval.commands import Result
 
 EVENTS = 4000
-"""Of one job, at most; what a solver has in between is left out beyond that."""
+"""Of one job, at most; further intermediate tokens of solvers are left out."""
 GRACE = 10.0
 """Seconds that a job goes on without anybody listening."""
 
@@ -32,8 +33,8 @@ class StoppedError(Exception):
 
 
 @dataclass
-class Work:
-    """A piece of work and what it has said.
+class QueuedWork:
+    """A piece of work and its events.
 
     Attributes:
         do: is called with this.
@@ -42,7 +43,7 @@ class Work:
         listeners: how many connections follow it.
     """
 
-    do: Callable[["Work"], "Result | None"]
+    do: Callable[["QueuedWork"], "Result | None"]
     seconds: float
     name: str = field(default_factory=lambda: secrets.token_urlsafe(9))
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -87,53 +88,46 @@ class Jobs:
     """
 
     def __init__(self, waiting: int = 8, kept: int = 24, seconds: float = 600) -> None:
-        self.waiting, self.kept, self.seconds = waiting, kept, seconds
-        self._jobs: OrderedDict[str, Work] = OrderedDict()
-        self._queue: deque[Work] = deque()
-        self._changed = threading.Condition()
+        self.kept, self.seconds = kept, seconds
+        self._jobs: dict[str, QueuedWork] = {}
+        self._queue: Queue[QueuedWork] = Queue(waiting)
         threading.Thread(target=self._work, daemon=True, name="explore").start()
 
-    def add(self, do: Callable[[Work], "Result | None"]) -> Work:
+    def add(self, do: Callable[[QueuedWork], "Result | None"]) -> QueuedWork:
         """Puts work at the end of the queue.
 
         Raises:
             BusyError: it is full.
         """
-        with self._changed:
-            if len(self._queue) >= self.waiting:
-                raise BusyError(f"busy: {len(self._queue)} questions wait already; try again soon")
-            job = Work(do, self.seconds)
-            self._jobs[job.name] = job
-            self._queue.append(job)
-            for name in [name for name, old in self._jobs.items() if old.ended]:
-                if len(self._jobs) > self.kept:
-                    del self._jobs[name]
-            self._changed.notify()
-            return job
+        job = QueuedWork(do, self.seconds)
+        try:
+            self._queue.put_nowait(job)
+        except Full:
+            full = self._queue.maxsize
+            raise BusyError(f"busy: {full} questions wait already; try again soon") from None
+        self._jobs[job.name] = job
+        for name in [name for name, old in self._jobs.items() if old.ended]:
+            if len(self._jobs) > self.kept:
+                del self._jobs[name]
+        return job
 
-    def get(self, name: str) -> Work | None:
+    def get(self, name: str) -> QueuedWork | None:
         """The job of that name, if it is kept."""
         return self._jobs.get(name)
 
-    def before(self, job: Work) -> int:
+    def before(self, job: QueuedWork) -> int:
         """How many jobs are done before this one begins."""
-        with self._changed:
-            if job not in self._queue:
-                return 0
-            running = any(one.started and not one.ended for one in self._jobs.values())
-            return self._queue.index(job) + running
+        earlier = takewhile(lambda one: one is not job, list(self._jobs.values()))
+        return 0 if job.started else sum(not one.ended for one in earlier)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while not self._queue:
-                    self._changed.wait()
-                job = self._queue.popleft()
-                job.started = time.monotonic()
+            job = self._queue.get()
+            job.started = time.monotonic()
             job.emit({"type": "end"} | _done(job))
 
 
-def _done(job: Work) -> dict[str, Any]:
+def _done(job: QueuedWork) -> dict[str, Any]:
     """Does a job's work; how it ended."""
     try:
         job.check()

@@ -24,11 +24,11 @@ from starlette.routing import Route
 from arch import ModelError
 from eval.drawing import colours
 from eval.errors import RequestError
-from eval.explore.jobs import BusyError, Jobs, Work
+from eval.explore.jobs import BusyError, Jobs, QueuedWork
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:
-    from eval.explore.asking import Shelf
+    from eval.explore.asking import OpenModels
 
 STATIC = Path(__file__).parent / "static"
 STYLE = Path(__file__).parent.parent / "report" / "templates" / "style.css"
@@ -40,30 +40,15 @@ EVERY = 0.03
 """Seconds between looks at a job's events."""
 PATIENCE = 15.0
 """Seconds after which a silent connection gets a comment, so that a lost one is noticed."""
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src data:",
-        "frame-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-OF_EVIDENCE = "; ".join(
-    (
-        "sandbox allow-scripts allow-downloads",
-        "default-src 'none'",
-        "script-src 'unsafe-inline' 'unsafe-eval'",  # Vega compiles its expressions
-        "style-src 'unsafe-inline'",
-        "img-src data: blob:",
-        "frame-ancestors 'self'",
-    )
+OF_EVIDENCE = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; frame-ancestors 'self'"
 )
-"""The policy of a page of evidence: it may draw, and reach nothing."""
+"""The policy of a page of evidence: it may draw, and reach nothing. Vega compiles expressions."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -76,7 +61,9 @@ class Explorer:
         names: the hosts that it answers to, beside addresses if it is open to others.
     """
 
-    def __init__(self, library: "Shelf", host: str = LOOPBACK[1], jobs: Jobs | None = None) -> None:
+    def __init__(
+        self, library: "OpenModels", host: str = LOOPBACK[1], jobs: Jobs | None = None
+    ) -> None:
         self.library, self.jobs = library, jobs or Jobs()
         self.local = host in LOOPBACK
         self.names = {*LOOPBACK, host}
@@ -84,17 +71,18 @@ class Explorer:
 
     def app(self) -> Starlette:
         """The application."""
-        routes = [
-            Route("/", self._file("page.html", "text/html")),
-            Route("/explore.js", self._file("explore.js", "text/javascript")),
-            Route("/style.css", self._style),
-            Route("/models", self._models),
-            Route("/look", self._posted(self._look), methods=["POST"]),
-            Route("/jobs", self._posted(self._ask), methods=["POST"]),
-            Route("/jobs/{name}/stop", self._posted(self._stop), methods=["POST"]),
-            Route("/jobs/{name}/events", self._guarded(self._events)),
-            Route("/jobs/{name}/page", self._guarded(self._page)),
-        ]
+        read = {
+            "/": self._file("text/html", "page.html"),
+            "/explore.js": self._file("text/javascript", "explore.js"),
+            "/style.css": self._style,
+            "/models": self._models,
+            "/jobs/{name}/events": self._events,
+            "/jobs/{name}/page": self._page,
+        }
+        posted = {"/look": self._look, "/jobs": self._ask, "/jobs/{name}/stop": self._stop}
+        routes = [Route(path, self._guarded(endpoint)) for path, endpoint in read.items()]
+        for path, answer in posted.items():
+            routes.append(Route(path, self._guarded(self._posted(answer)), methods=["POST"]))
         return Starlette(routes=routes)
 
     def _refusal(self, request: Request) -> str | None:
@@ -137,32 +125,24 @@ class Explorer:
             finally:
                 self._reading -= 1
 
-        return self._guarded(answer)
+        return answer
 
-    def _file(self, name: str, kind: str) -> Endpoint:
+    def _file(self, kind: str, name: str) -> Endpoint:
         async def answer(request: Request) -> Response:
             return Response((STATIC / name).read_bytes(), media_type=kind)
 
-        return self._guarded(answer)
+        return answer
 
-    @property
-    def _style(self) -> Endpoint:
-        async def answer(request: Request) -> Response:
-            parts = [colours(), STYLE.read_text(encoding="utf-8")]
-            parts.append((STATIC / "explore.css").read_text(encoding="utf-8"))
-            return Response("\n".join(parts), media_type="text/css")
+    async def _style(self, request: Request) -> Response:
+        files = [path.read_text(encoding="utf-8") for path in (STYLE, STATIC / "explore.css")]
+        return Response("\n".join([colours(), *files]), media_type="text/css")
 
-        return self._guarded(answer)
-
-    @property
-    def _models(self) -> Endpoint:
-        async def answer(request: Request) -> Response:
-            return JSONResponse(self.library.about())
-
-        return self._guarded(answer)
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse(self.library.about())
 
     async def _look(self, request: Request, given: Any) -> Response:
-        return JSONResponse(await run_in_threadpool(lambda: self.library.inquiry(given).look()))
+        ask = await run_in_threadpool(self.library.inquiry, given)
+        return JSONResponse(await run_in_threadpool(ask.look))
 
     async def _ask(self, request: Request, given: Any) -> Response:
         ask = await run_in_threadpool(self.library.inquiry, given)
@@ -170,11 +150,10 @@ class Explorer:
         return JSONResponse({"job": job.name, "models": ask.models, "asked": ask.asked})
 
     async def _stop(self, request: Request, given: Any) -> Response:
-        job = self.jobs.get(request.path_params["name"])
-        if job is None:
-            return _failed("there is no such question any more", 404)
-        job.stopping = "stopped"
-        return JSONResponse({})
+        if job := self.jobs.get(request.path_params["name"]):
+            job.stopping = "stopped"
+            return JSONResponse({})
+        return _failed("there is no such question any more", 404)
 
     async def _events(self, request: Request) -> Response:
         job = self.jobs.get(request.path_params["name"])
@@ -184,7 +163,7 @@ class Explorer:
         first = int(last) + 1 if last.isascii() and last.isdigit() and len(last) < 9 else 0
         return StreamingResponse(self._stream(job, first), media_type="text/event-stream")
 
-    async def _stream(self, job: Work, number: int) -> AsyncIterator[str]:
+    async def _stream(self, job: QueuedWork, number: int) -> AsyncIterator[str]:
         """The job's events from a number on, as server-sent events."""
         job.listeners += 1
         before, silent = None, 0.0

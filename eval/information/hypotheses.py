@@ -57,7 +57,7 @@ Values = dict[tuple[Any, ...], float]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Contrast:
     """A comparison of a hypothesis, and its outcome.
 
     Attributes:
@@ -80,7 +80,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judged:
     """A hypothesis and its outcome.
 
     `prediction`, of a hypothesis with a predictor, is the rank correlation and the mean error.
@@ -88,15 +88,15 @@ class Finding:
 
     hypothesis: dict[str, Any]
     answer: str
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[Contrast, ...] = ()
     prediction: tuple[Interval, Interval] | None = None
 
 
-_Measured = tuple[Comparison, np.ndarray, str, float]
+_Measured = tuple[Contrast, np.ndarray, str, float]
 """A comparison that is not judged yet, its mean redrawn, how it is to be compared, its bound."""
 
 
-def findings_of(registration: dict[str, Any], rows: Sequence[Row]) -> list[Finding]:
+def findings_of(registration: dict[str, Any], rows: Sequence[Row]) -> list[Judged]:
     """The outcome of each hypothesis; open where rows are lacking."""
     flat = records(rows)
     findings = []
@@ -116,7 +116,7 @@ def findings_of(registration: dict[str, Any], rows: Sequence[Row]) -> list[Findi
         answers = {one.answer for one in made}
         whole = len(made) == wanted and answers == {YES}
         answer = REFUTED if NO in answers else CONFIRMED if whole else OPEN
-        findings.append(Finding(each, answer, tuple(made)))
+        findings.append(Judged(each, answer, tuple(made)))
     return findings
 
 
@@ -237,7 +237,7 @@ def _contrasted(asked: Record, records: Sequence[Record]) -> Iterator[_Measured]
         pairs = int((~np.isnan(table)).sum())
         drawn = _resampled(table, paired=minus is not None)
         mean = _interval(float(np.nanmean(table)), drawn)
-        yield Comparison(words, mean, pairs, seeds, before), drawn, way, bound
+        yield Contrast(words, mean, pairs, seeds, before), drawn, way, bound
 
 
 def _correlated(asked: Record, records: Sequence[Record]) -> Iterator[_Measured]:
@@ -252,10 +252,10 @@ def _correlated(asked: Record, records: Sequence[Record]) -> Iterator[_Measured]
                 chosen = np.random.default_rng(0).integers(len(x), size=(DRAWS, len(x)))
                 drawn = _spearman(x[chosen], y[chosen])
                 mean = _interval(float(_spearman(x[None], y[None])[0]), drawn)
-                yield Comparison(name, mean, len(cells)), drawn, way, bound
+                yield Contrast(name, mean, len(cells)), drawn, way, bound
 
 
-def _judged(measured: Sequence[_Measured]) -> list[Comparison]:
+def _judged(measured: Sequence[_Measured]) -> list[Contrast]:
     """The comparisons of a hypothesis against their bounds, p corrected for their number."""
     tails = [2 * min((d <= b).mean(), (d >= b).mean()) for _, d, _, b in measured]
     corrected = holm([min(1.0, max(float(p), 2 / DRAWS)) for p in tails])
@@ -343,7 +343,7 @@ def _interval(estimate: float, drawn: np.ndarray | list[float]) -> Interval:
     return Interval(estimate, float(low), float(high))
 
 
-def _predicted(hypothesis: dict[str, Any], records: Sequence[Record]) -> Finding:
+def _predicted(hypothesis: dict[str, Any], records: Sequence[Record]) -> Judged:
     """Whether a figure predicts another, over all models, steps, passages and distances.
 
     The error is that of the increasing curve nearest to the other seeds (isotonic regression).
@@ -357,7 +357,7 @@ def _predicted(hypothesis: dict[str, Any], records: Sequence[Record]) -> Finding
         if all(record.get(name) is not None for name in names)
     ]
     if len({seed for _, seed, _, _ in known}) < 2:
-        return Finding(hypothesis, OPEN)
+        return Judged(hypothesis, OPEN)
     passages, seeds, x, y = (np.array(each) for each in zip(*sorted(known), strict=True))
     correlation = _correlation(x, y, passages, seeds)
     errors = np.zeros(len(y))
@@ -372,7 +372,7 @@ def _predicted(hypothesis: dict[str, Any], records: Sequence[Record]) -> Finding
         answer = CONFIRMED
     else:
         answer = REFUTED if correlation.high < least or error.low > most else OPEN
-    return Finding(hypothesis, answer, prediction=(correlation, error))
+    return Judged(hypothesis, answer, prediction=(correlation, error))
 
 
 def _correlation(x: np.ndarray, y: np.ndarray, passages: np.ndarray, seeds: np.ndarray) -> Interval:

@@ -25,9 +25,9 @@ from eval.information.posterior import (
     bits_under_noise,
     channel_counts,
     entropy,
-    evidence,
     joint,
     leading_agreement,
+    noise_evidence,
     quantise,
 )
 from eval.inversion.problem import Measured
@@ -163,7 +163,7 @@ def measure_bits(
     difference = truth - outputs
     floor = measured.floor(Slice(passage.place, None))[row].to(outputs)
     names, priors = _priors(circuit, passage, candidates)
-    known = evidence(difference, noise)
+    known = noise_evidence(difference, noise)
     by_precision: dict[str, list[Kinds]] = {}
     for unit, of in zip(UNITS, (rms, effect), strict=True):
         for level in question.noise:

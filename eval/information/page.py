@@ -11,8 +11,8 @@ from eval.information.hypotheses import (
     NO,
     OPEN,
     WAYS,
-    Comparison,
-    Finding,
+    Contrast,
+    Judged,
     Record,
     findings_of,
     records,
@@ -23,6 +23,20 @@ from eval.tables import Table, markdown
 
 MARKS = {"up": "↑↓", "down": "↓↑", "same": "=≠"}
 """Of an expected change: where it is as expected, and where it is not."""
+CHANGES = (
+    "## Changes with training",
+    "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every seed's "
+    "mean has that sign, = where the whole interval is within the bound, ? where open.",
+    ("figure", "architecture", "before", "change"),
+)
+COMPARISONS = (
+    "## Comparisons",
+    "Means over pairs of prompt and training seed, or of the differences of the same pairs, or "
+    "rank correlations over cells, with their 95 % intervals; p is of the bound. Shares are from "
+    "0 to 1.",
+    ("what", "compared", "bound", "mean", "as said"),
+)
+"""Title, explanation and headings of the table."""
 
 
 def page(
@@ -56,7 +70,7 @@ def page(
         "\n".join(_line(finding) for finding in findings),
         f"How they are judged: {registration['analysis'].strip()}",
         *(f"![{figure.title}]({beside}{figure.name}.svg)\n\n*{figure.about}*" for figure in drawn),
-        *(_changes(findings) if bits else _contrasts(findings)),
+        *_comparisons(findings, bits),
         *(["## All cells", markdown(cells)] if cells else []),
         "## What was measured",
         _design(registration) if bits else _measured(registration),
@@ -89,7 +103,7 @@ def placeholders(registration: dict[str, Any], rows: Sequence[Row]) -> dict[str,
     """
     findings = {finding.hypothesis["id"]: finding for finding in findings_of(registration, rows)}
 
-    def of(name: str) -> Finding:
+    def of(name: str) -> Judged:
         if name not in findings:
             raise RequestError(f"there is no hypothesis {name!r}; there are {', '.join(findings)}")
         return findings[name]
@@ -251,7 +265,7 @@ def _against_effect(flat: Sequence[Record], field: str) -> Figure:
     return Figure("effect", title, f"{title}: means of passages and seeds.", chart)
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Judged) -> str:
     """A hypothesis in a line: what it says, its answer, and what that means."""
     about = finding.hypothesis
     meaning = about.get(finding.answer) or "The rows do not settle it."
@@ -266,60 +280,36 @@ def _line(finding: Finding) -> str:
     return f"- **{about['id']}: {finding.answer}.** {about['says']} ({shown}) {meaning}"
 
 
-def _mark(finding: Finding, change: Comparison) -> str:
+def _mark(finding: Judged, change: Contrast) -> str:
     """The direction of a change, in a sign."""
     marks = MARKS[finding.hypothesis["expected"][change.words]]
     return "?" if change.answer == OPEN else marks[change.answer == NO]
 
 
-def _changes(findings: Sequence[Finding]) -> list[str]:
-    head = ["", "figure", "architecture", "before", "change", "p, corrected", "seeds", "pairs"]
-    lines = []
-    for finding in (each for each in findings if each.comparisons):
-        figure = finding.hypothesis["figure"]
-        words = [figure[name] for name in ("quantity", "precision", "scale") if name in figure]
-        what = ", ".join([*words, f"distance {figure['distance']}"])
-        for c in finding.comparisons:
-            change = f"{_mark(finding, c)} {_said(c.mean)}"
-            place = [finding.hypothesis["id"], what, c.words, f"{c.before:.2f}"]
-            lines.append([*place, change, *_ends(c, "+.2f")])
-    return [
-        "## Changes with training",
-        "Mean change and its 95 % interval; ↑ ↓ where the corrected p is below .05 and every "
-        "seed's mean has that sign, = where the whole interval is within the bound, ? where open.",
-        markdown(Table(head, lines)),
-    ]
-
-
-def _contrasts(findings: Sequence[Finding]) -> list[str]:
-    head = ["", "what", "compared", "bound", "mean", "as said", "p, corrected", "seeds", "pairs"]
+def _comparisons(findings: Sequence[Judged], bits: bool) -> list[str]:
+    """The comparisons of all hypotheses, as a part of the page."""
     lines = []
     for finding in findings:
         about = finding.hypothesis
-        asked = about.get("contrasts") or about["correlations"]
-        what = asked["value"] if "value" in asked else f"rank correlation with {asked['with']}"
         for c in finding.comparisons:
-            bounds = {
-                way: asked[way] if "value" in asked else asked[way].get(c.words)
-                for way in WAYS
-                if way in asked
-            }
-            bound = next(f"{way} {bound}" for way, bound in bounds.items() if bound is not None)
-            place = [about["id"], what, c.words, bound]
-            lines.append([*place, _said(c.mean), c.answer, *_ends(c, ".2f")])
-    return [
-        "## Comparisons",
-        "Means over pairs of prompt and training seed, or of the differences of the same pairs, or "
-        "rank correlations over cells, with their 95 % intervals; p is of the bound. Shares are "
-        "from 0 to 1.",
-        markdown(Table(head, lines)),
-    ]
-
-
-def _ends(each: Comparison, form: str) -> list[str]:
-    """The last cells of a comparison: p, the means of seeds, and the number of pairs."""
-    p = "–" if each.p is None else f"{each.p:.4f}"
-    return [p, " ".join(format(seed, form) for seed in each.seeds), str(each.pairs)]
+            if bits:
+                figure = about["figure"]
+                words = [figure[n] for n in ("quantity", "precision", "scale") if n in figure]
+                what = ", ".join([*words, f"distance {figure['distance']}"])
+                place = [what, c.words, f"{c.before:.2f}", f"{_mark(finding, c)} {_said(c.mean)}"]
+            else:
+                asked = about.get("contrasts") or about["correlations"]
+                means = "value" in asked
+                what = asked["value"] if means else f"rank correlation with {asked['with']}"
+                bounds = {way: asked[way] for way in WAYS if way in asked}
+                bounds = {w: b if means else b.get(c.words) for w, b in bounds.items()}
+                bound = next(f"{way} {b}" for way, b in bounds.items() if b is not None)
+                place = [what, c.words, bound, _said(c.mean), c.answer]
+            p = "–" if c.p is None else f"{c.p:.4f}"
+            seeds = " ".join(format(seed, "+.2f" if bits else ".2f") for seed in c.seeds)
+            lines.append([about["id"], *place, p, seeds, str(c.pairs)])
+    title, said, head = CHANGES if bits else COMPARISONS
+    return [title, said, markdown(Table(["", *head, "p, corrected", "seeds", "pairs"], lines))]
 
 
 def _said(value: Interval) -> str:

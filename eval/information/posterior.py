@@ -52,7 +52,7 @@ class Evidence(NamedTuple):
     cross: Tensor
 
 
-def evidence(difference: Tensor, noise: Tensor) -> Evidence:
+def noise_evidence(difference: Tensor, noise: Tensor) -> Evidence:
     """Sums over channels that all sizes of the noise share.
 
     Args:

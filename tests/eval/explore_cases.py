@@ -4,20 +4,32 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from eval.explore.asking import Shelf
+from tokenizers import Tokenizer
+
+from arch import LanguageModel, save_model
+from eval.explore.asking import OpenModels
 from eval.explore.jobs import Jobs
 from eval.explore.server import Explorer, listen, server
+
+
+def two_steps(place: Path, model: Callable[[], LanguageModel], tokenizer: Tokenizer) -> Path:
+    """Saves a model at two training steps into a directory, which it returns."""
+    for step in (0, 10):
+        meta = {"name": "flat", "step": step}
+        save_model(place / f"step-{step:06d}", model(), tokenizer.to_str(), meta)
+    return place
 
 
 @contextmanager
 def running(places: list[str], jobs: Jobs | None = None) -> Iterator[int]:
     """The port of an explorer that is there for the time of the block."""
     with listen("127.0.0.1", 0) as at:
-        works = server(Explorer(Shelf(places, "toy", "cpu"), jobs=jobs))
+        works = server(Explorer(OpenModels(places, "toy", "cpu"), jobs=jobs))
         thread = threading.Thread(target=works.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
         while not works.started:

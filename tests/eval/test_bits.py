@@ -28,8 +28,8 @@ from eval.information.posterior import (
     bits_under_noise,
     channel_counts,
     entropy,
-    evidence,
     leading_agreement,
+    noise_evidence,
     quantise,
 )
 from eval.inversion.problem import measure
@@ -116,7 +116,7 @@ def test_two_candidates_are_the_binary_channel(signal):
     expected = 1 - quad(density, -10, 10)[0]
     outputs = torch.tensor([[[signal]], [[-signal]]])
     noise = torch.randn(20_000, 1, 1, generator=torch.Generator().manual_seed(0))
-    known = evidence(outputs[0] - outputs, noise)
+    known = noise_evidence(outputs[0] - outputs, noise)
     bits = bits_under_noise(known, torch.ones(1), torch.full((1, 2), 0.5), [0])
     assert float(bits.alone) == pytest.approx(expected, abs=0.02)
     assert torch.equal(bits.alone, bits.cumulative)

@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import eval as evals
-from arch import save_model
 from eval import watching
 from eval.__main__ import main
-from eval.explore.asking import Shelf
+from eval.explore.asking import OpenModels
 from eval.explore.jobs import Jobs
-from tests.eval.explore_cases import asked, events, running, send
+from tests.eval.explore_cases import asked, events, running, send, two_steps
 
 TEXT = "Once upon a time there was a dog."
 FLAT = "flat, step 10"
@@ -22,11 +21,7 @@ SLOW = {"text": f"{TEXT} {TEXT}"[:45], "hidden": list(range(20)), "solvers": ["a
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, small_model, small_tokenizer):
-    place = tmp_path_factory.mktemp("runs")
-    for step in (0, 10):
-        meta = {"name": "flat", "step": step}
-        save_model(place / f"step-{step:06d}", small_model(), small_tokenizer.to_str(), meta)
-    return place
+    return two_steps(tmp_path_factory.mktemp("runs"), small_model, small_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +46,12 @@ def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
 
 
 def test_a_second_question_learns_no_lexicon(models):
-    shelf = Shelf([str(models)], "toy", "cpu")
-    shelf.warm()
-    (guesses,) = shelf.checkpoint(FLAT).kept["lexicons", "toy"].values()
-    shelf.inquiry({"text": TEXT, "models": [FLAT]}).run(lambda event: None, lambda: None)
-    assert [*shelf.checkpoint(FLAT).kept["lexicons", "toy"].values()] == [guesses]
+    library = OpenModels([str(models)], "toy", "cpu")
+    library.warm()
+    (guesses,) = library.checkpoint(FLAT).kept["lexicons", "toy"].values()
+    question = library.inquiry({"text": TEXT, "models": [FLAT]})
+    question.run(lambda event: None, lambda: None)
+    assert [*library.checkpoint(FLAT).kept["lexicons", "toy"].values()] == [guesses]
     assert guesses.__dict__.keys() >= {"first", "_learnt"}
 
 

@@ -5,8 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from arch import save_model
-from tests.eval.explore_cases import running
+from tests.eval.explore_cases import running, two_steps
 
 TEXT = "Once upon a time there was a dog."
 EVIL = "<img src=x onerror=boom()>"
@@ -16,10 +15,7 @@ WAIT = 60_000  # milliseconds
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory, small_model, small_tokenizer):
-    place = tmp_path_factory.mktemp("runs")
-    for step in (0, 10):
-        meta = {"name": "flat", "step": step}
-        save_model(place / f"step-{step:06d}", small_model(), small_tokenizer.to_str(), meta)
+    place = two_steps(tmp_path_factory.mktemp("runs"), small_model, small_tokenizer)
     with running([str(place)]) as port:
         yield f"http://127.0.0.1:{port}/"
 

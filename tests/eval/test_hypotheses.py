@@ -11,7 +11,7 @@ from eval.information.hypotheses import (
     CONFIRMED,
     OPEN,
     REFUTED,
-    Finding,
+    Judged,
     findings_of,
     holm,
     pigeonhole,
@@ -105,7 +105,7 @@ def tries(**shares: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def compared(rows: list[dict[str, Any]], **asked: Any) -> Finding:
+def compared(rows: list[dict[str, Any]], **asked: Any) -> Judged:
     """The finding of a hypothesis about the share of prompts found whole."""
     hypothesis = {"id": "H1", "contrasts": {"value": "whole"} | asked}
     (finding,) = findings_of({"design": {}, "hypotheses": [hypothesis]}, rows)

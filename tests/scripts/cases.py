@@ -7,6 +7,13 @@ import yaml
 
 from scripts import experiment
 
+FIT = (
+    "--config demo --model.context 32 --model.d_model 16 --model.n_layers 1 --model.vocab_size 300 "
+    "--batch.size 2 --trainer.max_steps 2 --schedule.warmup_steps 1 --sample_prompts [] "
+    "--save_steps [1]"
+)
+"""Flags of a training of two steps."""
+
 
 def written(
     folder: Path, monkeypatch: Any, name: str, design: dict[str, Any], hypotheses: list[Any]

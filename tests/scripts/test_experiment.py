@@ -7,11 +7,8 @@ import yaml
 
 from eval.rows import read_rows
 from scripts import experiment
+from tests.scripts.cases import FIT, written
 
-FIT = (
-    "--config demo --model.context 32 --model.d_model 16 --model.n_layers 1 --model.vocab_size 300 "
-    "--batch.size 2 --trainer.max_steps 2 --schedule.warmup_steps 1 --save_steps [1]"
-)
 SMALL = {
     "name": "small",
     "design": {
@@ -25,41 +22,26 @@ SMALL = {
     },
 }
 RECOVERED = {
-    "name": "few",
-    "title": "Few",
-    "question": "How few?",
-    "background": "None.",
-    "analysis": "By means.",
-    "design": {
-        "vocabulary": 300,
-        "fit": FIT,
-        "architectures": {"flat": {"flags": "--model.mixers [flat]", "steps": [2]}},
-        "seeds": [3],
-        "budget": 9000,
-        "recovered": {
-            "prompts": {"count": 2, "skip": 1, "before": 3, "after": 6},
-            "cells": [
-                {"hidden": 3, "shown": [1, 4], "methods": {"alternating": {"budget": 9000}}},
-                {"hidden": 3, "shown": 4, "starts": 2, "methods": {"adam": {"steps": 2}}},
-            ],
-        },
-        "rows": 8,
-        "in_words": "In words.",
+    "vocabulary": 300,
+    "fit": FIT,
+    "architectures": {"flat": {"flags": "--model.mixers [flat]", "steps": [2]}},
+    "seeds": [3],
+    "budget": 9000,
+    "recovered": {
+        "prompts": {"count": 2, "skip": 1, "before": 3, "after": 6},
+        "cells": [
+            {"hidden": 3, "shown": [1, 4], "methods": {"alternating": {"budget": 9000}}},
+            {"hidden": 3, "shown": 4, "starts": 2, "methods": {"adam": {"steps": 2}}},
+        ],
     },
-    "hypotheses": [
-        {
-            "id": "H1",
-            "says": "It is found.",
-            "contrasts": {
-                "value": "whole", "of": {"hidden": 3, "shown": 4, "method": "alternating"},
-                "minus": {"method": "adam"}, "above": 0,
-            },
-            "confirmed": "It is there.",
-            "refuted": "It is not.",
-        }
-    ],
+    "rows": 8,
+    "in_words": "In words.",
+}
+FOUND = {
+    "value": "whole", "of": {"hidden": 3, "shown": 4, "method": "alternating"},
+    "minus": {"method": "adam"}, "above": 0,
 }  # fmt: skip
-FILLED = RECOVERED["design"] | {
+FILLED = RECOVERED | {
     "recovered": {
         "prompts": {"count": 2, "skip": 1, "before": 1, "after": 6},
         "cells": [
@@ -73,13 +55,6 @@ FILLED = RECOVERED["design"] | {
 }  # fmt: skip
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    monkeypatch.setattr(experiment, "FOLDER", tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The directory of the experiment `small`, trained and measured."""
@@ -89,13 +64,13 @@ def trained(tmp_path_factory):
     return place / "out"
 
 
-def test_an_experiment_is_trained_measured_resumed_and_saved(
-    folder, trained, tmp_path, monkeypatch
-):
+def test_an_experiment_is_trained_measured_resumed_and_saved(trained, tmp_path, monkeypatch):
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    monkeypatch.setattr(experiment, "FOLDER", tmp_path)
     shutil.copytree(trained, tmp_path / "out")
     words = ["small", "--corpus", "toy:400", "--out", str(tmp_path / "out")]
     rows = read_rows([tmp_path / "out"])
-    registration = experiment.Registration.read("small", folder)
+    registration = experiment.Registration.read("small", tmp_path)
     assert [row["checkpoint"]["step"] for row in rows] == [0, 0, 1, 1, 2, 2]
     about = {"name": "small", "registration": registration.hash, "architecture": "flat", "seed": 3}
     assert all(row["experiment"] == about for row in rows)
@@ -103,18 +78,17 @@ def test_an_experiment_is_trained_measured_resumed_and_saved(
     assert experiment.main(words) == 0
     assert read_rows([tmp_path / "out"]) == rows
     assert experiment.main(["small", "--out", str(tmp_path / "out"), "--save"]) == 0
-    saved = read_rows([folder / "small.parquet"])
+    saved = read_rows([tmp_path / "small.parquet"])
     assert [row["bits"] for row in saved] == [row["bits"] for row in rows]
     assert str(tmp_path) not in str(saved)
 
 
 @pytest.mark.parametrize(
-    ("design", "drawn"), [(RECOVERED["design"], ["work", "hidden"]), (FILLED, ["positions"])]
+    ("design", "drawn"), [(RECOVERED, ["work", "hidden"]), (FILLED, ["positions"])]
 )
 def test_recoveries_become_a_page(design, drawn, trained, tmp_path, capsys, monkeypatch):
     """Asked, saved, and judged by rows that have each cell's prompts once."""
-    monkeypatch.setattr(experiment, "FOLDER", tmp_path)
-    (tmp_path / "few.yaml").write_text(yaml.safe_dump(RECOVERED | {"design": design}))
+    written(tmp_path, monkeypatch, "few", design, [{"contrasts": FOUND}])
     out, page = tmp_path / "out", tmp_path / "page.md"
     shutil.copytree(trained, out)
     (out / "rows.jsonl").unlink()
@@ -138,7 +112,7 @@ def test_recoveries_become_a_page(design, drawn, trained, tmp_path, capsys, monk
     assert [(tmp_path / f"few-{name}.svg").is_file() for name in drawn] == [True] * len(drawn)
 
 
-def test_rows_of_another_registration_are_not_saved(folder, tmp_path):
+def test_rows_of_another_registration_are_not_saved(tmp_path):
     registration = experiment.Registration("small", "another", {})
     (tmp_path / "rows.jsonl").write_text("")
     assert experiment.save(registration, tmp_path, tmp_path / "small.parquet") == 0

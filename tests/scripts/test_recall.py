@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from arch import load_model
 from eval.information.hypotheses import findings_of
@@ -146,7 +145,7 @@ def test_correlations_over_cells_are_judged_against_their_bounds(probe, searched
     assert all(each.comparisons[0].pairs == 12 for each in found)
 
 
-def test_a_registration_is_whole(tmp_path):
+def test_a_registration_is_whole():
     """The registered numbers of rows are those that the designs make."""
     for name in ("e3b", "e5b"):
         registration = experiment.Registration.read(name)
@@ -156,5 +155,3 @@ def test_a_registration_is_whole(tmp_path):
         else:
             each = 1 + design["passages"]["count"]
         assert design["rows"] == each * len(models), name
-        assert {"says", "confirmed", "refuted"} <= registration.plain["hypotheses"][0].keys()
-        assert yaml.safe_dump(design)

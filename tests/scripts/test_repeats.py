@@ -10,13 +10,8 @@ from arch import load_model
 from eval.rows import read_rows
 from scripts import experiment
 from scripts.repeats import repeated_pairs
-from tests.scripts.cases import written
+from tests.scripts.cases import FIT, written
 from tokenizer import load_tokenizer
-
-FIT = (
-    "--config demo --model.context 32 --model.d_model 16 --model.n_layers 1 --model.vocab_size 300 "
-    "--batch.size 2 --trainer.max_steps 2 --schedule.warmup_steps 1 --sample_prompts []"
-)
 
 
 def again(row):

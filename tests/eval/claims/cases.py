@@ -75,7 +75,7 @@ def use_tiny_curves(monkeypatch: pytest.MonkeyPatch, values: dict[str, list]) ->
                 methods["alternating"] = {"starts": 1, "rounds": 1}
     for axis, chosen in values.items():
         data["axes"][axis]["values"] = chosen
-    tiny = curves.read(data)
+    tiny = curves.read_plan(data)
     monkeypatch.setattr(curves, "plan", lambda: tiny)
     return tiny
 

@@ -13,7 +13,7 @@ from eval.claims import BENCH, registry
 from eval.claims.columns import COLUMNS, ENOUGH, GRADIENTS, INFORMATION, REPLICATED, judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import answers, evidence
-from eval.claims.pages import details, terminal
+from eval.claims.pages import claims_table, details
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.errors import RequestError
 from eval.rows import read_rows, write_rows
@@ -236,9 +236,11 @@ def test_criteria_that_are_not_those_of_the_rows_are_said_to_be_changed():
 
 
 def test_fewer_than_thirty_prompts_are_said_in_the_cell():
-    text = terminal([judge(LOST, [REPORTED_LOST | {"prompts": 29}])], width=200)
-    assert "yes (n 29, too few; d16 n1)" in text
-    assert "too few" not in terminal([judge(LOST, [REPORTED_LOST | {"prompts": 30}])], width=200)
+    few, enough = (
+        claims_table([judge(LOST, [REPORTED_LOST | {"prompts": n}])], width=200) for n in (29, 30)
+    )
+    assert "yes (n 29, too few; d16 n1)" in few
+    assert "too few" not in enough
 
 
 def test_figures_of_lenses_are_pooled_and_compared():

@@ -7,7 +7,7 @@ import pytest
 from eval.__main__ import main
 from eval.claims import BENCH, curves
 from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, TUNED, Plan, Point
-from eval.claims.curves_page import records, write
+from eval.claims.curves_page import curve_records, write
 from eval.rows import ROWS, read_rows
 from eval.tables import share_text
 from tests.eval.claims.cases import prepared, use_tiny_curves
@@ -37,7 +37,7 @@ def run(*words: object) -> int:
 
 def test_the_file_names_every_axis_and_architecture():
     whole = curves.plan()
-    assert list(whole.axes) == AXES
+    assert list(whole.axes) == [BASE, *AXES]
     assert list(whole.architectures) == ARCHITECTURES
     for kind in KINDS:
         for axis in whole.axes.values():
@@ -48,7 +48,7 @@ def test_the_file_names_every_axis_and_architecture():
 def test_a_point_that_axes_share_is_one():
     whole = curves.plan()
     asks = whole.points()
-    bases = [whole.base.at("step", step) for step in whole.steps]
+    bases = whole.curve(BASE)
     assert list(asks)[: len(bases)] == bases
     apart = 0
     for name, axis in whole.axes.items():
@@ -78,7 +78,7 @@ def test_every_point_is_asked_once_then_drawn(plan, out, tmp_path, capsys):
     missing = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in missing if "python -m train fit" in line] == ARCHITECTURES
     rows = read_rows([out])
-    points, _ = records(plan, rows)
+    points, _ = curve_records(plan, rows)
     _check_points(plan, points)
     assert len({row["key"] for row in rows}) == len(rows)
 
@@ -101,7 +101,7 @@ def test_every_point_is_asked_once_then_drawn(plan, out, tmp_path, capsys):
         made.append({path.name: path.read_bytes() for path in place.rglob("*.*")})
     mended = read_rows([out])
     assert sorted(row["key"] for row in mended) == sorted(row["key"] for row in rows)
-    assert records(plan, read_rows([kept])) == records(plan, mended) == (points, [])
+    assert curve_records(plan, read_rows([kept])) == curve_records(plan, mended) == (points, [])
     _check_pages(points, *made)
 
 
@@ -156,7 +156,7 @@ def test_trained_models_are_found_by_shape_and_step(plan, out, tmp_path, model_d
     assert "--config llama-small" in lines[-1]
     rows = [row for row in read_rows([out]) if row.get("checkpoint", {}).get("step")]
     assert {row["checkpoint"]["name"] for row in rows} == {"runs/here-s0"}
-    points, _ = records(plan, read_rows([out]))
+    points, _ = curve_records(plan, read_rows([out]))
     after = [p for p in points if p["state"] == "after"]
     assert {p["architecture"] for p in after} == {"expanded"}
     assert {(p["axis"], p["x"]) for p in after} >= {(BASE, None), ("layer", 1)}
@@ -165,14 +165,14 @@ def test_trained_models_are_found_by_shape_and_step(plan, out, tmp_path, model_d
 def test_rows_that_are_asked_otherwise_are_left_out(plan, out):
     assert run("--out", out, "--axis", "step", "--limit", 1, *FAST) == 0
     rows = read_rows([out])
-    points, notes = records(plan, rows)
+    points, notes = curve_records(plan, rows)
     base = [p for p in points if p["axis"] == BASE]
     assert (len(base), notes) == (len(KINDS) * len(FAMILIES), [])
     assert [path.name for path in write(out / "drawn", base)] == ["curves-summary.svg"]
     (end,) = (row for row in rows if row["kind"] == "claim")
     others = [row | {"settings": {"steps": 99}} for row in rows if row is not end]
     for changed in ([*others, end], [*rows, end | {"bench": BENCH + 1}]):
-        assert records(plan, changed) == (
+        assert curve_records(plan, changed) == (
             [],
             [f"left out: {len(end['keys'])} rows that this bench, or curves.yaml as it is now, "
              "asks otherwise"],

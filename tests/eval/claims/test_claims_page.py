@@ -13,7 +13,7 @@ from eval.claims import BENCH
 from eval.claims.columns import judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.findings import END, START, Known, fill
-from eval.claims.pages import markdown, page
+from eval.claims.pages import claim_page, claims_page
 from eval.claims.registry import bibliography, claims
 from eval.errors import RequestError
 from eval.rows import write_rows
@@ -40,14 +40,6 @@ def norm(layer: int, value: float, **others: Any) -> dict[str, Any]:
         "where": {"layer": layer, "part": "x y"}, "value": value, "low": value - 1,
         "high": value + 1, "sizes": ["flat"], "models": 3, "prompts": 16,
     } | others  # fmt: skip
-
-
-def point(x: float, share: float, method: str = "adam") -> dict[str, Any]:
-    return {
-        "axis": "step", "x": x, "architecture": "flat", "state": "after", "method": method,
-        "family": "tuned gradient", "slice": "nonself", "share": share, "low": share / 2,
-        "high": share * 2, "tokens": 100, "prompts": 50, "models": 3,
-    }  # fmt: skip
 
 
 RECORDS = [
@@ -178,7 +170,7 @@ def test_text_that_cannot_be_checked_is_refused(text, message, tmp_path):
 
 def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it():
     odd = replace(JUDGED[0], claim=replace(JUDGED[0].claim, claim="a | b <script>"))
-    text = markdown([JUDGED[1], odd], ["left out: something"])
+    text = claims_page([JUDGED[1], odd], ["left out: something"])
     rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
     assert [re.findall(r'id="claim-(\d+)"', row) for row in rows] == [["7"], ["8"]]
     assert rows[0] == (
@@ -187,23 +179,25 @@ def test_a_page_has_a_row_for_every_claim_and_nothing_breaks_it():
     )
     assert "> left out: something" in text
     assert "| gradients | – | 1 | – | – | 1 |" in text
-    own = page(JUDGED[0])
+    own = claim_page(JUDGED[0])
     assert "- gradients: ✗ hidden tokens 31.0 % (21.0 to 41.0), not ≥ 95 % (flat d16 n1" in own
     assert "- fair: hidden tokens by descent 12.0 % (2.0 to 22.0); descent (padded) 97.0 %" in own
     assert "; adam (shuffled) 0.1 % (-9.9 to 10.1); chance 0.0 %" in own
     assert "“x|y↵\\*&lt;/s>”" in own
     assert "`python -m eval claims run 7 --corpus STORIES`" in own
-    assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in page(JUDGED[1])
+    assert "- information: ✓ flat: norm 13, ≥ 0.95 (flat; 16 prompts, 3 models)" in claim_page(
+        JUDGED[1]
+    )
 
 
 def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
-    text = markdown([judge(claim, []) for claim in claims().values()], [])
+    text = claims_page([judge(claim, []) for claim in claims().values()], [])
     for source in bibliography().values():
         assert f"{source.author}, “[{source.title}]({source.url})”, {source.year}" in text
     assert re.findall(r"\)\. Claims? ([\d, -]+)\.", text) == ["1-84", "86-93", "85", "94-101"]
     assert "- † [" not in text  # all were asked again
     only = [replace(claim, again="") for claim in claims().values() if claim.changed]
-    text = markdown([judge(claim, []) for claim in only], [])
+    text = claims_page([judge(claim, []) for claim in only], [])
     changed = re.findall(r"- † \[(\d+)\]", text)
     assert changed == ["44", "45", "60", "72", "73", "78", "79", "82", "87", "97"]
     assert "- † [97](#claim-97): the mean over distances was replaced" in text
@@ -212,10 +206,10 @@ def test_a_page_cites_its_sources_and_says_which_criteria_were_changed():
 def test_a_claim_that_was_asked_again_is_listed_apart():
     said = {"changed": "a bound was raised", "again": "on other prompts"}
     one = judge(replace(claim_of(), **said), RECORDS)
-    text = markdown([one], [])
+    text = claims_page([one], [])
     assert "†" not in text
     assert "- [7](#claim-7): a bound was raised. Asked again: on other prompts" in text
-    assert "**Asked again** since a bound was raised: on other prompts." in page(one)
+    assert "**Asked again** since a bound was raised: on other prompts." in claim_page(one)
 
 
 def test_the_page_can_be_read():
@@ -263,17 +257,6 @@ def test_pages_results_and_a_readme_are_made(records, tmp_path):
     )
     assert "[74](page/74.md)" in made.read_text()
     assert (made.with_suffix("") / "74.md").read_text().startswith("# Claim 74\n")
-
-
-def test_the_curves_have_a_page(records, tmp_path):
-    curves, made = tmp_path / "curves.jsonl", tmp_path / "d" / "page.md"
-    drawn = [point(0, 0.2), point(1000, 0.1)]
-    write_rows(curves, [p | {"key": str(p["x"]), "kind": "curve record"} for p in drawn])
-    assert run(records, curves, "--markdown", made, "--figures", tmp_path / "d" / "drawn") == 0
-    assert (tmp_path / "d" / "drawn" / "curves-step.svg").is_file()
-    text = (tmp_path / "d" / "page" / "curves.md").read_text()
-    assert "](../drawn/curves-step.svg)" in text
-    assert "20.0 (10.0–40.0)" in text
 
 
 @pytest.mark.parametrize(

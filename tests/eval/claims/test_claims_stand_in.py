@@ -7,7 +7,7 @@ from dataclasses import replace
 from eval.claims import registry
 from eval.claims.columns import judge
 from eval.claims.evidence import evidence
-from eval.claims.pages import markdown
+from eval.claims.pages import claims_page
 from eval.claims.registry import claims
 from eval.claims.sources import size_of
 from eval.rows import read_rows
@@ -48,7 +48,7 @@ def test_a_stand_in_answers_apart(tmp_path, model_directory, monkeypatch, capsys
     assert not judged.asked
     (other,) = judged.stand_ins
     assert other.asked
-    page = markdown([judged], [])
+    page = claims_page([judged], [])
     assert re.search(r"\| replicated \| – \| – \| – \| – \| 1 \|", page)
     assert "(n 1, too few; stand-in: SmolLM2-135M (4-bit))" in page
     assert page.index("## Not asked") < page.index("claim-1") < page.index("## Asked of a stand-in")
