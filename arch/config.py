@@ -59,7 +59,6 @@ class ModelConfig:
     a GPU's products. They are there in training only; a model that is loaded lacks them."""
 
     def __post_init__(self) -> None:
-        """Checks every field; `mixers` may come as a list."""
         if isinstance(self.mixers, str):
             object.__setattr__(self, "mixers", (self.mixers,))
         if not isinstance(self.mixers, list | tuple) or not self.mixers:

@@ -176,7 +176,7 @@ def download(source: str) -> Path:
 
 
 def _llama_config(model: LanguageModel) -> dict[str, Any]:
-    """Our model's configuration in their words."""
+    """The model's configuration in the words of transformers."""
     config = model.config
     blocks: list[Any] = list(model.blocks)
     attention, channel = blocks[0].token_mixer, blocks[0].channel_mixer
@@ -227,7 +227,7 @@ def _form(mixer: Any) -> tuple[object, ...]:
 
 
 def _our_config(given: dict[str, Any], directory: Path) -> ModelConfig:
-    """Their configuration in our words; names and defaults are those of their LlamaConfig."""
+    """The configuration of a Llama in our words; names and defaults are those of LlamaConfig."""
     path = directory / "config.json"
     if given.get("model_type") not in ("llama", "qwen3"):
         raise ModelError(

@@ -305,7 +305,7 @@ class Decoder(LanguageModel):
 
 
 def _context(config: Any) -> int:
-    """The most positions at which all lengths have the same angles."""
+    """The most positions for which the angles do not depend on the length of the text."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope" and "original_max_position_embeddings" in rope:
         return int(rope["original_max_position_embeddings"])
@@ -314,11 +314,11 @@ def _context(config: Any) -> int:
 
 
 class _Enough(Exception):
-    """The body has been run as far as it is needed."""
+    """Ends a run of the body at the last layer that is needed."""
 
 
 def _rows(embedding: Any) -> nn.Embedding:
-    """The embedding as rows of a matrix, with the scale in them that a model gives to them."""
+    """The embedding as rows of a matrix, multiplied by the scale that a model gives to them."""
     ids = torch.arange(embedding.num_embeddings, device=embedding.weight.device)
     some = ids[:2]
     if torch.equal(embedding(some), embedding.weight[some]):
@@ -328,7 +328,7 @@ def _rows(embedding: Any) -> nn.Embedding:
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
-    """Each row so many times; a single row without a copy."""
+    """Each row `times` times; a single row without a copy."""
     return x.expand(times, *x.shape[1:]) if len(x) == 1 else x.repeat_interleave(times, dim=0)
 
 
@@ -338,7 +338,7 @@ def _stream(output: Any) -> Any:
 
 @torch.no_grad()
 def _check(model: Decoder) -> None:
-    """Holds the parts against the whole on a few tokens.
+    """Compares the parts with the whole on a few tokens.
 
     Raises:
         ModelError: what the parts give is not what the model gives, or a later token changes it.

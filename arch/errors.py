@@ -1,8 +1,8 @@
-"""The one exception that a user of models is meant to read, and its commonest cause."""
+"""The error that users of models read, and a check that raises it."""
 
 
 class ModelError(ValueError):
-    """A model, its configuration or its directory is not as it should be; one line says how."""
+    """A model, its configuration or its directory is wrong; one line says how."""
 
 
 def check_count(name: str, value: object) -> None:

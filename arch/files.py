@@ -1,4 +1,4 @@
-"""Reading and writing that is whole or not at all."""
+"""Files and directories that are written completely or not at all."""
 
 import json
 import os

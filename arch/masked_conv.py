@@ -34,11 +34,8 @@ TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def masked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns tril(weight) x + bias, `(B, T, D)`.
 
-    Args:
-        x: `(B, T, D)`.
-        weight: `(T, T)`, or `(H, T, T)` for H contiguous groups of D/H features. A slice of a
-            longer matrix is taken as it is.
-        bias: `(T,)`, or `(H, T)` where weight has heads.
+    Weight is `(T, T)`, or `(H, T, T)` for H contiguous groups of D/H features; a slice of a longer
+    matrix is taken as it is. Bias is `(T,)`, or `(H, T)` where weight has heads.
 
     Raises:
         ValueError: a shape does not fit.

@@ -304,10 +304,10 @@ def tile(kernel: str, architecture: str, dtype: torch.dtype, length: int, width:
 
 def tile_of(kernel: str, x: Tensor, heads: int) -> Tile:
     """Returns the tile for x `(B, T, D)`."""
-    return tile(kernel, architecture(x), x.dtype, x.shape[1], x.shape[2] // heads)
+    return tile(kernel, capability(x), x.dtype, x.shape[1], x.shape[2] // heads)
 
 
-def architecture(x: Tensor) -> str:
+def capability(x: Tensor) -> str:
     """Returns what x's device is called in the rule of tiles, such as "sm_90"."""
     major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
     return f"sm_{major}{minor}"

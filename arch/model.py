@@ -1,4 +1,4 @@
-"""Block and LanguageModel: the whole model, its parts in the open, and how every tensor starts."""
+"""Block and LanguageModel: the model, its parts, and the initial values of all tensors."""
 
 import math
 from collections.abc import Iterator
@@ -174,12 +174,10 @@ class LanguageModel(nn.Module):
     def prefix(
         self, embeddings: Tensor, state: State | None = None, layer: int | None = None
     ) -> tuple[Tensor, State]:
-        """Consumes T more positions: the stream after block `layer`, and the state with them in it.
+        """Consumes T more positions, `(P, T, D)`: the stream after a block, and the new state.
 
-        Args:
-            embeddings: `(P, T, D)`.
-            state: what earlier positions left, or None at the start.
-            layer: how many blocks to run, all when not given; a state fixes it.
+        Without a state the positions are the first, and all blocks run when no layer is given; with
+        one, as many as it holds.
 
         Raises:
             ModelError: past the context, or a layer that does not exist.
@@ -233,7 +231,7 @@ class LanguageModel(nn.Module):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable numbers, a tied head counted once."""
+    """Number of trainable parameters, a tied head counted once."""
     return sum(p.numel() for p in model.parameters())
 
 

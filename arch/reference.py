@@ -93,7 +93,7 @@ def from_reference(state: Mapping[str, Tensor], source: str = "the state dict") 
 
 
 def _token_mixer(conv: dict[str, Tensor], source: str) -> tuple[str, int, dict[str, Tensor]]:
-    """The pattern's entry, the context, and our tensors, of one block's convolutions."""
+    """The pattern's entry, the context and the tensors of one block's convolutions."""
     shapes = {name: tuple(t.shape) for name, t in conv.items() if name.endswith("weight")}
     biases = {name for name in conv if name.endswith("bias")}
     match shapes:

@@ -1,4 +1,4 @@
-"""Who trains in a benchmark: ours, transformers' Llama, and the masked mixers of the reference.
+"""The trainers of a benchmark: ours, transformers', and the reference's masked mixers.
 
 The reference (Badger, 2409.01482) is restated: the same sums, start and flaws. A mixer is a
 `Conv1d` over the positions, of which the features are the length. What it must not see is zeroed in
@@ -190,60 +190,42 @@ class Training(NamedTuple):
     folder: Path
 
 
-def ours(turns: Turns, work: Training, recipe: str, kernels: bool = True) -> None:
+def our_run(turns: Turns, work: Training, recipe: str, kernels: bool = True) -> None:
     """A run as `python -m train fit --config RECIPE` makes it, of other sizes and with AdamW.
 
     Without kernels a masked convolution is `tril(W) @ x + b`, as plain PyTorch says it.
     """
-    import yaml
     from lightning.pytorch import Callback
 
-    from train import run
-    from train.cli import find_recipe
-    from train.settings import (
-        BatchSettings,
-        OptimizerSettings,
-        Recipe,
-        RunSettings,
-        ScheduleSettings,
-        TrainerSettings,
-    )
+    from train import read_recipe
+    from train.run import Run
+    from train.settings import BatchSettings, OptimizerSettings
 
     if not kernels:
         from arch.mixers import masked
 
         masked.masked_convolution = plain_convolution
-
-    sections = yaml.safe_load(find_recipe(recipe).read_text(encoding="utf-8"))
-    parts = {
-        name: sections.pop(name, {})
-        for name in ("model", "batch", "optimizer", "schedule", "trainer")
-    }
-    precisions: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed"}
-    quiet = {
-        "data": str(work.data),
-        "run": str(work.folder / "run"),
-        "precision": precisions[work.precision],
-        **({"compile": True} if work.compiled else {}),
+    flags = {
+        "config": recipe,
+        "data": work.data,
+        "run": work.folder / "run",
+        "precision": {"fp32": "32-true", "bf16": "bf16-mixed"}[work.precision],
         "wandb": "disabled",
         "save_steps": [],
-        "save_every": None,
+        "save_every": "null",
         "checkpoint_every": ENDLESS,
         "validate_every": ENDLESS,
         "validate_tokens": work.model.context,
+        "trainer.accelerator": "gpu" if work.device == "cuda" else "cpu",
+        "trainer.devices": 1,
+        "trainer.strategy": "auto",
+        "trainer.max_steps": ENDLESS,
+        **({"compile": "true"} if work.compiled else {}),
     }
-    accelerator = "gpu" if work.device == "cuda" else "cpu"
-    place = {"accelerator": accelerator, "devices": 1, "strategy": "auto"}
-    made = run.Run(
-        Recipe(
-            RunSettings(**{**sections, **quiet}),
-            work.model,
-            BatchSettings(size=work.batch),
-            OptimizerSettings(name="adamw", lr=1e-3),
-            ScheduleSettings(**parts["schedule"]),
-            trainer=TrainerSettings(**{**parts["trainer"], **place, "max_steps": ENDLESS}),
-        )
-    )
+    settings = read_recipe(*(f"--{name}={value}" for name, value in flags.items()))
+    settings.model, settings.batch = work.model, BatchSettings(size=work.batch)
+    settings.optimizer = OptimizerSettings(name="adamw", lr=1e-3)
+    made = Run(settings)
 
     class Steps(Callback):
         def on_train_batch_end(self, *_: Any) -> None:
@@ -253,7 +235,7 @@ def ours(turns: Turns, work: Training, recipe: str, kernels: bool = True) -> Non
     made.fit()
 
 
-def theirs(turns: Turns, work: Training, kind: str) -> None:
+def trainer_run(turns: Turns, work: Training, kind: str) -> None:
     """transformers' Llama, or a mixer of the reference by its kind, under its `Trainer`."""
     from transformers import TrainerCallback
 
@@ -284,7 +266,7 @@ def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class FixedWindows(Dataset):
-    """FixedWindows of packed tokens held in memory, over and over, as transformers takes them."""
+    """Windows of packed tokens held in memory, over and over, as transformers takes them."""
 
     def __init__(self, data: PackedData, length: int) -> None:
         tokens = torch.from_numpy(data.tokens("train").astype("int64").reshape(-1))

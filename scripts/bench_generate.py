@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The whole page, measured."""
     lengths = (options.context // 8, options.context - options.new - 1)
-    models = {mixer: build(mixer, options) for mixer in MIXERS}  # all, before any takes its time
+    models = {mixer: make_model(mixer, options) for mixer in MIXERS}  # before any takes its time
     rows = []
     for mixer, model in models.items():
         ways: dict[str, Decode] = {
@@ -67,14 +67,14 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
             "recomputed": lambda tokens, new, m=model: recompute(m, tokens, new),
         }
         if mixer.startswith("attention"):
-            ways["transformers"] = theirs(model)
+            ways["transformers"] = transformers_decode(model)
         agree(ways, lengths[0], options)
         rows.append((mixer, {at: time_ways(ways, at, options) for at in lengths}))
         print(mixer, rows[-1][1], file=sys.stderr)
     yield render(rows, lengths, options), []
 
 
-def build(mixer: str, options: argparse.Namespace) -> LanguageModel:
+def make_model(mixer: str, options: argparse.Namespace) -> LanguageModel:
     """A model that transformers could run too, where its mixer is attention."""
     torch.manual_seed(0)
     config = ModelConfig(
@@ -99,7 +99,7 @@ def recompute(model: LanguageModel, tokens: Tensor, new: int) -> Tensor:
     return tokens
 
 
-def theirs(model: LanguageModel) -> Decode:
+def transformers_decode(model: LanguageModel) -> Decode:
     """The same weights in transformers, generating with its cache."""
     from transformers import LlamaForCausalLM
 

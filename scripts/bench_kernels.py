@@ -82,7 +82,7 @@ def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
                     left_out.append(f"T={length}, D={width}: no time left (--seconds)")
                 else:
                     rows += measure(*task, options.device, options.rounds)
-    yield page(rows, left_out, options), [asdict(row) for row in rows]
+    yield kernels_page(rows, left_out, options), [asdict(row) for row in rows]
 
 
 def measure(
@@ -190,7 +190,7 @@ def graph_timer(call: Call, operands: int, at_least: float = 0.004) -> Timer:
     return lambda: seconds(replays)
 
 
-def page(rows: list[Timing], left_out: list[str], options: argparse.Namespace) -> str:
+def kernels_page(rows: list[Timing], left_out: list[str], options: argparse.Namespace) -> str:
     """Returns the figures as a page in Markdown."""
     cpu = options.device == "cpu"
     lines = [

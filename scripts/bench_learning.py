@@ -48,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
-        result = learn(options)
+        result = train_model(options)
         write_file(options.out, json.dumps(result, indent=1).encode())
     except (BenchmarkError, CorpusError, RunError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -58,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
-def learn(options: argparse.Namespace) -> dict[str, Any]:
+def train_model(options: argparse.Namespace) -> dict[str, Any]:
     """One run: its settings, the losses on the way, and what it came to.
 
     Raises:
@@ -76,7 +76,7 @@ def learn(options: argparse.Namespace) -> dict[str, Any]:
 
     def validate(step: int) -> None:
         for path, packed in held_out.items():
-            nats, tokens = validation_loss(model, packed, options)
+            nats, tokens = held_out_loss(model, packed, options)
             bits = nats / packed.bytes_per_token("valid") / math.log(2)
             figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
             seen = steps.targets(step)
@@ -159,7 +159,7 @@ def build(kind: str, vocab_size: int, options: argparse.Namespace) -> nn.Module:
 
 
 @torch.no_grad()
-def validation_loss(
+def held_out_loss(
     model: nn.Module, data: PackedData, options: argparse.Namespace
 ) -> tuple[float, int]:
     """Mean loss in nats per token, and over how many: what `python -m train` reports."""
@@ -207,7 +207,6 @@ class Steps(Dataset):
             )
 
     def __len__(self) -> int:
-        """Windows."""
         return self._count
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ import torch
 
 from arch import ModelConfig, describe
 from scripts import pages
-from scripts.baselines import Training, ours, theirs
+from scripts.baselines import Training, our_run, trainer_run
 from scripts.pages import BenchmarkError, Rows, natural
 from scripts.turns import Entrant, Turn, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
@@ -48,6 +48,15 @@ LLAMA: dict[str, Any] = {
     "norm": "rmsnorm",
 }
 KERNELS = ((512, 512), (512, 2048), (256, 2048))  # width and length
+USUAL: dict[str, tuple[str, Any, Any]] = {  # of flags: what it is, on a CPU, on a GPU
+    "seconds": ("in all", 900.0, 400.0),
+    "widths": ("d_model", [128, 256], [512]),
+    "layers": ("blocks", 4, 8),
+    "length": ("tokens in a window", 128, 512),
+    "batch": ("windows a step", 16, 128),
+    "turn": ("seconds of a turn", 3.0, 1.0),
+    "rounds": ("at most", 15, 20),
+}
 RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
 
 
@@ -104,7 +113,9 @@ def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
         if name == "kernels":
             for width, length in KERNELS if cuda else ():
                 batch = max(1, options.batch * options.length // length)
-                on, off = (Contender(ours, ("flat", kernels), "bf16") for kernels in (True, False))
+                on, off = (
+                    Contender(our_run, ("flat", kernels), "bf16") for kernels in (True, False)
+                )
                 yield Race("flat, kernels", model(width, length), batch, {OURS: on, OFF: off})
             continue
         for width in options.widths:
@@ -122,14 +133,14 @@ def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
 def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
     recipe = "llama" if name == "llama" else "flat"
     precision = "bf16" if cuda else "fp32"
-    entered = {OURS: Contender(ours, (recipe if cuda else f"{recipe}-small",), precision)}
+    entered = {OURS: Contender(our_run, (recipe if cuda else f"{recipe}-small",), precision)}
     if not cuda:
-        entered[OURS + COMPILED] = Contender(ours, (f"{recipe}-small",), precision, True)
+        entered[OURS + COMPILED] = Contender(our_run, (f"{recipe}-small",), precision, True)
     peer = TRAINER if name == "llama" else REFERENCE
     if cuda and name != "llama":
         precision = "fp16"  # as it is published
-    entered[peer] = Contender(theirs, (name,), precision)
-    entered[peer + COMPILED] = Contender(theirs, (name,), precision, True)
+    entered[peer] = Contender(trainer_run, (name,), precision)
+    entered[peer + COMPILED] = Contender(trainer_run, (name,), precision, True)
     return entered
 
 
@@ -155,7 +166,7 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterator
                 rows += _run(group, data.path, folder / str(number), until, options)
             else:
                 left_out += [f"{one.name}: {one.size}" for one in group]
-            yield page(rows, left_out, options, peak), rows
+            yield training_page(rows, left_out, options, peak), rows
 
 
 def _groups(planned: list[Race], device: str) -> Iterator[list[Race]]:
@@ -226,7 +237,7 @@ def _pace(turn: Turn, seconds: float) -> float:
     return seconds / turn.steps
 
 
-def page(
+def training_page(
     rows: Rows, left_out: list[str], options: argparse.Namespace, peak: tuple[float, str]
 ) -> str:
     """The page in Markdown: rows of all races, ours first in each; the peak of the device."""
@@ -263,7 +274,7 @@ def page(
         some = [row for row in rows if (row["race"], row["size"]) == title]
         lines += ["", f"## {': '.join(title)}", "", *_table(some, peak[0], cpu)]
     if left_out:
-        lines += ["", "## Not measured, for want of time", "", *(f"- {name}" for name in left_out)]
+        lines += ["", "## Not measured: no time left", "", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"
 
 
@@ -312,29 +323,19 @@ def _peak(options: argparse.Namespace) -> tuple[float, str]:
 
 def _options(words: list[str]) -> argparse.Namespace:
     parser = pages.parser(__doc__)
-    parser.add_argument("--seconds", type=float, help="in all; cpu: 900, cuda: 400")
     parser.add_argument("--only", choices=RACES, nargs="+", default=RACES)
-    parser.add_argument("--eager", action="store_true", help="leave out who is compiled on top")
+    parser.add_argument("--eager", action="store_true", help="leave out the compiled contenders")
     parser.add_argument("--data", help="packed data, of 4096 tokens; default: toy stories")
     parser.add_argument("--threads", type=natural, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--widths", type=natural, nargs="+", metavar="D", help="cpu: 128 256; cuda: 512"
-    )
-    parser.add_argument("--layers", type=natural, metavar="N", help="cpu: 4; cuda: 8")
-    parser.add_argument("--length", type=natural, metavar="T", help="cpu: 128; cuda: 512")
-    parser.add_argument("--batch", type=natural, metavar="B", help="cpu: 16; cuda: 128")
-    parser.add_argument("--turn", type=float, metavar="SECONDS", help="cpu: 3; cuda: 1")
-    parser.add_argument("--rounds", type=natural, help="at most; cpu: 15, cuda: 20")
+    for name, (what, cpu, cuda) in USUAL.items():
+        kind = float if isinstance(cpu, float) else natural
+        several = "+" if isinstance(cpu, list) else None
+        about = f"{what}; cpu: {cpu}, cuda: {cuda}"
+        parser.add_argument(f"--{name}", type=kind, nargs=several, help=about)
     options = parser.parse_args(words)
-    cuda = options.device == "cuda"
-    usual: dict[str, Any] = {"seconds": 900, "widths": [128, 256], "layers": 4, "length": 128}
-    usual |= {"batch": 16, "turn": 3.0, "rounds": 15}
-    if cuda:
-        usual = {"seconds": 400, "widths": [512], "layers": 8, "length": 512}
-        usual |= {"batch": 128, "turn": 1.0, "rounds": 20}
-    for name, value in usual.items():
+    for name, (_, *values) in USUAL.items():
         if getattr(options, name) is None:
-            setattr(options, name, value)
+            setattr(options, name, values[options.device == "cuda"])
     options.command = pages.command("scripts.bench_training", words)
     return options
 

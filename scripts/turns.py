@@ -24,8 +24,10 @@ PATIENCE = 240.0  # seconds that a contender may take to answer, compilation inc
 
 
 class Turn(NamedTuple):
-    """What a turn took: steps that counted, seconds by the clock and of all processor threads,
-    bytes at the peak so far of the GPU (by PyTorch) or of the process.
+    """What a turn took.
+
+    Steps that counted; seconds by the clock, and of all processor threads; bytes at the peak so far
+    of the GPU (by PyTorch) or of the process.
     """
 
     steps: int
@@ -46,7 +48,7 @@ class Turns:
         self._wait()
 
     def step(self) -> None:
-        """To be called after every optimiser step.
+        """Counts an optimiser step; waits where the turn ends.
 
         Raises:
             Over: the race is.
@@ -125,7 +127,7 @@ class Entrant:
 
 
 def end(entrants: list[Entrant]) -> None:
-    """Lets all go, and makes those that do not."""
+    """Ends all contenders, by force those that do not end themselves."""
     for entrant in entrants:
         with contextlib.suppress(OSError):
             entrant.line.send(0)

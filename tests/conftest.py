@@ -20,7 +20,7 @@ settings.load_profile("remnant")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
-LONGEST = ("test_docs.py", "train/test_scale.py", "train/test_plan.py")
+LONGEST = ("test_docs.py", "train/test_scale.py", "train/test_speed.py")
 """Files whose tests stand first, so that none of them ends long after the others.
 
 Pages of the docs go on from others, which one process runs once.

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+
+import networkx as nx
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("arch", "train", "tokenizer", "eval", "scripts", "tests")
@@ -88,30 +89,12 @@ def imports_of(room: str) -> dict[str, set[str]]:
 
 def longest(graph: dict[str, set[str]]) -> int:
     """Nodes on the longest path; a circle counts with all of its nodes, once."""
-    circles = _circles(graph)
-
-    @cache
-    def height(circle: frozenset[str]) -> int:
-        below = {circles[t] for node in circle for t in graph.get(node, ())} - {circle}
-        return len(circle) + max(map(height, below), default=0)
-
-    return max(map(height, set(circles.values())))
-
-
-def _circles(graph: dict[str, set[str]]) -> dict[str, frozenset[str]]:
-    """The nodes that each node reaches and that reach it."""
-    reached: dict[str, set[str]] = {}
-    for start in graph:
-        seen, waiting = {start}, [start]
-        while waiting:
-            new = graph.get(waiting.pop(), set()) - seen
-            seen |= new
-            waiting += new
-        reached[start] = seen
-    return {
-        node: frozenset(other for other in seen if node in reached.get(other, ()))
-        for node, seen in reached.items()
-    }
+    circles = nx.condensation(nx.DiGraph({name: list(others) for name, others in graph.items()}))
+    height: dict[int, int] = {}
+    for circle in reversed(list(nx.topological_sort(circles))):
+        below = max((height[other] for other in circles.successors(circle)), default=0)
+        height[circle] = len(circles.nodes[circle]["members"]) + below
+    return max(height.values())
 
 
 def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -45,14 +45,8 @@ class Bar(TQDMProgressBar):
         bar = self.train_progress_bar
         bar.total, bar.n = trainer.max_steps, trainer.global_step
 
-    def on_train_epoch_start(self, *_: Any) -> None:
-        """Does nothing: `show` draws the bar."""
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Does nothing: `show` draws the bar."""
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps the last figures."""
+    # `show` draws the bar, and nothing else does.
+    on_train_epoch_start = on_train_batch_end = on_train_epoch_end = lambda *_: None  # pyright: ignore
 
     def on_exception(self, *_: Any) -> None:
         """Closes the bar, so that the error stands below it."""
@@ -114,7 +108,7 @@ class Log:
             self._show(figures, row["step"])
 
     def add_samples(self, step: int, samples: list[dict[str, str]]) -> None:
-        """Appends generated texts, each with its `prompt` and `text`, and says them."""
+        """Appends generated texts, each with its `prompt` and `text`, and prints them."""
         if self._files:
             self._append("samples", [{"step": step, **sample} for sample in samples])
             for sample in samples:
@@ -146,7 +140,7 @@ class Log:
         self._attempt(log, "going on without it")
 
     def say(self, line: str) -> None:
-        """Shows a line that stays."""
+        """Prints a line, above the bar."""
         if not self._speaks:
             return
         if self.bar is not None and self.bar.is_drawn:
@@ -155,7 +149,7 @@ class Log:
             print(line, flush=True)
 
     def passing(self, step: int, total: int, figures: str, remaining: str) -> None:
-        """Shows where the training stands: in the bar on a terminal, else on a line."""
+        """Shows the progress of the training: in the bar on a terminal, else on a line."""
         if self.bar is not None:
             self.bar.show(step, f"{remaining}  {figures}")
         else:
@@ -238,7 +232,7 @@ class Log:
         )
 
     def _attempt(self, action: Callable[[], Any], then: str) -> bool:
-        """Whether it worked; what did not is said, and ends nothing: the files hold it all."""
+        """Whether an action of W&B succeeded; an error is reported and ends nothing."""
         try:
             action()
         except Exception as error:

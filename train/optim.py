@@ -167,12 +167,12 @@ class Together(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimiser's."""
+        """Loads the state of all."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Every optimiser works on its part of the groups and the state held here."""
+        """Gives every optimiser its part of the groups and of the state held here."""
         groups = iter(self.param_groups)
         for optimizer, count in zip(self._optimizers, self._counts, strict=True):
             optimizer.param_groups = [next(groups) for _ in range(count)]

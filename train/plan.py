@@ -236,7 +236,7 @@ def _saved(recipe: Recipe, total: int) -> set[int]:
 
 
 def size(count: float) -> str:
-    """Bytes, to be read."""
+    """Bytes in words, such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -198,7 +198,7 @@ class Watch:
 
 
 def clock(seconds: float) -> str:
-    """As `1:02:03` or `2:03`."""
+    """Seconds as `1:02:03` or `2:03`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

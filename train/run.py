@@ -14,10 +14,12 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import TQDMProgressBar
+from tokenizers import Tokenizer
 
 from arch import LanguageModel, count_parameters
+from arch.convert import download, open_directory
+from tokenizer import tokenizer_hash
 from train.data import PackedDataModule
-from train.initial import initialise
 from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, Watch
@@ -26,6 +28,8 @@ from train.saving import Saving, StopOnSignal, stalled
 from train.settings import Recipe, RunError
 from train.speed import prepare, utilisation_of
 
+HUB = "hf:"
+VOCABULARY = ("embedding.weight", "head.weight")
 MANY_WINDOWS = 2**22
 """Windows of a run above which earlier versions drew an epoch in another order."""
 
@@ -64,7 +68,7 @@ class Run:
         model = LanguageModel(recipe.model)
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
-            self._initial = initialise(model, settings.init_from, data.tokenizer_json)
+            self._initial = start_from_weights(model, settings.init_from, data.tokenizer_json)
         self.module = LanguageModule(
             model, recipe.optimizer, recipe.schedule, self.total, recipe.retention
         )
@@ -134,7 +138,7 @@ class Run:
         return self.stop.received
 
     def _complete(self) -> bool:
-        """Whether the checkpoint is a finished run's; says so."""
+        """Whether the checkpoint is that of a finished run, which is then printed."""
         step, total, losses = self.start.step, self.total, self.directory.validations()
         if step > total or (step == total and step in losses):
             why = f"{step} of {total} steps; raise --trainer.max_steps"
@@ -157,6 +161,53 @@ class Run:
             f"{epochs:.2f} epochs"
             + (f"; from step {self.start.step}, {path}" if (path := self.start.checkpoint) else "")
         )
+
+
+def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -> str:
+    """Copies every weight that `model` has under the same name and in the same shape, in place.
+
+    The source is a model directory, or `hf:` and a directory or a hub's name of a Llama in
+    transformers' layout; its tokenizer must be that of the data. The rows of `vocab_multiple`,
+    which no token has, keep their own weights. So does what differs, such as the mixers of a
+    hybrid, or a triangle of another context.
+
+    Returns:
+        A line that says what was copied, and what was not.
+
+    Raises:
+        RunError: another tokenizer, or nothing fits.
+        arch.ModelError: the source is not there, or no model.
+    """
+    name = source.removeprefix(HUB)
+    path = name if name == source or Path(name).is_dir() else download(source)
+    loaded = open_directory(path)
+    tokenizers = (Tokenizer.from_str(text) for text in (loaded.tokenizer_json, tokenizer_json))
+    if len({tokenizer_hash(tokenizer) for tokenizer in tokenizers}) > 1:
+        raise RunError(
+            f"--init_from {source}: its tokenizer is not that of --data; pack the data with its "
+            "tokenizer.json"
+        )
+    state = loaded.model.state_dict()
+    copied, kept, count = 0, [], 0
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            weights = state.get(name)
+            target = tensor[: model.config.vocab_size] if name in VOCABULARY else tensor
+            if weights is None or weights.shape != target.shape:
+                kept.append(name)
+            else:
+                target.copy_(weights)
+                copied, count = copied + 1, count + weights.numel()
+    if not copied:
+        configs = (loaded.model.config, model.config)
+        sizes = [f"{' '.join(c.mixers)}, d {c.d_model}, n {c.n_layers}" for c in configs]
+        raise RunError(
+            f"--init_from {source}: none of its weights fits; its model is {sizes[0]}, this one "
+            f"{sizes[1]}; change --model"
+        )
+    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
+    rest = f"; initial weights of their own: {', '.join(kept[:4])}{more}" if kept else ""
+    return f"from {source}: {copied} tensors of {copied + len(kept)}, {count:,} weights{rest}"
 
 
 def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:

@@ -226,7 +226,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 class Unreadable(RunError):
-    """A checkpoint that is damaged, or is none."""
+    """A checkpoint that is damaged, or a file that is no checkpoint."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(

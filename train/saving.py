@@ -67,12 +67,12 @@ class Saving(Callback):
         }
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes up for the last step's validation: Lightning will not train a complete run."""
+        """Validates the last step if that is missing: Lightning will not train a complete run."""
         if self._done == trainer.max_steps and not trainer.strategy.restore_checkpoint_after_setup:
             self._make_up(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the untrained model, or makes up for a validation."""
+        """Saves the untrained model, or validates the step of the checkpoint if that is missing."""
         if self._done:
             self._make_up(trainer, pl_module)
         else:

@@ -84,7 +84,6 @@ class RunSettings:
     """Tags in Weights & Biases, besides the names of the mixers."""
 
     def __post_init__(self) -> None:
-        """Checks every count."""
         if not 0 <= self.seed <= SEEDS:
             raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
@@ -106,7 +105,6 @@ class BatchSettings:
     """Windows per device at once; fewer than its share of size means gradient accumulation."""
 
     def __post_init__(self) -> None:
-        """Checks both counts."""
         _at_least("batch.", self, 1, "size", "micro")
 
     def split(self, devices: int) -> tuple[int, int]:
@@ -153,7 +151,6 @@ class OptimizerSettings:
     """Largest norm of the gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         for name in ("lr", "embedding_lr", "muon_lr"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -186,7 +183,6 @@ class ScheduleSettings:
     """Where the fall ends, as a fraction of the highest rate."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         _at_least("schedule.", self, 0, "warmup_steps")
         if not 0 <= self.floor <= 1:
             raise RunError(f"--schedule.floor is {self.floor}; allowed: 0 to 1")
@@ -215,7 +211,7 @@ class ScheduleSettings:
 
 @dataclass
 class RetentionSettings:
-    """A second loss: earlier tokens are read from the last block's output (train/retention.py)."""
+    """A second loss: earlier tokens are read from the last block's output (train/module.py)."""
 
     weight: float = 0.0
     """Of that loss beside the prediction's; 0 leaves it out. The loss that is reported while
@@ -224,7 +220,6 @@ class RetentionSettings:
     """How far back tokens are asked for, at most, in positions."""
 
     def __post_init__(self) -> None:
-        """Checks both."""
         _at_least("retention.", self, 0, "weight")
         _at_least("retention.", self, 1, "distance")
 
@@ -247,7 +242,6 @@ class TrainerSettings:
     """Whether only operations are used that give the same bits each time."""
 
     def __post_init__(self) -> None:
-        """Checks the strategy and the steps."""
         if self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
             raise RunError(f"--trainer.strategy is {self.strategy}; allowed: {allowed}")
@@ -271,7 +265,6 @@ class Recipe:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:
-        """Checks what several sections decide together."""
         if self.schedule.decay == "wsd":
             self.schedule.cooldown(self.trainer.max_steps)
 
@@ -309,7 +302,7 @@ class Recipe:
         return data
 
     def plain(self) -> dict[str, Any]:
-        """As a YAML recipe holds it."""
+        """The recipe as YAML holds it."""
         sections = dataclasses.asdict(self)
         return json.loads(json.dumps({**sections.pop("run"), **sections}))
 

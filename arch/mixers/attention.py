@@ -39,7 +39,6 @@ class CausalAttention(TokenMixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return self._attend(*self.project(x, 0))
 
     def unmasked(self, x: Tensor) -> Tensor:
@@ -134,15 +133,10 @@ def share_rotary(model: nn.Module) -> None:
 class Attention(CausalAttention):
     """Multi-head attention; rotary embedding (Su et al., 2104.09864), halves rotated as in Llama.
 
-    Args:
-        d_model: width D of the input and output.
-        context: the largest T.
-        heads: number of query heads; divides D, and D/heads is even.
-        kv_heads: number of key and value heads; divides heads; as many as heads when not given.
-        rope_base: wavelength base of the rotation.
-        bias: whether the four projections have biases.
-        qk_norm: whether each head's queries and keys go through an RMSNorm before the rotation, as
-            in Qwen3 (2505.09388); its scale is learnt and shared by the heads.
+    `heads` divide D into even parts; `kv_heads` divide heads, as many as heads when not given.
+    `rope_base` is the wavelength base of the rotation. With `qk_norm` each head's queries and keys
+    go through an RMSNorm before the rotation, as in Qwen3 (2505.09388); its scale is learnt and
+    shared by the heads.
 
     Raises:
         ModelError: heads that do not divide.
@@ -194,7 +188,6 @@ class Attention(CausalAttention):
         return self.rotary(q, start), self.rotary(k, start), v
 
     def merge(self, y: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return self.o_proj(y)
 
 

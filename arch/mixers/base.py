@@ -1,4 +1,4 @@
-"""The contract of every token mixer, what it remembers, and the two mixers that mix nothing new."""
+"""The contract of token mixers, their cache, and two mixers: identity, and several side by side."""
 
 from typing import Any
 
@@ -80,15 +80,12 @@ class Identity(TokenMixer):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         return x
 
     def prefix(self, x: Tensor, state: None = None) -> tuple[Tensor, None]:
-        """There is nothing to remember."""
         return x, None
 
     def step(self, x: Tensor, state: None) -> Tensor:
-        """`(N, S, D) -> (N, S, D)`."""
         return x
 
 
@@ -100,7 +97,6 @@ class SideBySide(TokenMixer):
         self.mixers = nn.ModuleList(mixers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
         y = self.mixers[0](x)
         for mixer in self.mixers[1:]:
             y = y + mixer(x)
@@ -113,5 +109,4 @@ class SideBySide(TokenMixer):
         return sum(y for y, _ in pairs), tuple(s for _, s in pairs)  # pyright: ignore
 
     def step(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
-        """Sum of the mixers' steps."""
         return sum(m.step(x, s) for m, s in zip(self.mixers, state, strict=True))  # pyright: ignore

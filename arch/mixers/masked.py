@@ -23,14 +23,9 @@ class Triangle(nn.Module):
     """Y[b,i,:] = sum over j <= i of weight[i,j] X[b,j,:] + bias[i], for any T up to the context.
 
     Weights above the diagonal never influence anything: no value, no gradient, zero in saved files.
-
-    Args:
-        rows: positions of the output.
-        columns: positions of the input; as many as rows when not given.
-        bias: whether each output position has a scalar added to all its features.
-        stack: leading dimensions, for several triangles of one size.
-        summed: whether the outputs of the stack are summed: they then share one bias, and the
-            fan-in of an output is that of the whole stack.
+    `rows` are positions of the output, `columns` of the input, as many as rows when not given.
+    `stack` are leading dimensions, for several triangles of one size; where their outputs are
+    `summed` they share one bias, and the fan-in of an output is that of the whole stack.
     """
 
     def __init__(
@@ -90,13 +85,10 @@ class Diagonals(nn.Module):
 
 
 def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Rows t ... t+S of a masked convolution, for N candidates that share P prefixes.
+    """Rows t ... t+S of a masked convolution, of x `(N, S, D)` after past `(P, t, D)`.
 
-    Args:
-        x: the candidates, `(N, S, D)`, P dividing N.
-        past: what came before, `(P, t, D)`.
-        weight: `(S, t + S)`, or `(H, S, t + S)` with one for each group of D/H features.
-        bias: `(S,)` or `(H, S)`.
+    N candidates share P prefixes; P divides N. Weight is `(S, t + S)`, or `(H, S, t + S)` with one
+    for each group of D/H features; bias is `(S,)` or `(H, S)`.
     """
     (N, S, D), (P, t) = x.shape, past.shape[:2]
     if t == 0:
@@ -125,7 +117,6 @@ class Masked(TokenMixer):
         return self.after(x[:, :0], x)
 
     def step(self, x: Tensor, state: Cache) -> Tensor:
-        """A row of each matrix per position."""
         return self.after(state.values, x)
 
 
@@ -137,7 +128,6 @@ class Flat(Masked):
         self.mix: Triangle | Diagonals = Triangle(context, bias=bias)
 
     def after(self, past: Tensor, x: Tensor) -> Tensor:
-        """One product."""
         return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
@@ -161,7 +151,6 @@ class Softmax(Flat):
     """
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """Normalised rows."""
         weight, bias = self.mix.rows(start, count)
         future = torch.ones_like(weight, dtype=torch.bool).triu(start + 1)
         return weight.masked_fill(future, -torch.inf).softmax(dim=-1), bias
@@ -214,7 +203,6 @@ class Kernel(Masked):
         self.mix = Triangle(context, bias=bias, stack=(size,), summed=True)
 
     def after(self, past: Tensor, x: Tensor) -> Tensor:
-        """A product for each tap."""
         weight, bias = self.mix.rows(past.shape[1], x.shape[1])
         y = x.new_zeros(())
         for shifted, before, w in zip(self._shifted(x), self._shifted(past), weight, strict=True):
@@ -267,7 +255,6 @@ class Headed(TokenMixer):
         return self.o_proj(self.mix.step(x, state.values)), state.append(x)
 
     def step(self, x: Tensor, state: Cache) -> Tensor:
-        """One row of each head's W per position."""
         return self.o_proj(self.mix.step(self.in_proj(x), state.values))
 
 
@@ -299,7 +286,6 @@ class Expanded(TokenMixer):
         return y, (inputs.append(x), rows.append(torch.stack(hidden, dim=2)))
 
     def step(self, x: Tensor, state: tuple[Cache, Cache]) -> Tensor:
-        """One row of every U and of every V per position."""
         inputs, rows = state
         return self._after(x, inputs.values, rows.values)[0]
 
@@ -341,7 +327,6 @@ class Rectangular(Expanded):
         return (hidden - context) * (context + (self.expand.bias is not None))
 
     def rows(self, start: int, count: int) -> Rows:
-        """As `Expanded.rows`, for R = 1."""
         expand, expand_bias = self.expand.rows(start, count)
         expand_bias = None if expand_bias is None else expand_bias[None]
         contract, bias = self.contract.rows(start, count)

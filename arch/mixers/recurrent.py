@@ -80,7 +80,7 @@ class Recurrent(TokenMixer):
         return q * self.width**-0.5, k, v, decay.cumsum(dim=-1)
 
     def _within(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-        """What the positions given tell each other, `(B, heads, T, width)`."""
+        """The part of the outputs that comes from the given positions, `(B, heads, T, width)`."""
         T = q.shape[2]
         past = torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
         apart = (decay[..., :, None] - decay[..., None, :]).masked_fill(~past, -torch.inf)

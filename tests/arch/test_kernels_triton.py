@@ -76,7 +76,7 @@ def launches(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
     def record(call, length, dtype, architecture):
-        monkeypatch.setattr(kernels, "architecture", lambda _: architecture)
+        monkeypatch.setattr(kernels, "capability", lambda _: architecture)
         _calls(length, dtype)[call]()
         return sorted(recorded, key=lambda launch: "DEPTH" in launch.constants)[::-1]
 

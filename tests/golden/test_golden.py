@@ -1,16 +1,24 @@
-"""Today's answers are the stored ones, on every solver, lens, reader and family of models."""
+"""Today's answers are the stored ones, and every seeded fault turns some of them red."""
 
+import importlib
+import pkgutil
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import eval as evals
 from arch.mixers import MIXERS
 from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from tests.golden import table
+from tests.golden.adaptor import Table, ask
+from tests.golden.fault import Fault
+from tests.golden.faults import FAULTS
 from tests.golden.make_models import OURS
 from tests.golden.renew import measure
-from tests.golden.suite import SUITE
+from tests.golden.suite import SUITE, Step
 
 HELP = "read each line; if all are meant, run `python -m tests.golden.renew` and commit"
 
@@ -51,3 +59,72 @@ def test_everything_is_asked() -> None:
 )
 def test_tolerances(name: str, stored: object, measured: object, same: bool) -> None:
     assert table.alike(name, stored, measured) == same
+
+
+def narrowed(step: Step, fault: Fault) -> Step:
+    """A step that asks the fault's solver or lens and its model alone."""
+    chosen = dict(step)
+    if fault.solver:
+        chosen["lens" if step["ask"] == "lens" else "methods"] = [fault.solver]
+        chosen["set"] = [s for s in step.get("set", []) if s.startswith(f"{fault.solver}.")]
+    if fault.model:
+        chosen["models"] = [fault.model]
+    return chosen
+
+
+def asked(fault: Fault, folder: Path) -> tuple[Table, Table]:
+    """What is stored of the fault's case, and what is measured."""
+    for case in fault.cases:
+        measured = ask(narrowed(SUITE[fault.part][case], fault), case, folder)
+    name = Path(fault.model).parent.name if "step-" in fault.model else Path(fault.model).name
+    stored = {
+        place: values
+        for place, values in table.read(fault.part).items()
+        if place.case == fault.cases[-1]
+        and (not fault.solver or place.solver == fault.solver)
+        and (not name or place.model.split()[0] == name)
+    }
+    return stored, measured
+
+
+@cache
+def import_all() -> None:
+    """Imports all of eval: a module first imported with a fault in would keep it."""
+    for module in pkgutil.walk_packages(evals.__path__, "eval."):
+        importlib.import_module(module.name)
+
+
+def seed(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the fault in."""
+    import_all()
+    target, _, key = fault.target.rstrip("]").partition("[")
+    module, _, path = target.partition(":")
+    holder: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        holder = getattr(holder, part)
+    right = getattr(holder, name)
+    if key:
+        monkeypatch.setitem(right, key, fault.change(right[key]))
+    else:
+        monkeypatch.setattr(holder, name, fault.change(right))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_fault_is_seen(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed(fault, monkeypatch)
+    stored, measured = asked(fault, tmp_path)
+    seen = list(table.differences(stored, measured))
+    # what the narrowed case does not ask is gone in any case
+    assert any(" is gone: " not in line for line in seen), seen
+
+
+CASES = {(fault.part, fault.cases, fault.solver, fault.model): fault for fault in FAULTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CASES.values(), ids=lambda fault: fault.what)
+def test_without_the_fault_nothing_is_seen(fault: Fault, tmp_path: Path) -> None:
+    """A narrowed case gives what the whole one gave: the fault alone makes the difference."""
+    stored, measured = asked(fault, tmp_path)
+    assert not list(table.differences(stored, measured))

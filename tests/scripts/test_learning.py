@@ -89,7 +89,7 @@ def test_validation_is_that_of_training(packed, tmp_path):
     words = ["trainer-llama", "--data", str(packed.path), "--out", "-", "--steps", "1"]
     sizes = ["--context", "16", "--batch", "4", "--validate-tokens", "320"]
     options = bench_learning._options(words + sizes)
-    nats, tokens = bench_learning.validation_loss(theirs, packed, options)
+    nats, tokens = bench_learning.held_out_loss(theirs, packed, options)
     assert tokens == ours.meta["val_tokens"]
     assert nats == pytest.approx(ours.meta["val_loss"], rel=1e-5)
 

@@ -9,7 +9,7 @@ import torch
 
 from arch import ModelConfig, describe
 from scripts import bench_training
-from scripts.baselines import Training, ours, plain_convolution, theirs
+from scripts.baselines import Training, our_run, plain_convolution, trainer_run
 from scripts.bench_training import (
     COMPILED,
     FIELDS,
@@ -20,8 +20,8 @@ from scripts.bench_training import (
     Contender,
     Race,
     figures,
-    page,
     races,
+    training_page,
 )
 from scripts.turns import UNCOUNTED, Entrant, Over, Turn, Turns, end, race
 from tests.steady import steady
@@ -57,7 +57,7 @@ def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, m
     monkeypatch.setattr(masked, "masked_convolution", masked.masked_convolution)
     turns = FewSteps()
     with pytest.raises(Over):
-        ours(turns, work_of(packed, tmp_path, **model), recipe, kernels)
+        our_run(turns, work_of(packed, tmp_path, **model), recipe, kernels)
     assert turns.remaining == 0
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
     assert (masked.masked_convolution is plain_convolution) == (not kernels)
@@ -68,7 +68,7 @@ def test_theirs_trains_under_trainer(kind, packed, tmp_path):
     pytest.importorskip("accelerate")
     turns = FewSteps()
     with pytest.raises(Over):
-        theirs(turns, work_of(packed, tmp_path, **(LLAMA if kind == "llama" else {})), kind)
+        trainer_run(turns, work_of(packed, tmp_path, **(LLAMA if kind == "llama" else {})), kind)
     assert turns.remaining == 0
 
 
@@ -124,7 +124,7 @@ def test_page_sets_the_contenders_side_by_side():
         ]
     ]
     options = SimpleNamespace(device="cpu", threads=2, command="python -m x")
-    text = page(rows, ["headed: d=8"], options, (4e12, "as said"))  # pyright: ignore
+    text = training_page(rows, ["headed: d=8"], options, (4e12, "as said"))  # pyright: ignore
     assert "| 1,000,000 | 900,000 to 2,000,000 | 2.00 | 1 | 25.0% | 1.25 | 1.10 to 1.40 |" in text
     assert "| transformers' Trainer, compiled | failed: out of / memory |" in text
     assert "- headed: d=8" in text

@@ -1,19 +1,35 @@
-"""What makes training faster or smaller, and changes nothing else."""
+"""What makes training faster or smaller, and the plan of what a run takes."""
 
 import json
+import re
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Trainer
 
+import train.plan
+from arch import ModelConfig
 from arch.costs import describe
 from tests.train.cases import TINY, fit, rows
+from tests.train.forked import measure_growth
 from train import module as training
 from train import speed
 from train.__main__ import main
 from train.data import IGNORE
 from train.module import LanguageModule, head_loss
-from train.settings import OptimizerSettings, ScheduleSettings
+from train.plan import memory
+from train.run import build_trainer
+from train.rundir import RunDirectory
+from train.settings import (
+    BatchSettings,
+    OptimizerSettings,
+    Recipe,
+    ScheduleSettings,
+    TrainerSettings,
+)
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -191,3 +207,101 @@ def test_a_step_never_waits_for_the_device(data, tmp_path, flags, monkeypatch):
     torch.compiler.reset()
     assert fit(data, tmp_path / "run", *GPU.split(), *flags.split()) == 0
     assert watched == [3, 4, 5, 6]
+
+
+SMALL = f"{TINY} --save_steps [3]"
+
+CASES = [("flat", False), ("flat", True), ("attention(heads=4)", False)]
+
+
+@pytest.mark.parametrize(("mixer", "again"), CASES)
+def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
+    """Within a tenth of how much a process grows."""
+    answer, other = forked.Pipe()
+    process = forked.Process(target=measure_growth, args=(mixer, again, other), daemon=True)
+    process.start()
+    other.close()
+    grown = answer.recv()  # EOFError: it did not end well
+    process.join()
+    recipe = Recipe(
+        model=ModelConfig(400, 256, 256, 4, (mixer,)),
+        batch=BatchSettings(16),
+        trainer=TrainerSettings("cpu", max_steps=9),
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    needs = memory(recipe, trainer, 16, 1, again)
+    assert needs.peak / 1.1 < grown < needs.peak * 1.1
+    assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
+
+
+def test_both_mixed_precisions_need_alike(tmp_path):
+    recipe = Recipe(
+        model=ModelConfig(400, 64, 64, 2, ("flat",)),
+        batch=BatchSettings(16),
+        trainer=TrainerSettings("cpu", max_steps=9),
+    )
+    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
+    peaks = {}
+    for precision in ("bf16-mixed", "16-mixed"):
+        # A trainer of 16-mixed cannot be made without a GPU.
+        known = SimpleNamespace(precision=precision, strategy=trainer.strategy)
+        peaks[precision] = memory(recipe, cast(Trainer, known), 16, 1, False).peak
+    assert peaks["16-mixed"] == pytest.approx(peaks["bf16-mixed"], rel=0.02)
+
+
+def test_ddp_keeps_the_gradients_once_more(capsys):
+    """In its buckets, of which the gradients are no views unless it is asked for that."""
+    assert plan("--measure", "false") == 0
+    alone = capsys.readouterr().out
+    devices = ("--trainer.devices", "2", "--batch.size", "8", "--trainer.strategy", "ddp")
+    assert plan("--measure", "false", *devices) == 0
+    several = capsys.readouterr().out
+    assert "buckets" not in alone
+    assert "weights 69.4 KiB" in alone
+    assert "DDP's buckets 69.4 KiB" in several
+    peaks = [float(re.findall(r"([\d.]+) KiB on each", text)[0]) for text in (alone, several)]
+    assert peaks[1] - peaks[0] == pytest.approx(69.4, abs=0.2)
+
+
+def plan(*words: str) -> int:
+    return main(["plan", *SMALL.split(), *words])
+
+
+def test_a_plan_says_what_the_run_then_does(data, tmp_path, capsys):
+    assert plan("--data", str(data)) == 0
+    shown = capsys.readouterr().out
+    assert fit(data, tmp_path / "run", *SMALL.split()) == 0
+    started = capsys.readouterr().out
+    said = re.search(r"model +([\d,]+) parameters: flat, d 16, n 2, context 16, voc", shown)
+    assert said
+    assert f"{said[1]} parameters on 1 cpu" in started
+    epochs = re.search(r"6 steps of 4 x 16 = 384 tokens, (\d\.\d\d) epochs of", shown)
+    assert epochs
+    assert f"{epochs[1]} epochs" in started
+    assert re.search(r"memory +[\d.]+ [KM]iB on each of 1 cpu at the peak: weights 69.4 KiB", shown)
+    assert re.search(r"speed +[\d,]+ tokens/s, measured over \d+ steps of 4 x 16 tokens on", shown)
+    assert re.search(r"time +0:\d\d of training, about 0:\d\d for 3 validations", shown)
+    size = (tmp_path / "run" / "models" / "step-000003" / "model.safetensors").stat().st_size
+    found = re.search(
+        r"disk .* 3 model directories of ([\d.]+) KiB, 2 checkpoints of ([\d.]+) Ki", shown
+    )
+    assert found
+    assert float(found[1]) * 1024 == pytest.approx(size, rel=0.05)
+    checkpoint = (tmp_path / "run" / "checkpoints" / "step-000006.ckpt").stat().st_size
+    assert float(found[2]) * 1024 == pytest.approx(checkpoint, rel=0.25)
+
+
+def test_a_plan_writes_nothing(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert plan("--run", str(tmp_path / "run"), "--precision", "bf16-mixed") == 0
+    assert not list(tmp_path.iterdir())
+    assert "validations not counted: give --data" in capsys.readouterr().out
+
+
+def test_without_measuring_a_peak_and_an_assumed_share_are_stated(monkeypatch, capsys):
+    with monkeypatch.context() as patched:
+        patched.setattr(train.plan, "peak_flops", lambda device, precision: 1e12)
+        assert plan("--measure", "false", "--batch.micro", "1") == 0
+    assert "tokens/s, assuming 40% of 1.0 TFLOP/s on each of 1" in capsys.readouterr().out
+    assert plan("--measure", "false", "--optimizer.name", "muon") == 0
+    assert "speed    not known: no peak is known for this device" in capsys.readouterr().out
