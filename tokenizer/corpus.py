@@ -49,14 +49,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The stories of one split. Each iteration reads them again, from the first.
+    """The stories of one split of a source. Each iteration reads them again, from the first.
 
-    Attributes:
-        source: What the user named.
-        split: `train` or `valid`.
-        part: The part of the source they are read from.
-        share: The share of that part that stands in `valid`; None when the source is divided.
-        limit: How many stories to stop after; None reads all.
+    `share` is the share of the part that stands in `valid`, None when the source is divided;
+    `limit` is how many stories to stop after.
     """
 
     source: str

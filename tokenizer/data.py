@@ -33,13 +33,7 @@ MAPPED = 256  # files mapped at a time: each holds a file handle, of which there
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a split.
-
-    Attributes:
-        path: Where it is.
-        tokens: How many ids it holds, padding included.
-        sha256: Of its content (hex).
-    """
+    """One file of a split: how many ids it holds, padding included, and the SHA-256 of its content."""
 
     path: Path
     tokens: int
@@ -175,13 +169,10 @@ class PackedData:
         return TokenLine(self.shards(split))
 
     def tokens(self, split: str, limit: int | None = None) -> np.ndarray:
-        """Return the token ids of a split: uint16, (N,) when packed, (rows, context) in rows.
+        """Return the first ids of a split: uint16, (N,) when packed, (rows, context) in rows.
 
-        They are mapped into memory when one file holds them, and else copied into it.
-
-        Args:
-            split: `train` or `valid`.
-            limit: Stop after so many tokens, or rows.
+        They are mapped into memory when one file holds them, and else copied into it. `limit`
+        counts tokens, or rows.
         """
         line = self.line(split)
         tokens = line.read(0, len(line) if limit is None else limit * self._width)

@@ -47,15 +47,10 @@ Report = Callable[[Corpus, int], None]
 
 @dataclass(frozen=True)
 class Layout:
-    """How tokens are laid out.
-
-    Attributes:
-        name: `packed` or `rows`.
-        context: Length of a row; only of `rows`.
-        pad_side: `left` or `right`; only of `rows`, where it is `right` unless given.
+    """How tokens are laid out: `packed`, or `rows` of `context` tokens, padded on one side.
 
     Raises:
-        CorpusError: They do not fit together.
+        CorpusError: the settings do not fit together.
     """
 
     name: str = "packed"
