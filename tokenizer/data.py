@@ -33,7 +33,7 @@ MAPPED = 256  # files mapped at a time: each holds a file handle, of which there
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a split: how many ids it holds, padding included, and the SHA-256 of its content."""
+    """One file of a split: its path, its number of ids, padding included, and its SHA-256."""
 
     path: Path
     tokens: int
