@@ -7,7 +7,6 @@ both are tested, takes as long to import as the gradients take to compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -21,16 +20,12 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.lens import (
-    Document,
+    Documents,
     Finding,
-    Named,
     Request,
-    figure_records,
     lens,
-    mean_record,
     model_name,
     prompt_pieces,
-    records,
     word_tokens,
 )
 from eval.lenses.trace import gather, run_variants
@@ -146,17 +141,19 @@ def integrated_gradients(
     return Integral(total, abs(error) / max(abs(change), 1e-6), steps)
 
 
+def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tensor:
+    """Of an output by embeddings `(B, T, D)`, each row by itself."""
+    x = embeddings.detach().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(output.of(model, x).sum(), x)
+    return gradient
+
+
 @torch.no_grad()
 def occluded(model: LanguageModel, tokens: Tensor, replacement: Tensor) -> tuple[Tensor, Tensor]:
-    """What is predicted after a prompt with each token in turn replaced, all in one batched pass.
+    """Logits after a prompt `(T,)`, `(V,)`, and with each token in turn replaced, `(T, V)`.
 
-    Args:
-        model: any language model.
-        tokens: `(T,)`.
-        replacement: an embedding, `(D,)`.
-
-    Returns:
-        Logits of the prompt `(V,)`, and with the token at t replaced `(T, V)`.
+    All in one batched pass; the replacement is an embedding, `(D,)`.
     """
     T = len(tokens)
     rows = model.embed(tokens[None]).repeat(T + 1, 1, 1)  # the last one is the prompt itself
@@ -207,47 +204,44 @@ def attribute(
     return {method: torch.stack(each) for method, each in scores.items()}, integrals
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """How far methods agree."""
-    rows = figure_records(documents, "rank correlation")
+    rows = documents.figures("rank correlation")
+    sorts = {f"sort_{x}": plots.options(rows, of) for x, of in (("x", "method"), ("y", "with"))}
+    cells = plots.heat(rows, "method", "with", "rank correlation", plots.DIVERGING, **sorts,
+                       size=(420, 300))  # fmt: skip
     return [
         plots.Figure(
             "attribution-agreement",
             "Do methods agree?",
             "Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
-            plots.by_model(
-                plots.heat(rows, "method", "with", "rank correlation", plots.DIVERGING,
-                     sort_x=plots.options(rows, "method"), sort_y=plots.options(rows, "with"),
-                     size=(420, 300)),
-                rows,
-            ),
+            plots.by_model(cells, rows),
         )
-    ]  # fmt: skip
+    ]
 
 
-def highlights(documents: Sequence[Document]) -> list[Markup]:
+def highlights(documents: Documents) -> list[Markup]:
     """Prompts with their tokens coloured, folded but for the first."""
-    strips = []
-    for document in documents:
-        scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-        for r in records([document], "attribution"):
-            methods = scores.setdefault((r["prompt"], r["output"]), {})
-            methods.setdefault(r["method"], []).append(r["value"])
-        prompts = prompt_pieces(document)
-        answers = dict(zip(prompts, document["notes"]["answers"], strict=True))
-        for (prompt, output), methods in scores.items():
-            strips.append(
-                Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>")
-                .format(
-                    Markup(" open") if not strips else "",
-                    model_name(document),
-                    prompt,
-                    output,
-                    markup.visible(answers[prompt]),
-                    markup.highlighted(prompts[prompt], methods),
-                )
-            )  # fmt: skip
-    return strips
+    scores: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for r in documents.records("attribution"):
+        methods = scores.setdefault((r["model"], r["prompt"], r["output"]), {})
+        methods.setdefault(r["method"], []).append(r["value"])
+    pieces = {model_name(one): prompt_pieces(one) for one in documents}
+    answers = {
+        model_name(one): dict(zip(prompt_pieces(one), one["notes"]["answers"], strict=True))
+        for one in documents
+    }
+    return [
+        Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>").format(
+            Markup("" if number else " open"),
+            model,
+            prompt,
+            output,
+            markup.visible(answers[model][prompt]),
+            markup.highlighted(pieces[model][prompt], methods),
+        )
+        for number, ((model, prompt, output), methods) in enumerate(scores.items())
+    ]
 
 
 @lens(
@@ -258,9 +252,8 @@ def highlights(documents: Sequence[Document]) -> list[Markup]:
     texts=highlights,
     order=11,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Attributes each prompt's next token: the model's own answer, or the words given.
+    """Attributes each prompt's next token: the model's answer, or the words given.
 
     Raises:
         RequestError: a prompt too long, or a word of several tokens.
@@ -279,50 +272,29 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     methods = list(every[0])
     stacked = [torch.stack([*scores.values()], dim=1).movedim(-1, 0) for scores in every]
     values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).movedim(1, -1).cpu()
-    axes = {
-        "prompt": batch.labels,
-        "output": list(words) or [OWN],
-        "method": methods,
-        "position": batch.positions,
-    }
-    errors = [integral.error for integral in integrals]
-    steps = [integral.steps for integral in integrals]
-    place = {"method": "integrated gradients"}
-    figures = [
-        {"figure": "completeness error", **place, **mean_record(errors)},
-        {"figure": "largest completeness error", **place, "value": max(errors)},
-        {"figure": "steps", **place, **mean_record(steps)},
-        *_agreement(methods, values, batch.real.cpu()),
-    ]
-    notes = {
-        "tokens": [checkpoint.pieces(list(p.tokens[: p.real])) for p in request.prompts],
-        "answers": checkpoint.pieces(answers),
-    }
-    return Finding({"attribution": Named(values, axes)}, figures, notes)
+    finding = Finding(notes={"answers": checkpoint.pieces(answers)})
+    axes = {"output": list(words) or [OWN], "method": methods}
+    axes = {"prompt": batch.labels, **axes, "position": batch.axes["position"]}
+    finding.array("attribution", values, axes)
+    errors, place = [one.error for one in integrals], {"method": "integrated gradients"}
+    finding.mean("completeness error", errors, **place)
+    finding.number("largest completeness error", max(errors), **place)
+    finding.mean("steps", [one.steps for one in integrals], **place)
+    _add_agreement(finding, methods, values, batch.real.cpu())
+    return finding
 
 
-def _agreement(methods: list[str], values: Tensor, real: Tensor) -> list[dict]:
+def _add_agreement(finding: Finding, methods: list[str], values: Tensor, real: Tensor) -> None:
     """Rank correlation of every two methods' magnitudes, over prompts and outputs."""
+    from scipy.stats import rankdata
+
     every = []
     for outputs, keep in zip(values, real, strict=True):
-        sizes = outputs[..., keep].abs()
-        above = (sizes[..., None] > sizes[..., None, :]).sum(-1)
-        ranks = above + (sizes[..., None] == sizes[..., None, :]).sum(-1) / 2
-        every += [torch.corrcoef(each) for each in ranks.double()]
-    correlations, rows = torch.stack(every), []  # equal scores have none
+        ranks = rankdata(outputs[..., keep].abs().numpy(), axis=-1)
+        every += [torch.corrcoef(torch.from_numpy(each)) for each in ranks]
+    correlations = torch.stack(every)  # equal scores have none
     for a, b in combinations(range(len(methods)), 2):
         each = correlations[:, a, b]
         if len(each := each[~each.isnan()]):
-            rows.append(
-                {"figure": "rank correlation", "method": methods[a], "with": methods[b]}
-                | mean_record(each.tolist())
-            )
-    return rows
-
-
-def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tensor:
-    """Of an output by embeddings `(B, T, D)`, each row by itself."""
-    x = embeddings.detach().requires_grad_()
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(output.of(model, x).sum(), x)
-    return gradient
+            place = {"method": methods[a], "with": methods[b]}
+            finding.mean("rank correlation", each.tolist(), **place)

@@ -3,14 +3,12 @@
     python -m eval lens DIR --lens bigrams --corpus stories.txt --out results
 
 With no block at all a model could learn nothing but bigrams (Elhage et al. 2021, "A Mathematical
-Framework for Transformer Circuits"), and this is the table it would answer from.
+Framework for Transformer Circuits"), and it would answer from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
@@ -19,8 +17,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.geometry import embeddings
-from eval.lenses.lens import Document, Finding, Named, Request, lens, named, note_table, records
+from eval.lenses.geometry import both_embeddings
+from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.text import held_out_text
@@ -35,28 +33,27 @@ SHOWN = 10  # tokens in the table of successors
 TOP = 5
 
 
-@dataclass(frozen=True)
-class Bigrams:
+class Bigrams(NamedTuple):
     """Pairs of neighbouring tokens in a text.
 
     Attributes:
         first: first token of each distinct pair, in order, `(N,)`.
         second: its second token, `(N,)`.
-        count: how often the pair occurs, `(N,)`.
+        number: how often the pair occurs, `(N,)`.
         unigrams: how often each token occurs, `(V,)`.
         followed: how often something follows it, `(V,)`.
     """
 
     first: Tensor
     second: Tensor
-    count: Tensor
+    number: Tensor
     unigrams: Tensor
     followed: Tensor
 
     @property
     def log_conditional(self) -> Tensor:
         """log p(second | first), `(N,)`."""
-        return self.count.log() - self.followed[self.first].log()
+        return self.number.log() - self.followed[self.first].log()
 
     @property
     def log_pmi(self) -> Tensor:
@@ -67,16 +64,16 @@ class Bigrams:
 
 def count_bigrams(tokens: Tensor, vocabulary: int) -> Bigrams:
     """Counts the neighbours in `(N,)` tokens, in float64."""
-    codes, count = torch.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+    codes, number = torch.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
     unigrams, followed = (torch.bincount(x, minlength=vocabulary) for x in (tokens, tokens[:-1]))
     first, second = codes // vocabulary, codes % vocabulary
-    return Bigrams(first, second, count.double(), unigrams.double(), followed.double())
+    return Bigrams(first, second, number.double(), unigrams.double(), followed.double())
 
 
 @torch.no_grad()
 def table_rows(model: LanguageModel, tokens: Tensor, table: str) -> Tensor:
     """Rows of one of `TABLES`, `(N, V)` for `(N,)` tokens, on the CPU."""
-    both = embeddings(model)
+    both = both_embeddings(model)
     tokens = tokens.to(both["input"].device)
     if table == "direct":
         return model.logits(model.embed(tokens)).float().cpu()
@@ -85,17 +82,17 @@ def table_rows(model: LanguageModel, tokens: Tensor, table: str) -> Tensor:
 
 def rank_pairs(
     model: LanguageModel, first: Tensor, seconds: Tensor, table: str
-) -> dict[str, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Where second tokens stand in the rows of first ones.
 
     Args:
-        model: whose table is asked.
+        model: any language model.
         first: `(N,)`, sorted.
         seconds: `(K, N)`, K second tokens for each.
         table: one of `TABLES`.
 
     Returns:
-        `score`, and `rank` among all tokens (0 the largest), `(K, N)` each.
+        Scores, and ranks among all tokens (0 the largest), `(K, N)` each.
     """
     scores, ranks = [], []
     for some, after in zip(first.split(PAIRS), seconds.split(PAIRS, dim=1), strict=True):
@@ -103,15 +100,15 @@ def rank_pairs(
         values = table_rows(model, rows, table)[place]
         scores.append(values.gather(1, after.T).T)
         ranks.append(torch.stack([token_ranks(values, column) for column in after]))
-    return {"score": torch.cat(scores, dim=1), "rank": torch.cat(ranks, dim=1)}
+    return torch.cat(scores, dim=1), torch.cat(ranks, dim=1)
 
 
 def thinned(bigrams: Bigrams, limit: int, seed: int) -> Bigrams:
     """At most so many of the distinct pairs, drawn; what they are compared with stays."""
     order = torch.randperm(len(bigrams.first), generator=torch.Generator().manual_seed(seed))
     kept = order[:limit].sort().values
-    first, second, count = bigrams.first[kept], bigrams.second[kept], bigrams.count[kept]
-    return replace(bigrams, first=first, second=second, count=count)
+    first, second, number = (values[kept] for values in bigrams[:3])
+    return bigrams._replace(first=first, second=second, number=number)
 
 
 def structure(
@@ -129,18 +126,18 @@ def structure(
     """
     V = len(bigrams.unigrams)
     generator = torch.Generator().manual_seed(seed)
-    weight = (bigrams.count / bigrams.count.sum()).float()
+    weight = (bigrams.number / bigrams.number.sum()).float()
     drawn = torch.multinomial(weight, len(weight), True, generator=generator)
     seconds = torch.stack([bigrams.second, bigrams.second[drawn]])  # as common as they are
-    placed = rank_pairs(model, bigrams.first, seconds, table)
     known = [_within(x, bigrams.first) for x in (bigrams.log_conditional, bigrams.log_pmi)]
     records = {}
-    for i, name in enumerate(PAIRED):
-        rank = placed["rank"][i].float()
-        score = _within(placed["score"][i].double(), bigrams.first)
+    for name, scores, ranks in zip(
+        PAIRED, *rank_pairs(model, bigrams.first, seconds, table), strict=True
+    ):
+        score = _within(scores.double(), bigrams.first)
         records[name] = {
-            "rank": float((weight * rank).sum() / (V - 1)),
-            "top10": float((weight * (rank < 10)).sum()),
+            "rank": float((weight * ranks).sum() / (V - 1)),
+            "top10": float((weight * (ranks < 10)).sum()),
             "conditional": _correlation(score, known[0]),
             "pmi": _correlation(score, known[1]),
         }
@@ -167,7 +164,7 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
     shown = []
     for token, best in zip(common.tolist(), rows.topk(TOP, dim=1).indices.tolist(), strict=True):
         here = bigrams.first == token
-        after = bigrams.second[here][bigrams.count[here].argsort(descending=True)[:TOP]]
+        after = bigrams.second[here][bigrams.number[here].argsort(descending=True)[:TOP]]
         shown.append(
             {
                 "token": token,
@@ -179,9 +176,9 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
     return shown
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Whether the embeddings alone say what follows what."""
-    ranks = [r for r in records(documents, "bigrams") if r["measure"] == "rank"]
+    ranks = documents.records("bigrams", measure="rank")
     return [
         plots.Figure(
             "bigrams-rank",
@@ -193,10 +190,9 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def successor_table(documents: Sequence[Document]) -> list[Markup]:
+def successor_table(documents: Documents) -> list[Markup]:
     """What follows the most frequent tokens, in the corpus and by the embeddings alone."""
-    return note_table(
-        documents,
+    return documents.table(
         "successors",
         "what follows the most frequent tokens",
         ("after", "in the corpus", "by W_E W_U'"),
@@ -217,24 +213,18 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
-    some = thinned(bigrams, LIMIT, request.seed)
-    figures, values = [], []
-    for table in TABLES:
-        measured = structure(checkpoint.model, some, table, request.seed)
-        values.append([list(record.values()) for record in measured.values()])
-        for pairs, record in measured.items():
-            values_of = {f"bigram {name}": value for name, value in record.items()}
-            figures += named(values_of, table=table, pairs=pairs)
-    axes = {
-        "table": TABLES,
-        "pairs": PAIRED,
-        "measure": ("rank", "top10", "conditional", "pmi"),
+    some, finding = thinned(bigrams, LIMIT, request.seed), Finding()
+    measured = {table: structure(checkpoint.model, some, table, request.seed) for table in TABLES}
+    for table, by_pairs in measured.items():
+        for pairs, record in by_pairs.items():
+            named = {f"bigram {name}": value for name, value in record.items()}
+            finding.numbers(named, table=table, pairs=pairs)
+    values = [[[*record.values()] for record in each.values()] for each in measured.values()]
+    measures = ("rank", "top10", "conditional", "pmi")
+    axes = {"table": TABLES, "pairs": PAIRED, "measure": measures}
+    finding.array("bigrams", torch.tensor(values), axes)
+    finding.notes |= {
+        "pairs": len(some.first),
+        "successors": successors(checkpoint, bigrams, "product"),
     }
-    return Finding(
-        arrays={"bigrams": Named(torch.tensor(values), axes)},
-        figures=figures,
-        notes={
-            "pairs": len(some.first),
-            "successors": successors(checkpoint, bigrams, "product"),
-        },
-    )
+    return finding

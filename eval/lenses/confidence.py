@@ -6,14 +6,13 @@ python -m eval lens DIR --lens confidence --out results
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
 from eval import plots
-from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
+from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.trace import gather
 from eval.models import Checkpoint
 
@@ -25,11 +24,11 @@ POSITIONS = 64  # of the prompts, evenly spaced
 QUANTILES = (0.1, 0.5, 0.9)
 
 
-def sharpness(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy in bits and the best token's probability of `(..., V)` logits, `(...)` each."""
+def sharpness(logits: Tensor) -> Tensor:
+    """Entropy in bits and the best token's probability of `(..., V)` logits, `(..., 2)`."""
     logs = logits.float().log_softmax(dim=-1)
     p = logs.exp()
-    return -(p * logs).sum(dim=-1) / math.log(2), p.amax(dim=-1)
+    return torch.stack([-(p * logs).sum(dim=-1) / math.log(2), p.amax(dim=-1)], dim=-1)
 
 
 @torch.no_grad()
@@ -37,34 +36,31 @@ def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], plac
     """Entropy and best probability when the final vector is scaled, `(scales, N, 2)`.
 
     Args:
-        model: whose head answers.
+        model: any language model.
         hidden: the last block's outputs, `(N, D)`.
         scales: factors, 0 and more.
         place: one of `PLACES`.
     """
     before, final = place == "before norm", model.norm(hidden)
     read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
-    return torch.stack([torch.stack(sharpness(model.head(x)), dim=-1) for x in read])
+    return torch.stack([sharpness(model.head(x)) for x in read])
 
 
 def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
     """Entropy and best probability of `(N, V)` logits by temperature, `(temperatures, N, 2)`."""
-    return torch.stack([torch.stack(sharpness(logits / t), dim=-1) for t in temperatures])
+    return torch.stack([sharpness(logits / t) for t in temperatures])
 
 
-def monotone(values: Tensor, rising: bool, slack: float = 1e-4) -> float:
-    """Share of the N curves `(S, N)` that never turn."""
-    steps = values.diff(dim=0) if rising else -values.diff(dim=0)
-    return float((steps >= -slack).all(dim=0).float().mean())
+def rising(values: Tensor, slack: float = 1e-4) -> float:
+    """Share of the N curves `(S, N)` that never fall."""
+    return float((values.diff(dim=0) >= -slack).all(dim=0).float().mean())
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Length and temperature against entropy."""
-    median = [
-        [r for r in records(documents, name) if (r["quantile"], r["measure"]) == (0.5, measure)]
-        for name, measure in (("scale", "entropy"), ("temperature", "best"))
-    ]
-    entropy, heated = median
+    entropy = documents.records("scale", quantile=0.5, measure="entropy")
+    heated = documents.records("temperature", quantile=0.5, measure="best")
+    wide = {"type": "symlog", "constant": 0.1}
     return [
         plots.Figure(
             "confidence-length",
@@ -72,14 +68,7 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             "Median entropy of the next token as the final vector is scaled; before the norm, "
             "scaling changes nothing.",
             plots.by_model(
-                plots.lines(
-                    entropy,
-                    "scale",
-                    "entropy, bits",
-                    "part",
-                    x_scale={"type": "symlog", "constant": 0.1},
-                ),
-                entropy,
+                plots.lines(entropy, "scale", "entropy, bits", "part", x_scale=wide), entropy
             ),
         ),
         plots.Figure(
@@ -100,45 +89,38 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
 )
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Entropy and best probability as the final vector is scaled, and by temperature."""
-    model, batch = checkpoint.model, gather(checkpoint, request.prompts)
-    with torch.no_grad():
-        hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
-        hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
-        final = model.norm(hidden)
-        logits = model.head(final)
+    model, batch, finding = checkpoint.model, gather(checkpoint, request.prompts), Finding()
+    hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
+    hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
+    final = model.norm(hidden)
+    logits = model.head(final)
     by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
     by_heat = heated(logits, TEMPERATURES)
-    best, entropy = by_scale[0, :, :, 1], by_scale[0, :, :, 0]
+    entropy, best = by_scale[0].unbind(-1)
     unmoved = by_scale[1, 1:, :, 0]
-    moved = unmoved.amax(dim=0) - unmoved.amin(dim=0)
-    values = {
-        "entropy at length 0": entropy[0].mean(),
-        "entropy of uniform": math.log2(checkpoint.config.vocab_size),
-        "best probability at length 1000": best[-1].mean(),
-        "confidence rises with length": monotone(best, rising=True),
-        "entropy falls with length": monotone(entropy, rising=False),
-        "confidence falls with heat": monotone(by_heat[..., 1], rising=False),
-        "best probability at T 0.001": by_heat[0, :, 1].mean(),
-        "best probability at T 1000": by_heat[-1, :, 1].mean(),
-        "entropy range before norm": moved.mean(),
-    }
-    figures = named(values)
-    entropies = sharpness(logits)[0]
-    for place, vectors in zip(PLACES, (final, hidden), strict=True):
-        value = float(torch.corrcoef(torch.stack([vectors.float().norm(dim=1), entropies]))[0, 1])
-        if not math.isnan(value):
-            figures += named({"length with entropy": value}, part=place)
-    axes = {"measure": ("entropy", "best"), "quantile": QUANTILES}
-    return Finding(
-        arrays={
-            "scale": Named(_quantiles(by_scale), {"part": PLACES, "scale": SCALES, **axes}),
-            "temperature": Named(_quantiles(by_heat), {"temperature": TEMPERATURES, **axes}),
-        },
-        figures=figures,
+    finding.numbers(
+        {
+            "entropy at length 0": entropy[0].mean(),
+            "entropy of uniform": math.log2(checkpoint.config.vocab_size),
+            "best probability at length 1000": best[-1].mean(),
+            "confidence rises with length": rising(best),
+            "entropy falls with length": rising(-entropy),
+            "confidence falls with heat": rising(-by_heat[..., 1]),
+            "best probability at T 0.001": by_heat[0, :, 1].mean(),
+            "best probability at T 1000": by_heat[-1, :, 1].mean(),
+            "entropy range before norm": (unmoved.amax(dim=0) - unmoved.amin(dim=0)).mean(),
+        }
     )
-
-
-def _quantiles(values: Tensor) -> Tensor:
-    """`(..., N, 2)` to `(..., 2, quantiles)`."""
-    levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
-    return values.quantile(levels, dim=-2).movedim(0, -1)
+    entropies = sharpness(logits)[:, 0]
+    for place, vectors in zip(PLACES, (final, hidden), strict=True):
+        value = torch.corrcoef(torch.stack([vectors.float().norm(dim=1), entropies]))[0, 1]
+        if not value.isnan():
+            finding.number("length with entropy", value, part=place)
+    axes = {"quantile": QUANTILES, "measure": ("entropy", "best")}
+    for name, values, places in (
+        ("scale", by_scale, {"part": PLACES, "scale": SCALES}),
+        ("temperature", by_heat, {"temperature": TEMPERATURES}),
+    ):
+        levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
+        finding.array(name, values.quantile(levels, dim=-2).movedim(0, -2), {**places, **axes})
+    return finding

@@ -4,16 +4,15 @@
 
 A linear probe for every layer and offset is fitted at all positions and judged at the last tokens
 of words, as in Feucht et al. (2024), "Token Erasure as a Footprint of Implicit Vocabulary Items in
-LLMs". Words of several tokens are held against words of one and against any position, and every
-score against what the tokens' frequencies alone would have given at the same places. Tokens that
-occur nowhere in the text are left out of account.
+LLMs". Words of several tokens are compared with words of one and with any position, and every score
+with what the tokens' frequencies alone give at the same places. The probes' classes are the tokens
+of the text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +20,14 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from arch import LanguageModel
 from eval import plots
 from eval.artefacts import fitted
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
 from eval.errors import RequestError
 from eval.lenses import markup
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Named,
-    Request,
-    figure_records,
-    lens,
-    named,
-    note_table,
-)
-from eval.lenses.stories import WINDOW, Stories, stories, whole_windows
-from eval.lenses.trace import gather, streams_of
+from eval.lenses.lens import Documents, Finding, Request, lens
+from eval.lenses.stories import WINDOW, StoryWindows, stories, whole_windows
+from eval.lenses.trace import gather, spaced_layers, streams_of
 from eval.models import Checkpoint
 from eval.statistics import wilson
 
@@ -49,7 +38,7 @@ OFFSETS = (-2, -1, 0, 1)
 BACK, AHEAD = 2, 1  # positions that every offset needs around it
 GROUPS = ("words of several", "words of one", "any position")
 MEASURES = ("top1", "nats", "nats unigram")
-LAYERS = 5  # that are looked at, the first and last among them
+LAYERS = 4  # at most so many beside the embedding, evenly spaced
 EXAMPLES = 128  # for the factor of the probes' scores
 JUDGED = 256  # positions of a group, at most
 SMOOTHING = 0.5
@@ -124,11 +113,6 @@ def word_lengths(words: Words) -> dict[str, float]:
     }
 
 
-def sites(depth: int, count: int = LAYERS) -> list[int]:
-    """At most `count` layers from 0 to the last, evenly spaced."""
-    return sorted({round(i * depth / (count - 1)) for i in range(count)})
-
-
 def around(tokens: Tensor) -> Tensor:
     """Tokens at every offset from the inner positions of `(N, T)`: `(N, T - 3, offsets)`."""
     T = tokens.shape[1]
@@ -145,19 +129,16 @@ def held_back(length: int) -> int:
     return math.ceil(EXAMPLES / (length - BACK - AHEAD))
 
 
-def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
+def fit_probes(text: StoryWindows, layers: list[int], classes: Tensor) -> Probes:
     """Gaussian probes of all layers and offsets, in closed form, by one pass over the text.
 
-    Args:
-        text: what is fitted on; a few of its last windows set the probes' factors.
-        layers: which are read.
-        classes: the tokens that are told apart, in order: probes score these alone.
+    A few of the last windows set the probes' factors. The classes are tokens, in order.
 
     Raises:
         RequestError: a stream that is not finite.
     """
-    V, D, device = len(classes), text.model.config.d_model, text.windows.device
-    first = max(0, len(text.windows) - held_back(text.windows.shape[1]))
+    V, D, device = len(classes), text.model.config.d_model, text.tokens.device
+    first = max(0, len(text.tokens) - held_back(text.tokens.shape[1]))
     sums = {(layer, o): TokenMoments(V, D, device) for layer in layers for o in OFFSETS}
     for windows, streams in text.batches(stop=first):
         y = torch.searchsorted(classes, around(windows)).flatten(0, 1)
@@ -173,7 +154,7 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
                 moments.total.index_add_(0, y[:, i], x)
                 moments.second += squares
     rows = slice(first, None)
-    y = torch.searchsorted(classes, around(text.windows[rows])).flatten(0, 1)[:EXAMPLES]
+    y = torch.searchsorted(classes, around(text.tokens[rows])).flatten(0, 1)[:EXAMPLES]
     probes: Probes = {}
     vocabulary = text.model.embedding.weight.detach()[classes]
     for layer, stream in zip(layers, inner(text.streams(rows), layers), strict=True):
@@ -185,13 +166,12 @@ def fit(text: Stories, layers: list[int], classes: Tensor) -> Probes:
     return probes
 
 
-def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Tensor]:
+def groups(words: Words, seed: int) -> dict[tuple[str, int], Tensor]:
     """Which inner positions are judged, `(K,)` into the flattened `(N, T - 3)`.
 
     By group and offset: an earlier token of a word is asked for where the word has it only.
     """
-    T = tokens.shape[1]
-    inner = slice(BACK, T - AHEAD)
+    inner = slice(BACK, words.length.shape[1] - AHEAD)
     length, last = words.length[:, inner].flatten(), words.last[:, inner].flatten()
     generator = torch.Generator().manual_seed(seed)
     chosen = {}
@@ -207,16 +187,16 @@ def groups(tokens: Tensor, words: Words, seed: int) -> dict[tuple[str, int], Ten
     return chosen
 
 
-def judge(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
+def score_probe(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
     """Whether each answer to vectors `(K, D)` is the right class `(K,)`, and its nats, `(2, K)`."""
     logits = probe(x)
     nats = F.cross_entropy(logits, tokens, reduction="none")
     return torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """What a word's last token still says of its tokens."""
-    rows = figure_records(documents, "read")
+    rows = documents.figures("read")
     chart = plots.lines(rows, "layer", "share read", "offset")
     return [
         plots.Figure(
@@ -229,10 +209,9 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def split_words(documents: Sequence[Document]) -> list[Markup]:
+def split_words(documents: Documents) -> list[Markup]:
     """Some of the words that the tokenizer splits."""
-    return note_table(
-        documents,
+    return documents.table(
         "examples",
         "words of several tokens",
         ("word",),
@@ -254,7 +233,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: too little text asked for, or there.
     """
-    model, context = checkpoint.model, checkpoint.config.context
+    context = checkpoint.config.context
     if context <= BACK + AHEAD:
         raise RequestError(
             f"the context of {checkpoint.path} is {context}; probes of words need more than "
@@ -264,68 +243,67 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     count = whole_windows(checkpoint, request, least, "probes of words need")
     text = stories(checkpoint, request, "fitting", count)
     judged = stories(checkpoint, request, "evaluation", count // 4)
-    train, valid = text.windows, judged.windows
+    train, valid = text.tokens, judged.tokens
     prompt = gather(checkpoint, request.prompts[:1]).tokens
     classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
+    layers = [0, *spaced_layers(len(checkpoint.model.blocks), LAYERS)]
+    probes = _probes(checkpoint, request, text, layers, classes)
     known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    words, layers = words_of(valid.cpu(), known), sites(len(model.blocks))
-    tensors = fitted(
-        request.store,
-        checkpoint,
-        {"lens": "detokenisation", "layers": layers},
-        [train, classes],
-        lambda: {
-            f"{layer} {o} {name}": tensor
-            for (layer, o), probe in fit(text, layers, classes).items()
-            for name, tensor in probe._asdict().items()
-        },
-    )
-    probes = {
-        (layer, o): Classifier(*(tensors[f"{layer} {o} {name}"] for name in Classifier._fields))
-        for layer in layers
-        for o in OFFSETS
-    }
+    words, finding = words_of(valid.cpu(), known), Finding()
     streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
     counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))
     counts = counts.double() + SMOOTHING
     unigram = -(counts / counts.sum()).log()
     values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
-    figures: list[dict[str, Any]] = []
-    for (group, o), chosen in groups(valid, words, request.seed).items():
+    for (group, o), chosen in groups(words, request.seed).items():
         if not len(chosen):
             continue
         i, places = OFFSETS.index(o), chosen.to(valid.device)
         tokens = right[places, i]
         chance = float(unigram[tokens].mean())
         for n, layer in enumerate(layers):
-            hits = judge(probes[layer, o], streams[n, places], tokens)
+            hits = score_probe(probes[layer, o], streams[n, places], tokens)
             top1, nats = hits.mean(dim=1).tolist()
             values[i, GROUPS.index(group), n] = torch.tensor([top1, nats, chance])
             share = wilson(int(hits[0].sum()), len(tokens))
-            place = {"group": group, "offset": o, "layer": layer}
-            limits = {"low": share.low, "high": share.high, "n": len(tokens)}
-            figures += [
-                {"figure": "read", **place, "value": top1, **limits},
-                {"figure": "nats gained", **place, "value": chance - nats, "n": len(tokens)},
-            ]
-    figures += _turns(values, layers)
-    census = words_of(train.cpu(), known)
-    figures += named(word_lengths(census))
+            place = {"group": group, "offset": o, "layer": layer, "n": len(tokens)}
+            finding.number("read", top1, **place, low=share.low, high=share.high)
+            finding.number("nats gained", chance - nats, **place)
+    _add_turns(finding, values, layers)
+    finding.numbers(word_lengths(words_of(train.cpu(), known)))
     axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
-    return Finding(
-        arrays={
-            "detokenisation": Named(values, axes),
-            "reading": _reading(model, prompt, probes, classes),
-        },
-        figures=figures,
-        notes={"examples": _examples(checkpoint, valid, words)},
-    )
+    finding.array("detokenisation", values, axes)
+    _add_reading(finding, streams_of(checkpoint.model, prompt)[:, 0], prompt[0], probes, classes)
+    finding.notes["examples"] = _examples(checkpoint, valid, words)
+    return finding
 
 
-def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
+def _probes(
+    checkpoint: Checkpoint,
+    request: Request,
+    text: StoryWindows,
+    layers: list[int],
+    classes: Tensor,
+) -> Probes:
+    def fit() -> dict[str, Tensor]:
+        return {
+            f"{layer} {o} {name}": tensor
+            for (layer, o), probe in fit_probes(text, layers, classes).items()
+            for name, tensor in probe._asdict().items()
+        }
+
+    about = {"lens": "detokenisation", "layers": layers}
+    tensors = fitted(request.store, checkpoint, about, [text.tokens, classes], fit)
+    return {
+        (layer, o): Classifier(*(tensors[f"{layer} {o} {name}"] for name in Classifier._fields))
+        for layer in layers
+        for o in OFFSETS
+    }
+
+
+def _add_turns(finding: Finding, values: Tensor, layers: list[int]) -> None:
     """Where a token is read best, how much of that is lost by the last layer, what comes back."""
-    figures = []
     for i, o in enumerate(OFFSETS):
         for g, group in enumerate(GROUPS):
             top1 = values[i, g, :, 0]
@@ -335,23 +313,22 @@ def _turns(values: Tensor, layers: list[int]) -> list[dict[str, Any]]:
                     "lost by the end": top1.max() - top1[-1],
                     "back at the end": top1[-1] - top1.min(),
                 }
-                figures += named(turns, group=group, offset=o)
-    return figures
+                finding.numbers(turns, group=group, offset=o)
 
 
-@torch.no_grad()
-def _reading(model: LanguageModel, prompt: Tensor, probes: Probes, classes: Tensor) -> Named:
-    """Probability that each probe gives the right token, at each position of a prompt `(1, T)`."""
-    layers = list(dict.fromkeys(layer for layer, _ in probes))
-    streams = streams_of(model, prompt)[layers, 0].float()
-    tokens, T = torch.searchsorted(classes, prompt[0]), prompt.shape[1]
+def _add_reading(
+    finding: Finding, streams: Tensor, prompt: Tensor, probes: Probes, classes: Tensor
+) -> None:
+    """Probability of the right token by each probe, at each position of a prompt `(T,)`."""
+    layers, T = list(dict.fromkeys(layer for layer, _ in probes)), len(prompt)
+    tokens = torch.searchsorted(classes, prompt)
     values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
     for i, o in enumerate(OFFSETS):
         here = torch.tensor([t for t in range(T) if 0 <= t + o < T], dtype=torch.long)
         for n, layer in enumerate(layers):
-            p = probes[layer, o](streams[n, here]).softmax(dim=-1)
+            p = probes[layer, o](streams[layer, here].float()).softmax(dim=-1)
             values[i, n, here] = p.gather(1, tokens[here + o, None])[:, 0].cpu()
-    return Named(values, {"offset": OFFSETS, "layer": layers, "position": range(T)})
+    finding.array("reading", values, {"offset": OFFSETS, "layer": layers, "position": range(T)})
 
 
 def _examples(checkpoint: Checkpoint, windows: Tensor, words: Words) -> list[list[str]]:

@@ -7,9 +7,6 @@ tellings of different stories, and with what would be shared if units were activ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from markupsafe import Markup
 from torch import Tensor, nn
@@ -18,17 +15,7 @@ from arch import LanguageModel
 from eval import plots
 from eval.errors import RequestError
 from eval.lenses import markup
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Label,
-    Named,
-    Request,
-    figure_records,
-    lens,
-    mean_record,
-    model_name,
-)
+from eval.lenses.lens import Documents, Finding, Label, Request, lens, token_ids
 from eval.lenses.stories import retellings
 from eval.lenses.trace import blocks_of
 from eval.models import Checkpoint
@@ -102,7 +89,7 @@ def chance_overlap(active: Tensor) -> float:
     return float(both / (2 * count.sum() / N - both).clamp_min(1e-12))
 
 
-def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+def overlap_of_tellings(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Overlaps of N >= 2 stories told twice, by the active units of both tellings, `(N, F)` each.
 
     Returns:
@@ -117,16 +104,19 @@ def shared(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
     """First tellings of every story, then second ones, all cut to one length, `(2 N, T)`."""
     texts = [text for tellings in zip(*retellings(), strict=True) for text in tellings]
-    rows = [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    rows = [token_ids(checkpoint.tokenizer, text) for text in texts]
     length = min(checkpoint.config.context, *map(len, rows))
     device = checkpoint.model.embedding.weight.device
     return torch.tensor([ids[:length] for ids in rows], device=device)
 
 
-def overlap_finding(tokens: Tensor, active: dict[int, Tensor], vocabulary: int, of: str) -> Finding:
-    """Overlaps by layer, with intervals over stories.
+def add_overlap(
+    finding: Finding, tokens: Tensor, active: dict[int, Tensor], vocabulary: int, of: str
+) -> None:
+    """Adds overlaps by layer, with intervals over stories.
 
     Args:
+        finding: what they are added to.
         tokens: of first tellings, then of second ones, `(2 N, T)`: how many of them two texts share
             needs no model.
         active: units active in each, `(2 N, F)`, by layer.
@@ -135,37 +125,26 @@ def overlap_finding(tokens: Tensor, active: dict[int, Tensor], vocabulary: int, 
     """
     used = torch.zeros(len(tokens), vocabulary, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
     sets: dict[Label, Tensor] = {"tokens": used, **active}
-    figures: list[dict[str, Any]] = []
     values = []
     for layer, texts in sets.items():
-        retold, unrelated = shared(*texts.cpu().chunk(2))
-        chance = chance_overlap(texts.cpu())
-        place = {"of": of, "layer": layer}
-        kinds = {
-            "retold": mean_record(retold.tolist()),
-            "unrelated": mean_record(unrelated.tolist()),
-            "chance": {"value": chance},
-        }
-        figures += [
-            {"figure": "feature overlap", "texts": name, **place, **record}
-            for name, record in kinds.items()
-        ]
-        above = mean_record((retold - unrelated).tolist())
-        figures.append({"figure": "overlap above unrelated", **place, **above})
+        retold, unrelated = overlap_of_tellings(*texts.cpu().chunk(2))
+        chance, place = chance_overlap(texts.cpu()), {"of": of, "layer": layer}
+        finding.mean("feature overlap", retold.tolist(), texts="retold", **place)
+        finding.mean("feature overlap", unrelated.tolist(), texts="unrelated", **place)
+        finding.number("feature overlap", chance, texts="chance", **place)
+        finding.mean("overlap above unrelated", (retold - unrelated).tolist(), **place)
         values.append([float(retold.mean()), float(unrelated.mean()), chance])
     axes = {"layer": list(sets), "texts": ("retold", "unrelated", "chance")}
-    return Finding({"overlap": Named(torch.tensor(values), axes)}, figures)
+    finding.array("overlap", torch.tensor(values), axes)
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Whether retellings share features."""
-    lens = documents[0]["lens"]
-    every = figure_records(documents, "feature overlap")
-    rows = [r for r in every if r["layer"] != "tokens"]
+    rows = [r for r in documents.figures("feature overlap") if r["layer"] != "tokens"]
     chart = plots.lines(rows, "layer", "intersection over union", "texts")
     return [
         plots.Figure(
-            f"{lens}-overlap",
+            f"{documents.lens}-overlap",
             "Do two tellings of one story share features?",
             f"Overlap of the {rows[0]['of']} active in two texts: tellings of one story, "
             "unrelated texts, and what the units' frequencies alone would give.",
@@ -174,12 +153,11 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def shared_words(documents: Sequence[Document]) -> list[Markup]:
+def shared_words(documents: Documents) -> list[Markup]:
     """How many of the tokens themselves are shared, which needs no model."""
     rows = [
-        (model_name(document), r["texts"], f"{r['value']:.3f}")
-        for document in documents
-        for r in figure_records([document], "feature overlap")
+        (r["model"], r["texts"], f"{r['value']:.3f}")
+        for r in documents.figures("feature overlap")
         if r["layer"] == "tokens"
     ]
     table = markup.table(("checkpoint", "texts", "intersection over union"), rows)
@@ -194,15 +172,15 @@ def shared_words(documents: Sequence[Document]) -> list[Markup]:
     texts=shared_words,
     order=14,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Compares built-in stories told twice, by the hidden units of every channel mixer.
 
     Raises:
         RequestError: a channel mixer whose parts are not known.
     """
-    tokens = retelling_tokens(checkpoint)
+    tokens, finding = retelling_tokens(checkpoint), Finding()
     units = hidden_units(checkpoint.model, tokens)
     most = max(1, round(units.shape[-1] * SHARE))
     active = {layer: active_in_text(values, most) for layer, values in enumerate(units, 1)}
-    return overlap_finding(tokens, active, checkpoint.config.vocab_size, "channel mixer units")
+    add_overlap(finding, tokens, active, checkpoint.config.vocab_size, "channel mixer units")
+    return finding

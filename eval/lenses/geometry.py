@@ -7,8 +7,6 @@ W_E turns a token into a vector, W_U a vector into logits; both are `(V, D)`, on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
@@ -17,19 +15,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Named,
-    Record,
-    Request,
-    lens,
-    model_name,
-    named,
-    note_table,
-    records,
-    word_tokens,
-)
+from eval.lenses.lens import Axes, Documents, Finding, Request, lens, model_name, word_tokens
 from eval.lenses.trace import gather
 from eval.models import Checkpoint
 from eval.ranks import token_ranks
@@ -52,7 +38,7 @@ NEIGHBOURS = 10
 TINY = 1e-30
 
 
-def embeddings(model: LanguageModel) -> dict[str, Tensor]:
+def both_embeddings(model: LanguageModel) -> dict[str, Tensor]:
     """W_E and W_U in float32, `(V, D)` each, as `input` and `output`."""
     return {
         "input": model.embedding.weight.detach().float(),
@@ -88,13 +74,9 @@ def alignment(first: Tensor, second: Tensor, rows: Tensor) -> dict[str, Tensor]:
 
 
 def round_trip(inputs: Tensor, outputs: Tensor, rows: Tensor, method: str) -> Tensor:
-    """One-hot to vector to tokens again: `(N, V)` values of all tokens for each of N.
+    """One-hot to vector to tokens again: values of all tokens for each of N, `(N, V)`.
 
-    Args:
-        inputs: W_E, `(V, D)`.
-        outputs: W_U, `(V, D)`.
-        rows: `(N,)` the tokens.
-        method: one of `UNEMBEDDINGS`.
+    Inputs are W_E, outputs W_U, `(V, D)` each; the method is one of `UNEMBEDDINGS`.
     """
     asked = inputs[rows]
     if method == "pinv":  # E pinv(E) = E pinv(E' E) E', which needs no decomposition of V x D
@@ -122,7 +104,9 @@ def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tenso
     return near.topk(count, dim=1).indices
 
 
-def agreement(queries: Tensor, keys: Tensor, answers: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def metric_agreement(
+    queries: Tensor, keys: Tensor, answers: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
     """How often the metrics agree with answers `(N,)` to queries `(N, D)`, and with each other.
 
     Returns:
@@ -135,20 +119,17 @@ def agreement(queries: Tensor, keys: Tensor, answers: Tensor, count: int) -> tup
     return agreed, torch.tensor(both)
 
 
-def lengths(
-    checkpoint: Checkpoint, counts: Tensor
-) -> tuple[dict[str, Named], list[Record], list[Record]]:
+def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> None:
     """Row lengths of both embeddings against how often the tokens occur, `counts` `(V,)`.
 
-    Returns:
-        Histogram in units of the median length; figures; the outlier tokens, named.
+    A histogram in units of the median length; figures; the outlier tokens, named.
     """
     from scipy.stats import spearmanr
 
-    plain = {name: rows.norm(dim=1).cpu() for name, rows in embeddings(checkpoint.model).items()}
+    both = both_embeddings(checkpoint.model)
+    plain = {name: rows.norm(dim=1).cpu() for name, rows in both.items()}
     units = {name: norms / norms.median().clamp(min=TINY) for name, norms in plain.items()}
-    edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)
-    unseen, figures, shown = counts == 0, [], []
+    unseen, shown = counts == 0, []
     for name, unit in units.items():
         z, odd = robust_z(unit), outliers(unit)
         values: dict[str, float | Tensor] = {
@@ -163,7 +144,7 @@ def lengths(
             values["length with frequency"] = spearmanr(unit, counts).statistic  # pyright: ignore
         if unseen.any():
             values["length of unseen"] = unit[unseen].mean()
-        figures += named(values, matrix=name)
+        finding.numbers(values, matrix=name)
         shown += [
             {
                 "matrix": name,
@@ -175,14 +156,16 @@ def lengths(
             }
             for token in odd[:SHOWN]
         ]
-    return {"lengths": _histogram(units, edges, "matrix", "length")}, figures, shown
+    finding.notes["outliers"] = shown
+    edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)
+    finding.array("lengths", *_histogram(units, edges, "matrix", "length"))
 
 
-def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[dict[str, Named], list[Record]]:
+def add_alignment(finding: Finding, checkpoint: Checkpoint, rows: Tensor) -> None:
     """Cosine of the two rows of each of N tokens: histogram beside other tokens' rows; figures."""
-    both = embeddings(checkpoint.model)
+    both = both_embeddings(checkpoint.model)
     cosines = alignment(both["input"], both["output"], rows)
-    rank = cosines.pop("rank").float()
+    rank = cosines.pop("rank")
     values = {
         "own cosine": cosines["cosine"].mean(),
         "own cosine control": cosines["control"].mean(),
@@ -190,25 +173,25 @@ def aligned(checkpoint: Checkpoint, rows: Tensor) -> tuple[dict[str, Named], lis
         "own first": _share(rank == 0),
         "own rank as share": float(rank.mean()) / max(1, len(both["input"]) - 1),
     }
-    figures = named(values, n=len(rows))
+    finding.numbers(values, n=len(rows))
     kinds = {kind: cosine.cpu().clamp(-1, 1) for kind, cosine in cosines.items()}
     edges = torch.linspace(-1, 1, BINS + 1)
-    return {"alignment": _histogram(kinds, edges, "rows", "cosine")}, figures
+    finding.array("alignment", *_histogram(kinds, edges, "rows", "cosine"))
 
 
-def returned(
-    checkpoint: Checkpoint, rows: Tensor, shown: list[int]
-) -> tuple[list[Record], list[Record]]:
+def add_round_trips(
+    finding: Finding, checkpoint: Checkpoint, rows: Tensor, shown: list[int]
+) -> None:
     """One-hot to vector to tokens, by every method: figures over N tokens, a table of `shown`.
 
     A variant of a word differs from it in capitals and in the space before it only.
     """
-    both = embeddings(checkpoint.model)
+    both = both_embeddings(checkpoint.model)
     words = [piece.strip().lower() for piece in checkpoint.pieces([*range(len(both["input"]))])]
     names = {word: i for i, word in enumerate(dict.fromkeys(words))}
     word_of = torch.tensor([names[word] for word in words])
     asked, N = torch.cat([rows, torch.tensor(shown, device=rows.device)]), len(rows)
-    figures, table = [], []
+    finding.notes["round trip"] = table = []
     for method in UNEMBEDDINGS:
         values = round_trip(both["input"], both["output"], asked, method).cpu()
         same = values.gather(1, asked[:, None].cpu())[:, 0]
@@ -220,7 +203,7 @@ def returned(
             "own largest": _share(same[:N] > top[:N, 0]),
             **_variants(word_of, rows.cpu(), tokens[:N]),
         }
-        figures += named({f"round trip {name}": v for name, v in back.items()}, method=method, n=N)
+        finding.numbers({f"round trip {name}": v for name, v in back.items()}, method=method, n=N)
         table += [
             {
                 "piece": checkpoint.pieces([token])[0],
@@ -231,13 +214,12 @@ def returned(
             }
             for i, token in enumerate(shown, start=N)
         ]
-    return figures, table
 
 
 @torch.no_grad()
-def neighbours(
-    checkpoint: Checkpoint, request: Request, shown: list[int]
-) -> tuple[dict[str, Named], list[Record]]:
+def add_neighbours(
+    finding: Finding, checkpoint: Checkpoint, request: Request, shown: list[int]
+) -> None:
     """How often the nearest token by each metric is the model's answer; the nearest of `shown`.
 
     Queries are every position's vectors: the token's embedding, the last stream, that after the
@@ -249,7 +231,7 @@ def neighbours(
     stream = model.hidden(embedded, len(model.blocks))
     final = model.norm(stream)
     answers = model.head(final).argmax(dim=-1)[batch.real]
-    both = embeddings(model)
+    both = both_embeddings(model)
     unit = F.normalize(final, dim=-1) * both["output"].norm(dim=1).median()
     queries = {
         "embedding": embedded,
@@ -257,31 +239,29 @@ def neighbours(
         "after norm": final,
         "as long as tokens": unit,
     }
-    agreed, shared = [], []
-    for vectors in queries.values():
-        some = vectors[batch.real].float()
-        each = [agreement(some, keys, answers, NEIGHBOURS) for keys in both.values()]
-        for kept, values in zip((agreed, shared), zip(*each, strict=True), strict=True):
-            kept.append(torch.stack(values))
-    places = {"query": list(queries), "keys": list(both)}
-    arrays = {
-        "agreement": Named(torch.stack(agreed), {**places, "metric": METRICS}),
-        "overlap": Named(torch.stack(shared), {**places, "metric": METRICS, "other": METRICS}),
-    }
-    table = []
+    every = [
+        metric_agreement(vectors[batch.real].float(), keys, answers, NEIGHBOURS)
+        for vectors in queries.values()
+        for keys in both.values()
+    ]
+    agreed, shared = (torch.stack(x).unflatten(0, (-1, 2)) for x in zip(*every, strict=True))
+    axes = {"query": list(queries), "keys": list(both), "metric": METRICS}
+    finding.array("agreement", agreed, axes)
+    finding.array("overlap", shared, {**axes, "other": METRICS})
+    finding.rows("agrees", agreed, axes)
+    finding.notes["nearest"] = table = []
     chosen = both["input"][torch.tensor(shown, device=both["input"].device)]
     for metric in METRICS:
         tokens = nearest(chosen, both["input"], metric, OTHERS + 1).tolist()
         for token, near in zip(shown, tokens, strict=True):
             piece = checkpoint.pieces([token])[0]
             table.append({"piece": piece, "metric": metric, "nearest": checkpoint.pieces(near)})
-    return arrays, table
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Lengths, alignment, and which likeness agrees with the model."""
-    lengths, aligned = records(documents, "lengths"), records(documents, "alignment")
-    agrees = records(documents, "agreement")
+    lengths, aligned = documents.records("lengths"), documents.records("alignment")
+    agrees = documents.records("agreement")
     return [
         plots.Figure(
             "geometry-lengths",
@@ -306,29 +286,26 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def vector_tables(documents: Sequence[Document]) -> list[Markup]:
+def vector_tables(documents: Documents) -> list[Markup]:
     """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
     matrices = {True: "input and output are one matrix", False: "input and output are two matrices"}
     tied = [
         Markup("<li>{}: {}</li>").format(model_name(d), matrices[d["notes"]["tied"]])
         for d in documents
     ]
-    odd = note_table(
-        documents,
+    odd = documents.table(
         "outliers",
         "tokens of unusual length",
         ("matrix", "token", "length, medians", "times seen"),
         lambda o: (o["matrix"], markup.codes([o["piece"]]), f"{o['length']:.2f}", o["count"]),
     )
-    near = note_table(
-        documents,
+    near = documents.table(
         "nearest",
         "nearest tokens",
         ("token", "by", "nearest in the input matrix"),
         lambda n: (markup.codes([n["piece"]]), n["metric"], markup.codes(n["nearest"])),
     )
-    back = note_table(
-        documents,
+    back = documents.table(
         "round trip",
         "one-hot to vector and back to tokens",
         ("token", "way back", "its own value", "largest others"),
@@ -364,20 +341,19 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         pieces = zip(tokens, checkpoint.pieces(tokens), strict=True)
         lettered = [token for token, piece in pieces if any(map(str.isalpha, piece))]
         shown = (lettered or tokens)[:SHOWN]
-    norms, length_figures, odd = lengths(checkpoint, counts)
-    cosines, own_figures = aligned(checkpoint, rows)
-    trip_figures, trips = returned(checkpoint, rows, shown)
-    near, nearby = neighbours(checkpoint, request, shown)
-    agreed = near["agreement"].records(figure="agrees")
-    figures = [*length_figures, *own_figures, *trip_figures, *agreed]
-    tied = bool(checkpoint.config.tied)
-    notes = {"tied": tied, "outliers": odd, "round trip": trips, "nearest": nearby}
-    return Finding({**norms, **cosines, **near}, figures, notes)
+    finding = Finding(notes={"tied": bool(checkpoint.config.tied)})
+    add_lengths(finding, checkpoint, counts)
+    add_alignment(finding, checkpoint, rows)
+    add_round_trips(finding, checkpoint, rows, shown)
+    add_neighbours(finding, checkpoint, request, shown)
+    return finding
 
 
-def _histogram(groups: dict[str, Tensor], edges: Tensor, axis: str, unit: str) -> Named:
+def _histogram(
+    groups: dict[str, Tensor], edges: Tensor, axis: str, unit: str
+) -> tuple[Tensor, Axes]:
     bars = torch.stack([torch.histogram(values, edges).hist for values in groups.values()])
-    return Named(bars, {axis: list(groups), unit: ((edges[1:] + edges[:-1]) / 2).tolist()})
+    return bars, {axis: list(groups), unit: ((edges[1:] + edges[:-1]) / 2).tolist()}
 
 
 def _variants(word_of: Tensor, rows: Tensor, others: Tensor) -> dict[str, float]:

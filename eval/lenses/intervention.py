@@ -7,8 +7,8 @@ it; the rest follows from the stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,8 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Named,
-    Request,
-    at_tokens,
-    lens,
-    mean_record,
-    records,
-    word_tokens,
-)
-from eval.lenses.stories import attribute_words, contexts, following, story
+from eval.lenses.lens import Documents, Finding, Request, lens, word_tokens
+from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import gather, run_variants, streams_of
 from eval.models import Checkpoint
 
@@ -35,8 +25,7 @@ SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """The tokens that two prompts are told apart by: the source's and the target's."""
 
     source: int
@@ -58,8 +47,7 @@ def telling_answers(source: Tensor, target: Tensor) -> Answers:
     return Answers(answer, other)
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two prompts of equal length, and where they come from.
 
     Attributes:
@@ -117,21 +105,16 @@ def swapped(checkpoint: Checkpoint, tokens: Tensor) -> Tensor | None:
     return None
 
 
-def story_pairs(checkpoint: Checkpoint, seed: int = 0, count: int = SWAPS) -> list[Pair]:
+def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:
     """Built-in stories that differ in one word, each up to the cue where it comes next."""
-    tokenizer, pairs = checkpoint.tokenizer, []
-    device = checkpoint.model.embedding.weight.device
-    for attribute, words in attribute_words(tokenizer).items():
-        names = {token: word for word, token in words.items()}
-        for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
-            target = story(tokenizer, frame, attribute, chosen)
-            other = following(words, target.words[attribute])
-            source = story(tokenizer, frame, attribute, chosen | {attribute: names[other]})
-            answers = Answers(other, target.words[attribute])
+    device, pairs = checkpoint.model.embedding.weight.device, []
+    for attribute, number, target, source in swaps(checkpoint.tokenizer, SWAPS, seed):
+        fits = len(source.tokens) == len(target.tokens) <= checkpoint.config.context
+        if target.cue == attribute and fits:
+            answers = Answers(source.words[attribute], target.words[attribute])
             rows = (torch.tensor(one.tokens, device=device) for one in (source, target))
             pairs.append(Pair(f"{attribute} {number}", attribute, *rows, answers=answers))
-    context = checkpoint.config.context
-    return [p for p in pairs if len(p.source) == len(p.target) <= context]
+    return pairs
 
 
 def spans(length: int, first: int, rows: int = ROWS) -> list[range]:
@@ -193,11 +176,10 @@ def causal_trace(
     return answers, runs, torch.stack(effects)
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Where a prediction passes through."""
-    rows = at_tokens(
-        documents,
-        records(documents, "effect"),
+    rows = documents.at_tokens(
+        documents.records("effect"),
         "pair",
         lambda document: {pair["label"]: pair["target"] for pair in document["notes"]["pairs"]},
     )
@@ -220,7 +202,6 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     figures=draw,
     order=12,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Traces each pair of prompts, and built-in stories of which one word is swapped.
 
@@ -237,7 +218,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     depth = len(model.blocks) + 1
     length = max(len(pair.target) for pair in pairs)
     values = torch.full((len(pairs), depth, length), torch.nan)
-    placed: dict[tuple[str, str, int], list[float]] = {}
+    placed: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     described = []
     for row, pair in enumerate(pairs):
         answers, runs, effects = causal_trace(model, pair.source, pair.target, pair.answers)
@@ -250,8 +231,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             sums["last" if run.stop == T else "changed" if changed else "between"] += effect
         for where, total in sums.items():
             for layer, value in enumerate(total.tolist()):
-                placed.setdefault((pair.kind, where, layer), []).append(value)
-        source, target = checkpoint.pieces([answers.source, answers.target])
+                placed[pair.kind, where, layer].append(value)
+        source, target = checkpoint.pieces(list(answers))
         described.append(
             {
                 "label": pair.label,
@@ -261,10 +242,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
                 "answers": {"source": source, "target": target},
             }
         )
+    finding = Finding(notes={"pairs": described})
     axes = {"pair": [p.label for p in pairs], "layer": range(depth), "position": range(length)}
-    figures = [
-        {"figure": "patching effect", "pairs": kind, "where": where, "layer": layer}
-        | mean_record(each)
-        for (kind, where, layer), each in placed.items()
-    ]
-    return Finding({"effect": Named(values, axes)}, figures, {"pairs": described})
+    finding.array("effect", values, axes)
+    for (kind, where, layer), each in placed.items():
+        finding.mean("patching effect", each, pairs=kind, where=where, layer=layer)
+    return finding

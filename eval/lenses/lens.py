@@ -1,8 +1,8 @@
-"""What a lens is, the register of all of them, and the documents that hold what they found.
+"""What a lens is, the register of all lenses, and what a lens writes and draws.
 
-A lens is one file: a function that finds numbers, decorated with `lens`, and beside it the
-functions that draw them. Those of the modules of this folder are registered when they are first
-asked for; one in a user's own file, when that file is run.
+A lens is one file: a function that measures, decorated with `lens`, and functions that draw what
+was measured. The modules of this folder are registered when lenses are first asked for, a user's
+own file when it is run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval.errors import RequestError
@@ -36,28 +37,26 @@ if TYPE_CHECKING:
 TOKENS = 8192
 ALL = "all"
 FOLDER = "lenses"
+HERE = Path(__file__).parent
 Document = dict[str, Any]
 Record = dict[str, Any]
 Label = str | int | float
+Axes = Mapping[str, Sequence[Label]]
+"""The name of each axis in order, with the label of each place."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """An array whose axes have names and labels.
-
-    Attributes:
-        values: on the CPU, one axis for each name.
-        axes: name of each axis in order, with the label of each of its places.
+    """An array, brought to the CPU, whose axes have names and labels.
 
     Raises:
         ValueError: axes that do not fit the values.
     """
 
     values: Tensor
-    axes: Mapping[str, Sequence[Label]]
+    axes: Axes
 
     def __post_init__(self) -> None:
-        """Brings the values to the CPU and checks their shape."""
         object.__setattr__(self, "values", self.values.detach().cpu())
         shape = tuple(len(labels) for labels in self.axes.values())
         if shape != tuple(self.values.shape):
@@ -70,13 +69,13 @@ class Named:
             yield more | dict(zip(self.axes, labels, strict=True)) | {"value": number}
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it, to six significant digits; what is no number is null."""
+        """For JSON, to six significant digits; NaN and infinite values are null."""
         flat = [_short(number) for number in self.values.flatten().tolist()]
         return {"axes": {name: list(labels) for name, labels in self.axes.items()}, "values": flat}
 
     @classmethod
     def read(cls, plain: dict[str, Any]) -> Named:
-        """Reads what `plain` made."""
+        """Reads what `plain` made; null becomes NaN."""
         flat = [float("nan") if number is None else number for number in plain["values"]]
         shape = [len(labels) for labels in plain["axes"].values()]
         return cls(torch.tensor(flat, dtype=torch.float64).view(shape), plain["axes"])
@@ -84,17 +83,16 @@ class Named:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a lens.
+    """What a lens is asked.
 
     Attributes:
-        prompts: what is looked at, each short enough for the model.
-        words: tokens whose probability or direction is followed, as texts; a lens that needs some
-            and is given none takes the model's own answers.
-        corpus: where text comes from, for a lens that is fitted or counted on some.
-        tokens: how much of that text: with more of it all fits are better, and take longer.
+        prompts: each short enough for the model.
+        words: tokens, as texts, whose probability or direction is followed; a lens that needs some
+            and is given none takes the model's answers.
+        corpus: where text comes from, for a lens that fits or counts.
+        tokens: how much of that text; fits improve with more of it, and take longer.
         seed: of whatever is drawn.
-        store: the results directory in which what is fitted is kept and read again; None to fit
-            each time. It is no part of what is asked.
+        store: results directory in which fits are kept and read again; None to fit each time.
     """
 
     prompts: tuple[Prompt, ...]
@@ -106,31 +104,136 @@ class Request:
 
     @property
     def record(self) -> Record:
-        """What is asked, for keys and documents."""
+        """All of it but the store, for keys and documents."""
         return {name: value for name, value in asdict(self).items() if name != "store"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
-    """What a lens found in one checkpoint.
+    """What a lens measures in one checkpoint, filled in by the methods.
 
     Attributes:
-        arrays: by name; what figures are drawn from.
-        figures: records of single numbers, which become rows: `figure` (its name), `value`, and
-            whatever places it (`layer`, `part`, `method`, ...); `low`, `high`, `n` for an interval;
-            `by_axis`, `named` and `mean_record` make them.
-        notes: anything else that the page shows, as JSON holds it: `tokens` (a list of pieces for
-            each prompt), tables, texts.
+        arrays: by name; charts are drawn from them.
+        figures: records of single numbers, which become rows: `figure` (its name), `value`, what
+            places it (`layer`, `part`, `method`, ...), and `low`, `high`, `n` of an interval.
+        notes: anything else that the page shows, as JSON holds it, such as tables and texts.
     """
 
     arrays: dict[str, Named] = field(default_factory=dict)
-    figures: list[dict[str, Any]] = field(default_factory=list)
+    figures: list[Record] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+
+    def array(self, name: str, values: Tensor, axes: Axes) -> None:
+        """Adds an array."""
+        self.arrays[name] = Named(values, axes)
+
+    def number(self, figure: str, value: float | Tensor, **place: Any) -> None:
+        """Adds a record."""
+        self.figures.append({"figure": figure, **place, "value": float(value)})
+
+    def numbers(self, values: Mapping[str, float | Tensor], **place: Any) -> None:
+        """Adds a record for each number by its name, all of one place."""
+        for name, value in values.items():
+            self.number(name, value, **place)
+
+    def rows(self, figure: str, values: Tensor, axes: Axes, **place: Any) -> None:
+        """Adds a record for each number of a tensor, placed by the labels of its axes."""
+        self.figures.extend(Named(values, axes).records(figure=figure, **place))
+
+    def mean(
+        self, figure: str, values: Sequence[float], clusters: Sequence[Hashable] = (), **place: Any
+    ) -> None:
+        """Adds a record of a mean: with `n`, and `low` and `high` where there are several clusters.
+
+        Clusters are what the values belong to, such as prompts; without them each is its own. The
+        mean of no value is NaN.
+        """
+        if not values:
+            return self.number(figure, float("nan"), **place, n=0)
+        groups = clusters or range(len(values))
+        interval = clustered(values, [1] * len(values), groups, [0] * len(values))
+        limits = {"low": interval.low, "high": interval.high} if len(set(groups)) > 1 else {}
+        return self.number(figure, interval.estimate, **place, **limits, n=len(values))
+
+
+def model_name(document: Document) -> str:
+    """What a checkpoint is called in a menu: its name and its step."""
+    checkpoint = document["checkpoint"]
+    return f"{checkpoint['name']} at {checkpoint['step']}"
+
+
+def prompt_pieces(document: Document) -> dict[str, list[str]]:
+    """The tokens of each prompt, by its label in the axis `prompt`."""
+    return {f"{p['kind']} {p['index']}": p["pieces"] for p in document["prompts"]}
+
+
+class Documents(list[Document]):
+    """What one lens found in each checkpoint; its charts and tables are drawn of this."""
+
+    @property
+    def lens(self) -> str:
+        """The name of the lens."""
+        return self[0]["lens"]
+
+    def records(self, array: str, **chosen: Any) -> list[Record]:
+        """A record for each number of an array, with its `model`; those with the chosen labels."""
+        rows = (
+            record
+            for document in self
+            if array in document["arrays"]
+            for record in Named.read(document["arrays"][array]).records(model=model_name(document))
+        )
+        return [
+            row
+            for row in rows
+            if row["value"] == row["value"] and all(row[name] == chosen[name] for name in chosen)
+        ]
+
+    def figures(self, *names: str) -> list[Record]:
+        """The single figures of these names that are numbers, each with its `model`."""
+        return [
+            {"model": model_name(document)} | figure
+            for document in self
+            for figure in document["figures"]
+            if figure["figure"] in names and figure["value"] is not None
+        ]
+
+    def at_tokens(
+        self,
+        rows: list[Record],
+        axis: str = "prompt",
+        pieces_of: Callable[[Document], dict[str, list[str]]] = prompt_pieces,
+    ) -> list[Record]:
+        """Records of positions with their `token` and a `place`, a label for charts.
+
+        Args:
+            rows: with `model`, `position` and the axis; those past the end are left out.
+            axis: whose label says which tokens.
+            pieces_of: the tokens of each label in a document.
+        """
+        pieces = {model_name(document): pieces_of(document) for document in self}
+        placed = []
+        for record in rows:
+            tokens = pieces[record["model"]][record[axis]]
+            if record["position"] < len(tokens):
+                token = markup.visible(tokens[record["position"]])
+                place = f"{record['position']} {token}"
+                placed.append(record | {"token": token, "place": place})
+        return placed
+
+    def table(
+        self, note: str, summary: str, columns: Sequence[str], cells: Callable[[Any], Sequence[Any]]
+    ) -> list[Markup]:
+        """A folded table of the entries of a note: the checkpoint, and what `cells` makes of each.
+
+        None where there is no entry.
+        """
+        rows = [(model_name(d), *cells(one)) for d in self for one in d["notes"].get(note, [])]
+        table = markup.table(("checkpoint", *columns), rows)
+        return [markup.folded(summary, table)] if rows else []
 
 
 Find = Callable[[Checkpoint, Request], Finding]
-Figures = Callable[[Sequence[dict[str, Any]]], "list[Figure]"]
-Texts = Callable[[Sequence[dict[str, Any]]], "list[Markup]"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +243,8 @@ class Lens:
     Attributes:
         name: as on the command line.
         about: in a line.
-        find: looks. Raises RequestError for a model or a request that it cannot look at.
+        find: measures, without autograd. Raises RequestError for a model or a request that it
+            cannot look at.
         title: of its section of the page; the name when empty.
         figures: draws the documents of all checkpoints.
         texts: tables and texts of those documents, as HTML.
@@ -151,8 +255,8 @@ class Lens:
     about: str
     find: Find
     title: str = ""
-    figures: Figures = lambda documents: []
-    texts: Texts = lambda documents: []
+    figures: Callable[[Documents], list[Figure]] = lambda documents: []
+    texts: Callable[[Documents], list[Markup]] = lambda documents: []
     order: float = 100.0
 
 
@@ -161,22 +265,21 @@ REGISTER: dict[str, Lens] = {}
 
 
 def lens(name: str, about: str, **settings: Any) -> Callable[[Find], Find]:
-    """Registers the decorated function as the `find` of a lens.
-
-    Args:
-        name: as on the command line.
-        about: in a line.
-        settings: the other attributes of `Lens`.
+    """Registers the decorated function as the `find` of a lens; settings are other attributes.
 
     Raises:
         RequestError: another file has a lens of that name.
     """
 
     def register(find: Find) -> Find:
+        if _file(find).parent != HERE:
+            _import_all()  # or a file could take the name of a lens that is not there yet
         before = REGISTER.get(name)
         if before and _file(before.find) != _file(find):
-            raise RequestError(f"lens {name}: {_file(before.find)} has one of that name; rename it")
-        REGISTER[name] = Lens(name, about, find, **settings)
+            raise RequestError(
+                f"the name {name} is taken by the lens of {_file(before.find)}; choose another name"
+            )
+        REGISTER[name] = Lens(name, about, torch.no_grad()(find), **settings)
         return find
 
     return register
@@ -209,37 +312,12 @@ def choose(names: list[str]) -> list[Lens]:
 
 @functools.cache
 def _import_all() -> None:
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    for module in pkgutil.iter_modules([str(HERE)]):
         importlib.import_module(f"{__package__}.{module.name}")
 
 
-def by_axis(
-    figure: str, values: Tensor, axes: Mapping[str, Sequence[Label]], **more: Any
-) -> list[Record]:
-    """A record of `Finding.figures` for each number of a tensor that has these axes."""
-    return list(Named(values, axes).records(figure=figure, **more))
-
-
-def named(values: Mapping[str, float | Tensor], **place: Any) -> list[Record]:
-    """A record of `Finding.figures` for each number by its name, all of one place."""
-    return [{"figure": name, **place, "value": float(value)} for name, value in values.items()]
-
-
-def mean_record(values: Sequence[float], clusters: Sequence[Hashable] = ()) -> Record:
-    """`value` with the mean, `n`, and `low` and `high` where there are several clusters.
-
-    Args:
-        values: at least one.
-        clusters: what each belongs to, such as its prompt; each is its own when not given.
-    """
-    groups = clusters or range(len(values))
-    interval = clustered(values, [1] * len(values), groups, [0] * len(values))
-    record = {"value": interval.estimate, "n": len(values)}
-    return record | ({"low": interval.low, "high": interval.high} if len(set(groups)) > 1 else {})
-
-
 def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
-    """The one token that each word is: tokens whose probability or direction a lens follows.
+    """The one token that each word is.
 
     Raises:
         RequestError: a word that is no token or several, with its split shown.
@@ -247,66 +325,30 @@ def word_tokens(checkpoint: Checkpoint, words: Iterable[str]) -> dict[str, int]:
     return {word: _token(checkpoint, word) for word in words}
 
 
+def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, without special ones."""
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def _token(checkpoint: Checkpoint, word: str) -> int:
+    ids, spaced = token_ids(checkpoint.tokenizer, word), f" {word}"
+    if len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise RequestError(f"--words {word!r}: there is no token in it; give a word")
+    split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
+    other = (
+        f', or "{spaced}", which is one'
+        if len(token_ids(checkpoint.tokenizer, spaced)) == 1
+        else ""
+    )
+    raise RequestError(f'"{word}" is {len(ids)} tokens here: {split}; choose one of them{other}')
+
+
 def read_documents(directory: str | Path) -> Iterator[Document]:
     """Every document of a results directory, in the order of their names."""
     for path in sorted((Path(directory) / FOLDER).glob("*.json")):
         yield json.loads(path.read_text(encoding="utf-8"))
-
-
-def model_name(document: Document) -> str:
-    """What a checkpoint is called in a menu: its name and its step."""
-    checkpoint = document["checkpoint"]
-    return f"{checkpoint['name']} at {checkpoint['step']}"
-
-
-def records(documents: Sequence[Document], array: str) -> list[Record]:
-    """A record for each number of an array in every document that has it, with its `model`."""
-    rows = []
-    for document in documents:
-        if array in document["arrays"]:
-            rows += Named.read(document["arrays"][array]).records(model=model_name(document))
-    return _known(rows)
-
-
-def figure_records(documents: Sequence[Document], *names: str) -> list[Record]:
-    """The single figures of these names in every document, with its `model`."""
-    return _known(
-        {"model": model_name(document)} | figure
-        for document in documents
-        for figure in document["figures"]
-        if figure["figure"] in names
-    )
-
-
-def _known(rows: Iterable[Record]) -> list[Record]:
-    """Those with a value, which is what a chart can show."""
-    return [r for r in rows if r["value"] is not None and r["value"] == r["value"]]
-
-
-def note_table(
-    documents: Sequence[Document],
-    note: str,
-    summary: str,
-    columns: Sequence[str],
-    cells: Callable[[Any], Sequence[Any]],
-) -> list[Markup]:
-    """A folded table of a note of every document, a row for each entry; none without an entry.
-
-    Args:
-        documents: of all checkpoints.
-        note: a list in their `notes`.
-        summary: stands above it.
-        columns: after that of the checkpoint.
-        cells: an entry's, one for each column.
-    """
-    rows = [(model_name(d), *cells(one)) for d in documents for one in d["notes"].get(note, [])]
-    table = markup.table(("checkpoint", *columns), rows)
-    return [markup.folded(summary, table)] if rows else []
-
-
-def prompt_pieces(document: Document) -> dict[str, list[str]]:
-    """The tokens of each prompt, by its label in the axis `prompt`."""
-    return {f"{p['kind']} {p['index']}": p["pieces"] for p in document["prompts"]}
 
 
 def averaged(rows: list[Record], *fields: str) -> list[Record]:
@@ -320,51 +362,8 @@ def averaged(rows: list[Record], *fields: str) -> list[Record]:
     ]
 
 
-def at_tokens(
-    documents: Sequence[Document],
-    rows: list[Record],
-    axis: str = "prompt",
-    pieces_of: Callable[[Document], dict[str, list[str]]] = prompt_pieces,
-) -> list[Record]:
-    """With `token` and `place` (a label for an axis) for records of a prompt's positions.
-
-    Padded or missing positions are left out.
-
-    Args:
-        documents: those of the records.
-        rows: records with `position` and the axis.
-        axis: whose label says which tokens.
-        pieces_of: the tokens of each label in a document.
-    """
-    pieces = {model_name(document): pieces_of(document) for document in documents}
-    placed = []
-    for record in rows:
-        tokens = pieces[record["model"]][record[axis]]
-        if record["position"] < len(tokens):
-            token = markup.visible(tokens[record["position"]])
-            place = f"{record['position']} {token}"
-            placed.append(record | {"token": token, "place": place})
-    return placed
-
-
-def _token(checkpoint: Checkpoint, word: str) -> int:
-    ids = _encode(checkpoint, word)
-    if len(ids) == 1:
-        return ids[0]
-    if not ids:
-        raise RequestError(f"--words {word!r}: there is no token in it; give a word")
-    split = " ".join(f'"{piece}"' for piece in checkpoint.pieces(ids))
-    spaced = f" {word}"
-    other = f', or "{spaced}", which is one' if len(_encode(checkpoint, spaced)) == 1 else ""
-    raise RequestError(f'"{word}" is {len(ids)} tokens here: {split}; choose one of them{other}')
-
-
-def _encode(checkpoint: Checkpoint, text: str) -> list[int]:
-    return checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def _file(find: Find) -> str:
-    return inspect.getfile(inspect.unwrap(find))
+def _file(find: Find) -> Path:
+    return Path(inspect.getfile(inspect.unwrap(find)))
 
 
 def _short(number: float) -> float | int | None:

@@ -4,16 +4,16 @@ nostalgebraist, "interpreting GPT: the logit lens", 2020. Entropies and divergen
 before anything is known a distribution has log2 V of them.
 
 Beside it, how much of a stream lies where logits are read from: the span of the output embedding.
-With more tokens than features and no feature unread, the span is all there is (less the direction
-of the mean under a LayerNorm), and every share of it is 1. What can differ then is where in the
-span a vector lies: in the few directions that most logits read, or along the tokens' own
-directions, which is the token energy of Wendler et al. ("Do Llamas Work in English?", 2402.10588).
+With more tokens than features and no feature unread, the span is everything (less the direction of
+the mean under a LayerNorm), and every share of it is 1. What can differ then is where in the span a
+vector lies: in the few directions that most logits read, or along the tokens' own directions, which
+is the token energy of Wendler et al. ("Do Llamas Work in English?", 2402.10588).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +24,16 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.lens import (
-    Document,
+    Documents,
     Finding,
-    Named,
     Request,
-    at_tokens,
     averaged,
-    by_axis,
     lens,
+    model_name,
     prompt_pieces,
-    records,
     word_tokens,
 )
-from eval.lenses.trace import Batch, gather, readers, trace
+from eval.lenses.trace import PromptBatch, gather, readers, streams_of
 from eval.models import Checkpoint
 
 TOP = 5
@@ -68,11 +65,7 @@ class TokenSpace:
 
     @classmethod
     def of(cls, model: LanguageModel, centred: bool = False) -> TokenSpace:
-        """Of a model's head, with its final norm's weights folded in.
-
-        Args:
-            model: whose head.
-            centred: whether the readers' mean over the vocabulary is taken away.
+        """Of a model's `readers`; centred: less their mean over the vocabulary.
 
         Raises:
             RequestError: a final norm that is not known.
@@ -119,15 +112,15 @@ def read_layers(
     """Reads the streams of all layers, `(S, B, T, D)`, a few prompts at a time.
 
     Args:
-        streams: the last of them is the one that the others are compared with.
+        streams: the others are compared with the last of them.
         tokens: the text, `(B, T)`.
         chosen: K tokens whose probability is followed.
         read: gives a layer's logits.
 
     Returns:
-        `entropy`, `divergence`, D(output || layer), and `surprise`, of the text's own next token
-        and no number at the last, in bits, `(S, B, T)`; `top`, the likeliest tokens, and `top
-        probability`, `(S, B, T, k)`; `probability` of the chosen ones, `(S, B, T, K)`.
+        `entropy`, `divergence`, D(output || layer), and `surprise`, of the text's next token and
+        NaN at the last, in bits, `(S, B, T)`; `top`, the likeliest tokens, and `top probability`,
+        `(S, B, T, k)`; `probability` of the chosen ones, `(S, B, T, K)`.
     """
     V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
     rows = max(1, WIDEST // (tokens.shape[1] * V))
@@ -168,13 +161,12 @@ def plain(checkpoint: Checkpoint) -> Read:
     return lambda _, stream: checkpoint.model.logits(stream)
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """The figures, each over all checkpoints."""
-    lens = documents[0]["lens"]
-    placed = at_tokens(documents, records(documents, "probability"))
+    lens = documents.lens
     curves = [
         {k: markup.visible(v) if k == "word" else v for k, v in r.items() if k != "place"}
-        for r in placed
+        for r in documents.at_tokens(documents.records("probability"))
     ]
     shares = plots.lines(curves, "layer", "probability", "word")
     figures = [
@@ -216,24 +208,25 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
             "own spread allows.",
         ),
     ):
-        if means := averaged(records(documents, array), "model", "layer"):
+        if means := averaged(documents.records(array), "model", "layer"):
             name = f"{lens}-{array.replace(' ', '-')}"
             chart = plots.lines(means, "layer", y, "model")
             figures.append(plots.Figure(name, title, about, chart))
     return figures
 
 
-def _words(documents: Sequence[Document]) -> Any:
+def _words(documents: Documents) -> Any:
+    pieces = {model_name(one): prompt_pieces(one) for one in documents}
+    top = {
+        model_name(one): dict(zip(prompt_pieces(one), one["notes"]["top"], strict=True))
+        for one in documents
+    }
     rows: list[plots.Record] = []
-    for document in documents:
-        likely = [r for r in records([document], "top probability") if r["rank"] == 0]
-        prompts = prompt_pieces(document)
-        top = dict(zip(prompts, document["notes"]["top"], strict=True))
-        for record in at_tokens([document], likely):
-            if record["position"] >= len(prompts[record["prompt"]]) - PICTURED:
-                texts = top[record["prompt"]][record["layer"]][record["position"]]
-                texts = [markup.visible(text) for text in texts]
-                rows.append(record | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
+    for r in documents.at_tokens(documents.records("top probability", rank=0)):
+        if r["position"] >= len(pieces[r["model"]][r["prompt"]]) - PICTURED:
+            texts = top[r["model"]][r["prompt"]][r["layer"]][r["position"]]
+            texts = [markup.visible(text) for text in texts]
+            rows.append(r | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
     picture = plots.heat(
         rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
         sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
@@ -264,16 +257,16 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         RequestError: a prompt too long, a word of several tokens, or a final norm not known.
     """
     batch = gather(checkpoint, request.prompts)
-    streams = trace(checkpoint.model, batch.tokens).streams
-    finding = look(checkpoint, request, batch, streams, plain(checkpoint))
+    streams = streams_of(checkpoint.model, batch.tokens)
+    finding = read_finding(checkpoint, request, batch, streams, plain(checkpoint))
     _add_energy(finding, checkpoint, batch, streams)
     return finding
 
 
-def look(
-    checkpoint: Checkpoint, request: Request, batch: Batch, streams: Tensor, read: Read
+def read_finding(
+    checkpoint: Checkpoint, request: Request, batch: PromptBatch, streams: Tensor, read: Read
 ) -> Finding:
-    """What a lens of this kind shows, however it reads.
+    """What the logit and the tuned lens show, by the way in which each reads a layer.
 
     Raises:
         RequestError: a word of several tokens.
@@ -281,16 +274,14 @@ def look(
     words = word_tokens(checkpoint, request.words)
     followed = words or _answers(checkpoint, batch, streams)
     seen = read_layers(streams, batch.tokens, [*followed.values()], read)
-    layers = range(len(streams))
-    where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
-    arrays = {
-        name: Named(batch.masked(seen[name]), where)
-        for name in ("entropy", "divergence", "surprise")
-    }
+    layers, finding = range(len(streams)), Finding()
+    where = {"layer": layers, **batch.axes}
+    for name in ("entropy", "divergence", "surprise"):
+        finding.array(name, batch.masked(seen[name]), where)
     curves = batch.masked(seen["probability"].movedim(-1, 0))
-    arrays["probability"] = Named(curves, {"word": [*followed], **where})
-    best = batch.masked(seen["top probability"].movedim(-1, 0)).movedim(0, -1)
-    arrays["top probability"] = Named(best, {**where, "rank": range(best.shape[-1])})
+    finding.array("probability", curves, {"word": [*followed], **where})
+    best = batch.masked(seen["top probability"].movedim(-1, 0))
+    finding.array("top probability", best, {"rank": range(len(best)), **where})
     entropy, same = batch.mean(seen["entropy"]), seen["top"][..., 0] == seen["top"][-1, ..., 0]
     means = {
         "entropy": entropy,
@@ -302,48 +293,44 @@ def look(
     inside[torch.arange(len(inside), device=inside.device), batch.last] = False
     if inside.any():
         means["surprise"] = seen["surprise"][:, inside].mean(1)
-    figures = [
-        record
-        for name, values in means.items()
-        for record in by_axis(name, values, {"layer": layers[len(layers) - len(values) :]})
-    ]
+    for name, values in means.items():
+        finding.rows(name, values, {"layer": layers[len(layers) - len(values) :]})
     if words:
         at_end = batch.at_last(seen["probability"]).mean(1)
-        figures += by_axis("probability", at_end, {"layer": layers, "word": [*words]})
-    notes = {
-        "tokens": [checkpoint.pieces(list(prompt.tokens)) for prompt in request.prompts],
+        finding.rows("probability", at_end, {"layer": layers, "word": [*words]})
+    finding.notes |= {
         "top": _pieces(checkpoint, seen["top"]),
         "uniform": math.log2(checkpoint.config.vocab_size),
         "tables": _tables(checkpoint, batch, seen),
     }
-    return Finding(arrays, figures, notes)
+    return finding
 
 
-def _answers(checkpoint: Checkpoint, batch: Batch, streams: Tensor) -> dict[str, int]:
+def _answers(checkpoint: Checkpoint, batch: PromptBatch, streams: Tensor) -> dict[str, int]:
     """The model's likeliest tokens after each prompt, the first few."""
     best = checkpoint.model.logits(batch.at_last(streams[-1])).topk(TOP).indices
     tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
     return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
 
 
-def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: Batch, streams: Tensor) -> None:
+def _add_energy(
+    finding: Finding, checkpoint: Checkpoint, batch: PromptBatch, streams: Tensor
+) -> None:
     whole, centred = (TokenSpace.of(checkpoint.model, centred) for centred in (False, True))
-    layers, D = range(len(streams)), streams.shape[-1]
-    where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
+    layers, D = {"layer": range(len(streams))}, streams.shape[-1]
     for space, name in ((whole, "token energy"), (centred, "token energy, centred")):
         energy = space.energy(streams)
-        finding.arrays[name] = Named(batch.masked(energy), where)
-        finding.figures.extend(by_axis(name, batch.mean(energy), {"layer": layers}))
+        finding.array(name, batch.masked(energy), {**layers, **batch.axes})
+        finding.rows(name, batch.mean(energy), layers)
     quarter = max(1, D // 4)
     sizes = sorted({max(1, D // 8), quarter, D // 2, centred.rank})
     shares = torch.stack([batch.mean(centred.share(streams, size)) for size in sizes])
-    finding.arrays["share in the most read"] = Named(shares, {"directions": sizes, "layer": layers})
+    finding.array("share in the most read", shares, {"directions": sizes, **layers})
     for name, size, values in (
         ("share in the span", whole.rank, batch.mean(whole.share(streams))),
         ("share in the most read", quarter, shares[sizes.index(quarter)]),
     ):
-        place = {"directions": size, "anywhere": size / D}
-        finding.figures.extend(r | place for r in by_axis(name, values, {"layer": layers}))
+        finding.rows(name, values, layers, directions=size, anywhere=size / D)
     finding.notes["span"] = {
         "rank": whole.rank,
         "features": D,
@@ -361,7 +348,9 @@ def _pieces(checkpoint: Checkpoint, top: Tensor) -> list[Any]:
     return read(top.transpose(0, 1).tolist())
 
 
-def _tables(checkpoint: Checkpoint, batch: Batch, seen: dict[str, Tensor]) -> list[dict[str, Any]]:
+def _tables(
+    checkpoint: Checkpoint, batch: PromptBatch, seen: dict[str, Tensor]
+) -> list[dict[str, Any]]:
     """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
     last = int(batch.last[0])
     first = max(0, last + 1 - SHOWN)

@@ -3,22 +3,22 @@
     python -m eval lens DIR --lens mixing --corpus stories.txt --out results
 
 A matrix over positions has the positions written as rows and those read as columns; nothing stands
-above the diagonal. What training did is told from the run's start, `step-000000`; a model without
-one is held against a fresh draw from its own initialisation, which has the same statistics but not
-the same numbers.
+above the diagonal. The weights are compared with those of the run's start, `step-000000`. A model
+without one is compared with a fresh draw from its initialisation, which has the same statistics but
+not the same numbers.
 
-Where and what act on different dimensions, so each is asked whether it commutes with the other: a
-map over positions does the same to every feature, so turning all features first or last makes no
+Where and what act on different dimensions, so it is measured whether each commutes with the other:
+a map over positions does the same to every feature, so turning all features first or last makes no
 difference; a map over features does the same at every position, so reordering positions first or
 last makes none (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +37,9 @@ from arch.mixers import (
 )
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
+from eval.lenses.lens import Documents, Finding, Record, Request, lens
 from eval.lenses.ov import value_maps
-from eval.lenses.trace import blocks_of, gather, mixer_name, mixers_of
+from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_of
 from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation
 
@@ -54,8 +54,7 @@ TINY = 1e-30
 Act = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Map:
+class Map(NamedTuple):
     """A matrix over positions.
 
     Attributes:
@@ -182,7 +181,7 @@ def mean_distance(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Change:
+class MapChange:
     """One matrix now and at its start, `(T, T)`, which is `saved` or `drawn`."""
 
     now: Map
@@ -222,10 +221,10 @@ class Change:
         return figures
 
 
-def changes(checkpoint: Checkpoint, seed: int) -> list[Change]:
+def changes(checkpoint: Checkpoint, seed: int) -> list[MapChange]:
     """Every masked matrix beside its start, over the whole context.
 
-    None for attention and for wrapped models, of which no start is known.
+    Attention and wrapped models have none: no start of theirs is known.
     """
     config, model = checkpoint.config, checkpoint.model
     masked = any(triangles(mixer, 1) for _, mixer in mixers_of(model))
@@ -243,18 +242,18 @@ def changes(checkpoint: Checkpoint, seed: int) -> list[Change]:
     for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True):
         before = triangles(first, config.context)
         for part, weights in triangles(mixer, config.context).items():
-            made.append(Change(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
+            made.append(MapChange(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
     return made
 
 
 @torch.no_grad()
-def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str, Any]]:
+def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[Record]:
     """Which part of each layer minds which act: records with `layer`, `part`, `act`, `value`.
 
     The acts are a random rotation of all features, and the reversal of positions. The value is
-    |part(act(x)) - act(part(x))| / |part(x)|, 0 when the two do not meet; what the part says of
-    nothing, its bias, is left out. Attention's pattern is held as it is for A, the weights alone,
-    and OV, the values alone.
+    |part(act(x)) - act(part(x))| / |part(x)|, 0 where the two commute; what the part makes of
+    zeros, its bias, is left out. Attention's pattern is held as it is for A, the weights alone, and
+    OV, the values alone.
     """
     x, rows = model.with_positions(model.embed(tokens)), []
     D, generator = x.shape[-1], torch.Generator().manual_seed(seed)
@@ -266,10 +265,8 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str,
     mixers = list(mixers_of(model))
     for layer, block in enumerate(blocks_of(model), start=1):
         read = block.norm_token(x)
-        parts: dict[str, Act] = {
-            "token mixer": block.token_mixer,
-            "channel mixer": block.channel_mixer,
-        }
+        both = (block.token_mixer, block.channel_mixer)
+        parts: dict[str, Act] = dict(zip(SUBLAYERS, both, strict=True))
         for mixer in (one for depth, one in mixers if depth == layer):
             if isinstance(mixer, CausalAttention):
                 pattern = attention_pattern(mixer, read)
@@ -287,20 +284,14 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[dict[str,
     return rows
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Maps, and how far they reach."""
-    maps = [r for r in records(documents, "maps") if r["reads"] <= r["position"]]
-    reach = [r for r in records(documents, "by lag") if r["sign"] == "absolute"]
+    maps = [r for r in documents.records("maps") if r["reads"] <= r["position"]]
     pictures = plots.heat(
-        maps,
-        "reads",
-        "position",
-        "weight",
-        plots.DIVERGING,
-        sort_x="ascending",
-        sort_y="ascending",
-        size=(420, 420),
-    )
+        maps, "reads", "position", "weight", plots.DIVERGING,
+        sort_x="ascending", sort_y="ascending", size=(420, 420),
+    )  # fmt: skip
+    reach = documents.records("by lag", sign="absolute")
     return [
         plots.Figure(
             "mixing-maps",
@@ -335,8 +326,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     shortest = int(batch.last.min()) + 1
     if shortest < 2:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
-    tokens = batch.tokens[:, :shortest]
-    arrays: dict[str, Named] = {}
+    tokens, finding = batch.tokens[:, :shortest], Finding()
     maps, moved = maps_of(model, tokens), changes(checkpoint, request.seed)
     if maps:
         positions = range(min(int(batch.last[0]) + 1, PICTURED))
@@ -344,24 +334,26 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         lags = [
             torch.stack(by_lag(one.weights.float())).view(2, -1, shortest).mean(1) for one in maps
         ]
-        labels = [one.label for one in maps]
-        axes = {"map": labels, "position": positions, "reads": positions}
-        arrays["maps"] = Named(torch.stack(pictures), axes)
-        axes = {"map": labels, "sign": ("absolute", "signed"), "lag": range(shortest)}
-        arrays["by lag"] = Named(torch.stack(lags), axes)
+        labels = {"map": [one.label for one in maps]}
+        axes = {**labels, "position": positions, "reads": positions}
+        finding.array("maps", torch.stack(pictures), axes)
+        axes = {**labels, "sign": ("absolute", "signed"), "lag": range(shortest)}
+        finding.array("by lag", torch.stack(lags), axes)
     if moved:
         axes = {"map": [one.now.label for one in moved], "stage": ("now", "start", "change")}
-        lags = [one.lags() for one in moved]
-        spectra = torch.stack([one.spectra for one in moved])
         context = range(checkpoint.config.context)
-        arrays["change by lag"] = Named(torch.stack(lags), {**axes, "lag": context})
-        arrays["change spectrum"] = Named(spectra, {**axes, "rank": range(CORNER)})
-    figures = [record for one in maps for record in named(one.figures(), **one.place)]
+        lags = torch.stack([one.lags() for one in moved])
+        finding.array("change by lag", lags, {**axes, "lag": context})
+        spectra = torch.stack([one.spectra for one in moved])
+        finding.array("change spectrum", spectra, {**axes, "rank": range(CORNER)})
+    for one in maps:
+        finding.numbers(one.figures(), **one.place)
     for record in separated(model, tokens[:1, :CORNER], request.seed):
-        figures.append({"figure": "minds", **record})
+        finding.number("minds", **record)
     for one in moved:
-        figures += named(one.figures(), **one.now.place, start=one.start)
-    return Finding(arrays, figures, {"start": moved[0].start if moved else None})
+        finding.numbers(one.figures(), **one.now.place, start=one.start)
+    finding.notes["start"] = moved[0].start if moved else None
+    return finding
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ masked mixer has such circuits too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import Document, Finding, Named, Request, lens, named, records
+from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
 from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation, token_ranks
@@ -50,14 +49,11 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor]:
     """W_V `(H, D, width)` and W_O `(H, width, D)` of every query head, without biases.
 
     Read off what the projections do to every feature alone, so that any kind of them will do;
-    heads that share keys and values have the same W_V.
-
-    Args:
-        mixer: attention or a headed mixer.
-        like: any tensor `(..., D)` of the model's kind and device.
+    heads that share keys and values have the same W_V. `like` is any tensor `(..., D)` of the
+    model's dtype and device.
 
     Raises:
-        RequestError: any other mixer.
+        RequestError: neither attention nor a headed mixer.
     """
     D = like.shape[-1]
     each = torch.eye(D, dtype=like.dtype, device=like.device)[:, None]
@@ -145,9 +141,10 @@ def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> 
     return torch.stack(ranks)
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """Whether heads copy."""
-    rows = [r for r in records(documents, "ov") if r["measure"] in ("copying", "effective rank")]
+    shown = ("copying", "effective rank")
+    rows = [r for r in documents.records("ov") if r["measure"] in shown]
     drawn = plots.bars(rows, "head", None, row="measure", size=(620, 140), angle=-60)
     chart = drawn | {"resolve": {"scale": {"y": "independent"}}}
     return [
@@ -174,15 +171,12 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     Raises:
         RequestError: a mixer without such a product.
     """
-    model = checkpoint.model
-    layers = circuits(model)
-    device = model.embedding.weight.device
+    model, V = checkpoint.model, checkpoint.config.vocab_size
+    layers, device = circuits(model), model.embedding.weight.device
     generator = torch.Generator().manual_seed(request.seed)
-    V = checkpoint.config.vocab_size
     kept = torch.randperm(V, generator=generator)[:VOCABULARY].sort().values.to(device)
     drawn = torch.randperm(len(kept), generator=generator)[:SAMPLE].to(device)
-    figures: list[dict[str, Any]] = []
-    labels, table = [], []
+    finding, labels, table = Finding(), [], []
     for heads in layers:
         values, outputs = heads.values.float(), heads.outputs.float()
         read, written = token_space(model, heads.layer, kept)
@@ -196,15 +190,12 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             "own rank": ranks.mean(dim=1),
             "own first": (ranks == 0).float().mean(dim=1),
         }
+        for head in range(len(ranks)):
+            numbers = {f"OV {name}": column[head] for name, column in columns.items()}
+            finding.numbers(numbers, layer=heads.layer, part=f"head {head}")
+            labels.append(f"{heads.layer} head {head}")
         table.append(torch.stack([column.cpu().float() for column in columns.values()], dim=1))
-        parts = [f"head {head}" for head in range(len(ranks))]
-        labels += [f"{heads.layer} {part}" for part in parts]
-        for part, row in zip(parts, table[-1], strict=True):
-            values_of = {f"OV {name}": v for name, v in zip(columns, row.tolist(), strict=True)}
-            figures += named(values_of, layer=heads.layer, part=part)
     measures = ("copying", "tokens", "effective rank", "participation", "own rank", "own first")
-    return Finding(
-        arrays={"ov": Named(torch.cat(table), {"head": labels, "measure": measures})},
-        figures=figures,
-        notes={"width": layers[0].values.shape[-1], "mixer": layers[0].mixer},
-    )
+    finding.array("ov", torch.cat(table), {"head": labels, "measure": measures})
+    finding.notes |= {"width": layers[0].values.shape[-1], "mixer": layers[0].mixer}
+    return finding

@@ -5,7 +5,6 @@ python -m eval lens DIR --lens path --words " dog" " cat" --out results
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.lens import Document, Finding, Named, Request, by_axis, lens, records, word_tokens
-from eval.lenses.trace import gather, readers, trace
+from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
+from eval.lenses.trace import gather, readers, streams_of
 from eval.models import Checkpoint
 
 MEASURES = ("x", "y", "share", "cosine first", "cosine second", "length")
@@ -25,7 +24,7 @@ def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """The plane of two directions `(D,)`, which are not multiples of each other.
 
     Returns:
-        Two orthonormal directions, `(2, D)`, the first one the first's own; where the two given
+        Two orthonormal directions, `(2, D)`, the first one that of the first; where the two given
         directions lie on it, `(2, 2)`.
     """
     pair = torch.stack([first, second]).double()
@@ -50,17 +49,18 @@ def path(vectors: Tensor, basis: Tensor, tokens: Tensor) -> Tensor:
 
 
 def toward(streams: Tensor, directions: Tensor) -> Tensor:
-    """Cosine of streams `(L, N, D)` with each position's own direction `(N, D)`: `(L, N)`."""
+    """Cosine of streams `(L, N, D)` with the direction of each position `(N, D)`: `(L, N)`."""
     return F.cosine_similarity(streams.float(), directions[None].float(), dim=-1)
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """The last position's way on the plane of two tokens."""
     rows: list[plots.Record] = []
     for document in documents:
-        steps = _points(document, "path", "layer")
+        model = model_name(document)
+        steps = _points(documents, model, "path", "layer")
         rows += [step | {"mark": str(step["layer"])} for step in steps]
-        ends = _points(document, "corners", "token")
+        ends = _points(documents, model, "corners", "token")
         prompts = plots.options(ends, "prompt")
         for end in ends:
             pair = document["notes"]["pairs"][prompts.index(end["prompt"])]
@@ -103,10 +103,10 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def _points(document: Document, array: str, label: str) -> list[plots.Record]:
-    """A record for each prompt and label, which has all measures."""
+def _points(documents: Documents, model: str, array: str, label: str) -> list[plots.Record]:
+    """A record for each prompt and label of a model, which has all measures."""
     points: dict[tuple[str, Any], plots.Record] = {}
-    for r in records([document], array):
+    for r in documents.records(array, model=model):
         place = {name: r[name] for name in ("model", "prompt", label)}
         points.setdefault((r["prompt"], r[label]), place)[r["measure"]] = r["value"]
     return list(points.values())
@@ -121,11 +121,9 @@ def _points(document: Document, array: str, label: str) -> list[plots.Record]:
 )
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """The last position's stream of each prompt, on the plane of two tokens."""
-    batch = gather(checkpoint, request.prompts)
-    streams = trace(checkpoint.model, batch.tokens).streams
-    rows = readers(checkpoint.model).float()
-    with torch.no_grad():
-        logits = checkpoint.model.logits(streams[-1])
+    batch, model = gather(checkpoint, request.prompts), checkpoint.model
+    streams = streams_of(model, batch.tokens)
+    rows, logits = readers(model).float(), model.logits(streams[-1])
     chosen = list(word_tokens(checkpoint, request.words).values())[:2]
     points, corners, pairs = [], [], []
     for prompt, last in enumerate(batch.last.tolist()):
@@ -135,21 +133,15 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         points.append(path(streams[:, prompt, last], basis, ends))
         corners.append(ends)
         pairs.append(checkpoint.pieces(pair))
+    finding, where, layers = Finding(notes={"pairs": pairs}), batch.labels, range(len(streams))
+    axes = {"prompt": where, "layer": layers, "measure": MEASURES}
+    finding.array("path", torch.stack(points), axes)
+    axes = {"prompt": where, "token": ("first", "second"), "measure": MEASURES[:2]}
+    finding.array("corners", torch.stack(corners), axes)
     answers = logits[batch.real].argmax(dim=-1)
-    kept = streams[:, batch.real]
-    layers = range(len(streams))
     others = answers.roll(len(answers) // 2)
+    kept = streams[:, batch.real]
     means = torch.stack([toward(kept, rows[t]).mean(dim=1) for t in (answers, others)])
     axes = {"answer": ("its answer", "another's"), "layer": layers}
-    figures = by_axis("cosine with answer", means, axes)
-    where = {"prompt": batch.labels}
-    return Finding(
-        arrays={
-            "path": Named(torch.stack(points), {**where, "layer": layers, "measure": MEASURES}),
-            "corners": Named(
-                torch.stack(corners), {**where, "token": ("first", "second"), "measure": ("x", "y")}
-            ),
-        },
-        figures=figures,
-        notes={"pairs": pairs},
-    )
+    finding.rows("cosine with answer", means, axes)
+    return finding

@@ -1,8 +1,8 @@
-"""What lenses are asked of checkpoints: one document and its rows for each lens and checkpoint.
+"""Tasks of lenses: one document and its rows for each lens, checkpoint and request.
 
-A document is `lenses/LENS-KEY.json` in the results directory: everything that the lens found, with
-provenance, prompts and what was asked. It is written whole or not at all, before its rows, which
-can be made of it again; what has a document is not looked at twice.
+A document is `lenses/LENS-KEY.json` in the results directory: everything that the lens measured,
+with provenance, prompts and request. It is written whole or not at all, before its rows, which can
+be made of it again; a lens that has its document is not run again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from eval.errors import RequestError
 from eval.files import write_text
-from eval.lenses.lens import FOLDER, Finding, Lens, Request
+from eval.lenses.lens import FOLDER, Document, Finding, Lens, Record, Request
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.schema import SCHEMA
@@ -40,7 +39,7 @@ class Look:
 
     @property
     def key(self) -> str:
-        """Names what is asked: equal questions have equal keys."""
+        """Names the question: equal questions have equal keys."""
         model = list(self.checkpoint.identity)
         return row_key("lens", self.lens.name, model, self.request.record)
 
@@ -49,10 +48,10 @@ class Look:
         return directory / FOLDER / f"{self.lens.name}-{self.key}.json"
 
     def run(self, results: Results) -> list[Row]:
-        """Looks, or reads the document of an earlier look: its rows.
+        """Runs the lens, or reads its document: the rows.
 
         Raises:
-            RequestError: the lens cannot look at this model, or at what is asked.
+            RequestError: the lens cannot look at this model or request.
         """
         if not self.path(results.directory).is_file():
             started = time.perf_counter()
@@ -68,7 +67,7 @@ class Look:
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
         return self.read(results)[1]
 
-    def read(self, results: Results) -> tuple[dict[str, Any], list[Row]]:
+    def read(self, results: Results) -> tuple[Document, list[Row]]:
         """The document, and its rows; both are empty where there is none."""
         path = self.path(results.directory)
         if not path.is_file():
@@ -76,7 +75,7 @@ class Look:
         document = json.loads(path.read_text(encoding="utf-8"))
         return document, self._rows(document)
 
-    def _document(self, finding: Finding, seconds: float) -> dict[str, Any]:
+    def _document(self, finding: Finding, seconds: float) -> Document:
         request = self.request.record
         prompts = [
             prompt | {"pieces": self.checkpoint.pieces(list(prompt["tokens"]))}
@@ -96,7 +95,7 @@ class Look:
             "seconds": round(seconds, 4),
         }
 
-    def _rows(self, document: dict[str, Any]) -> list[Row]:
+    def _rows(self, document: Document) -> list[Row]:
         prompts = self.request.prompts
         common = {
             "kind": "lens",
@@ -107,18 +106,16 @@ class Look:
             "length": max(prompt.real for prompt in prompts),
             "look": document["key"],
         }
-        return [
-            {"key": row_key(document["key"], _where(figure)), **common, **figure}
-            for figure in document["figures"]
-        ]
+        measured = ("value", "low", "high", "n", "reason")
+        rows = []
+        for figure in document["figures"]:
+            place = {name: value for name, value in figure.items() if name not in measured}
+            rows.append({"key": row_key(document["key"], place), **common, **figure})
+        return rows
 
 
-def _finite(figure: dict[str, Any]) -> dict[str, Any]:
-    """With None for what is no number, as in strict JSON, and the reason beside it."""
+def _finite(figure: Record) -> Record:
+    """With None for NaN and infinite values, as in strict JSON, and the reason beside it."""
     wrong = [n for n, v in figure.items() if isinstance(v, float) and not math.isfinite(v)]
     reason = ", ".join(f"{name} is {figure[name]}" for name in wrong)
     return figure | dict.fromkeys(wrong) | ({"reason": reason} if wrong else {})
-
-
-def _where(figure: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in figure.items() if k not in ("value", "low", "high", "n", "reason")}

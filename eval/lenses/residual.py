@@ -5,15 +5,14 @@ The stream is a sum of writes, and the final norm with its scale held fixed is l
 (Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; nostalgebraist's direct
 logit attribution).
 
-Two answers to whether a later stream still has a write: the share of the vector that the stream's
-projection on its direction shows (others may have written there too), and how much of it goes when
-the write is left out and everything after is run again. A share of 1 is untouched, 0 erased, above
-1 written again by later layers, below 0 reversed.
+Whether a later stream still has a write is measured twice: by the stream's projection on the
+write's direction, as a share of the write (others may have written there too), and by how much of
+it goes when the write is left out and everything after it runs again. A share of 1 is untouched,
+0 erased, above 1 written again by later layers, below 0 reversed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,21 +22,10 @@ from torch import Tensor
 from arch import LanguageModel
 from arch.mixers import CausalAttention, Headed, Parallel, SideBySide
 from eval import plots
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Named,
-    Request,
-    at_tokens,
-    averaged,
-    by_axis,
-    lens,
-    records,
-    word_tokens,
-)
+from eval.lenses.lens import Documents, Finding, Request, averaged, lens, word_tokens
 from eval.lenses.trace import (
     SUBLAYERS,
-    Batch,
+    PromptBatch,
     Trace,
     blocks_of,
     constants,
@@ -47,34 +35,35 @@ from eval.lenses.trace import (
 )
 from eval.models import Checkpoint
 
+NOT_A_ROW = "change without it"
+"""The measure of survival that is an array alone."""
+
 
 @torch.no_grad()
 def contributions(
     model: LanguageModel,
-    traced: Trace,
+    stream: Tensor,
+    parts: dict[str, Tensor],
     targets: Tensor,
-    parts: tuple[list[str], Tensor] | None = None,
     centred: bool = False,
 ) -> tuple[list[str], Tensor]:
-    """Every part's direct contribution to chosen logits.
+    """The direct contribution of every part of the last stream to K logits of every position.
 
     Args:
-        model: the model that was traced.
-        traced: its way.
-        targets: `(B, T, K)` token ids: K logits of every position.
-        parts: labels and vectors `(P, B, T, D)` that sum to the last stream; the trace's sublayers
-            when not given.
+        model: any language model.
+        stream: the last one, `(B, T, D)`.
+        parts: by name, `(B, T, D)` each, which sum to it.
+        targets: token ids, `(B, T, K)`.
         centred: whether each logit counts from the mean logit of the vocabulary: the constant that
             all logits share changes no probability.
 
     Returns:
-        Labels, and `(P + constants, B, T, K)` whose sum over the first axis is the logits.
+        Labels of the P parts and the constants, and `(labels, B, T, K)` that sum to the logits.
 
     Raises:
         RequestError: a final norm that is not known.
     """
-    labels, vectors = (traced.labels, traced.parts) if parts is None else parts
-    scaled = fixed_norm(model.norm, traced.streams[-1], vectors)
+    scaled = fixed_norm(model.norm, stream, torch.stack([*parts.values()]))
     rows = model.head.weight[targets]
     fixed = constants(model)
     biases = [bias[targets] for bias in fixed.values()]
@@ -82,12 +71,12 @@ def contributions(
         rows = rows - model.head.weight.mean(dim=0)
         biases = [b - bias.mean() for b, bias in zip(biases, fixed.values(), strict=True)]
     written = torch.einsum("pbtd,btkd->pbtk", scaled, rows)
-    return [*labels, *fixed], torch.cat([written, *(bias[None] for bias in biases)])
+    return [*parts, *fixed], torch.cat([written, *(bias[None] for bias in biases)])
 
 
 @torch.no_grad()
-def split_parts(model: LanguageModel, traced: Trace) -> tuple[list[str], Tensor]:
-    """The trace's parts with every token mixer in its heads or branches, for `contributions`."""
+def split_parts(model: LanguageModel, traced: Trace) -> dict[str, Tensor]:
+    """The trace's parts, with every token mixer in its heads or branches."""
     parts = dict(traced.start)
     for layer, block in enumerate(blocks_of(model), start=1):
         mixed, changed = traced.writes[layer - 1]
@@ -95,16 +84,14 @@ def split_parts(model: LanguageModel, traced: Trace) -> tuple[list[str], Tensor]
         for name, part in (branches or {SUBLAYERS[0]: mixed}).items():
             parts[f"{layer} {name}"] = part
         parts[f"{layer} {SUBLAYERS[1]}"] = changed
-    return list(parts), torch.stack([*parts.values()])
+    return parts
 
 
 def split_mixer(mixer: Any, x: Tensor) -> dict[str, Tensor]:
-    """A token mixer's output in parts that sum to it, by name; empty where it has none.
+    """A token mixer's output for x `(B, T, D)` in parts that sum to it; empty where it has none.
 
-    Args:
-        mixer: attention and headed mixers have heads, parallel ones branches, mixers that stand
-            side by side are parts themselves. A bias of the output projection is a part too.
-        x: what it reads, `(B, T, D)`.
+    Attention and headed mixers have heads, parallel ones branches, mixers side by side are parts
+    themselves. A bias of the output projection is a part too.
     """
     if isinstance(mixer, SideBySide):
         return {
@@ -130,6 +117,16 @@ def split_mixer(mixer: Any, x: Tensor) -> dict[str, Tensor]:
     return {}
 
 
+def _heads(y: Tensor, merge: Any) -> dict[str, Tensor]:
+    """Each head's part of a linear projection of all, `(B, T, H, width)` to H of `(B, T, D)`."""
+    H = y.shape[2]
+    alone = torch.eye(H, dtype=y.dtype, device=y.device)
+    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2).contiguous()
+    bias = merge(torch.zeros_like(apart[0, :1, :1]))
+    parts = {f"head {h}": part for h, part in enumerate(merge(apart) - bias)}
+    return parts | ({"projection bias": bias.expand_as(parts["head 0"])} if bias.any() else {})
+
+
 @torch.no_grad()
 def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Tensor]:
     """Follows the embedding and every sublayer's write; all are left out in one walk together.
@@ -138,11 +135,11 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Te
     stream, those of block l in the streams from l on.
 
     Returns:
-        Measures of every write, by the layer of a later stream, `(W, n + 1, B, T)`, no number
-        before it is written: `share still there`, along the write, which the stream has; `share
-        lost without it`, which the stream loses; `change without it`, the length of the stream's
-        whole change, in lengths of the write. And squared lengths of the writes, `(W, B, T)`, which
-        means are weighted by: the shares of a write of next to nothing are anything.
+        Measures of every write, by the layer of a later stream, `(W, n + 1, B, T)`, NaN before it
+        is written: `share still there`, along the write, which the stream has; `share lost without
+        it`, which the stream loses; `change without it`, the length of the stream's whole change,
+        in lengths of the write. And squared lengths of the writes, `(W, B, T)`: means are weighted
+        by them, since the shares of a tiny write can be anything.
     """
     writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
     squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
@@ -165,12 +162,12 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Te
         )
         missing = (0, 0, 0, 0, 0, len(writes) - len(without))
         shares.append(F.pad(share, missing, value=torch.nan))
-    names = ("share still there", "share lost without it", "change without it")
+    names = ("share still there", "share lost without it", NOT_A_ROW)
     return dict(zip(names, torch.stack(shares, dim=2), strict=True)), squares
 
 
-def similarity(streams: Tensor, batch: Batch) -> Tensor:
-    """Cosine of every two streams at the same position, meaned: `(S, B, T, D) -> (S, S)`."""
+def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
+    """Mean cosine of every two streams at the same position: `(S, B, T, D) -> (S, S)`."""
     units = F.normalize(streams, dim=-1)[:, batch.real]
     return torch.einsum("snd,und->su", units, units) / units.shape[1]
 
@@ -178,7 +175,7 @@ def similarity(streams: Tensor, batch: Batch) -> Tensor:
 def sublayer_streams(traced: Trace) -> tuple[list[str], Tensor]:
     """Labels and the stream before and after every token mixer, `(2n + 1, B, T, D)`.
 
-    Where both mixers of a block read the same stream, the one between is nobody's input.
+    Where both mixers of a block read the same stream, nothing reads the one between.
     """
     between = traced.streams[:-1] + traced.writes[:, 0]
     pairs = torch.stack([between, traced.streams[1:]], dim=1).flatten(0, 1)
@@ -206,26 +203,19 @@ def updates(traced: Trace) -> dict[str, Tensor]:
     }
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """The figures, each over all checkpoints."""
-    alike = records(documents, "similarity")
-    norms = [r for r in records(documents, "norm") if r["position"] > 0]
-    shares = records(documents, "update share")
-    written = at_tokens(documents, records(documents, "contribution to the answer"))
+    alike, shares = documents.records("similarity"), documents.records("update share")
     squares = plots.heat(
-        alike,
-        "layer",
-        "other layer",
-        "cosine",
-        sort_x="ascending",
-        sort_y="descending",
-        size=(280, 280),
-    )
-    parts = plots.heat(
-        written, "place", "part", "logit", plots.DIVERGING, sort_y=plots.options(written, "part")
-    )
+        alike, "layer", "other layer", "cosine",
+        sort_x="ascending", sort_y="descending", size=(280, 280),
+    )  # fmt: skip
+    norms = [r for r in documents.records("norm") if r["position"] > 0]
     length = plots.lines(averaged(norms, "model", "layer"), "layer", "mean length", "model")
-    stays = records(documents, "share still there")
+    written = documents.at_tokens(documents.records("contribution to the answer"))
+    order = plots.options(written, "part")
+    parts = plots.heat(written, "place", "part", "logit", plots.DIVERGING, sort_y=order)
+    stays = documents.records("share still there")
     writes = plots.lines(stays, "layer", "share still there", "write", ordered=True)
     return [
         plots.Figure(
@@ -270,9 +260,8 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     figures=draw,
     order=1,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Looks at the streams of the prompts.
+    """Measures the streams of the prompts.
 
     Raises:
         RequestError: a prompt too long, a word of several tokens, or a final norm not known.
@@ -284,79 +273,67 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     _look_at_streams(finding, traced, batch)
     _look_at_logits(finding, checkpoint, traced, batch, words)
     _look_at_survival(finding, checkpoint.model, traced, batch)
-    finding.notes["tokens"] = [checkpoint.pieces(list(p.tokens)) for p in request.prompts]
     return finding
 
 
-def _look_at_streams(finding: Finding, traced: Trace, batch: Batch) -> None:
-    arrays, layers = finding.arrays, range(len(traced.streams))
+def _look_at_streams(finding: Finding, traced: Trace, batch: PromptBatch) -> None:
+    layers = range(len(traced.streams))
     alike, norms = similarity(traced.streams, batch), traced.streams.norm(dim=-1)
     labels, streams = sublayer_streams(traced)
-    arrays["similarity"] = Named(alike, {"layer": layers, "other layer": layers})
+    finding.array("similarity", alike, {"layer": layers, "other layer": layers})
     both = {"stream": labels, "other stream": labels}
-    arrays["similarity of sublayers"] = Named(similarity(streams, batch), both)
-    where = {"layer": layers, "prompt": batch.labels, "position": batch.positions}
-    arrays["norm"] = Named(batch.masked(norms), where)
-    figures = by_axis("norm", batch.mean(norms), {"layer": layers})
-    before = {"cosine to the layer before": alike.diagonal(1), "cosine to layer 0": alike[1:, 0]}
-    for name, cosines in before.items():
-        figures += by_axis(name, cosines, {"layer": layers[1:]})
+    finding.array("similarity of sublayers", similarity(streams, batch), both)
+    finding.array("norm", batch.masked(norms), {"layer": layers, **batch.axes})
+    finding.rows("norm", batch.mean(norms), {"layer": layers})
+    later = {"layer": layers[1:]}
+    finding.rows("cosine to the layer before", alike.diagonal(1), later)
+    finding.rows("cosine to layer 0", alike[1:, 0], later)
     for name, values in updates(traced).items():
-        axes = {"layer": layers[1:], "part": (*SUBLAYERS, "block")}
-        arrays[name] = Named(batch.mean(values), axes)
-        figures += arrays[name].records(figure=name)
-    finding.figures.extend(figures)
+        axes = {**later, "part": (*SUBLAYERS, "block")}
+        finding.array(name, batch.mean(values), axes)
+        finding.rows(name, batch.mean(values), axes)
 
 
 def _look_at_logits(
-    finding: Finding, checkpoint: Checkpoint, traced: Trace, batch: Batch, words: dict[str, int]
+    finding: Finding,
+    checkpoint: Checkpoint,
+    traced: Trace,
+    batch: PromptBatch,
+    words: dict[str, int],
 ) -> None:
-    model = checkpoint.model
-    answers = model.logits(traced.streams[-1]).argmax(-1)
+    model, stream = checkpoint.model, traced.streams[-1]
+    answers = model.logits(stream).argmax(-1)
     chosen = answers.new_tensor([*words.values()]).expand(*answers.shape, -1)
     targets = torch.cat([answers[..., None], chosen], dim=-1)
-    labels, written = contributions(model, traced, targets, centred=True)
-    per_part = written.movedim(-1, 0).transpose(1, 2)  # (K, B, P, T)
-    per_part = per_part.masked_fill(~batch.real[:, None], torch.nan)
-    where = {"prompt": batch.labels, "part": labels, "position": batch.positions}
-    finding.arrays["contribution to the answer"] = Named(per_part[0], where)
+    labels, written = contributions(model, stream, traced.parts, targets, centred=True)
+    by_token = batch.masked(written.movedim(-1, 0))  # (K, P, B, T)
+    where = {"part": labels, **batch.axes}
+    finding.array("contribution to the answer", by_token[0], where)
     if words:
-        finding.arrays["contribution to words"] = Named(per_part[1:], {"word": [*words], **where})
+        finding.array("contribution to words", by_token[1:], {"word": [*words], **where})
     for label, value in zip(labels, batch.mean(written[..., 0]), strict=True):
         layer, _, part = label.partition(" ")
         place = {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
-        record = {"figure": "contribution to the answer", **place, "value": float(value)}
-        finding.figures.append(record)
+        finding.number("contribution to the answer", value, **place)
     split = split_parts(model, traced)
-    if split[0] != traced.labels:
-        labels, heads = contributions(model, traced, targets[..., :1], split, centred=True)
-        finding.arrays["contribution of heads"] = Named(batch.mean(heads[..., 0]), {"part": labels})
+    if [*split] != [*traced.parts]:
+        labels, heads = contributions(model, stream, split, targets[..., :1], centred=True)
+        finding.array("contribution of heads", batch.mean(heads[..., 0]), {"part": labels})
     finding.notes["answers"] = [
         checkpoint.pieces(row[real].tolist()) for row, real in zip(answers, batch.real, strict=True)
     ]
 
 
-def _look_at_survival(finding: Finding, model: LanguageModel, traced: Trace, batch: Batch) -> None:
+def _look_at_survival(
+    finding: Finding, model: LanguageModel, traced: Trace, batch: PromptBatch
+) -> None:
     measures, size = survival(model, traced)
     weight, layers = batch.mean(size)[:, None], range(len(traced.streams))
-    labels = ["embedding", *traced.labels[len(traced.start) :]]
+    writes = ["embedding", *[*traced.parts][len(traced.start) :]]
     for name, values in measures.items():
         mean = batch.mean(values * size[:, None]) / weight
-        finding.arrays[name] = Named(mean, {"write": labels, "layer": layers})
-        if name == "change without it":
-            continue
-        for part, sublayer in enumerate(SUBLAYERS):
+        finding.array(name, mean, {"write": writes, "layer": layers})
+        for part, sublayer in enumerate(SUBLAYERS) if name != NOT_A_ROW else ():
             for distance in layers[:-1]:  # the writes of block l are in the streams from l on
                 later = mean[1 + part :: 2, 1:].diagonal(distance)
-                record = {"figure": name, "part": sublayer, "distance": distance}
-                finding.figures.append(record | {"value": float(later.mean())})
-
-
-def _heads(y: Tensor, merge: Any) -> dict[str, Tensor]:
-    """Each head's part of a linear projection of all, `(B, T, H, width)` to H of `(B, T, D)`."""
-    H = y.shape[2]
-    alone = torch.eye(H, dtype=y.dtype, device=y.device)
-    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2).contiguous()
-    bias = merge(torch.zeros_like(apart[0, :1, :1]))
-    parts = {f"head {h}": part for h, part in enumerate(merge(apart) - bias)}
-    return parts | ({"projection bias": bias.expand_as(parts["head 0"])} if bias.any() else {})
+                finding.number(name, later.mean(), part=sublayer, distance=distance)

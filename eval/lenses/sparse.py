@@ -6,7 +6,6 @@ fitted for each of a few layers, all of them in the same products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,14 +14,8 @@ from torch import Tensor
 from eval import plots
 from eval.artefacts import fitted
 from eval.errors import RequestError
-from eval.lenses.features import (
-    active_in_text,
-    draw,
-    overlap_finding,
-    retelling_tokens,
-    shared_words,
-)
-from eval.lenses.lens import Document, Finding, Named, Request, by_axis, figure_records, lens
+from eval.lenses.features import active_in_text, add_overlap, draw, retelling_tokens, shared_words
+from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import stories, whole_windows
 from eval.lenses.trace import spaced_layers, streams_of
 from eval.models import Checkpoint
@@ -35,24 +28,15 @@ QUALITY = ("explained", "active", "dead")
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How an autoencoder is fitted.
+class SparseFit:
+    """How an autoencoder is fitted."""
 
-    Attributes:
-        expansion: features for each of the stream's.
-        active: of them at a position.
-        epochs: over the text.
-        batch: positions of a step.
-        rate: Adam's, falling linearly to zero.
-        seed: of the start and the order.
-    """
-
-    expansion: int = 4
-    active: int = 16
-    epochs: int = 2
-    batch: int = 256
-    rate: float = 4e-3
-    seed: int = 0
+    expansion: int = 4  # features for each of the stream's
+    active: int = 16  # of them at a position
+    epochs: int = 2  # over the text
+    batch: int = 256  # positions of a step
+    rate: float = 4e-3  # Adam's, falling linearly to zero
+    seed: int = 0  # of the start and the order
 
 
 @dataclass(frozen=True)
@@ -86,7 +70,7 @@ class SparseAutoencoder:
         return features @ self.decoder * self.scale + self.centre
 
 
-def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
+def fit_sparse(streams: Tensor, fit: SparseFit = SparseFit()) -> SparseAutoencoder:
     """Fits autoencoders to streams `(S, N, D)`."""
     S, N, D = streams.shape
     centre = streams.mean(1, keepdim=True)
@@ -116,7 +100,20 @@ def fit_sparse(streams: Tensor, fit: Fit = Fit()) -> SparseAutoencoder:
     return SparseAutoencoder(centre, scale, encoder, bias, decoder, fit.active)
 
 
-def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str, Tensor]:
+def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of rows of `(S, F, D)`, a few of many: `(S, N, k)` of them to `(S, N, D)`."""
+    S, F, _ = matrix.shape
+    rows = rows + torch.arange(0, S * F, F, device=rows.device)[:, None, None]
+    summed = torch.nn.functional.embedding_bag(
+        rows.flatten(0, 1),
+        matrix.flatten(0, 1),
+        per_sample_weights=weights.flatten(0, 1),
+        mode="sum",
+    )
+    return summed.unflatten(0, (S, -1))
+
+
+def sparse_quality(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str, Tensor]:
     """How each of S autoencoders does on streams `(S, N, D)`, best not those of the fit, `(S,)`.
 
     The share of the variance that is explained, features active at a position in the mean, and the
@@ -130,9 +127,9 @@ def judge(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str, Tensor]:
     return dict(zip(QUALITY, values, strict=True))
 
 
-def draw_quality(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw_quality(documents: Documents) -> list[plots.Figure]:
     """The same by an autoencoder's features, and how good it is."""
-    measured = figure_records(documents, "sparse explained", "sparse dead")
+    measured = documents.figures("sparse explained", "sparse dead")
     for record in measured:
         record["share"] = "of variance explained" if "expl" in record["figure"] else "of dead units"
     return [
@@ -155,7 +152,6 @@ def draw_quality(documents: Sequence[Document]) -> list[plots.Figure]:
     texts=shared_words,
     order=15,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Fits autoencoders at several layers and compares built-in stories told twice by them.
 
@@ -168,53 +164,35 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
             f"--tokens {request.tokens}: too few to fit a sparse autoencoder on; give {LEAST:,} "
             "or more"
         )
-    model = checkpoint.model
+    model, finding = checkpoint.model, Finding()
     layers = spaced_layers(len(model.blocks), LAYERS)
     count = whole_windows(checkpoint, request, 2, "a sparse autoencoder needs")
     text = stories(checkpoint, request, "fitting", count)
-    kept, asked = max(1, round(count * HELD_OUT)), Fit(seed=request.seed)
+    kept, asked = max(1, round(count * HELD_OUT)), SparseFit(seed=request.seed)
 
     def fit() -> dict[str, Tensor]:
         streams = torch.cat([part[layers] for _, part in text.batches()], dim=1)
         trained = fit_sparse(streams[:, kept:].flatten(1, 2), asked)
-        judged = judge(trained, streams[:, :kept].flatten(1, 2))
-        return {name: getattr(trained, name) for name in WEIGHTS} | judged
+        quality = sparse_quality(trained, streams[:, :kept].flatten(1, 2))
+        return {name: getattr(trained, name) for name in WEIGHTS} | quality
 
     about = {"lens": "sparse", "layers": layers, "held out": kept, **asdict(asked)}
-    tensors = fitted(request.store, checkpoint, about, [text.windows], fit)
-    quality = {name: tensors[name] for name in QUALITY}
+    tensors = fitted(request.store, checkpoint, about, [text.tokens], fit)
+    for name in QUALITY:
+        finding.rows(f"sparse {name}", tensors[name], {"layer": layers})
+    quality = torch.stack([tensors[name] for name in QUALITY], dim=1)
+    finding.array("quality", quality, {"layer": layers, "measured": QUALITY})
     weights = {name: tensors[name] for name in WEIGHTS}
     autoencoder = SparseAutoencoder(**weights, active=asked.active)
     tokens = retelling_tokens(checkpoint)
-    shown = streams_of(model, tokens)[layers]
-    features = autoencoder.encode(shown.flatten(1, 2)).unflatten(1, tokens.shape)
+    features = autoencoder.encode(streams_of(model, tokens)[layers].flatten(1, 2))
     active = {
         layer: active_in_text(values, autoencoder.active)
-        for layer, values in zip(layers, features, strict=True)
+        for layer, values in zip(layers, features.unflatten(1, tokens.shape), strict=True)
     }
-    overlaps = overlap_finding(tokens, active, checkpoint.config.vocab_size, "sparse features")
-    figures = [
-        record
-        for name, values in quality.items()
-        for record in by_axis(f"sparse {name}", values, {"layer": layers})
-    ]
-    measured = torch.stack([*quality.values()], dim=1)
-    arrays = {"quality": Named(measured, {"layer": layers, "measured": list(quality)})}
-    notes = {
+    add_overlap(finding, tokens, active, checkpoint.config.vocab_size, "sparse features")
+    finding.notes |= {
         "features": autoencoder.decoder.shape[1],
-        "tokens": text.windows[kept:].numel(),
+        "tokens": text.tokens[kept:].numel(),
     }
-    return Finding(overlaps.arrays | arrays, figures + overlaps.figures, notes)
-
-
-def _sum_rows(matrix: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of rows of `(S, F, D)`, a few of many: `(S, N, k)` of them to `(S, N, D)`."""
-    S, F, _ = matrix.shape
-    rows = rows + torch.arange(0, S * F, F, device=rows.device)[:, None, None]
-    summed = torch.nn.functional.embedding_bag(
-        rows.flatten(0, 1),
-        matrix.flatten(0, 1),
-        per_sample_weights=weights.flatten(0, 1),
-        mode="sum",
-    )
-    return summed.unflatten(0, (S, -1))
+    return finding

@@ -4,15 +4,14 @@
     generate(model, tokens, 40)
 
 The lens learns directions from stories that differ in one word, and swaps a name, an animal or a
-mood: one word's direction is subtracted, another's added. What is asked is whether the answer
+mood: one word's direction is subtracted, another's added. The figures say whether the answer
 follows in that attribute, and stays in the others.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,26 +21,18 @@ from torch import Tensor, nn
 from arch import LanguageModel, generate
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import (
-    Document,
-    Finding,
-    Named,
-    Record,
-    Request,
-    lens,
-    mean_record,
-    note_table,
-    records,
-)
+from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import (
     Story,
+    Swap,
     attribute_words,
     contexts,
     following,
     require_words,
-    story,
+    swaps,
+    tell,
 )
-from eval.lenses.trace import Batch, blocks_of, side_by_side, spaced_layers, streams_of
+from eval.lenses.trace import PromptBatch, blocks_of, side_by_side, spaced_layers, streams_of
 from eval.models import Checkpoint
 from tokenizer import END_OF_TEXT
 
@@ -60,7 +51,7 @@ The difference of two words' means is the direction from one to the other.
 """
 
 
-def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> Batch:
+def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> PromptBatch:
     """Stories as one batch on the model's device.
 
     Raises:
@@ -77,7 +68,7 @@ def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> Batch:
 
 
 @torch.no_grad()
-def learn(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Directions:
+def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Directions:
     """Means over the same contexts for every word of an attribute, so that only the word differs.
 
     Raises:
@@ -87,7 +78,7 @@ def learn(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Direc
     frames = contexts(tokenizer, count, held_out=False, seed=seed)
     for attribute, words in attribute_words(tokenizer).items():
         stories = [
-            story(tokenizer, frame, attribute, chosen | {attribute: word})
+            tell(tokenizer, frame, attribute, chosen | {attribute: word})
             for word in words
             for frame, chosen in frames
         ]
@@ -101,10 +92,10 @@ def learn(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Direc
 
 
 class SteeredBlock(nn.Module):
-    """A block with a vector added to what it puts out: all that a model asks of a block.
+    """A block with a vector added to its outputs.
 
     Args:
-        block: as it was.
+        block: any.
         vector: `(D,)`, or one for each row, `(B, 1, D)`.
         start: the first position that gets it; within the first piece that is read.
     """
@@ -133,7 +124,7 @@ class SteeredBlock(nn.Module):
 def steered(model: LanguageModel, layer: int, vector: Tensor, start: int = 0) -> LanguageModel:
     """The same model, the same weights, with a vector added after block `layer` (1 or more).
 
-    Args as `SteeredBlock`. It reads, predicts and generates like any other.
+    Vector and start are as of `SteeredBlock`. It reads, predicts and generates like any other.
     """
     blocks = blocks_of(model)
     blocks[layer - 1] = SteeredBlock(blocks[layer - 1], vector, start)
@@ -143,51 +134,23 @@ def steered(model: LanguageModel, layer: int, vector: Tensor, start: int = 0) ->
     return changed
 
 
-@dataclass(frozen=True)
-class Swap:
-    """One attribute's word swapped for another, in stories told up to every attribute's cue.
+def log_odds_change(
+    words: dict[str, dict[str, int]], stories: list[Story], before: Tensor, after: Tensor
+) -> Tensor:
+    """By how much log-odds move from a word to the next one of the cue's attribute, `(B,)`.
 
-    Attributes:
-        attribute: which.
-        stories: as they are.
-        swapped: the same with the other word in the text.
-        number: of the context that each story is told in.
+    Where the cue asks for a swapped attribute, that is from the old word to the new.
+
+    Args:
+        words: of each attribute.
+        stories: B.
+        before: logits `(B, V)` after them.
+        after: logits `(B, V)`.
     """
-
-    attribute: str
-    stories: list[Story]
-    swapped: list[Story]
-    number: list[int]
-
-    def change(self, words: dict[str, dict[str, int]], before: Tensor, after: Tensor) -> Tensor:
-        """By how much log-odds move from a word to the next one of the cue's attribute, `(B,)`.
-
-        Where the cue asks for the swapped attribute, that is from the old word to the new.
-
-        Args:
-            words: of each attribute.
-            before: logits `(B, V)`.
-            after: logits `(B, V)`.
-        """
-        rows, moved = range(len(self.stories)), after - before
-        old = [s.words[s.cue] for s in self.stories]
-        new = [following(words[s.cue], s.words[s.cue]) for s in self.stories]
-        return moved[rows, new] - moved[rows, old]
-
-
-def swaps(checkpoint: Checkpoint, count: int, seed: int = 0) -> Iterator[Swap]:
-    """For each attribute, held-out stories in `count` contexts, each up to every known cue."""
-    tokenizer = checkpoint.tokenizer
-    words = attribute_words(tokenizer)
-    for attribute, known in words.items():
-        swap, names = Swap(attribute, [], [], []), {token: word for word, token in known.items()}
-        for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
-            other = names[following(known, known[chosen[attribute]])]
-            for cue in words:
-                swap.stories.append(story(tokenizer, frame, cue, chosen))
-                swap.swapped.append(story(tokenizer, frame, cue, chosen | {attribute: other}))
-                swap.number.append(number)
-        yield swap
+    rows, moved = range(len(stories)), after - before
+    old = [s.words[s.cue] for s in stories]
+    new = [following(words[s.cue], s.words[s.cue]) for s in stories]
+    return moved[rows, new] - moved[rows, old]
 
 
 def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Tensor:
@@ -205,17 +168,16 @@ def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Te
 
 @torch.no_grad()
 def logits_after(
-    model: LanguageModel, batch: Batch, stream: Tensor, layer: int, vectors: Tensor, start: Tensor
+    model: LanguageModel,
+    batch: PromptBatch,
+    stream: Tensor,
+    layer: int,
+    vectors: Tensor,
+    start: Tensor,
 ) -> Tensor:
-    """Logits after each story `(B, V)`, a vector added to its stream at a layer from `start` on.
+    """Logits after each story `(B, V)`, vectors `(B, 1, D)` added to its stream at a layer.
 
-    Args:
-        model: any language model.
-        batch: the stories.
-        stream: `(B, T, D)` at that layer.
-        layer: which.
-        vectors: `(B, 1, D)`.
-        start: `(B,)`.
+    The stream is `(B, T, D)`; each story's vector is added from position `start` `(B,)` on.
     """
     positions = torch.arange(stream.shape[1], device=stream.device)
     x = stream + vectors * (positions >= start[:, None])[..., None]
@@ -224,9 +186,9 @@ def logits_after(
     return model.logits(batch.at_last(x)[:, None])[:, 0]
 
 
-def draw(documents: Sequence[Document]) -> list[plots.Figure]:
+def draw(documents: Documents) -> list[plots.Figure]:
     """What a direction changes, and what it leaves."""
-    rows = [r for r in records(documents, "swap") if r["place"] == "word"]
+    rows = documents.records("swap", place="word")
     chart = plots.lines(rows, "layer", "change of log-odds, nats", "measured", "by")
     return [
         plots.Figure(
@@ -239,10 +201,9 @@ def draw(documents: Sequence[Document]) -> list[plots.Figure]:
     ]
 
 
-def sample_table(documents: Sequence[Document]) -> list[Markup]:
+def sample_table(documents: Documents) -> list[Markup]:
     """Text written by steered models."""
-    return note_table(
-        documents,
+    return documents.table(
         "samples",
         "text written with features swapped",
         ("swapped", "goes on with"),
@@ -258,42 +219,42 @@ def sample_table(documents: Sequence[Document]) -> list[Markup]:
     texts=sample_table,
     order=13,
 )
-@torch.no_grad()
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Swaps names, animals and moods in built-in stories, at several layers.
 
     Raises:
         RequestError: no two of them are single tokens, or the stories do not fit the context.
     """
-    model, words = checkpoint.model, require_words(checkpoint.tokenizer)
-    directions = learn(checkpoint, request.seed)
+    model, words, finding = checkpoint.model, require_words(checkpoint.tokenizer), Finding()
+    directions = learn_directions(checkpoint, request.seed)
     layers = spaced_layers(len(model.blocks), LAYERS)
-    count = max(4, request.tokens // TOKENS)
+    pairs = swaps(checkpoint.tokenizer, max(4, request.tokens // TOKENS), request.seed)
     generator = torch.Generator().manual_seed(request.seed)
     values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
-    figures: list[Record] = []
-    for a, swap in enumerate(swaps(checkpoint, count, request.seed)):
-        batch = batch_stories(checkpoint, swap.stories)
+    for a, attribute in enumerate(words):
+        asked = [pair for pair in pairs if pair.attribute == attribute]
+        told = [pair.story for pair in asked]
+        batch = batch_stories(checkpoint, told)
         streams = streams_of(model, batch.tokens)
         before = batch.at_last(model.logits(streams[-1]))
-        other = batch_stories(checkpoint, swap.swapped)
-        text = swap.change(words, before, other.at_last(model(other.tokens)))
-        figures += _figures(swap, text, {"by": "text"})
-        old = [one.words[swap.attribute] for one in swap.stories]
-        at_word = [one.places[swap.attribute] for one in swap.stories]
+        other = batch_stories(checkpoint, [pair.swapped for pair in asked])
+        moved = log_odds_change(words, told, before, other.at_last(model(other.tokens)))
+        _add_effect(finding, asked, moved, by="text")
+        old = [one.words[attribute] for one in told]
+        at_word = [one.places[attribute] for one in told]
         starts = (torch.tensor(at_word, device=batch.last.device), batch.last)
         for p, (place, start) in enumerate(zip(PLACES, starts, strict=True)):
-            means = directions[swap.attribute, place]
+            means = directions[attribute, place]
             for column, layer in enumerate(layers):
-                real = swap_vectors(means[:, layer], words[swap.attribute], old)
+                real = swap_vectors(means[:, layer], words[attribute], old)
                 noise = torch.randn(real.shape, generator=generator).to(real)
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
                 for e, (by, vectors) in enumerate(zip(EFFECTS, (real, noise), strict=True)):
                     after = logits_after(model, batch, streams[layer], layer, vectors, start)
-                    moved = swap.change(words, before, after)
-                    rows = _figures(swap, moved, {"by": by, "place": place, "layer": layer})
-                    figures += rows
-                    values[a, p, column, e] = torch.tensor([row["value"] for row in rows])
+                    moved = log_odds_change(words, told, before, after)
+                    _add_effect(finding, asked, moved, by=by, place=place, layer=layer)
+                    means_of = [record["value"] for record in finding.figures[-2:]]
+                    values[a, p, column, e] = torch.tensor(means_of)
     axes = {
         "attribute": list(words),
         "place": PLACES,
@@ -301,29 +262,29 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         "by": EFFECTS,
         "measured": ("swapped", "others"),
     }
+    finding.array("swap", values, axes)
     best = layers[int(values[:, 0, :, 0, 0].mean(0).argmax())]
-    notes = {"samples": samples(checkpoint, directions, best), "sample_layer": best}
-    return Finding({"swap": Named(values, axes)}, figures, notes)
+    finding.notes |= {"samples": samples(checkpoint, directions, best), "sample_layer": best}
+    return finding
 
 
-def _figures(swap: Swap, moved: Tensor, place: Record) -> list[Record]:
+def _add_effect(finding: Finding, asked: list[Swap], moved: Tensor, **place: Any) -> None:
     """Change of log-odds in the swapped attribute, and its size in the others."""
-    rows = []
     for measured, changes in (("swapped", moved), ("others", moved.abs())):
-        wanted = [(s.cue == swap.attribute) == (measured == "swapped") for s in swap.stories]
-        each = changes[wanted].tolist()
-        numbers = [number for number, yes in zip(swap.number, wanted, strict=True) if yes]
-        record = mean_record(each, numbers) if each else {"value": float("nan"), "n": 0}
-        about = {"figure": "swap effect", "measured": measured, "attribute": swap.attribute}
-        rows.append(about | place | record)
-    return rows
+        chosen = [
+            (change, pair.number)
+            for change, pair in zip(changes.tolist(), asked, strict=True)
+            if (pair.story.cue == pair.attribute) == (measured == "swapped")
+        ]
+        about = {"measured": measured, "attribute": asked[0].attribute, **place}
+        finding.mean("swap effect", [c for c, _ in chosen], [n for _, n in chosen], **about)
 
 
 def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[dict[str, str]]:
     """One held-out story told on as it is, and with each attribute swapped at every position."""
     tokenizer, words = checkpoint.tokenizer, attribute_words(checkpoint.tokenizer)
     ((frame, chosen),) = contexts(tokenizer, 1, True)
-    start = story(tokenizer, frame, "name", chosen)
+    start = tell(tokenizer, frame, "name", chosen)
     labels, vectors = ["nothing"], [torch.zeros_like(next(iter(directions.values()))[:1, :1])]
     for attribute, known in words.items():
         old = known[chosen[attribute]]

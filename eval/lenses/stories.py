@@ -5,8 +5,8 @@ one token of the model's tokenizer, and a cue after which one of the three is wh
 
     Once upon a time, there was a little dog named Max. The dog was very sad. | One day, -> Max
 
-Stories told twice (`retellings.txt`) have the same events in other words and with other names: what
-translations are to a multilingual model, these are to one that knows simple stories only.
+Stories told twice (`retellings.txt`) have the same events in other words and with other names, as
+translations have for a multilingual model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.errors import RequestError
-from eval.lenses.lens import Request
+from eval.lenses.lens import Request, token_ids
 from eval.lenses.trace import streams_of
 from eval.models import Checkpoint
 from eval.text import Use, held_out_text
@@ -48,43 +49,41 @@ FRAMES = (
 MOST = 6  # words of an attribute
 
 
-class Stories:
-    """Windows of stories and a model's streams of them, which several lenses are fitted on.
+class StoryWindows:
+    """Windows of stories `(N, T)` with a model's streams of them, for all lenses that are fitted.
 
     Args:
         model: whose streams.
-        windows: `(N, T)`, on the model's device.
+        tokens: the windows, on the model's device.
     """
 
-    def __init__(self, model: LanguageModel, windows: Tensor) -> None:
-        self.model, self.windows = model, windows
+    def __init__(self, model: LanguageModel, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
 
     def streams(self, rows: slice | Tensor) -> Tensor:
         """Of some windows, layers 0 ... n: `(n + 1, B, T, D)`."""
         if self._all is None:
-            return streams_of(self.model, self.windows[rows])
+            return streams_of(self.model, self.tokens[rows])
         return self._all[:, rows]
 
     def batches(
         self, tokens: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Windows `(B, T)` with their streams, in order.
+        """Windows `(B, T)` with their streams, in order, before window `stop`.
 
-        Args:
-            tokens: at a time, about.
-            stop: the window to end before.
+        As many at a time as have about so many tokens, or as are computed at once.
         """
-        stop = len(self.windows) if stop is None else stop
-        size = self._fitting if tokens is None else max(1, tokens // self.windows.shape[1])
+        stop = len(self.tokens) if stop is None else stop
+        size = self._fitting if tokens is None else max(1, tokens // self.tokens.shape[1])
         for start in range(0, stop, size):
             rows = slice(start, min(start + size, stop))
-            yield self.windows[rows], self.streams(rows)
+            yield self.tokens[rows], self.streams(rows)
 
     @cached_property
     def _all(self) -> Tensor | None:
-        if self.windows.numel() * self._width > KEPT:
+        if self.tokens.numel() * self._width > KEPT:
             return None
-        parts = self.windows.split(self._fitting)
+        parts = self.tokens.split(self._fitting)
         return torch.cat([streams_of(self.model, part) for part in parts], dim=1)
 
     @property
@@ -95,36 +94,30 @@ class Stories:
     @property
     def _fitting(self) -> int:
         """Windows that are computed at once."""
-        return max(1, PART // (self.windows.shape[1] * self._width))
+        return max(1, PART // (self.tokens.shape[1] * self._width))
 
 
-def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> Stories:
-    """The first `count` windows of a request's text; asked for again they are the same ones.
+def stories(checkpoint: Checkpoint, request: Request, use: Use, count: int) -> StoryWindows:
+    """The first `count` windows of a request's text; every lens of a model is given the same ones.
 
     Raises:
         RequestError: there are fewer, or a directory packed by another tokenizer.
         CorpusError: the corpus cannot be read.
     """
-    key = ("stories", request.corpus, use, count)
-    if key not in checkpoint.kept:
+
+    def cut() -> StoryWindows:
         length = min(WINDOW, checkpoint.config.context)
         windows = held_out_text(checkpoint, request.corpus).windows(use, count, length)
-        windows = windows.to(checkpoint.model.embedding.weight.device)
-        checkpoint.kept[key] = Stories(checkpoint.model, windows)
-    return checkpoint.kept[key]
+        return StoryWindows(checkpoint.model, windows.to(checkpoint.model.embedding.weight.device))
+
+    return checkpoint.keep(("stories", request.corpus, use, count), cut)
 
 
 def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: str) -> int:
     """How many windows the tokens of a request are.
 
-    Args:
-        checkpoint: whose context.
-        request: how many tokens.
-        least: windows that are needed.
-        what: needs them, for the refusal.
-
     Raises:
-        RequestError: fewer.
+        RequestError: fewer than the `least` that `what` needs, which are its first words.
     """
     length = min(WINDOW, checkpoint.config.context)
     count = request.tokens // length
@@ -161,7 +154,7 @@ def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     """
     by_attribute = {}
     for attribute, words in WORDS.items():
-        encoded = {word: _ids(tokenizer, f" {word}") for word in words.split()}
+        encoded = {word: token_ids(tokenizer, f" {word}") for word in words.split()}
         single = {word: ids[0] for word, ids in encoded.items() if len(ids) == 1}
         if len(single) > 1:
             by_attribute[attribute] = dict(list(single.items())[:MOST])
@@ -185,7 +178,7 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     shown = []
     for words in WORDS.values():
         word = words.split()[0]
-        pieces = [tokenizer.decode([i]) for i in _ids(tokenizer, f" {word}")]
+        pieces = [tokenizer.decode([i]) for i in token_ids(tokenizer, f" {word}")]
         shown.append(f"{word} = {' + '.join(map(repr, pieces))}")
     raise RequestError(
         "no two names, animals or moods are single tokens of this tokenizer, so none can be "
@@ -193,27 +186,23 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     )
 
 
-def story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
+def tell(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
     """A frame with its words, up to the cue of one attribute."""
     text = (frame + CUES[cue]).format(**chosen)
     words, places = {}, {}
     for attribute, word in chosen.items():
         before = frame[: frame.index("{" + attribute + "}")].format(**chosen).rstrip()
-        places[attribute] = len(_ids(tokenizer, before))
-        words[attribute] = _ids(tokenizer, f" {word}")[0]
-    return Story(tuple(_ids(tokenizer, text)), words, places, cue, text)
+        places[attribute] = len(token_ids(tokenizer, before))
+        words[attribute] = token_ids(tokenizer, f" {word}")[0]
+    return Story(tuple(token_ids(tokenizer, text)), words, places, cue, text)
 
 
 def contexts(
     tokenizer: Tokenizer, count: int, held_out: bool, seed: int = 0
 ) -> list[tuple[str, dict[str, str]]]:
-    """Frames with a word for each attribute, all different: what stories are told from.
+    """At most `count` frames with a word for each attribute, all different: what stories tell.
 
-    Args:
-        tokenizer: the model's.
-        count: how many, at most.
-        held_out: from the held-out frame; from the others if not.
-        seed: of the choice.
+    They are of the held-out frame, or of the others.
     """
     given = {attribute: words.split()[:1] for attribute, words in WORDS.items()}
     given |= {attribute: list(words) for attribute, words in attribute_words(tokenizer).items()}
@@ -224,11 +213,36 @@ def contexts(
     return every[:count]
 
 
+class Swap(NamedTuple):
+    """A held-out story, and the same with the word of one attribute swapped for the next one.
+
+    Attributes:
+        attribute: whose word is swapped.
+        number: of the context that is told.
+        story: as it is.
+        swapped: with the other word.
+    """
+
+    attribute: str
+    number: int
+    story: Story
+    swapped: Story
+
+
+def swaps(tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Swap]:
+    """For each attribute, stories of `count` contexts, each told up to the cue of every one."""
+    known, pairs = attribute_words(tokenizer), []
+    for attribute, words in known.items():
+        names = {token: word for word, token in words.items()}
+        for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
+            other = chosen | {attribute: names[following(words, words[chosen[attribute]])]}
+            for cue in known:
+                both = (tell(tokenizer, frame, cue, each) for each in (chosen, other))
+                pairs.append(Swap(attribute, number, *both))
+    return pairs
+
+
 def retellings() -> list[tuple[str, str]]:
     """Each plot by two tellers."""
     text = (Path(__file__).parent / "retellings.txt").read_text(encoding="utf-8")
     return [(one, other) for one, other in map(str.splitlines, text.split("\n\n"))]
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,8 +1,8 @@
 """A prompt's way through a model: its streams, what every sublayer writes, what logits read.
 
-A norm divides by a number that depends on the whole vector. With that number held at what it is,
-LayerNorm (a subtraction of the mean, a division, weights, biases) and RMSNorm are linear, and a sum
-of vectors is read as the sum of their readings.
+A norm divides by a number that depends on the whole vector. With that number held fixed, LayerNorm
+(a subtraction of the mean, a division, weights, biases) and RMSNorm are linear: a sum of vectors is
+read as the sum of their readings.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ VARIANTS = 16  # of a prompt, that share a prefix
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Prompts side by side, the shorter ones filled up at their ends.
-
-    A causal model's outputs up to a prompt's end do not know of what fills it up.
+class PromptBatch:
+    """Prompts side by side, the shorter ones padded at their ends, which causal models do not see.
 
     Attributes:
         tokens: `(B, T)`.
@@ -46,9 +44,9 @@ class Batch:
         return self.real.sum(dim=1) - 1
 
     @property
-    def positions(self) -> range:
-        """Labels of the axis of positions."""
-        return range(self.tokens.shape[1])
+    def axes(self) -> dict[str, Sequence[Any]]:
+        """Of arrays over prompts and their positions."""
+        return {"prompt": self.labels, "position": range(self.tokens.shape[1])}
 
     def at_last(self, values: Tensor) -> Tensor:
         """`(..., B, T, D)` at the last position of each prompt, `(..., B, D)`."""
@@ -60,7 +58,7 @@ class Batch:
         return (values * weight).sum((-2, -1)) / weight.sum()
 
     def masked(self, values: Tensor) -> Tensor:
-        """Values `(..., B, T)`, those past a prompt's end no number."""
+        """Values `(..., B, T)`, NaN past a prompt's end."""
         return values.masked_fill(~self.real, torch.nan)
 
 
@@ -71,8 +69,7 @@ class Trace:
     Attributes:
         start: what the stream begins with, by name, each `(B, T, D)`: the embedding, and a wrapped
             model's learnt positions.
-        streams: the stream at layers 0 ... n, `(n + 1, B, T, D)`; layer 0 is what the first block
-            reads.
+        streams: the stream at layers 0 ... n, `(n + 1, B, T, D)`; the first block reads layer 0.
         writes: what each block's token mixer and channel mixer added, `(n, 2, B, T, D)`.
     """
 
@@ -81,18 +78,17 @@ class Trace:
     writes: Tensor
 
     @property
-    def labels(self) -> list[str]:
-        """A name for every part, in the order of `parts`."""
-        depth = range(1, len(self.writes) + 1)
-        return [*self.start, *(f"{layer} {name}" for layer in depth for name in SUBLAYERS)]
+    def parts(self) -> dict[str, Tensor]:
+        """Every write by name, `(B, T, D)` each; their sum is the last stream."""
+        named = {
+            f"{layer} {name}": write
+            for layer, writes in enumerate(self.writes, start=1)
+            for name, write in zip(SUBLAYERS, writes, strict=True)
+        }
+        return self.start | named
 
-    @property
-    def parts(self) -> Tensor:
-        """Everything that was ever written, `(P, B, T, D)`; its sum is the last stream."""
-        return torch.cat([torch.stack([*self.start.values()]), self.writes.flatten(0, 1)])
 
-
-def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> Batch:
+def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> PromptBatch:
     """Prompts as one batch on the model's device.
 
     Raises:
@@ -109,13 +105,15 @@ def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> Batch:
     return side_by_side(checkpoint, [prompt.tokens[: prompt.real] for prompt in prompts], labels)
 
 
-def side_by_side(checkpoint: Checkpoint, rows: Sequence[Sequence[int]], labels: list[str]) -> Batch:
+def side_by_side(
+    checkpoint: Checkpoint, rows: Sequence[Sequence[int]], labels: list[str]
+) -> PromptBatch:
     """Token ids of several texts as one batch on the model's device."""
     device = checkpoint.model.embedding.weight.device
     length = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
     sizes = torch.tensor([len(row) for row in rows], device=device)
-    return Batch(tokens, torch.arange(length, device=device) < sizes[:, None], labels)
+    return PromptBatch(tokens, torch.arange(length, device=device) < sizes[:, None], labels)
 
 
 @torch.no_grad()
@@ -176,7 +174,7 @@ def spaced_layers(depth: int, most: int) -> list[int]:
 def run_variants(
     model: LanguageModel, stream: Tensor, variants: Tensor, first: Tensor, layer: int
 ) -> Tensor:
-    """Logits after the last position, of many variants of one prompt.
+    """Logits after the last position of many variants of one prompt, `(R, V)`.
 
     A causal model computes the same as for the prompt itself at every position before the first one
     that a variant changes, so those are computed once for some variants together, as a prefix.
@@ -187,9 +185,6 @@ def run_variants(
         variants: `(R, T, D)`, like the prompt before the positions `first`.
         first: `(R,)`, in order.
         layer: the blocks that have run.
-
-    Returns:
-        `(R, V)`.
     """
     ends, blocks = [], blocks_of(model)[layer:]
     for some, starts in zip(variants.split(VARIANTS), first.split(VARIANTS), strict=True):

@@ -2,16 +2,15 @@
 
 Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
 The maps of all layers are fitted together on stories: least squares to the last stream first, in
-closed form, then a descent on D(output || layer). Where that does not help on stories held back,
-beyond what chance explains, a layer keeps the identity, and its lens is the plain one. What is
-reported is of other stories again.
+closed form, then a descent on D(output || layer). A layer keeps the identity, and its lens is the
+plain one, unless the map is better on stories held back, beyond what chance explains. The figures
+are of a third part of the text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,35 +19,21 @@ from torch import Tensor
 from arch import LanguageModel
 from eval.artefacts import fitted
 from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.logit_lens import WIDEST, draw, look
-from eval.lenses.stories import Stories, stories, whole_windows
-from eval.lenses.trace import gather, trace
+from eval.lenses.logit_lens import WIDEST, draw, read_finding
+from eval.lenses.stories import StoryWindows, stories, whole_windows
+from eval.lenses.trace import gather, streams_of
 from eval.models import Checkpoint
 
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
 STEP = 512  # tokens of text for a step of descent
+POSITIONS = 32  # of a step, taken from one batch of windows
+RATE = 2e-3  # Adam's first, for maps of streams of unit variance; it falls linearly to zero
 EXAMPLES = 32  # tokens for each feature, at most, for least squares
 RIDGE = 1e-3  # of the mean variance of a feature
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Adam, its rate falling linearly to zero.
-
-    Attributes:
-        steps: number of them; 0 for least squares alone.
-        tokens: positions of a step, taken from one batch of windows.
-        rate: the first rate, for maps of streams brought to unit variance.
-    """
-
-    steps: int = 16
-    tokens: int = 32
-    rate: float = 2e-3
-
-
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """Affine maps of the streams of layers 0 ... n - 1; the last stream is itself.
 
     Attributes:
@@ -72,51 +57,32 @@ class Tuned:
         n, D = len(model.blocks), weight.shape[1]
         return cls(torch.eye(D).to(weight).repeat(n, 1, 1), weight.new_zeros(n, D))
 
-    def choose(self, other: Tuned, chosen: Tensor) -> Tuned:
-        """These maps where `mine` `(n,)` says so, the other's elsewhere."""
-        return Tuned(
-            torch.where(chosen[:, None, None], self.weight, other.weight),
-            torch.where(chosen[:, None], self.bias, other.bias),
-        )
 
+def fit_tuned(
+    model: LanguageModel, windows: Sequence[StoryWindows], steps: int, seed: int = 0
+) -> tuple[Tuned, dict[str, Tensor]]:
+    """Fits on the first windows, chooses on the second, and reports on the third.
 
-class Fit(NamedTuple):
-    """A fitted lens, with what it and the plain one lose on stories that nobody has seen.
-
-    Attributes:
-        weight, bias: the maps, as of `Tuned`.
-        learnt: which layers have a map that is not the identity, `(n,)`.
-        plain: D(output || layer) of the plain lens in bits, by window and layer, `(N, n)`.
-        tuned: that of the fitted one.
+    Returns:
+        The maps; which layers have `learnt` one that is not the identity, `(n,)`, and
+        D(output || layer) of the `plain` and the `tuned` lens in bits, by window, `(N, n)`.
     """
-
-    weight: Tensor
-    bias: Tensor
-    learnt: Tensor
-    plain: Tensor
-    tuned: Tensor
-
-    @property
-    def lens(self) -> Tuned:
-        """The maps."""
-        return Tuned(self.weight, self.bias)
-
-
-def fit(model: LanguageModel, windows: Sequence[Stories], descent: Descent, seed: int = 0) -> Fit:
-    """Fits on the first windows, chooses on the second, and reports on the third."""
     train, choice, report = windows
     identity, descended = Tuned.plain(model), least_squares(model, train)
-    if descent.steps:
-        descended = descend(model, descended, train, descent, seed)
+    if steps:
+        descended = descend(model, descended, train, steps, seed)
     gain = divergences(model, identity, choice) - divergences(model, descended, choice)
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
-    best = descended.choose(identity, learnt)
-    plain = divergences(model, identity, report)
-    return Fit(best.weight, best.bias, learnt, plain, divergences(model, best, report))
+    best = Tuned(
+        torch.where(learnt[:, None, None], descended.weight, identity.weight),
+        torch.where(learnt[:, None], descended.bias, identity.bias),
+    )
+    losses = {"plain": divergences(model, identity, report)}
+    return best, losses | {"tuned": divergences(model, best, report), "learnt": learnt}
 
 
 @torch.no_grad()
-def least_squares(model: LanguageModel, text: Stories) -> Tuned:
+def least_squares(model: LanguageModel, text: StoryWindows) -> Tuned:
     """The affine map of each stream that comes nearest to the last one (ridge regression)."""
     n, D = len(model.blocks), model.head.weight.shape[1]
     device, count = model.head.weight.device, 0
@@ -145,23 +111,21 @@ def least_squares(model: LanguageModel, text: Stories) -> Tuned:
 
 
 @torch.enable_grad()
-def descend(
-    model: LanguageModel, start: Tuned, text: Stories, descent: Descent, seed: int
-) -> Tuned:
+def descend(model: LanguageModel, start: Tuned, text: StoryWindows, steps: int, seed: int) -> Tuned:
     """Lowers the mean D(output || layer) of all layers together from a start."""
     generator = torch.Generator().manual_seed(seed)
     scale = text.streams(slice(8))[:-1].flatten(1).std(1)
     weight = (start.weight * scale[:, None, None]).requires_grad_()
     bias = start.bias.clone().requires_grad_()
-    optimiser = torch.optim.Adam([weight, bias], lr=descent.rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / descent.steps)
-    count, length = text.windows.shape
-    rows = max(1, min(count, 2 * descent.tokens // length))
-    for _ in range(descent.steps):
+    optimiser = torch.optim.Adam([weight, bias], lr=RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / steps)
+    count, length = text.tokens.shape
+    rows = max(1, min(count, 2 * POSITIONS // length))
+    for _ in range(steps):
         chosen = torch.randint(count, (rows,), generator=generator)
         with torch.no_grad():
-            streams = text.streams(chosen.to(text.windows.device)).flatten(1, 2)
-            some = torch.randperm(streams.shape[1], generator=generator)[: descent.tokens]
+            streams = text.streams(chosen.to(text.tokens.device)).flatten(1, 2)
+            some = torch.randperm(streams.shape[1], generator=generator)[:POSITIONS]
             streams = streams[:, some.to(streams.device)]
             output = model.logits(streams[-1]).float().log_softmax(-1)
         mapped = (streams[:-1] / scale[:, None, None]) @ weight + bias[:, None]
@@ -176,8 +140,8 @@ def descend(
 
 
 @torch.no_grad()
-def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
-    """D(output || layer) in bits of every window, meaned over its positions, `(N, n)`."""
+def divergences(model: LanguageModel, lens: Tuned, text: StoryWindows) -> Tensor:
+    """Mean D(output || layer) in bits over the positions of every window, `(N, n)`."""
     parts = []
     for _, streams in text.batches(WIDEST // model.config.vocab_size):
         output = model.logits(streams[-1]).float().log_softmax(-1)
@@ -191,7 +155,9 @@ def divergences(model: LanguageModel, lens: Tuned, text: Stories) -> Tensor:
     return torch.cat(parts)
 
 
-def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, Stories, Stories]:
+def split_stories(
+    checkpoint: Checkpoint, request: Request
+) -> tuple[StoryWindows, StoryWindows, StoryWindows]:
     """Windows to fit on and to choose on, of stories for fitting; to report on, for evaluation.
 
     Raises:
@@ -200,10 +166,10 @@ def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, St
     """
     count = whole_windows(checkpoint, request, 2, "the tuned lens needs")
     held = max(2, round(HELD * count))
-    choice = stories(checkpoint, request, "fitting", count + held).windows[count:]
+    choice = stories(checkpoint, request, "fitting", count + held).tokens[count:]
     return (
         stories(checkpoint, request, "fitting", count),
-        Stories(checkpoint.model, choice),
+        StoryWindows(checkpoint.model, choice),
         stories(checkpoint, request, "evaluation", held),
     )
 
@@ -216,34 +182,37 @@ def split_stories(checkpoint: Checkpoint, request: Request) -> tuple[Stories, St
     order=3,
 )
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Fits the lens on stories and looks at the prompts through it.
+    """Fits the lens on stories and reads the prompts through it.
 
     Raises:
         RequestError: a prompt too long, a word of several tokens, too little text.
         CorpusError: the corpus cannot be read.
     """
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
-    descent = Descent(steps=1 + request.tokens // STEP)
+    steps = 1 + request.tokens // STEP
     windows = split_stories(checkpoint, request)
-    about = {"lens": "tuned", **asdict(descent), "seed": request.seed}
-    tensors = fitted(
-        request.store,
-        checkpoint,
-        about,
-        [text.windows for text in windows],
-        lambda: fit(model, windows, descent, request.seed)._asdict(),
-    )
-    best, streams = Fit(**tensors), trace(model, batch.tokens).streams
+
+    def fit() -> dict[str, Tensor]:
+        best, report = fit_tuned(model, windows, steps, request.seed)
+        return best._asdict() | report
+
+    about = {"lens": "tuned", "steps": steps, "tokens": POSITIONS, "rate": RATE}
+    about["seed"] = request.seed
+    texts = [text.tokens for text in windows]
+    tensors = fitted(request.store, checkpoint, about, texts, fit)
+    best = Tuned(tensors["weight"], tensors["bias"])
 
     def read(layer: int, stream: Tensor) -> Tensor:
-        return best.lens.read(model, layer, stream)
+        return best.read(model, layer, stream)
 
-    finding = look(checkpoint, request, batch, streams, read)
-    for method, losses in (("plain", best.plain), ("tuned", best.tuned)):
-        mean, error = losses.mean(0), losses.std(0) / len(losses) ** 0.5
-        for layer, (value, about) in enumerate(zip(mean, 1.96 * error, strict=True)):
-            place = {"method": method, "layer": layer, "value": float(value)}
-            limits = {"low": float(value - about), "high": float(value + about), "n": len(losses)}
-            finding.figures.append({"figure": "divergence on other stories", **place, **limits})
-    finding.notes["learnt"] = best.learnt.tolist()
+    streams = streams_of(model, batch.tokens)
+    finding = read_finding(checkpoint, request, batch, streams, read)
+    for method in ("plain", "tuned"):
+        losses = tensors[method]
+        means, errors = losses.mean(0), 1.96 * losses.std(0) / len(losses) ** 0.5
+        for layer, (mean, error) in enumerate(zip(means.tolist(), errors.tolist(), strict=True)):
+            limits = {"low": mean - error, "high": mean + error, "n": len(losses)}
+            place = {"method": method, "layer": layer}
+            finding.number("divergence on other stories", mean, **place, **limits)
+    finding.notes["learnt"] = tensors["learnt"].tolist()
     return finding

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from eval import plots
 from eval.drawing import Figure
-from eval.lenses.lens import Document, Lens, lenses, model_name
+from eval.lenses.lens import Document, Documents, Lens, lenses, model_name
 from eval.schema import Row
 
 
@@ -49,7 +49,7 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     known = lenses()
     parts = []
     for name in [*known, *(name for name in by_lens if name not in known)]:
-        several = [document for _, document in sorted(by_lens[name].items())]
+        several = Documents(document for _, document in sorted(by_lens[name].items()))
         if several:
             about = several[0]["about"]
             about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
@@ -61,7 +61,7 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     return parts
 
 
-def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> LensSection:
+def _section(name: str, about: str, documents: Documents, lens: Lens | None) -> LensSection:
     if lens is None:
         text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
                       "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip

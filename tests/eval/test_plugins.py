@@ -70,14 +70,15 @@ def test_a_page_without_the_plugin_asks_for_it(plugin, model_directory, tmp_path
     assert "<code>--plugin FILE</code>" in text
 
 
-def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path, capsys):
+def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
+    """Also where the file comes before the lenses of our own, as in a new process."""
     path = tmp_path / "again.py"
     path.write_text("from eval.lenses.lens import lens\n@lens('ov', 'mine')\ndef find(c, r): ...\n")
-    lenses()  # those of our own are there
-    assert main(["lenses", "--plugin", str(path)]) == 2
-    ours = ROOT / "eval" / "lenses" / "ov.py"
-    said = f"error: --plugin {path}: lens ov: {ours} has one of that name; rename it\n"
-    assert capsys.readouterr().err == said
+    command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    taken = f"the name ov is taken by the lens of {ROOT / 'eval' / 'lenses' / 'ov.py'}"
+    assert done.stderr == f"error: --plugin {path}: {taken}; choose another name\n"
+    assert done.returncode == 2
 
 
 def test_numbers_are_had_without_what_draws():

@@ -118,11 +118,11 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: fits.append(name) or real(*args))
 
-    counted(tuned_lens, "fit")
+    counted(tuned_lens, "fit_tuned")
     counted(sparse, "fit_sparse")
     counted(detokenisation, "gaussian")
     probes = ["gaussian"] * 3 * len(detokenisation.OFFSETS)
-    out, all_fits = tmp_path / "out", ["fit", *probes, "fit_sparse"]
+    out, all_fits = tmp_path / "out", ["fit_tuned", *probes, "fit_sparse"]
     words = ["--lens", "tuned", "detokenisation", "sparse", "--tokens", 1500]
     toy, other = ("--corpus", "toy:900"), ("--corpus", "toy:1500")
     tom, ran = ("--text", "Tom sat.", *toy), ("--text", "Tom ran to the dog.", *toy)
@@ -131,7 +131,7 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         (first, all_fits, *tom),
         (first, [], *ran),
         (first, all_fits, "--text", "Tom sat.", *other),
-        (first, ["fit", "fit_sparse"], *tom, "--seed", 1),
+        (first, ["fit_tuned", "fit_sparse"], *tom, "--seed", 1),
         (second, all_fits, *tom),
     ):
         fits.clear()

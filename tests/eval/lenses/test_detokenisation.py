@@ -14,15 +14,14 @@ from eval.lenses.detokenisation import (
     Alphabet,
     alphabet,
     around,
-    fit,
+    fit_probes,
     groups,
     inner,
-    judge,
-    sites,
+    score_probe,
     word_lengths,
     words_of,
 )
-from eval.lenses.stories import Stories
+from eval.lenses.stories import StoryWindows
 from eval.lenses.trace import streams_of
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look
@@ -86,17 +85,11 @@ def test_tokens_around_a_position():
         assert found[1, 3, i] == tokens[1, 2 + 3 + o]
 
 
-def test_layers_are_spread():
-    assert sites(4, 6) == [0, 1, 2, 3, 4]
-    assert sites(1, 6) == [0, 1]
-    assert sites(24, 6) == [0, 5, 10, 14, 19, 24]
-
-
 def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
     known = Alphabet(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
     tokens = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]])
     words = words_of(tokens, known)
-    found = groups(tokens, words, seed=0)
+    found = groups(words, seed=0)
     inner = {key: (places + 2).tolist() for key, places in found.items()}
     assert inner[GROUPS[0], -1] == [2, 5]
     assert inner[GROUPS[0], -2] == [5]
@@ -107,11 +100,11 @@ def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
 
 def probed(model, windows, layers, classes):
     """Probes fitted on the first 100 windows; streams and right answers of the others."""
-    probes = fit(Stories(model, windows[:100]), layers, classes)
+    probes = fit_probes(StoryWindows(model, windows[:100]), layers, classes)
     streams = inner(streams_of(model, windows[100:]), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(windows[100:])).flatten(0, 1)
     return {
-        (layer, o): judge(probes[layer, o], stream, right[:, i])
+        (layer, o): score_probe(probes[layer, o], stream, right[:, i])
         for layer, stream in zip(layers, streams, strict=True)
         for i, o in enumerate(OFFSETS)
     }

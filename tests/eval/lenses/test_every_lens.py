@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from eval.language import measure_loss
 from eval.lenses import stories as kept
 from eval.lenses.lens import lenses
-from eval.lenses.stories import Stories, stories
+from eval.lenses.stories import StoryWindows, stories
 from eval.lenses.trace import trace
 from eval.models import Checkpoint, open_checkpoint
 from eval.text import HeldOutText
@@ -69,7 +69,7 @@ def test_streams_are_those_of_a_trace_kept_or_not(small_model, monkeypatch):
     for limit in (kept.KEPT, 0):
         monkeypatch.setattr(kept, "KEPT", limit)
         monkeypatch.setattr(kept, "PART", 12 * 3 * 32 * 2)
-        found = Stories(model, windows)
+        found = StoryWindows(model, windows)
         torch.testing.assert_close(found.streams(rows), expected[:, rows])
         parts = list(found.batches(stop=5))
         assert [len(part) for part, _ in parts] == [2, 2, 1]
@@ -81,10 +81,10 @@ def test_the_same_text_is_read_once(model_directory):
     checkpoint = open_checkpoint(model_directory())
     request = ask(corpus="toy:400")
     first = stories(checkpoint, request, "fitting", 4)
-    assert first.windows.shape == (4, 32)
+    assert first.tokens.shape == (4, 32)
     assert stories(checkpoint, request, "fitting", 4) is first
     assert stories(checkpoint, request, "fitting", 5) is not first
     checkpoint.kept.clear()
     again = stories(checkpoint, request, "fitting", 4)
     assert again is not first
-    assert torch.equal(again.windows, first.windows)
+    assert torch.equal(again.tokens, first.tokens)

@@ -7,7 +7,7 @@ from torch import nn
 
 from eval.errors import RequestError
 from eval.lenses import features
-from eval.lenses.sparse import Fit, fit_sparse, judge
+from eval.lenses.sparse import SparseFit, fit_sparse, sparse_quality
 from eval.lenses.stories import retellings
 from eval.lenses.trace import trace
 from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
@@ -49,7 +49,7 @@ def test_overlaps_by_hand():
     second = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]]).bool()
     expected = torch.tensor([[1 / 2, 2 / 3, 0], [0, 1 / 4, 0], [0, 0, 0]]).double()
     torch.testing.assert_close(features.overlap(first, second), expected)
-    retold, unrelated = features.shared(first, second)
+    retold, unrelated = features.overlap_of_tellings(first, second)
     assert retold.tolist() == [0.5, 0.25, 0]
     torch.testing.assert_close(unrelated, torch.tensor([1 / 6, 1 / 6, 0]).double())
 
@@ -95,10 +95,10 @@ def test_an_autoencoder_finds_sparse_directions():
     codes = torch.rand(2, 4000, 24) + 0.5
     codes *= torch.rand(2, 4000, 24).argsort(-1) < 2
     streams = 3 * codes @ true + 5
-    fit = Fit(expansion=2, active=2, epochs=30, batch=256)
+    fit = SparseFit(expansion=2, active=2, epochs=30, batch=256)
     with torch.no_grad():  # as commands run
         found = fit_sparse(streams[:, :3500], fit)
-    quality = judge(found, streams[:, 3500:])
+    quality = sparse_quality(found, streams[:, 3500:])
     assert (quality["explained"] > 0.9).all()
     assert (quality["active"] <= 2).all()
     assert not found.decoder.requires_grad
@@ -109,9 +109,9 @@ def test_an_autoencoder_finds_sparse_directions():
 
 def test_judging_counts_what_is_missed_and_what_is_dead():
     streams = torch.randn(1, 200, 8)
-    found, again = (fit_sparse(streams, Fit(epochs=1, active=1)) for _ in range(2))
+    found, again = (fit_sparse(streams, SparseFit(epochs=1, active=1)) for _ in range(2))
     assert torch.equal(again.decoder, found.decoder)
-    quality = judge(found, streams)
+    quality = sparse_quality(found, streams)
     features_on = found.encode(streams) > 0
     assert float(quality["active"]) == pytest.approx(float(features_on.sum(-1).float().mean()))
     assert float(quality["dead"]) == pytest.approx(1 - float(features_on.any(1).float().mean()))

@@ -7,12 +7,12 @@ import torch
 
 from eval.errors import RequestError
 from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
-from eval.lenses.confidence import heated, monotone, scaled, sharpness
+from eval.lenses.confidence import heated, rising, scaled, sharpness
 from eval.lenses.geometry import (
     METRICS,
-    agreement,
     alignment,
-    embeddings,
+    both_embeddings,
+    metric_agreement,
     nearest,
     others,
     outliers,
@@ -92,13 +92,13 @@ def test_nearest_is_nearest(matrices, metric):
 
 def test_agreement_of_metrics(matrices):
     queries, keys = matrices
-    agreed, common = agreement(queries, keys, (queries @ keys.T).argmax(dim=1), 5)
+    agreed, common = metric_agreement(queries, keys, (queries @ keys.T).argmax(dim=1), 5)
     assert agreed[METRICS.index("dot")] == 1
     torch.testing.assert_close(common.diagonal(), torch.ones(3))
     torch.testing.assert_close(common, common.T)
     assert (common[0, 1:] < 1).all()
     same_length = torch.nn.functional.normalize(keys, dim=1)
-    agreed, common = agreement(queries, same_length, agreed.new_zeros(V), 5)
+    agreed, common = metric_agreement(queries, same_length, agreed.new_zeros(V), 5)
     assert (common == 1).all()
 
 
@@ -118,16 +118,15 @@ def test_length_and_temperature_are_one_thing(small_model):
     heat = heated(logits, (2.0, 1.0, 0.5))
     torch.testing.assert_close(heat[..., 0], entropy[1:4])
     torch.testing.assert_close(heat[..., 1], best[1:4])
-    assert monotone(best, rising=True) == monotone(entropy, rising=False) == 1
-    assert monotone(best, rising=False) == 0
+    assert rising(best) == rising(-entropy) == 1
+    assert rising(-best) == 0
     before = scaled(model, 10 * hidden, (1.0, 3.0), "before norm")
     torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
 
 
 def test_sharpness_of_a_certain_answer():
-    entropy, best = sharpness(torch.tensor([[1e4, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    torch.testing.assert_close(entropy, torch.tensor([0.0, math.log2(3)]))
-    torch.testing.assert_close(best, torch.tensor([1.0, 1 / 3]))
+    known = sharpness(torch.tensor([[1e4, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(known, torch.tensor([[0.0, 1.0], [math.log2(3), 1 / 3]]))
 
 
 def test_a_plane_shows_what_lies_in_it():
@@ -147,7 +146,7 @@ def test_a_plane_shows_what_lies_in_it():
 def test_bigrams_are_counted():
     tokens = torch.tensor([1, 2, 1, 2, 3, 1, 3, 1])
     found = count_bigrams(tokens, 5)
-    table = torch.stack([found.first, found.second, found.count.long()], dim=1)
+    table = torch.stack([found.first, found.second, found.number.long()], dim=1)
     assert table.tolist() == [[1, 2, 2], [1, 3, 1], [2, 1, 1], [2, 3, 1], [3, 1, 2]]
     assert found.unigrams.tolist() == [0, 4, 2, 2, 0]
     torch.testing.assert_close(
@@ -163,9 +162,9 @@ def test_bigrams_are_counted():
 def test_pairs_are_ranked_in_their_rows(small_model, table):
     model = small_model()
     first, second = torch.tensor([2, 2, 7]), torch.tensor([[3, 9, 7], [1, 1, 1]])
-    found = rank_pairs(model, first, second, table)
+    scores, ranks = rank_pairs(model, first, second, table)
     rows = table_rows(model, first, table)
-    both = embeddings(model)
+    both = both_embeddings(model)
     if table == "product":
         torch.testing.assert_close(rows, both["input"][first] @ both["output"].T)
     if table == "direct":
@@ -173,8 +172,8 @@ def test_pairs_are_ranked_in_their_rows(small_model, table):
     for k in range(2):
         for i in range(3):
             own = rows[i, second[k, i]]
-            assert found["score"][k, i] == own
-            assert int(found["rank"][k, i]) == int((rows[i] > own).sum())
+            assert scores[k, i] == own
+            assert int(ranks[k, i]) == int((rows[i] > own).sum())
 
 
 def test_a_table_made_of_bigrams_is_told_from_chance(small_model):

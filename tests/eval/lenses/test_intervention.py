@@ -86,7 +86,7 @@ def test_stories_differ_in_one_token():
         for frame, chosen in stories.contexts(tokenizer, 5, held_out=False):
             assert frame in stories.FRAMES[1:]
             told = [
-                stories.story(tokenizer, frame, attribute, chosen | {attribute: word})
+                stories.tell(tokenizer, frame, attribute, chosen | {attribute: word})
                 for word in (one, other)
             ]
             a, b = (story.tokens for story in told)

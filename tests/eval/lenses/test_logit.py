@@ -8,9 +8,9 @@ import torch
 
 from eval.lenses import tuned_lens
 from eval.lenses.logit_lens import TokenSpace, read_layers
-from eval.lenses.stories import Stories
+from eval.lenses.stories import StoryWindows
 from eval.lenses.trace import readers, trace
-from eval.lenses.tuned_lens import Descent, Tuned, divergences, fit
+from eval.lenses.tuned_lens import Tuned, divergences, fit_tuned
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look, some_tokens
 
@@ -110,25 +110,27 @@ def test_energy_is_the_cosine_to_tokens_over_theirs(small_model):
 
 def texts(model, *counts):
     return tuple(
-        Stories(model, some_tokens(model, count, 16, seed)) for seed, count in enumerate(counts, 1)
+        StoryWindows(model, some_tokens(model, count, 16, seed))
+        for seed, count in enumerate(counts, 1)
     )
 
 
 def test_the_tuned_lens_is_never_worse_on_held_out_text(model):
     windows = texts(model, 24, 8, 8)
-    found = fit(model, windows, Descent(steps=8, tokens=32))
-    assert (found.tuned.mean(0) <= found.plain.mean(0)).all()
-    assert torch.equal(found.tuned[:, ~found.learnt], found.plain[:, ~found.learnt])
-    torch.testing.assert_close(divergences(model, found.lens, windows[2]), found.tuned)
+    lens, report = fit_tuned(model, windows, steps=8)
+    assert (report["tuned"].mean(0) <= report["plain"].mean(0)).all()
+    kept = ~report["learnt"]
+    assert torch.equal(report["tuned"][:, kept], report["plain"][:, kept])
+    torch.testing.assert_close(divergences(model, lens, windows[2]), report["tuned"])
 
 
 def test_its_last_layer_is_the_models_output_and_fitting_twice_gives_the_same(small_model):
     model = small_model()
     tokens, windows = some_tokens(model), texts(model, 8, 8, 8)
-    found, again = (fit(model, windows, Descent(4, 16), seed=5) for _ in range(2))
-    assert torch.equal(found.lens.weight, again.lens.weight)
+    (lens, _), (again, _) = (fit_tuned(model, windows, steps=4, seed=5) for _ in range(2))
+    assert torch.equal(lens.weight, again.weight)
     last = trace(model, tokens).streams[-1]
-    assert torch.equal(found.lens.read(model, 2, last), model(tokens))
+    assert torch.equal(lens.read(model, 2, last), model(tokens))
     with torch.no_grad():
         torch.testing.assert_close(Tuned.plain(model).read(model, 0, last), model(tokens))
 
@@ -140,18 +142,18 @@ def test_what_an_affine_map_undoes_is_undone(small_model):
     for parameter in (*block.token_mixer.parameters(), *block.channel_mixer.parameters()):
         parameter.zero_()
     block.channel_mixer.down.bias.normal_(std=3.0)  # the block adds one vector to all
-    found = fit(model, texts(model, 64, 8, 8), Descent(steps=0))
-    assert found.learnt.tolist() == [True]
-    assert float(found.tuned.mean()) < 0.02 * float(found.plain.mean())
+    _, report = fit_tuned(model, texts(model, 64, 8, 8), steps=0)
+    assert report["learnt"].tolist() == [True]
+    assert float(report["tuned"].mean()) < 0.02 * float(report["plain"].mean())
 
 
 def test_layers_that_do_not_gain_keep_the_identity(small_model, monkeypatch):
     model = small_model()
     monkeypatch.setattr(tuned_lens, "SURE", float("inf"))
-    found = fit(model, texts(model, 8, 8, 8), Descent(2))
-    assert not found.learnt.any()
-    assert torch.equal(found.lens.weight, Tuned.plain(model).weight)
-    assert torch.equal(found.plain, found.tuned)
+    lens, report = fit_tuned(model, texts(model, 8, 8, 8), steps=2)
+    assert not report["learnt"].any()
+    assert torch.equal(lens.weight, Tuned.plain(model).weight)
+    assert torch.equal(report["plain"], report["tuned"])
 
 
 @pytest.mark.parametrize("lens", ["logit", "tuned"])

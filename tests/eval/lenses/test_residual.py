@@ -17,7 +17,7 @@ from eval.lenses.residual import (
     survival,
     updates,
 )
-from eval.lenses.trace import Batch, fixed_norm, readers, trace
+from eval.lenses.trace import PromptBatch, fixed_norm, readers, trace
 from eval.models import open_checkpoint
 from tests.arch.cases import random_mixer
 from tests.eval.lenses.cases import at, look, shaken, some_tokens
@@ -29,25 +29,17 @@ def assert_sums(found, logits):
 
 
 def test_contributions_sum_to_the_logits(model):
+    """Of whole sublayers, and of heads and branches."""
     tokens = some_tokens(model)
     logits = model(tokens)
     targets = torch.randint(logits.shape[-1], (2, 12, 3))
     traced = trace(model, tokens)
-    labels, found = contributions(model, traced, targets)
-    assert found.shape == (len(labels), 2, 12, 3)
-    assert_sums(found, logits.gather(-1, targets))
-    labels, found = contributions(model, traced, targets, centred=True)
-    assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
-
-
-def test_heads_and_branches_sum_to_the_logits(model):
-    tokens = some_tokens(model)
-    targets = torch.randint(model.config.vocab_size, (2, 12, 3))
-    traced = trace(model, tokens)
-    parts = split_parts(model, traced)
-    labels, found = contributions(model, traced, targets, parts)
-    assert len(labels) == len(set(labels)) == len(found)
-    assert_sums(found, model(tokens).gather(-1, targets))
+    for parts in (traced.parts, split_parts(model, traced)):
+        labels, found = contributions(model, traced.streams[-1], parts, targets)
+        assert found.shape == (len(set(labels)), 2, 12, 3)
+        assert_sums(found, logits.gather(-1, targets))
+        _, found = contributions(model, traced.streams[-1], parts, targets, centred=True)
+        assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
 
 
 def test_a_trace_is_the_models_own_way(model):
@@ -57,8 +49,7 @@ def test_a_trace_is_the_models_own_way(model):
     assert torch.equal(traced.streams[0], model.with_positions(embeddings))
     for layer in range(1, len(traced.streams)):
         assert torch.equal(traced.streams[layer], model.hidden(embeddings, layer))
-    assert len(traced.labels) == len(traced.parts)
-    torch.testing.assert_close(traced.parts.sum(0), traced.streams[-1])
+    torch.testing.assert_close(sum(traced.parts.values()), traced.streams[-1])
     block: Any = model.blocks[0]
     mixed = block.token_mixer(block.norm_token(traced.streams[0]))
     assert torch.equal(traced.writes[0, 0], mixed)
@@ -129,7 +120,7 @@ def test_likeness_of_streams(small_model):
     real = torch.ones(2, 12, dtype=torch.bool)
     real[1, 5:] = False
     traced = trace(model, tokens)
-    alike = similarity(traced.streams, Batch(tokens, real, ["a", "b"]))
+    alike = similarity(traced.streams, PromptBatch(tokens, real, ["a", "b"]))
     torch.testing.assert_close(alike.diagonal(), torch.ones(4))
     torch.testing.assert_close(alike, alike.T)
     each = torch.cosine_similarity(traced.streams[1], traced.streams[3], dim=-1)
@@ -187,10 +178,12 @@ def test_what_is_found_fits_together(model_directory, words):
     checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
     found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52), words=words)
     answer = found.arrays["contribution to the answer"]
-    assert answer.values[1, :, 3:].isnan().all()
+    assert at(answer, prompt="text 1")[:, 3:].isnan().all()
     logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]
     above = logits.max(-1).values - logits.mean(-1)
-    torch.testing.assert_close(answer.values[1, :, :3].sum(0), above, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        at(answer, prompt="text 1")[:, :3].sum(0), above, atol=1e-5, rtol=1e-5
+    )
     heads = found.arrays["contribution of heads"]
     assert "1 head 1" in heads.axes["part"]
     torch.testing.assert_close(heads.values.sum(), answer.values.nansum((0, 1, 2)) / 8)

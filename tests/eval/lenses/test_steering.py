@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from arch import generate
-from eval.lenses.steering import batch_stories, learn, logits_after, steered, swap_vectors, swaps
-from eval.lenses.stories import attribute_words, following
+from eval.lenses.steering import (
+    batch_stories,
+    learn_directions,
+    log_odds_change,
+    logits_after,
+    steered,
+    swap_vectors,
+)
+from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import spaced_layers, trace
 from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
 
@@ -68,7 +75,7 @@ def test_text_is_what_the_steered_model_finds_likeliest():
 
 def test_directions_are_differences_of_streams():
     checkpoint = story_checkpoint()
-    means = learn(checkpoint, count=3)
+    means = learn_directions(checkpoint, count=3)
     words = attribute_words(checkpoint.tokenizer)
     assert set(means) == {(a, place) for a in words for place in ("word", "last")}
     for attribute, tokens in words.items():
@@ -84,24 +91,26 @@ def test_directions_are_differences_of_streams():
 def test_nothing_added_changes_nothing_and_the_whole_difference_is_the_other_story():
     checkpoint = story_checkpoint(mixers=("attention",))
     model, words = checkpoint.model, attribute_words(checkpoint.tokenizer)
-    swap = next(swaps(checkpoint, 3))
-    assert swap.attribute == "name"
-    assert [s.cue for s in swap.stories] == ["name", "animal", "mood"] * 3
-    batch, other = (batch_stories(checkpoint, told) for told in (swap.stories, swap.swapped))
+    pairs = swaps(checkpoint.tokenizer, 3)[:9]
+    assert {pair.attribute for pair in pairs} == {"name"}
+    told = [pair.story for pair in pairs]
+    assert [story.cue for story in told] == ["name", "animal", "mood"] * 3
+    batch = batch_stories(checkpoint, told)
+    other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
     streams, theirs = (trace(model, b.tokens).streams[1] for b in (batch, other))
     zero = torch.zeros(len(streams), 1, 32)
     start = torch.zeros(len(streams), dtype=torch.long)
     before = batch.at_last(model(batch.tokens))
     torch.testing.assert_close(logits_after(model, batch, streams, 1, zero, start), before)
-    assert not swap.change(words, before, before).any()
+    assert not log_odds_change(words, told, before, before).any()
     after = logits_after(model, batch, streams, 1, theirs - streams, start)
     torch.testing.assert_close(after, other.at_last(model(other.tokens)))
-    row = swap.stories[0]
+    row = told[0]
     own, new = row.words["name"], following(words["name"], row.words["name"])
     moved = after - before
     expected = moved[0, new] - moved[0, own]
-    torch.testing.assert_close(swap.change(words, before, after)[0], expected)
-    means = learn(checkpoint)["name", "word"][:, 0]
+    torch.testing.assert_close(log_odds_change(words, told, before, after)[0], expected)
+    means = learn_directions(checkpoint)["name", "word"][:, 0]
     embeddings = model.embed(torch.tensor([new, own]))
     expected = embeddings[0] - embeddings[1]
     torch.testing.assert_close(swap_vectors(means, words["name"], [own])[0, 0], expected)
