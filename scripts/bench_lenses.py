@@ -1,6 +1,6 @@
 """What looking inside a model costs: CPU seconds and peak memory of every lens.
 
-    python -m scripts.bench_lenses --save docs/benchmarks/lenses-cpu.md
+    python -m scripts.bench_lenses --out docs/benchmarks
 
     python -m scripts.bench_lenses --models runs/flat/models/step-001000 --corpus data/stories.txt
 
@@ -9,31 +9,28 @@ where lenses share what they ask the model. Fits are counted, imports of the com
 Without --models, an untrained flat mixer and an untrained Llama-style transformer are looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
-from arch.files import write_file
-from eval.cli import positive
 from eval.errors import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, choose
 from eval.lenses.trace import gather
-from eval.models import Checkpoint, device_of, open_checkpoint
+from eval.models import open_checkpoint
 from eval.text import drawn_prompts, held_out_text
-from scripts.pages import hardware
+from scripts import pages
+from scripts.pages import BenchmarkError, Rows, positive
 from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
@@ -50,51 +47,48 @@ KINDS: dict[str, dict[str, Any]] = {
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
     words = sys.argv[1:] if words is None else words
-    options = _parser().parse_args(words)
-    torch.set_num_threads(options.threads)
-    try:
-        options.device = device_of(options.device).type
-        if options.one:
-            print(json.dumps(look(options)))
-            return 0
-        page = measure(options, words)
-        if options.save:
-            write_file(options.save, page.encode())
-    except (ModelError, CorpusError, RequestError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except subprocess.CalledProcessError as error:
-        return error.returncode  # it has said why
-    print(page)
-    return 0
+    parser = pages.parser(__doc__)
+    parser.add_argument("--models", nargs="+", type=Path, metavar="DIR", help="model directories")
+    parser.add_argument("--lens", nargs="+", default=[ALL], metavar="NAME", help="default: all")
+    parser.add_argument("--corpus", default="toy", help="stories")
+    parser.add_argument("--length", type=positive, default=128, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=positive, default=TOKENS, help="of text to fit on")
+    parser.add_argument("--d-model", type=positive, default=256)
+    parser.add_argument("--layers", type=positive, default=8)
+    parser.add_argument("--context", type=positive, default=512)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count())
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    options.command = pages.command("scripts.bench_lenses", words)
+    work = look if options.one else measure
+    return pages.run("lenses", options, work, ModelError, CorpusError, RequestError)
 
 
-def measure(options: argparse.Namespace, words: list[str]) -> str:
+def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The whole page."""
     with tempfile.TemporaryDirectory() as directory:
         models = options.models or _untrained(Path(directory), options)
-        names = [_name(open_checkpoint(path)) for path in models]
         lenses = [lens.name for lens in choose(options.lens)]
-        rows = {name: [_measured(options, path, [name]) for path in models] for name in lenses}
-        rows["all in one process"] = [_measured(options, path, lenses) for path in models]
+        names = [_name(path) for path in models]
+        rows = [[name, *(_measured(options, path, [name]) for path in models)] for name in lenses]
+        rows.append(["all in one process", *(_measured(options, path, lenses) for path in models)])
     lines = [
         "# Lenses",
         "",
-        f"`{shlex.join(['python', '-m', 'scripts.bench_lenses', *map(_short, words)])}`",
+        f"`{options.command}`",
         "",
-        f"{hardware(options.device, options.threads)}, float32."
+        f"{pages.hardware(options.device, options.threads)}, float32."
         f" One prompt of {options.length} tokens, {options.tokens:,} tokens of text to fit and "
         "count on. CPU seconds, and the peak memory of the whole process.",
         "",
-        "| lens | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
+        *pages.table(["lens", *names], rows),
+        "",
     ]
-    lines += [f"| {lens} | " + " | ".join(cells) + " |" for lens, cells in rows.items()]
-    return "\n".join([*lines, ""])
+    yield "\n".join(lines), []
 
 
-def look(options: argparse.Namespace) -> dict[str, Any]:
-    """Looks through the lenses of `--lens` at one checkpoint, here and now."""
+def look(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
+    """Looks through the lenses of `--lens` at one checkpoint, here and now: its costs, as JSON."""
     (path,) = options.models
     checkpoint = open_checkpoint(path, options.device)
     prompts = drawn_prompts("story", held_out_text(checkpoint, options.corpus), 1, options.length)
@@ -110,18 +104,20 @@ def look(options: argparse.Namespace) -> dict[str, Any]:
     if options.device != "cpu":
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
-    alone = len(options.lens) == 1
+    refused = refused if len(options.lens) == 1 else ""
     seconds = time.process_time() - used
-    return {"refused": refused if alone else "", "seconds": seconds, "bytes": peak}
+    yield json.dumps({"refused": refused, "seconds": seconds, "bytes": peak}), []
 
 
 def _measured(options: argparse.Namespace, path: Path, lenses: list[str]) -> str:
     """A cell of the table, by a process of its own."""
-    print(f"{_short(path)}: {' '.join(lenses)} ...", file=sys.stderr, flush=True)
+    print(f"{path.name}: {' '.join(lenses)} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "scripts.bench_lenses", "--one", "--models", str(path)]
     for flag in ("device", "threads", "length", "tokens", "corpus"):
         command += [f"--{flag}", str(getattr(options, flag))]
-    done = subprocess.run([*command, "--lens", *lenses], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, "--lens", *lenses], capture_output=True, text=True)
+    if done.returncode:
+        raise BenchmarkError(done.stderr.strip().removeprefix("error: "))
     result = json.loads(done.stdout)
     if result["refused"]:
         return "has none"
@@ -146,34 +142,11 @@ def _untrained(directory: Path, options: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def _name(checkpoint: Checkpoint) -> str:
+def _name(path: Path) -> str:
+    checkpoint = open_checkpoint(path)
     about = checkpoint.provenance
     size = f"d {about['d_model']}, n {about['n_layers']}, V {checkpoint.config.vocab_size}"
     return f"{about['name']}, step {about['step']} ({size})"
-
-
-def _short(word: object) -> str:
-    """Without where the files lie."""
-    return "/".join(Path(str(word)).parts[-3:])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", type=Path, metavar="DIR", help="model directories")
-    parser.add_argument("--lens", nargs="+", default=[ALL], metavar="NAME", help="default: all")
-    parser.add_argument("--corpus", default="toy", help="stories")
-    parser.add_argument("--length", type=positive, default=128, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=positive, default=TOKENS, help="of text to fit on")
-    parser.add_argument("--d-model", type=positive, default=256)
-    parser.add_argument("--layers", type=positive, default=8)
-    parser.add_argument("--context", type=positive, default=512)
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
-    parser.add_argument("--threads", type=positive, default=os.cpu_count())
-    parser.add_argument("--save", type=Path, help="write the page here")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    return parser
 
 
 if __name__ == "__main__":

@@ -19,15 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.lens import (
-    Documents,
-    Finding,
-    Request,
-    lens,
-    model_name,
-    prompt_pieces,
-    word_tokens,
-)
+from eval.lenses.lens import Documents, Finding, Request, lens, word_tokens
 from eval.lenses.trace import gather, run_variants
 from eval.models import Checkpoint
 from tokenizer import PAD
@@ -53,17 +45,11 @@ class Output(NamedTuple):
 
 
 class Integral(NamedTuple):
-    """Integrated gradients, and how exact they are.
+    """Integrated gradients, and how exact they are."""
 
-    Attributes:
-        scores: `(T,)`, what each token adds between the baseline and the prompt.
-        error: of their sum, relative to the output's change between the two.
-        steps: gradients that were taken.
-    """
-
-    scores: Tensor
-    error: float
-    steps: int
+    scores: Tensor  # (T,), what each token adds between the baseline and the prompt
+    error: float  # of their sum, relative to the output's change between the two
+    steps: int  # gradients that were taken
 
 
 @torch.no_grad()
@@ -92,15 +78,9 @@ def integrated_gradients(
     """Integrated gradients (Sundararajan et al., 1703.01365) from a baseline embedding.
 
     By Gauss-Legendre on pieces of the line from the baseline to the prompt. On each piece the
-    scores have to add up to the change of the output, so pieces that do not are halved: most of
-    the change can be in a small part of the line, where the norms turn.
-
-    Args:
-        model: any language model.
-        tokens: `(T,)`.
-        output: what is attributed.
-        baseline: `(D,)` or `(T, D)`.
-        tolerance: relative error of the sum that is good enough.
+    scores have to add up to the change of the output, up to a relative tolerance; pieces that do
+    not are halved. Most of the change can be in a small part of the line, where the norms turn. The
+    tokens are `(T,)`, the baseline `(D,)` or `(T, D)`.
     """
     end = model.embed(tokens[None])
     start = baseline.expand_as(end)
@@ -204,8 +184,7 @@ def attribute(
     return {method: torch.stack(each) for method, each in scores.items()}, integrals
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """How far methods agree."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     rows = documents.figures("rank correlation")
     sorts = {f"sort_{x}": plots.options(rows, of) for x, of in (("x", "method"), ("y", "with"))}
     cells = plots.heat(rows, "method", "with", "rank correlation", plots.DIVERGING, **sorts,
@@ -220,44 +199,28 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-def highlights(documents: Documents) -> list[Markup]:
-    """Prompts with their tokens coloured, folded but for the first."""
+def _highlights(documents: Documents) -> list[Markup]:
     scores: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for r in documents.records("attribution"):
         methods = scores.setdefault((r["model"], r["prompt"], r["output"]), {})
         methods.setdefault(r["method"], []).append(r["value"])
-    pieces = {model_name(one): prompt_pieces(one) for one in documents}
-    answers = {
-        model_name(one): dict(zip(prompt_pieces(one), one["notes"]["answers"], strict=True))
-        for one in documents
-    }
+    pieces, answers = documents.by_prompt(), documents.by_prompt("answers")
     return [
         Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>").format(
             Markup("" if number else " open"),
             model,
             prompt,
             output,
-            markup.visible(answers[model][prompt]),
-            markup.highlighted(pieces[model][prompt], methods),
+            markup.visible(answers[model, prompt]),
+            markup.highlighted(pieces[model, prompt], methods),
         )
         for number, ((model, prompt, output), methods) in enumerate(scores.items())
     ]
 
 
-@lens(
-    name="attribution",
-    title="Attribution",
-    about="which tokens a prediction comes from, by gradients and by occlusion",
-    figures=draw,
-    texts=highlights,
-    order=11,
-)
+@lens("attribution", "Attribution", figures=_draw, texts=_highlights, order=11)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Attributes each prompt's next token: the model's answer, or the words given.
-
-    Raises:
-        RequestError: a prompt too long, or a word of several tokens.
-    """
+    """Which tokens a prediction comes from, by gradients and by occlusion."""
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     words = word_tokens(checkpoint, request.words)
     pad = checkpoint.tokenizer.token_to_id(PAD)

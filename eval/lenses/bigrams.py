@@ -34,21 +34,13 @@ TOP = 5
 
 
 class Bigrams(NamedTuple):
-    """Pairs of neighbouring tokens in a text.
+    """Pairs of neighbouring tokens in a text."""
 
-    Attributes:
-        first: first token of each distinct pair, in order, `(N,)`.
-        second: its second token, `(N,)`.
-        number: how often the pair occurs, `(N,)`.
-        unigrams: how often each token occurs, `(V,)`.
-        followed: how often something follows it, `(V,)`.
-    """
-
-    first: Tensor
-    second: Tensor
-    number: Tensor
-    unigrams: Tensor
-    followed: Tensor
+    first: Tensor  # token of each distinct pair, in order, (N,)
+    second: Tensor  # token of each, (N,)
+    number: Tensor  # of times that the pair occurs, (N,)
+    unigrams: Tensor  # times that each token occurs, (V,)
+    followed: Tensor  # times that something follows it, (V,)
 
     @property
     def log_conditional(self) -> Tensor:
@@ -83,16 +75,9 @@ def table_rows(model: LanguageModel, tokens: Tensor, table: str) -> Tensor:
 def rank_pairs(
     model: LanguageModel, first: Tensor, seconds: Tensor, table: str
 ) -> tuple[Tensor, Tensor]:
-    """Where second tokens stand in the rows of first ones.
+    """Where K second tokens `(K, N)` stand in the rows of first ones `(N,)`, which are sorted.
 
-    Args:
-        model: any language model.
-        first: `(N,)`, sorted.
-        seconds: `(K, N)`, K second tokens for each.
-        table: one of `TABLES`.
-
-    Returns:
-        Scores, and ranks among all tokens (0 the largest), `(K, N)` each.
+    Gives scores, and ranks among all tokens (0 the largest), `(K, N)` each.
     """
     scores, ranks = [], []
     for some, after in zip(first.split(PAIRS), seconds.split(PAIRS, dim=1), strict=True):
@@ -176,8 +161,7 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
     return shown
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Whether the embeddings alone say what follows what."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     ranks = documents.records("bigrams", measure="rank")
     return [
         plots.Figure(
@@ -190,8 +174,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-def successor_table(documents: Documents) -> list[Markup]:
-    """What follows the most frequent tokens, in the corpus and by the embeddings alone."""
+def _successor_table(documents: Documents) -> list[Markup]:
     return documents.table(
         "successors",
         "what follows the most frequent tokens",
@@ -200,16 +183,9 @@ def successor_table(documents: Documents) -> list[Markup]:
     )
 
 
-@lens(
-    name="bigrams",
-    title="What follows what",
-    about="whether W_E W_U' is a table of what follows what",
-    figures=draw,
-    texts=successor_table,
-    order=5,
-)
+@lens("bigrams", "What follows what", figures=_draw, texts=_successor_table, order=5)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Ranks of the corpus' next tokens in each table, beside those of shuffled pairs."""
+    """Whether W_E W_U' is a table of what follows what."""
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)

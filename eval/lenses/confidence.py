@@ -33,13 +33,9 @@ def sharpness(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], place: str) -> Tensor:
-    """Entropy and best probability when the final vector is scaled, `(scales, N, 2)`.
+    """Entropy and best probability when the last block's outputs `(N, D)` are scaled in a place.
 
-    Args:
-        model: any language model.
-        hidden: the last block's outputs, `(N, D)`.
-        scales: factors, 0 and more.
-        place: one of `PLACES`.
+    Scales are 0 and more; the result is `(scales, N, 2)`.
     """
     before, final = place == "before norm", model.norm(hidden)
     read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
@@ -56,8 +52,7 @@ def rising(values: Tensor, slack: float = 1e-4) -> float:
     return float((values.diff(dim=0) >= -slack).all(dim=0).float().mean())
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Length and temperature against entropy."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     entropy = documents.records("scale", quantile=0.5, measure="entropy")
     heated = documents.records("temperature", quantile=0.5, measure="best")
     wide = {"type": "symlog", "constant": 0.1}
@@ -80,15 +75,9 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-@lens(
-    name="confidence",
-    title="Length, temperature, confidence",
-    about="what the final vector's length, or a temperature, decides",
-    figures=draw,
-    order=6,
-)
+@lens("confidence", "Length, temperature, confidence", figures=_draw, order=6)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Entropy and best probability as the final vector is scaled, and by temperature."""
+    """What the final vector's length, or a temperature, decides."""
     model, batch, finding = checkpoint.model, gather(checkpoint, request.prompts), Finding()
     hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
     hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]

@@ -48,30 +48,21 @@ Probes = dict[tuple[int, int], Classifier]
 
 
 class Alphabet(NamedTuple):
-    """What each token is, by its text.
+    """What each token is, by its text."""
 
-    Attributes:
-        begins: whether white space stands before or in it, `(V,)`.
-        lettered: whether it has a letter, `(V,)`.
-    """
-
-    begins: Tensor
-    lettered: Tensor
+    begins: Tensor  # whether white space stands before or in it, (V,)
+    lettered: Tensor  # whether it has a letter, (V,)
 
 
 class Words(NamedTuple):
     """Words of windows of tokens: pieces of text between white space, of which letters count.
 
     So `"Hello,` with its quote and comma apart is one token long; `'s` and the like are no letters.
-
-    Attributes:
-        length: tokens of the word up to and with this one, `(N, T)`; 0 for tokens without letters.
-        last: whether the word's last lettered token is here, `(N, T)`; not known, and so not said,
-            of a window's last position.
+    A window's last position is not known to end a word, and so counts as none.
     """
 
-    length: Tensor
-    last: Tensor
+    length: Tensor  # of the word up to and with this token, (N, T); 0 for tokens without letters
+    last: Tensor  # whether the word's last lettered token is here, (N, T)
 
 
 def alphabet(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
@@ -194,8 +185,7 @@ def score_probe(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """What a word's last token still says of its tokens."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     rows = documents.figures("read")
     chart = plots.lines(rows, "layer", "share read", "offset")
     return [
@@ -209,8 +199,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-def split_words(documents: Documents) -> list[Markup]:
-    """Some of the words that the tokenizer splits."""
+def _split_words(documents: Documents) -> list[Markup]:
     return documents.table(
         "examples",
         "words of several tokens",
@@ -219,20 +208,9 @@ def split_words(documents: Documents) -> list[Markup]:
     )
 
 
-@lens(
-    name="detokenisation",
-    title="Words of several tokens",
-    about="where a word's tokens can be read from its last one, layer by layer",
-    figures=draw,
-    texts=split_words,
-    order=8,
-)
+@lens("detokenisation", "Words of several tokens", figures=_draw, texts=_split_words, order=8)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Fits linear probes by layer and offset, and judges them on words of several tokens.
-
-    Raises:
-        RequestError: too little text asked for, or there.
-    """
+    """Where a word's tokens can be read from its last one, layer by layer."""
     context = checkpoint.config.context
     if context <= BACK + AHEAD:
         raise RequestError(

@@ -115,13 +115,8 @@ def add_overlap(
 ) -> None:
     """Adds overlaps by layer, with intervals over stories.
 
-    Args:
-        finding: what they are added to.
-        tokens: of first tellings, then of second ones, `(2 N, T)`: how many of them two texts share
-            needs no model.
-        active: units active in each, `(2 N, F)`, by layer.
-        vocabulary: how many tokens there are.
-        of: what the units are.
+    The tokens `(2 N, T)` are those of first tellings, then of second ones; how many of them two
+    texts share needs no model. Units active in each text are `(2 N, F)`, by layer.
     """
     used = torch.zeros(len(tokens), vocabulary, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
     sets: dict[Label, Tensor] = {"tokens": used, **active}
@@ -164,20 +159,9 @@ def shared_words(documents: Documents) -> list[Markup]:
     return [markup.folded("how many tokens the texts share", table)]
 
 
-@lens(
-    name="features",
-    title="Shared features",
-    about="whether two tellings of one story wake the same units, by layer",
-    figures=draw,
-    texts=shared_words,
-    order=14,
-)
+@lens("features", "Shared features", figures=draw, texts=shared_words, order=14)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Compares built-in stories told twice, by the hidden units of every channel mixer.
-
-    Raises:
-        RequestError: a channel mixer whose parts are not known.
-    """
+    """Whether two tellings of one story wake the same units, by layer."""
     tokens, finding = retelling_tokens(checkpoint), Finding()
     units = hidden_units(checkpoint.model, tokens)
     most = max(1, round(units.shape[-1] * SHARE))

@@ -258,8 +258,7 @@ def add_neighbours(
             table.append({"piece": piece, "metric": metric, "nearest": checkpoint.pieces(near)})
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Lengths, alignment, and which likeness agrees with the model."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     lengths, aligned = documents.records("lengths"), documents.records("alignment")
     agrees = documents.records("agreement")
     return [
@@ -286,8 +285,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-def vector_tables(documents: Documents) -> list[Markup]:
-    """Outliers by name, the nearest tokens, and what comes back from a token's vector."""
+def _vector_tables(documents: Documents) -> list[Markup]:
     matrices = {True: "input and output are one matrix", False: "input and output are two matrices"}
     tied = [
         Markup("<li>{}: {}</li>").format(model_name(d), matrices[d["notes"]["tied"]])
@@ -319,16 +317,9 @@ def vector_tables(documents: Documents) -> list[Markup]:
     return [Markup("<ul>{}</ul>").format(Markup("").join(tied)), *odd, *near, *back]
 
 
-@lens(
-    name="geometry",
-    title="The tokens' vectors",
-    about="the tokens' vectors: lengths, alignment, the way back, nearest",
-    figures=draw,
-    texts=vector_tables,
-    order=4,
-)
+@lens("geometry", "The tokens' vectors", figures=_draw, texts=_vector_tables, order=4)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Lengths, alignment, the way back from a vector, and nearest tokens."""
+    """The tokens' vectors: lengths, alignment, the way back, nearest."""
     text = held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     counts = torch.bincount(tokens, minlength=checkpoint.config.vocab_size)

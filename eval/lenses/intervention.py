@@ -16,7 +16,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.errors import RequestError
-from eval.lenses.lens import Documents, Finding, Request, lens, word_tokens
+from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
 from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import gather, run_variants, streams_of
 from eval.models import Checkpoint
@@ -50,20 +50,15 @@ def telling_answers(source: Tensor, target: Tensor) -> Answers:
 class Pair(NamedTuple):
     """Two prompts of equal length, and where they come from.
 
-    Attributes:
-        label: of the target.
-        kind: `prompts`, `swapped` (one prompt and itself with a name, animal or mood swapped), or
-            the attribute that differs in a built-in story.
-        source: `(T,)` tokens whose activations are taken.
-        target: `(T,)` tokens.
-        answers: what tells them apart, if that is known.
+    The kind is `prompts`, `swapped` (one prompt and itself with a name, animal or mood swapped), or
+    the attribute that differs in a built-in story.
     """
 
-    label: str
+    label: str  # of the target
     kind: str
-    source: Tensor
-    target: Tensor
-    answers: Answers | None = None
+    source: Tensor  # (T,) tokens whose activations are taken
+    target: Tensor  # (T,) tokens
+    answers: Answers | None = None  # what tells them apart, if that is known
 
 
 def prompt_pairs(checkpoint: Checkpoint, request: Request) -> list[Pair]:
@@ -135,17 +130,11 @@ def causal_trace(
 
     The difference of the two answers' logits at the last position, 0 where it stays as in the
     target, 1 where it is as in the source. All positions of a layer go in one batched pass; those
-    before the prompts differ cannot matter and are left out.
-
-    Args:
-        model: any language model.
-        source: `(T,)`.
-        target: `(T,)`, another prompt.
-        answers: what is told apart, if not `telling_answers`.
-        rows: at most so many runs of positions, each patched together.
+    before the prompts `(T,)` differ cannot matter and are left out.
 
     Returns:
-        The answers, the runs of positions, and effects `(n + 1, runs)`, layer 0 the embedding.
+        The answers, by default `telling_answers`; at most so many runs of positions, each patched
+        together; and effects `(n + 1, runs)`, layer 0 the embedding.
 
     Raises:
         RequestError: prompts of unequal length, equal, or answered alike.
@@ -176,13 +165,13 @@ def causal_trace(
     return answers, runs, torch.stack(effects)
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Where a prediction passes through."""
-    rows = documents.at_tokens(
-        documents.records("effect"),
-        "pair",
-        lambda document: {pair["label"]: pair["target"] for pair in document["notes"]["pairs"]},
-    )
+def _draw(documents: Documents) -> list[plots.Figure]:
+    targets = {
+        (model_name(document), pair["label"]): pair["target"]
+        for document in documents
+        for pair in document["notes"]["pairs"]
+    }
+    rows = documents.at_tokens(documents.records("effect"), "pair", targets)
     effects = plots.heat(rows, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
     return [
         plots.Figure(
@@ -195,19 +184,9 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-@lens(
-    name="intervention",
-    title="Patching",
-    about="which layer and position a prediction passes through, by patching",
-    figures=draw,
-    order=12,
-)
+@lens("intervention", "Patching", figures=_draw, order=12)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Traces each pair of prompts, and built-in stories of which one word is swapped.
-
-    Raises:
-        RequestError: a prompt too long, or a word of several tokens.
-    """
+    """Which layer and position a prediction passes through, by patching."""
     model = checkpoint.model
     pairs = prompt_pairs(checkpoint, request) + story_pairs(checkpoint, request.seed)
     if not pairs:

@@ -162,11 +162,6 @@ def model_name(document: Document) -> str:
     return f"{checkpoint['name']} at {checkpoint['step']}"
 
 
-def prompt_pieces(document: Document) -> dict[str, list[str]]:
-    """The tokens of each prompt, by its label in the axis `prompt`."""
-    return {f"{p['kind']} {p['index']}": p["pieces"] for p in document["prompts"]}
-
-
 class Documents(list[Document]):
     """What one lens found in each checkpoint; its charts and tables are drawn of this."""
 
@@ -198,23 +193,34 @@ class Documents(list[Document]):
             if figure["figure"] in names and figure["value"] is not None
         ]
 
+    def by_prompt(self, note: str = "") -> dict[tuple[str, str], Any]:
+        """The tokens of each prompt, or the entry of a note for it, by `model` and `prompt`."""
+        return {
+            (model_name(one), f"{prompt['kind']} {prompt['index']}"): entry
+            for one in self
+            for prompt, entry in zip(
+                one["prompts"],
+                one["notes"][note] if note else [prompt["pieces"] for prompt in one["prompts"]],
+                strict=True,
+            )
+        }
+
     def at_tokens(
         self,
         rows: list[Record],
         axis: str = "prompt",
-        pieces_of: Callable[[Document], dict[str, list[str]]] = prompt_pieces,
+        pieces: Mapping[Any, list[str]] | None = None,
     ) -> list[Record]:
         """Records of positions with their `token` and a `place`, a label for charts.
 
         Args:
             rows: with `model`, `position` and the axis; those past the end are left out.
             axis: whose label says which tokens.
-            pieces_of: the tokens of each label in a document.
+            pieces: the tokens by model and label; those of `by_prompt` when not given.
         """
-        pieces = {model_name(document): pieces_of(document) for document in self}
-        placed = []
+        pieces, placed = pieces or self.by_prompt(), []
         for record in rows:
-            tokens = pieces[record["model"]][record[axis]]
+            tokens = pieces[record["model"], record[axis]]
             if record["position"] < len(tokens):
                 token = markup.visible(tokens[record["position"]])
                 place = f"{record['position']} {token}"
@@ -264,8 +270,10 @@ REGISTER: dict[str, Lens] = {}
 """Lenses by name, as far as their modules are imported; `lenses` imports those of this folder."""
 
 
-def lens(name: str, about: str, **settings: Any) -> Callable[[Find], Find]:
-    """Registers the decorated function as the `find` of a lens; settings are other attributes.
+def lens(name: str, title: str = "", **settings: Any) -> Callable[[Find], Find]:
+    """Registers the decorated function as the `find` of a lens.
+
+    The first line of its docstring is the lens's `about`. Settings are the other attributes.
 
     Raises:
         RequestError: another file has a lens of that name.
@@ -279,7 +287,9 @@ def lens(name: str, about: str, **settings: Any) -> Callable[[Find], Find]:
             raise RequestError(
                 f"the name {name} is taken by the lens of {_file(before.find)}; choose another name"
             )
-        REGISTER[name] = Lens(name, about, torch.no_grad()(find), **settings)
+        about = (inspect.getdoc(find) or title or name).splitlines()[0].removesuffix(".")
+        about = about[:1].lower() + about[1:]
+        REGISTER[name] = Lens(name, about, torch.no_grad()(find), title, **settings)
         return find
 
     return register

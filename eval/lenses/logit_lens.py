@@ -23,16 +23,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
-from eval.lenses.lens import (
-    Documents,
-    Finding,
-    Request,
-    averaged,
-    lens,
-    model_name,
-    prompt_pieces,
-    word_tokens,
-)
+from eval.lenses.lens import Documents, Finding, Request, averaged, lens, word_tokens
 from eval.lenses.trace import PromptBatch, gather, readers, streams_of
 from eval.models import Checkpoint
 
@@ -50,18 +41,14 @@ Read = Callable[[int, Tensor], Tensor]
 class TokenSpace:
     """The directions that logits read.
 
-    Attributes:
-        basis: of the stream's features, orthonormal, `(D, D)`; the columns most read come first.
-        strength: how much each is read: singular values of the readers, `(D,)`.
-        rank: how many are read at all: singular values above max(V, D) eps times the largest, eps
-            that of the weights' precision.
-        cosines: `U^T U / V` for readers U of length 1, `(D, D)`.
+    The rank is how many are read at all: singular values of the readers above max(V, D) eps times
+    the largest, eps that of the weights' precision.
     """
 
-    basis: Tensor
-    strength: Tensor
+    basis: Tensor  # of the stream's features, orthonormal, (D, D); the columns most read first
+    strength: Tensor  # how much each is read: singular values of the readers, (D,)
     rank: int
-    cosines: Tensor
+    cosines: Tensor  # U^T U / V for readers U of length 1, (D, D)
 
     @classmethod
     def of(cls, model: LanguageModel, centred: bool = False) -> TokenSpace:
@@ -109,18 +96,12 @@ class TokenSpace:
 def read_layers(
     streams: Tensor, tokens: Tensor, chosen: list[int], read: Read
 ) -> dict[str, Tensor]:
-    """Reads the streams of all layers, `(S, B, T, D)`, a few prompts at a time.
-
-    Args:
-        streams: the others are compared with the last of them.
-        tokens: the text, `(B, T)`.
-        chosen: K tokens whose probability is followed.
-        read: gives a layer's logits.
+    """Reads the streams of all layers, `(S, B, T, D)`, of tokens `(B, T)`, a few prompts at a time.
 
     Returns:
         `entropy`, `divergence`, D(output || layer), and `surprise`, of the text's next token and
         NaN at the last, in bits, `(S, B, T)`; `top`, the likeliest tokens, and `top probability`,
-        `(S, B, T, k)`; `probability` of the chosen ones, `(S, B, T, K)`.
+        `(S, B, T, k)`; `probability` of K chosen tokens, `(S, B, T, K)`.
     """
     V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
     rows = max(1, WIDEST // (tokens.shape[1] * V))
@@ -216,16 +197,12 @@ def draw(documents: Documents) -> list[plots.Figure]:
 
 
 def _words(documents: Documents) -> Any:
-    pieces = {model_name(one): prompt_pieces(one) for one in documents}
-    top = {
-        model_name(one): dict(zip(prompt_pieces(one), one["notes"]["top"], strict=True))
-        for one in documents
-    }
+    pieces, top = documents.by_prompt(), documents.by_prompt("top")
     rows: list[plots.Record] = []
     for r in documents.at_tokens(documents.records("top probability", rank=0)):
-        if r["position"] >= len(pieces[r["model"]][r["prompt"]]) - PICTURED:
-            texts = top[r["model"]][r["prompt"]][r["layer"]][r["position"]]
-            texts = [markup.visible(text) for text in texts]
+        prompt = r["model"], r["prompt"]
+        if r["position"] >= len(pieces[prompt]) - PICTURED:
+            texts = [markup.visible(text) for text in top[prompt][r["layer"]][r["position"]]]
             rows.append(r | {"says": texts[0][:9], "likeliest": ", ".join(texts)})
     picture = plots.heat(
         rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
@@ -243,19 +220,9 @@ def _words(documents: Documents) -> Any:
     return plots.chosen(chart, rows, "model", "prompt")
 
 
-@lens(
-    name="logit",
-    title="The logit lens",
-    about="every layer's stream read as the output is, and token energy",
-    figures=draw,
-    order=2,
-)
+@lens("logit", "The logit lens", figures=draw, order=2)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Reads every layer of the prompts.
-
-    Raises:
-        RequestError: a prompt too long, a word of several tokens, or a final norm not known.
-    """
+    """Every layer's stream read as the output is, and token energy."""
     batch = gather(checkpoint, request.prompts)
     streams = streams_of(checkpoint.model, batch.tokens)
     finding = read_finding(checkpoint, request, batch, streams, plain(checkpoint))

@@ -1,11 +1,8 @@
 """HTML that stands beside charts: small tables, tokens as they are, and tokens highlighted.
 
-Highlighted by their attribution: blue for, orange against, the numbers on hover.
-
-    <section class="attribution"><h4>integrated gradients</h4><p>... <span>token</span> ...</p>
-
-Blue and orange are told apart by every kind of colour blindness. Each token can be reached by
-keyboard and says its number there too. All colours are set by a style sheet that the page has once.
+Tokens are highlighted by their attribution: blue for, orange against, which differ in every kind of
+colour blindness. Each token shows its number on hover, and when it has the keyboard's focus. All
+colours are set by a style sheet that the page has once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,26 +36,17 @@ STYLE = Markup(
 
 
 def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -> Markup:
-    """A prompt's tokens once for each method, coloured by score.
+    """A prompt's tokens once for each method, coloured by score, relative to its largest one.
 
-    Args:
-        pieces: how each token reads.
-        methods: by name, a score for every token; colours are relative to the method's largest.
-
-    Returns:
-        HTML in which every text is escaped.
+    Each method has a score for every token.
     """
-    return Markup("\n").join(_method(name, pieces, scores) for name, scores in methods.items())
-
-
-def _method(name: str, pieces: Sequence[str], scores: Sequence[float]) -> Markup:
-    largest = max((abs(score) for score in scores), default=0.0)
-    tokens = Markup("").join(
-        _token(piece, score, largest) for piece, score in zip(pieces, scores, strict=True)
-    )
-    return Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>').format(
-        name, tokens
-    )
+    sections = []
+    for name, scores in methods.items():
+        largest = max((abs(score) for score in scores), default=0.0)
+        tokens = (_token(*one, largest) for one in zip(pieces, scores, strict=True))
+        section = Markup('<section class="attribution"><h4>{}</h4><p>{}</p></section>')
+        sections.append(section.format(name, Markup("").join(tokens)))
+    return Markup("\n").join(sections)
 
 
 def _token(piece: str, score: float, largest: float) -> Markup:
@@ -87,7 +75,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
 
 
 def folded(summary: str, *content: Markup) -> Markup:
-    """What opens on a click, and in print."""
+    """Content that opens on a click, and in print."""
     return Markup('<details class="print"><summary>{}</summary>{}</details>').format(
         summary, Markup("").join(content)
     )

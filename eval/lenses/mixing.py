@@ -55,19 +55,12 @@ Act = Callable[[Tensor], Tensor]
 
 
 class Map(NamedTuple):
-    """A matrix over positions.
+    """A matrix over positions."""
 
-    Attributes:
-        layer: the block's number, from 1.
-        mixer: the token mixer's class, in small letters.
-        part: which of its matrices; empty where there is one.
-        weights: `(T, T)`, or `(B, T, T)` where they depend on what is read.
-    """
-
-    layer: int
-    mixer: str
-    part: str
-    weights: Tensor
+    layer: int  # the block's number, from 1
+    mixer: str  # the token mixer's class, in small letters
+    part: str  # which of its matrices; empty where there is one
+    weights: Tensor  # (T, T), or (B, T, T) where they depend on what is read
 
     @property
     def label(self) -> str:
@@ -284,8 +277,7 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[Record]:
     return rows
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Maps, and how far they reach."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     maps = [r for r in documents.records("maps") if r["reads"] <= r["position"]]
     pictures = plots.heat(
         maps, "reads", "position", "weight", plots.DIVERGING,
@@ -309,19 +301,9 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-@lens(
-    name="mixing",
-    title="Where the mixers look",
-    about="where every layer looks, how far, and what training did to it",
-    figures=draw,
-    order=9,
-)
+@lens("mixing", "Where the mixers look", figures=_draw, order=9)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Maps of every mixer on the prompts, how far they reach, and what training changed.
-
-    Raises:
-        RequestError: a prompt of one token, or a mixer whose maps are not known.
-    """
+    """Where every layer looks, how far, and what training did to it."""
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     shortest = int(batch.last.min()) + 1
     if shortest < 2:

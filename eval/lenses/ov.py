@@ -29,19 +29,12 @@ TINY = 1e-30
 
 
 class Circuits(NamedTuple):
-    """The heads of one layer.
+    """The heads of one layer."""
 
-    Attributes:
-        layer: the block's number, from 1.
-        mixer: the token mixer's class, in small letters.
-        values: W_V, `(H, D, width)`.
-        outputs: W_O, `(H, width, D)`.
-    """
-
-    layer: int
-    mixer: str
-    values: Tensor
-    outputs: Tensor
+    layer: int  # the block's number, from 1
+    mixer: str  # the token mixer's class, in small letters
+    values: Tensor  # W_V, (H, D, width)
+    outputs: Tensor  # W_O, (H, width, D)
 
 
 @torch.no_grad()
@@ -94,12 +87,8 @@ def circuits(model: LanguageModel) -> list[Circuits]:
 def copying(values: Tensor, outputs: Tensor, between: Tensor | None = None) -> Tensor:
     """Sum of eigenvalues over the sum of their sizes, `(H,)`: 1 copies, -1 takes away, 0 neither.
 
-    The eigenvalues of W_V W_O M, apart from zeros, are those of W_O M W_V, which is small.
-
-    Args:
-        values: `(H, D, width)`.
-        outputs: `(H, width, D)`.
-        between: M `(D, D)`, from what is written to what is read; the identity when not given.
+    The eigenvalues of W_V W_O M, apart from zeros, are those of W_O M W_V, which is small. M
+    `(D, D)`, between, leads from what is written to what is read: by default it is the identity.
     """
     written = outputs if between is None else outputs @ between
     eigenvalues = torch.linalg.eigvals((written @ values).cpu())
@@ -126,13 +115,9 @@ def token_space(model: LanguageModel, layer: int, rows: Tensor) -> tuple[Tensor,
 
 
 def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> Tensor:
-    """Rank of a token's own logit for reading it, as a share of V, `(H, N)`; 0 is the largest.
+    """Rank of the logit of each of N tokens for reading it, as a share of V, `(H, N)`; 0 is first.
 
-    Args:
-        heads: of one layer.
-        read: all tokens on the way in, `(V, D)`.
-        written: on the way out, `(V, D)`.
-        rows: the N that are asked.
+    All tokens on the way in are `(V, D)`, and so on the way out.
     """
     ranks = []
     for values, outputs in zip(heads.values.float(), heads.outputs.float(), strict=True):
@@ -141,8 +126,7 @@ def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> 
     return torch.stack(ranks)
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Whether heads copy."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     shown = ("copying", "effective rank")
     rows = [r for r in documents.records("ov") if r["measure"] in shown]
     drawn = plots.bars(rows, "head", None, row="measure", size=(620, 140), angle=-60)
@@ -158,19 +142,9 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-@lens(
-    name="ov",
-    title="What heads write",
-    about="what each head writes for what it reads: does it copy?",
-    figures=draw,
-    order=10,
-)
+@lens("ov", "What heads write", figures=_draw, order=10)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Eigenvalues and singular values of every head's W_V W_O.
-
-    Raises:
-        RequestError: a mixer without such a product.
-    """
+    """What each head writes for what it reads: does it copy?"""
     model, V = checkpoint.model, checkpoint.config.vocab_size
     layers, device = circuits(model), model.embedding.weight.device
     generator = torch.Generator().manual_seed(request.seed)

@@ -53,8 +53,7 @@ def toward(streams: Tensor, directions: Tensor) -> Tensor:
     return F.cosine_similarity(streams.float(), directions[None].float(), dim=-1)
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """The last position's way on the plane of two tokens."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     rows: list[plots.Record] = []
     for document in documents:
         model = model_name(document)
@@ -112,15 +111,9 @@ def _points(documents: Documents, model: str, array: str, label: str) -> list[pl
     return list(points.values())
 
 
-@lens(
-    name="path",
-    title="The way to the answer",
-    about="a position's way through the layers, on the plane of two tokens",
-    figures=draw,
-    order=7,
-)
+@lens("path", "The way to the answer", figures=_draw, order=7)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """The last position's stream of each prompt, on the plane of two tokens."""
+    """A position's way through the layers, on the plane of two tokens."""
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
     streams = streams_of(model, batch.tokens)
     rows, logits = readers(model).float(), model.logits(streams[-1])

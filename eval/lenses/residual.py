@@ -49,16 +49,10 @@ def contributions(
 ) -> tuple[list[str], Tensor]:
     """The direct contribution of every part of the last stream to K logits of every position.
 
-    Args:
-        model: any language model.
-        stream: the last one, `(B, T, D)`.
-        parts: by name, `(B, T, D)` each, which sum to it.
-        targets: token ids, `(B, T, K)`.
-        centred: whether each logit counts from the mean logit of the vocabulary: the constant that
-            all logits share changes no probability.
-
-    Returns:
-        Labels of the P parts and the constants, and `(labels, B, T, K)` that sum to the logits.
+    The parts `(B, T, D)` sum to the stream; the targets are token ids, `(B, T, K)`. If centred, a
+    logit counts from the mean logit of the vocabulary: the constant that all logits share changes
+    no probability. Gives labels of the parts and the constants, and `(labels, B, T, K)` that sum to
+    the logits.
 
     Raises:
         RequestError: a final norm that is not known.
@@ -203,8 +197,7 @@ def updates(traced: Trace) -> dict[str, Tensor]:
     }
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """The figures, each over all checkpoints."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     alike, shares = documents.records("similarity"), documents.records("update share")
     squares = plots.heat(
         alike, "layer", "other layer", "cosine",
@@ -253,19 +246,9 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-@lens(
-    name="residual",
-    title="The residual stream",
-    about="the stream by layer: likeness, updates, direct contributions",
-    figures=draw,
-    order=1,
-)
+@lens("residual", "The residual stream", figures=_draw, order=1)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Measures the streams of the prompts.
-
-    Raises:
-        RequestError: a prompt too long, a word of several tokens, or a final norm not known.
-    """
+    """The stream by layer: likeness, updates, direct contributions."""
     batch = gather(checkpoint, request.prompts)
     words = word_tokens(checkpoint, request.words)
     traced = trace(checkpoint.model, batch.tokens)

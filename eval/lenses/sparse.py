@@ -41,23 +41,14 @@ class SparseFit:
 
 @dataclass(frozen=True)
 class SparseAutoencoder:
-    """S autoencoders side by side, of S streams.
+    """S autoencoders side by side, of S streams."""
 
-    Attributes:
-        centre: of each stream, `(S, 1, D)`.
-        scale: its root mean square around that, `(S, 1, 1)`.
-        encoder: `(S, D, F)`.
-        bias: `(S, 1, F)`.
-        decoder: `(S, F, D)`, rows of length 1.
-        active: features at a position.
-    """
-
-    centre: Tensor
-    scale: Tensor
-    encoder: Tensor
-    bias: Tensor
-    decoder: Tensor
-    active: int
+    centre: Tensor  # of each stream, (S, 1, D)
+    scale: Tensor  # its root mean square around that, (S, 1, 1)
+    encoder: Tensor  # (S, D, F)
+    bias: Tensor  # (S, 1, F)
+    decoder: Tensor  # (S, F, D), rows of length 1
+    active: int  # features at a position
 
     def encode(self, streams: Tensor) -> Tensor:
         """`(S, N, D)` to features `(S, N, F)`, all but the strongest zero."""
@@ -127,8 +118,7 @@ def sparse_quality(autoencoder: SparseAutoencoder, streams: Tensor) -> dict[str,
     return dict(zip(QUALITY, values, strict=True))
 
 
-def draw_quality(documents: Documents) -> list[plots.Figure]:
-    """The same by an autoencoder's features, and how good it is."""
+def _draw_quality(documents: Documents) -> list[plots.Figure]:
     measured = documents.figures("sparse explained", "sparse dead")
     for record in measured:
         record["share"] = "of variance explained" if "expl" in record["figure"] else "of dead units"
@@ -145,20 +135,10 @@ def draw_quality(documents: Documents) -> list[plots.Figure]:
 
 
 @lens(
-    name="sparse",
-    title="A sparse autoencoder's features",
-    about="features of a sparse autoencoder, and whether retold stories share them",
-    figures=draw_quality,
-    texts=shared_words,
-    order=15,
+    "sparse", "A sparse autoencoder's features", figures=_draw_quality, texts=shared_words, order=15
 )
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Fits autoencoders at several layers and compares built-in stories told twice by them.
-
-    Raises:
-        RequestError: too little text asked for, or there.
-        CorpusError: the corpus cannot be read.
-    """
+    """Features of a sparse autoencoder, and whether retold stories share them."""
     if request.tokens < LEAST:
         raise RequestError(
             f"--tokens {request.tokens}: too few to fit a sparse autoencoder on; give {LEAST:,} "

@@ -92,12 +92,9 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXT
 
 
 class SteeredBlock(nn.Module):
-    """A block with a vector added to its outputs.
+    """A block with a vector added to its outputs, `(D,)` or one for each row, `(B, 1, D)`.
 
-    Args:
-        block: any.
-        vector: `(D,)`, or one for each row, `(B, 1, D)`.
-        start: the first position that gets it; within the first piece that is read.
+    Positions before `start`, which lies within the first piece that is read, go without.
     """
 
     def __init__(self, block: nn.Module, vector: Tensor, start: int = 0) -> None:
@@ -139,13 +136,8 @@ def log_odds_change(
 ) -> Tensor:
     """By how much log-odds move from a word to the next one of the cue's attribute, `(B,)`.
 
-    Where the cue asks for a swapped attribute, that is from the old word to the new.
-
-    Args:
-        words: of each attribute.
-        stories: B.
-        before: logits `(B, V)` after them.
-        after: logits `(B, V)`.
+    Where the cue asks for a swapped attribute, that is from the old word to the new. Logits after
+    the stories are `(B, V)`.
     """
     rows, moved = range(len(stories)), after - before
     old = [s.words[s.cue] for s in stories]
@@ -154,12 +146,9 @@ def log_odds_change(
 
 
 def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Tensor:
-    """What turns words into those that follow them, `(B, 1, D)`: the new direction less the old.
+    """What turns B old words into those that follow them: the new direction less the old.
 
-    Args:
-        means: of the attribute's words, `(words, D)`.
-        words: with their tokens.
-        old: B tokens of them.
+    The means are those of the attribute's words, `(words, D)`; the result is `(B, 1, D)`.
     """
     tokens = list(words.values())
     places = [tokens.index(token) for token in old]
@@ -186,8 +175,7 @@ def logits_after(
     return model.logits(batch.at_last(x)[:, None])[:, 0]
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """What a direction changes, and what it leaves."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     rows = documents.records("swap", place="word")
     chart = plots.lines(rows, "layer", "change of log-odds, nats", "measured", "by")
     return [
@@ -201,8 +189,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
     ]
 
 
-def sample_table(documents: Documents) -> list[Markup]:
-    """Text written by steered models."""
+def _sample_table(documents: Documents) -> list[Markup]:
     return documents.table(
         "samples",
         "text written with features swapped",
@@ -211,20 +198,9 @@ def sample_table(documents: Documents) -> list[Markup]:
     )
 
 
-@lens(
-    name="steering",
-    title="Swapped features",
-    about="whether swapping a name, animal or mood inside changes what is said, and only it",
-    figures=draw,
-    texts=sample_table,
-    order=13,
-)
+@lens("steering", "Swapped features", figures=_draw, texts=_sample_table, order=13)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Swaps names, animals and moods in built-in stories, at several layers.
-
-    Raises:
-        RequestError: no two of them are single tokens, or the stories do not fit the context.
-    """
+    """Whether swapping a name, animal or mood inside changes what is said, and only it."""
     model, words, finding = checkpoint.model, require_words(checkpoint.tokenizer), Finding()
     directions = learn_directions(checkpoint, request.seed)
     layers = spaced_layers(len(model.blocks), LAYERS)

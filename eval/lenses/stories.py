@@ -50,12 +50,7 @@ MOST = 6  # words of an attribute
 
 
 class StoryWindows:
-    """Windows of stories `(N, T)` with a model's streams of them, for all lenses that are fitted.
-
-    Args:
-        model: whose streams.
-        tokens: the windows, on the model's device.
-    """
+    """Windows of stories, tokens `(N, T)`, with the streams that a model has of them."""
 
     def __init__(self, model: LanguageModel, tokens: Tensor) -> None:
         self.model, self.tokens = model, tokens
@@ -130,21 +125,13 @@ def whole_windows(checkpoint: Checkpoint, request: Request, least: int, what: st
 
 @dataclass(frozen=True)
 class Story:
-    """A story told up to a cue.
-
-    Attributes:
-        tokens: of the text.
-        words: the (first) token of each attribute.
-        places: where each attribute's word stands first.
-        cue: the attribute that comes next.
-        text: of the story and the cue.
-    """
+    """A story told up to a cue."""
 
     tokens: tuple[int, ...]
-    words: dict[str, int]
-    places: dict[str, int]
-    cue: str
-    text: str
+    words: dict[str, int]  # the (first) token of each attribute
+    places: dict[str, int]  # where each attribute's word stands first
+    cue: str  # the attribute that comes next
+    text: str  # of the story and the cue
 
 
 def attribute_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
@@ -214,17 +201,10 @@ def contexts(
 
 
 class Swap(NamedTuple):
-    """A held-out story, and the same with the word of one attribute swapped for the next one.
-
-    Attributes:
-        attribute: whose word is swapped.
-        number: of the context that is told.
-        story: as it is.
-        swapped: with the other word.
-    """
+    """A held-out story, and the same with the word of one attribute swapped for the next one."""
 
     attribute: str
-    number: int
+    number: int  # of the context that is told
     story: Story
     swapped: Story
 

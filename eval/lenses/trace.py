@@ -26,17 +26,11 @@ VARIANTS = 16  # of a prompt, that share a prefix
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts side by side, the shorter ones padded at their ends, which causal models do not see.
+    """Prompts side by side, the shorter ones padded at their ends, unseen by causal models."""
 
-    Attributes:
-        tokens: `(B, T)`.
-        real: `(B, T)`, whether a position belongs to the prompt.
-        labels: a name for each prompt.
-    """
-
-    tokens: Tensor
-    real: Tensor
-    labels: list[str]
+    tokens: Tensor  # (B, T)
+    real: Tensor  # (B, T), whether a position belongs to the prompt
+    labels: list[str]  # a name for each prompt
 
     @property
     def last(self) -> Tensor:
@@ -177,14 +171,9 @@ def run_variants(
     """Logits after the last position of many variants of one prompt, `(R, V)`.
 
     A causal model computes the same as for the prompt itself at every position before the first one
-    that a variant changes, so those are computed once for some variants together, as a prefix.
-
-    Args:
-        model: any language model.
-        stream: the prompt's, `(T, D)` after block `layer`, 0 for what the first one reads.
-        variants: `(R, T, D)`, like the prompt before the positions `first`.
-        first: `(R,)`, in order.
-        layer: the blocks that have run.
+    that a variant changes, so those are computed once for some variants together, as a prefix. The
+    prompt's stream after block `layer` is `(T, D)`; the variants `(R, T, D)` are like it before the
+    positions `first` `(R,)`, which are in order.
     """
     ends, blocks = [], blocks_of(model)[layer:]
     for some, starts in zip(variants.split(VARIANTS), first.split(VARIANTS), strict=True):
@@ -206,14 +195,10 @@ def run_variants(
 def fixed_norm(norm: Any, x: Tensor, writes: Tensor) -> Tensor:
     """What a norm makes of parts of x, its scale as x sets it and its bias left out.
 
-    Args:
-        norm: LayerNorm, RMSNorm of torch or transformers, or identity.
-        x: `(..., D)`.
-        writes: `(..., D)` that broadcast against x; parts that sum to x give parts that sum to
-            `norm(x) - bias`.
+    The parts `(..., D)` broadcast against x; if they sum to x, the results sum to `norm(x) - bias`.
 
     Raises:
-        RequestError: a norm of another kind.
+        RequestError: neither LayerNorm, RMSNorm of torch or transformers, nor identity.
     """
     if isinstance(norm, nn.Identity):
         return writes

@@ -34,15 +34,10 @@ RIDGE = 1e-3  # of the mean variance of a feature
 
 
 class Tuned(NamedTuple):
-    """Affine maps of the streams of layers 0 ... n - 1; the last stream is itself.
+    """Affine maps `x @ weight + bias` of the streams of layers 0 ... n - 1; the last is itself."""
 
-    Attributes:
-        weight: `(n, D, D)`, stream as row: `x @ weight + bias`.
-        bias: `(n, D)`.
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (n, D, D)
+    bias: Tensor  # (n, D)
 
     def read(self, model: LanguageModel, layer: int, stream: Tensor) -> Tensor:
         """Logits of a layer's stream, `(..., D) -> (..., V)`."""
@@ -174,20 +169,9 @@ def split_stories(
     )
 
 
-@lens(
-    name="tuned",
-    title="The tuned lens",
-    about="the logit lens after an affine map of each layer, fitted",
-    figures=draw,
-    order=3,
-)
+@lens("tuned", "The tuned lens", figures=draw, order=3)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Fits the lens on stories and reads the prompts through it.
-
-    Raises:
-        RequestError: a prompt too long, a word of several tokens, too little text.
-        CorpusError: the corpus cannot be read.
-    """
+    """The logit lens after an affine map of each layer, fitted."""
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
     steps = 1 + request.tokens // STEP
     windows = split_stories(checkpoint, request)

@@ -73,7 +73,7 @@ def test_a_page_without_the_plugin_asks_for_it(plugin, model_directory, tmp_path
 def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
     """Also where the file comes before the lenses of our own, as in a new process."""
     path = tmp_path / "again.py"
-    path.write_text("from eval.lenses.lens import lens\n@lens('ov', 'mine')\ndef find(c, r): ...\n")
+    path.write_text("from eval.lenses.lens import lens\n@lens('ov')\ndef find(c, r): ...\n")
     command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     taken = f"the name ov is taken by the lens of {ROOT / 'eval' / 'lenses' / 'ov.py'}"

@@ -18,14 +18,15 @@ def test_a_page_of_untrained_models(tmp_path, monkeypatch):
     def here(options: argparse.Namespace, path: Path, lenses: list[str]) -> str:
         asked.append(lenses)
         given: dict[str, Any] = {**vars(options), "models": [path], "lens": lenses}
-        found = bench_lenses.look(argparse.Namespace(**given))
+        ((cost, _),) = bench_lenses.look(argparse.Namespace(**given))
+        found = json.loads(cost)
         assert found["seconds"] > 0
         assert found["bytes"] > 1e6
         return found["refused"][:19] or "looked"
 
     monkeypatch.setattr(bench_lenses, "_measured", here)
-    page = tmp_path / "docs" / "lenses.md"
-    bench_lenses.main([*SMALL, "--save", str(page)])
+    page = tmp_path / "docs" / "lenses-cpu.md"
+    bench_lenses.main([*SMALL, "--out", str(page.parent)])
     assert asked == [["ov"], ["ov"], ["path"], ["path"], ["ov", "path"], ["ov", "path"]]
     lines = page.read_text().splitlines()
     assert "| ov | the flat mixer has  | looked |" in lines
