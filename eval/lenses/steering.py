@@ -209,15 +209,15 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
     for a, attribute in enumerate(words):
         asked = [pair for pair in pairs if pair.attribute == attribute]
-        told = [pair.story for pair in asked]
-        batch = batch_stories(checkpoint, told)
+        originals = [pair.story for pair in asked]
+        batch = batch_stories(checkpoint, originals)
         streams = streams_of(model, batch.tokens)
         before = batch.at_last(model.logits(streams[-1]))
         other = batch_stories(checkpoint, [pair.swapped for pair in asked])
-        moved = log_odds_change(words, told, before, other.at_last(model(other.tokens)))
+        moved = log_odds_change(words, originals, before, other.at_last(model(other.tokens)))
         _add_effect(finding, asked, moved, by="text")
-        old = [one.words[attribute] for one in told]
-        at_word = [one.places[attribute] for one in told]
+        old = [one.words[attribute] for one in originals]
+        at_word = [one.places[attribute] for one in originals]
         starts = (torch.tensor(at_word, device=batch.last.device), batch.last)
         for p, (place, start) in enumerate(zip(PLACES, starts, strict=True)):
             means = directions[attribute, place]
@@ -227,7 +227,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
                 for e, (by, vectors) in enumerate(zip(EFFECTS, (real, noise), strict=True)):
                     after = logits_after(model, batch, streams[layer], layer, vectors, start)
-                    moved = log_odds_change(words, told, before, after)
+                    moved = log_odds_change(words, originals, before, after)
                     _add_effect(finding, asked, moved, by=by, place=place, layer=layer)
                     means_of = [record["value"] for record in finding.figures[-2:]]
                     values[a, p, column, e] = torch.tensor(means_of)
