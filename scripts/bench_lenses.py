@@ -25,7 +25,7 @@ import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
 from eval.errors import RequestError
-from eval.lenses.lens import ALL, TOKENS, Request, choose
+from eval.lenses.lens import ALL, TOKENS, Request, parse_lenses
 from eval.lenses.trace import gather
 from eval.models import open_checkpoint
 from eval.text import drawn_prompts, held_out_text
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     """The whole page."""
     with tempfile.TemporaryDirectory() as directory:
         models = options.models or _untrained(Path(directory), options)
-        lenses = [lens.name for lens in choose(options.lens)]
+        lenses = [lens.name for lens in parse_lenses(options.lens)]
         names = [_name(path) for path in models]
         rows = [[name, *(_measured(options, path, [name]) for path in models)] for name in lenses]
         rows.append(["all in one process", *(_measured(options, path, lenses) for path in models)])
@@ -95,7 +95,7 @@ def look(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     request = Request(tuple(prompts), corpus=options.corpus, tokens=options.tokens)
     checkpoint.model(gather(checkpoint, prompts).tokens)  # the first pass imports and prepares
     used, refused = time.process_time(), ""
-    for lens in choose(options.lens):
+    for lens in parse_lenses(options.lens):
         try:
             lens.find(checkpoint, request)
         except RequestError as refusal:

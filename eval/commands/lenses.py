@@ -54,7 +54,7 @@ def lens(
         length: tokens of a story's beginning; default: 64
         words: tokens that are followed, each one token, its space before it included: ' happy'
     """
-    from eval.lenses.lens import ALL, FOLDER, Request, choose, read_documents, word_tokens
+    from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, read_documents, word_tokens
     from eval.lenses.questions import Look
     from eval.lenses.trace import gather
     from eval.models import open_models
@@ -62,7 +62,7 @@ def lens(
 
     run_plugins(plugin, [*listed(models), out])
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
-    lenses = choose(names)
+    lenses = parse_lenses(names)
     if texts and (count or length):
         raise RequestError("--count and --length are of stories; leave them out with --text")
     looks = []

@@ -301,7 +301,7 @@ def lenses() -> dict[str, Lens]:
     return {one.name: one for one in sorted(REGISTER.values(), key=lambda one: one.order)}
 
 
-def choose(names: list[str]) -> list[Lens]:
+def parse_lenses(names: list[str]) -> list[Lens]:
     """The lenses of these names, `all` standing for every one, each once.
 
     Raises:

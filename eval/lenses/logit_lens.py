@@ -137,7 +137,7 @@ def _read_some(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) -
     return {name: torch.stack([each[name] for each in layers]) for name in layers[0]}
 
 
-def plain(checkpoint: Checkpoint) -> Read:
+def plain_read(checkpoint: Checkpoint) -> Read:
     """The model's own final norm and head, at every layer."""
     return lambda _, stream: checkpoint.model.logits(stream)
 
@@ -225,7 +225,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Every layer's stream read as the output is, and token energy."""
     batch = gather(checkpoint, request.prompts)
     streams = streams_of(checkpoint.model, batch.tokens)
-    finding = read_finding(checkpoint, request, batch, streams, plain(checkpoint))
+    finding = read_finding(checkpoint, request, batch, streams, plain_read(checkpoint))
     _add_energy(finding, checkpoint, batch, streams)
     return finding
 

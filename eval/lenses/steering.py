@@ -30,7 +30,7 @@ from eval.lenses.stories import (
     following,
     require_words,
     swaps,
-    tell,
+    tell_story,
 )
 from eval.lenses.trace import PromptBatch, blocks_of, side_by_side, spaced_layers, streams_of
 from eval.models import Checkpoint
@@ -78,7 +78,7 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXT
     frames = contexts(tokenizer, count, held_out=False, seed=seed)
     for attribute, words in attribute_words(tokenizer).items():
         stories = [
-            tell(tokenizer, frame, attribute, chosen | {attribute: word})
+            tell_story(tokenizer, frame, attribute, chosen | {attribute: word})
             for word in words
             for frame, chosen in frames
         ]
@@ -260,7 +260,7 @@ def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[
     """One held-out story told on as it is, and with each attribute swapped at every position."""
     tokenizer, words = checkpoint.tokenizer, attribute_words(checkpoint.tokenizer)
     ((frame, chosen),) = contexts(tokenizer, 1, True)
-    start = tell(tokenizer, frame, "name", chosen)
+    start = tell_story(tokenizer, frame, "name", chosen)
     labels, vectors = ["nothing"], [torch.zeros_like(next(iter(directions.values()))[:1, :1])]
     for attribute, known in words.items():
         old = known[chosen[attribute]]

@@ -173,7 +173,7 @@ def require_words(tokenizer: Tokenizer) -> dict[str, dict[str, int]]:
     )
 
 
-def tell(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
+def tell_story(tokenizer: Tokenizer, frame: str, cue: str, chosen: dict[str, str]) -> Story:
     """A frame with its words, up to the cue of one attribute."""
     text = (frame + CUES[cue]).format(**chosen)
     words, places = {}, {}
@@ -217,7 +217,7 @@ def swaps(tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Swap]:
         for number, (frame, chosen) in enumerate(contexts(tokenizer, count, True, seed)):
             other = chosen | {attribute: names[following(words, words[chosen[attribute]])]}
             for cue in known:
-                both = (tell(tokenizer, frame, cue, each) for each in (chosen, other))
+                both = (tell_story(tokenizer, frame, cue, each) for each in (chosen, other))
                 pairs.append(Swap(attribute, number, *both))
     return pairs
 

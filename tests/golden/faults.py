@@ -225,7 +225,7 @@ LENSES: dict[str, Entry] = {
     ),
     "logit": (
         "the final norm is left out",
-        "logit_lens:plain",
+        "logit_lens:plain_read",
         instead(lambda checkpoint: lambda layer, stream: checkpoint.model.head(stream)),
     ),
     "tuned": (

@@ -8,41 +8,31 @@ from eval.errors import RequestError
 from eval.lenses import attribution
 from eval.lenses.attribution import Output, integrated_gradients, own_answer
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import at, look, wrapped
-
-MIXERS = ["flat", "attention(heads=2)", "expanded(factor=2)", "attention+flat"]
-FAMILIES = ["gpt2", "gptj", "opt", "llama 2, grouped, scaled"]
+from tests.eval.lenses.cases import at, look
 
 
-@pytest.fixture(params=[*MIXERS, *FAMILIES])
-def any_model(request, small_model):
-    if request.param in FAMILIES:
-        return wrapped(request.param)
-    return small_model(mixers=(request.param,))
+def prompt(length=12):
+    return torch.randint(250, (length,), generator=torch.Generator().manual_seed(3))
 
 
-def prompt(length=12, top=250):
-    return torch.randint(top, (length,), generator=torch.Generator().manual_seed(3))
-
-
-def test_embeddings_predict_what_ids_do(any_model):
+def test_embeddings_predict_what_ids_do(model):
     """Embeddings fed in directly give the outputs of the token ids they are of."""
     tokens = prompt()[None]
-    embeddings = any_model.embed(tokens)
-    predicted = any_model(tokens)
-    hidden = any_model.hidden(embeddings, len(any_model.blocks))
-    assert torch.equal(any_model.logits(hidden), predicted)
-    torch.testing.assert_close(Output(7, 5).of(any_model, embeddings), predicted[:, 7, 5])
+    embeddings = model.embed(tokens)
+    predicted = model(tokens)
+    hidden = model.hidden(embeddings, len(model.blocks))
+    assert torch.equal(model.logits(hidden), predicted)
+    torch.testing.assert_close(Output(7, 5).of(model, embeddings), predicted[:, 7, 5])
 
 
-def test_occlusion_together_is_one_by_one(any_model):
-    tokens, nothing = prompt(), torch.randn(any_model.config.d_model)
-    whole, without = attribution.occluded(any_model, tokens, nothing)
-    torch.testing.assert_close(whole, any_model(tokens[None])[0, -1], atol=1e-5, rtol=1e-5)
+def test_occlusion_together_is_one_by_one(model):
+    tokens, nothing = prompt(), torch.randn(model.config.d_model)
+    whole, without = attribution.occluded(model, tokens, nothing)
+    torch.testing.assert_close(whole, model(tokens[None])[0, -1], atol=1e-5, rtol=1e-5)
     for t in range(len(tokens)):
-        embeddings = any_model.embed(tokens[None]).clone()
+        embeddings = model.embed(tokens[None]).clone()
         embeddings[0, t] = nothing
-        alone = any_model.logits(any_model.hidden(embeddings, len(any_model.blocks)))[0, -1]
+        alone = model.logits(model.hidden(embeddings, len(model.blocks)))[0, -1]
         torch.testing.assert_close(without[t], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -68,14 +58,14 @@ def test_captum_gives_the_same(small_model):
         torch.testing.assert_close(scores, captum.float(), atol=1e-5, rtol=1e-4)
 
 
-def test_integrated_gradients_are_complete(any_model):
+def test_integrated_gradients_are_complete(model):
     tokens = prompt()
     with torch.no_grad():  # as commands run
-        output = own_answer(any_model, tokens)
-        _, baseline = attribution.replacement(any_model, 257)
-        integral = integrated_gradients(any_model, tokens, output, baseline)
-        ends = torch.stack([any_model.embed(tokens), baseline.expand(len(tokens), -1)])
-        prompted, silent = output.of(any_model, ends)
+        output = own_answer(model, tokens)
+        _, baseline = attribution.replacement(model, 257)
+        integral = integrated_gradients(model, tokens, output, baseline)
+        ends = torch.stack([model.embed(tokens), baseline.expand(len(tokens), -1)])
+        prompted, silent = output.of(model, ends)
     assert integral.error <= 1e-3
     expected = pytest.approx(float(prompted - silent), rel=2e-3, abs=1e-5)
     assert float(integral.scores.sum()) == expected

@@ -161,9 +161,6 @@ def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory
     found = look("detokenisation", checkpoint, range(60, 64), tokens=least)
     assert found.figures
     assert all(math.isfinite(figure["value"]) for figure in found.figures)
-
-
-def test_a_context_too_short_is_refused(model_directory):
-    checkpoint = open_checkpoint(model_directory(context=3))
+    short = open_checkpoint(model_directory("short", context=3))
     with pytest.raises(RequestError, match="is 3; probes of words need more than 3: use a model"):
-        look("detokenisation", checkpoint, (60, 61))
+        look("detokenisation", short, (60, 61))

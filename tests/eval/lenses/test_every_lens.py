@@ -44,19 +44,15 @@ def plain_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def test_stories_are_joined_without_an_end_of_text_where_there_is_none(tmp_path):
+def test_stories_are_joined_without_an_end_of_text_where_there_is_none(small_model, tmp_path):
     stories = ("One cat.", "Two dogs.", "Unused.", "Unused too.")
     (tmp_path / "valid.txt").write_text("<|endoftext|>".join(stories), "utf-8")
-    tokenizer = plain_tokenizer()
+    model, tokenizer = small_model(), plain_tokenizer()
     (windows,) = HeldOutText(str(tmp_path), tokenizer).windows("evaluation", 1, 17)
     assert tokenizer.decode(windows.tolist()) == "One cat.Two dogs."
-
-
-def test_loss_without_an_end_of_text(small_model, tmp_path):
-    (tmp_path / "valid.txt").write_text("One cat.<|endoftext|>Two dogs.", "utf-8")
+    (tmp_path / "valid.txt").write_text("<|endoftext|>".join(stories[:2]), "utf-8")
     (tmp_path / "train.txt").write_text("Some.", "utf-8")
-    model = small_model()
-    checkpoint = Checkpoint(model, model.config, plain_tokenizer(), {"name": "m"}, tmp_path)
+    checkpoint = Checkpoint(model, model.config, tokenizer, {"name": "m"}, tmp_path)
     loss = measure_loss(checkpoint, str(tmp_path))
     assert (loss["tokens"], loss["bytes"], loss["stories"]) == (16, 17, 2)
 

@@ -7,7 +7,7 @@ import torch
 
 from eval.errors import RequestError
 from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
-from eval.lenses.confidence import heated, rising, scaled, sharpness
+from eval.lenses.confidence import heated, rising, scaled
 from eval.lenses.geometry import (
     METRICS,
     alignment,
@@ -122,11 +122,6 @@ def test_length_and_temperature_are_one_thing(small_model):
     assert rising(-best) == 0
     before = scaled(model, 10 * hidden, (1.0, 3.0), "before norm")
     torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
-
-
-def test_sharpness_of_a_certain_answer():
-    known = sharpness(torch.tensor([[1e4, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    torch.testing.assert_close(known, torch.tensor([[0.0, 1.0], [math.log2(3), 1 / 3]]))
 
 
 def test_a_plane_shows_what_lies_in_it():

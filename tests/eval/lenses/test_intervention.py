@@ -17,13 +17,17 @@ from eval.lenses.intervention import (
 )
 from eval.models import open_checkpoint
 from tests.arch.cases import byte_tokenizer
-from tests.eval.lenses.cases import ask, at, look, story_checkpoint, story_tokenizer, wrapped
+from tests.eval.lenses.cases import (
+    ask,
+    at,
+    look,
+    some_tokens,
+    story_checkpoint,
+    story_tokenizer,
+    wrapped,
+)
 
 MIXERS = ["flat", "attention(heads=2)", "headed(heads=2)", "attention+flat"]
-
-
-def prompt(seed=3, length=10):
-    return torch.randint(250, (length,), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
@@ -49,7 +53,7 @@ def hooked(model, source, target, layer, run):
 @pytest.mark.parametrize("name", [*MIXERS, "gpt2", "gptj"])
 def test_the_sweep_is_what_hooks_do_one_after_the_other(small_model, name):
     model = wrapped(name) if name not in MIXERS else small_model(mixers=(name,))
-    source, target = prompt(1), prompt(2)
+    source, target = some_tokens(model, 2, 10)
     source[:3] = target[:3]
     ends = [model(x[None])[0, -1] for x in (source, target)]
     answers, runs, effects = causal_trace(model, source, target, rows=4)
@@ -86,7 +90,7 @@ def test_stories_differ_in_one_token():
         for frame, chosen in stories.contexts(tokenizer, 5, held_out=False):
             assert frame in stories.FRAMES[1:]
             told = [
-                stories.tell(tokenizer, frame, attribute, chosen | {attribute: word})
+                stories.tell_story(tokenizer, frame, attribute, chosen | {attribute: word})
                 for word in (one, other)
             ]
             a, b = (story.tokens for story in told)
@@ -131,7 +135,8 @@ def test_the_lens_traces_prompts_and_stories():
 
 
 def test_wrong_wishes(small_model, model_directory):
-    model, a = small_model(), prompt()
+    model = small_model()
+    (a,) = some_tokens(model, 1, 10)
     for source, target, answers, message in (
         (a, a[1:], None, "prompts of 10 and 9 tokens cannot be patched into"),
         (a, a, None, "the two prompts are the same; give two that differ"),

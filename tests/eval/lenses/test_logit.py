@@ -51,14 +51,6 @@ def test_many_prompts_are_read_in_parts(small_model, monkeypatch):
     assert parts["probability"].shape == (3, 6, 12, 1)
 
 
-def test_nothing_known_is_log2_of_the_vocabulary(small_model):
-    model = small_model()
-    tokens = some_tokens(model)
-    nothing = torch.zeros(1, 2, 12, 32)
-    found = read_layers(nothing, tokens, [], lambda _, x: x.new_zeros(*x.shape[:-1], 400))
-    torch.testing.assert_close(found["entropy"], torch.full((1, 2, 12), math.log2(400)))
-
-
 def narrow(small_model, rank=5):
     """A model whose head reads few directions of the stream, and those."""
     model: Any = small_model(final_norm=False)
