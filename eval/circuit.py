@@ -1,4 +1,4 @@
-"""A site of a model as a function of embeddings: what the evidence is taken from."""
+"""A site of a model, such as the outputs of a layer, as a function of embeddings."""
 
 import copy
 from collections.abc import Callable, Sequence

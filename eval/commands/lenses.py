@@ -36,7 +36,7 @@ def lens(
 ) -> Result:
     """Looks inside a model through lenses (stream, logits by layer, mixers): documents and rows.
 
-    Everything is checked first; what was looked at before is shown again.
+    Everything is checked first. Where a lens has its document already, that is shown.
 
     Args:
         models: model directories

@@ -24,8 +24,8 @@ from eval.ranks import token_ranks
 from eval.text import held_out_text
 
 TABLES = ("product", "direct", "input only")
-"""Rows asked: W_E W_U'; the same by way of the final norm, as the model would without its blocks;
-W_E W_E', in which a token's successors should not show."""
+"""W_E W_U'; the same with the final norm between, as in the model without its blocks; W_E W_E', in
+which a token's successors should not show."""
 PAIRED = ("corpus", "shuffled")
 PAIRS = 512  # ranked at a time
 LIMIT = 3000  # pairs that are ranked

@@ -31,7 +31,7 @@ length; transpose: as it is; head: W_U, as the model does.
 """
 METRICS = ("dot", "cosine", "euclid")
 BINS = 60
-SAMPLE = 256  # tokens of which all pairs with the vocabulary are looked at
+SAMPLE = 256  # tokens that are compared with the whole vocabulary
 SHOWN = 12  # tokens that the page names
 OTHERS = 5  # of the largest others on the way back
 NEIGHBOURS = 10

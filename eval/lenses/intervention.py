@@ -26,7 +26,7 @@ ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are
 
 
 class Answers(NamedTuple):
-    """The tokens that two prompts are told apart by: the source's and the target's."""
+    """Two tokens whose logits are compared: the answer to the source, and to the target."""
 
     source: int
     target: int
@@ -37,8 +37,9 @@ class Answers(NamedTuple):
 
 
 def telling_answers(source: Tensor, target: Tensor) -> Answers:
-    """From logits `(V,)` of both: each one's likeliest token, or if that is one and the same, the
-    tokens whose log-probabilities differ most.
+    """The likeliest token of each, from logits `(V,)`; of equal ones, those that differ most.
+
+    The latter are the two tokens whose log-probabilities differ most between the prompts.
     """
     answer, other = int(source.argmax()), int(target.argmax())
     if answer == other:
@@ -58,7 +59,7 @@ class Pair(NamedTuple):
     kind: str
     source: Tensor  # (T,) tokens whose activations are taken
     target: Tensor  # (T,) tokens
-    answers: Answers | None = None  # what tells them apart, if that is known
+    answers: Answers | None = None  # if they are known
 
 
 def prompt_pairs(checkpoint: Checkpoint, request: Request) -> list[Pair]:

@@ -83,7 +83,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Request:
-    """What a lens is asked.
+    """The prompts and settings that a lens is given.
 
     Attributes:
         prompts: each short enough for the model.
@@ -244,7 +244,7 @@ Find = Callable[[Checkpoint, Request], Finding]
 
 @dataclass(frozen=True)
 class Lens:
-    """One way of looking.
+    """A lens as it is registered.
 
     Attributes:
         name: as on the command line.

@@ -44,7 +44,7 @@ from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
-"""What the triangles of a stack are called."""
+"""The name of each triangle of a stack, by mixer."""
 START = "step-000000"
 SAVED, DRAWN = "saved", "drawn"
 CORNER = 64  # positions of which singular values are taken
@@ -64,12 +64,12 @@ class Map(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Names it within its model."""
+        """Its name within its model."""
         return f"{self.layer} {self.mixer} {self.part}".rstrip()
 
     @property
     def place(self) -> dict[str, str | int]:
-        """Names it in a figure."""
+        """Its place in a figure."""
         return {"layer": self.layer, "mixer": self.mixer, "part": self.part}
 
     @property
@@ -241,7 +241,7 @@ def changes(checkpoint: Checkpoint, seed: int) -> list[MapChange]:
 
 @torch.no_grad()
 def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[Record]:
-    """Which part of each layer minds which act: records with `layer`, `part`, `act`, `value`.
+    """How far parts of layers commute with acts: records with `layer`, `part`, `act`, `value`.
 
     The acts are a random rotation of all features, and the reversal of positions. The value is
     |part(act(x)) - act(part(x))| / |part(x)|, 0 where the two commute; what the part makes of

@@ -23,8 +23,8 @@ from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
 from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation, token_ranks
 
-VOCABULARY = 4096  # tokens that circuits are seen by; more are drawn from
-SAMPLE = 256  # tokens whose own logit is looked up
+VOCABULARY = 4096  # tokens, at most, that are read and written; they are drawn
+SAMPLE = 256  # tokens whose logit for themselves is ranked
 TINY = 1e-30
 
 
