@@ -30,7 +30,7 @@ from eval.lenses.trace import gather
 from eval.models import open_checkpoint
 from eval.text import drawn_prompts, held_out_text
 from scripts import pages
-from scripts.pages import BenchmarkError, Rows, positive
+from scripts.pages import BenchmarkError, Rows, natural
 from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
@@ -51,12 +51,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", type=Path, metavar="DIR", help="model directories")
     parser.add_argument("--lens", nargs="+", default=[ALL], metavar="NAME", help="default: all")
     parser.add_argument("--corpus", default="toy", help="stories")
-    parser.add_argument("--length", type=positive, default=128, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=positive, default=TOKENS, help="of text to fit on")
-    parser.add_argument("--d-model", type=positive, default=256)
-    parser.add_argument("--layers", type=positive, default=8)
-    parser.add_argument("--context", type=positive, default=512)
-    parser.add_argument("--threads", type=positive, default=os.cpu_count())
+    parser.add_argument("--length", type=natural, default=128, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=natural, default=TOKENS, help="of text to fit on")
+    parser.add_argument("--d-model", type=natural, default=256)
+    parser.add_argument("--layers", type=natural, default=8)
+    parser.add_argument("--context", type=natural, default=512)
+    parser.add_argument("--threads", type=natural, default=os.cpu_count())
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     options.command = pages.command("scripts.bench_lenses", words)
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
         f" One prompt of {options.length} tokens, {options.tokens:,} tokens of text to fit and "
         "count on. CPU seconds, and the peak memory of the whole process.",
         "",
-        *pages.table(["lens", *names], rows),
+        *pages.markdown_table(["lens", *names], rows),
         "",
     ]
     yield "\n".join(lines), []
