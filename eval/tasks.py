@@ -102,7 +102,10 @@ class Task(Protocol):
         ...
 
     def run(self, results: Results) -> Iterable[Row]:
-        """Its rows, at least those that are not in the results yet."""
+        """Its rows, at least those that are not in the results yet.
+
+        A list is written whole; of anything else each row is, as it comes.
+        """
         ...
 
 
@@ -178,7 +181,9 @@ def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
     for task, following in pairwise([*tasks, None]):
         assert task
         tell(SoFar())
-        results.append(task.run(results))
+        rows = task.run(results)
+        for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
+            results.append(some)
         if task.checkpoint and (not following or following.checkpoint is not task.checkpoint):
             task.checkpoint.release()
         yield

@@ -223,3 +223,17 @@ def test_each_process_appends_to_a_file_of_its_own(tmp_path):
         whole.merge()
         assert [row["key"] for row in read_rows([tmp_path])] == ["a", "b", "c"]
         assert [path.name for path in tmp_path.iterdir()] == [ROWS]
+
+
+def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
+    class Slow:
+        checkpoint, keys, cost = None, ("a", "b"), 1.0
+
+        def run(self, results):
+            yield {"key": "a", "kind": "claim"}
+            assert [row["key"] for row in read_rows([tmp_path])] == ["a"]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tasks.run_tasks([Slow()], Results(tmp_path), "asking")
+    assert Results(tmp_path).keys == {"a"}
