@@ -1,12 +1,14 @@
-"""Trainings to be killed or measured, in processes forked from one.
+"""Trainings to be killed, measured or starved of disk, in processes forked from one.
 
 That one has imported everything. What they leave is judged here too.
 """
 
 import contextlib
 import ctypes
+import io
 import os
 import resource
+import shutil
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -92,6 +94,38 @@ def measure_growth(mixer: str, again: bool, answer: Connection) -> None:
     answer.send(train(256, 4, 256) - before)
 
 
+def train_on_small_disk(
+    words: list[str], run: Path, size: int, free: list[int], copy: Path, answer: Connection
+) -> None:
+    """Trains on a disk of `size` bytes, of which `free[0]`, `free[1]`, ... are left, then all.
+
+    The disk is a real one, in memory, that only this process sees. Sends back None where it cannot
+    be had, else what each attempt gave: its exit code, and what it wrote to stderr. `copy` is what
+    the run directory holds in the end.
+    """
+    run.mkdir()
+    if not _mount_in_memory(run, size):
+        answer.send(None)
+        return
+    torch.set_num_threads(1)
+    ballast, tries = run / ".ballast", []
+    for room in [*free, size]:
+        with ballast.open("wb") as file:
+            left = shutil.disk_usage(run).free
+            os.posix_fallocate(file.fileno(), 0, max(1, left - room))
+        if room == size:
+            ballast.unlink()
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            code = main(words)
+        tries.append((code, errors.getvalue()))
+        ballast.unlink(missing_ok=True)
+        assert_nothing_is_half(run)
+        assert not list(run.rglob("*.tmp"))
+    shutil.copytree(run, copy)
+    answer.send(tries)
+
+
 def assert_nothing_is_half(run: Path) -> None:
     """Every model directory and every checkpoint can be read, and is that of its step."""
     for name in names(run / "models"):
@@ -99,3 +133,23 @@ def assert_nothing_is_half(run: Path) -> None:
     for name in names(run / "checkpoints"):
         step = read_checkpoint(run / "checkpoints" / name)["global_step"]
         assert name == f"step-{step:06d}.ckpt"
+
+
+def _mount_in_memory(place: Path, size: int) -> bool:
+    """Mounts a tmpfs that this process alone sees; whether it may."""
+    libc = ctypes.CDLL(None)
+    new_user, new_mounts, private = 0x10000000, 0x00020000, 0x44000  # CLONE_NEW*, MS_REC|PRIVATE
+    ids = os.getuid(), os.getgid()
+    if libc.unshare(new_user | new_mounts):
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
+    except OSError:
+        return False
+    options = f"size={size}".encode()
+    return not (
+        libc.mount(b"none", b"/", None, private, None)
+        or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, options)
+    )

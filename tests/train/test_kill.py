@@ -1,8 +1,8 @@
-"""A run that is killed at any moment ends like one that was left alone.
+"""A run that is killed at any moment, or whose disk fills up, ends like one that was left alone.
 
 The kills are SIGKILL: half of them at a random operation on files (before a file is opened,
 renamed, removed, ...), half at a random time, and as every step saves everything, most of both fall
-into a save.
+into a save. The disk is a small real one.
 """
 
 import random
@@ -15,6 +15,7 @@ from arch import load_model
 from tests.train.cases import TINY, names, rows, weights
 from tests.train.forked import (
     assert_nothing_is_half,
+    train_on_small_disk,
     train_until_killed,
 )
 
@@ -80,3 +81,29 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_were_not(attempt, tmp_path):
         assert_same(run, whole)
         assert not list(run.rglob("*.tmp"))
     print(f"{kills} kills in {runs} runs")
+
+
+@pytest.mark.slow
+def test_a_run_on_a_full_disk_ends_as_if_it_were_not(attempt, data, forked, tmp_path):
+    whole, run, copy = (tmp_path / name for name in ("whole", "run", "copy"))
+    assert attempt(whole) == 0
+    size = 2 * sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    chance = random.Random(0)
+    free = [int(size * chance.random() ** 3) for _ in range(20)]
+    mine, its = forked.Pipe()
+    arguments = (words(data, run), run, size, sorted(free), copy, its)
+    process = forked.Process(target=train_on_small_disk, args=arguments)
+    process.start()
+    its.close()
+    tries = mine.recv()  # EOFError: it did not end well
+    process.join()
+    if tries is None:
+        pytest.skip("no disk in memory for who is not root")
+    assert [code for code, _ in tries][-1] == 0
+    failed = [error for code, error in tries if code]
+    assert len(failed) > 5
+    for error in failed:
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert "No space left on device" in error
+    assert_same(copy, whole)
