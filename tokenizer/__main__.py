@@ -135,7 +135,9 @@ def _inspect(options: argparse.Namespace) -> None:
     print(_describe(tokenizer, corpus))
     if options.text is not None:
         text = load_tokenizer(options.tokenizer).encode(options.text)
-        print(f"\ntext\n{' '.join(text.tokens)}\n{len(text.ids)} tokens")
+        size, count = len(options.text.encode()), len(text.ids)
+        print(f"\ntext\n{' '.join(text.tokens)}")
+        print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
 
 
 def _sample(options: argparse.Namespace) -> None:
