@@ -76,7 +76,7 @@ def test_inspect_shows_what_was_learnt(file, capsys):
     assert "Ã « Ġ <|endoftext|>\n" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
     assert main(["inspect", str(file), "--corpus", "toy:40", "--text", ""]) == 0
-    assert capsys.readouterr().out.endswith("\n0 tokens\n")
+    assert capsys.readouterr().out.endswith("\n0 tokens, 0 bytes, 0.00 bytes per token\n")
 
 
 def test_sample_prints_stories_that_are_a_corpus_again(tmp_path, capsys):
