@@ -27,7 +27,7 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Batch, Problem, pose
+from eval.inversion.problem import Batch, pose
 from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.propose import propose
@@ -96,30 +96,6 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     yield "\n".join([*lines, *table, "", _memory(options), ""]), []
 
 
-def batched(subject: Subject, options: argparse.Namespace) -> str:
-    """The published protocol on 64 problems at once, over one after the other."""
-    problem = _problem(subject, subject.tokens[:64, :16])
-    truth = subject.tokens[:64, :16]
-
-    def chance(count: int) -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(p) for p in range(count)]
-
-    def together() -> None:
-        descent(Batch((problem,)), chance(64), truth, steps=STEPS)
-
-    def one_by_one() -> None:  # eight of them: the others cost the same
-        for p in range(8):
-            one = Batch((problem.of([p]),))
-            descent(one, chance(1), truth[p : p + 1], steps=STEPS)
-
-    def restated() -> None:
-        for p in range(8):
-            _published(subject.model, truth[p : p + 1], STEPS)
-
-    fast, slow, plain = _fastest([together, one_by_one, restated], options)
-    return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
-
-
 def _lexicon(subject: Subject) -> LexiconOf:
     return lambda circuit: Lexicon(circuit, subject.text)
 
@@ -131,17 +107,42 @@ def _readback(subject: Subject) -> ReadBacksOf:
     ]
 
 
+def _batch(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Batch:
+    circuit = Circuit(subject.model, len(subject.model.blocks))
+    return Batch((pose(circuit, subject.tokens[:prompts, :length], Slice(hidden)),))
+
+
+def _chance(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(p) for p in range(count)]
+
+
+def batched(subject: Subject, options: argparse.Namespace) -> str:
+    """The published protocol on 64 problems at once, over one after the other."""
+    batch, truth = _batch(subject, 64, 16), subject.tokens[:64, :16]
+
+    def together() -> None:
+        descent(batch, _chance(64), truth, steps=STEPS)
+
+    def one_by_one() -> None:  # eight of them: the others cost the same
+        for p in range(8):
+            one = batch.of(torch.tensor([p], device=truth.device))
+            descent(one, _chance(1), truth[p : p + 1], steps=STEPS)
+
+    def restated() -> None:
+        for p in range(8):
+            _published(subject.model, truth[p : p + 1], STEPS)
+
+    fast, slow, plain = _fastest([together, one_by_one, restated], options)
+    return f"{8 * slow / fast:.1f} (over a plain restatement {8 * plain / fast:.1f})"
+
+
 def agreement(subject: Subject, options: argparse.Namespace) -> str:
     """Positions at which the batched protocol and a plain restatement of it decode the same."""
     truth = subject.tokens[:8, :16]
-    problem = _problem(subject, truth)
-    chance = [torch.Generator().manual_seed(p) for p in range(8)]
-    answers = descent(Batch((problem,)), chance, truth, steps=200)
+    answers = descent(_batch(subject, 8, 16), _chance(8), truth, steps=200)
     inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
-    for p, answer in enumerate(answers):
-        start = torch.randn(
-            truth.shape[1], inverse.shape[0], generator=torch.Generator().manual_seed(p)
-        )
+    for p, (answer, chance) in enumerate(zip(answers, _chance(8), strict=True)):
+        start = torch.randn(16, inverse.shape[0], generator=chance)
         x = _published(subject.model, truth[p : p + 1], 200, start[None].to(inverse))
         same += int(((x @ inverse)[0].argmax(dim=-1) == answer.tokens).sum())
     return f"{same} of {truth.numel()}"
@@ -149,59 +150,48 @@ def agreement(subject: Subject, options: argparse.Namespace) -> str:
 
 def products(subject: Subject, options: argparse.Namespace) -> str:
     """The exhaustive sweep, over the bare matrix products of the same shapes."""
-    tokens = subject.tokens[:1, :8]
-    problem = _problem(subject, tokens)
-    weights = [
-        m.weight.T
-        for block in subject.model.blocks
-        for m in block.modules()
-        if isinstance(m, torch.nn.Linear)
-    ]
-    V, at_once = len(problem.circuit.vocabulary), candidates_at_once(subject.model)
-    inputs = {w.shape[0]: torch.randn(at_once, w.shape[0]).to(tokens.device) for w in weights}
-    rounds = tokens.shape[1] * -(-V // at_once)
+    batch, modules = _batch(subject, 1, 8), subject.model.blocks.modules()
+    weights = [module.weight.T for module in modules if isinstance(module, torch.nn.Linear)]
+    V, at_once = len(batch.circuit.vocabulary), candidates_at_once(subject.model)
+    inputs = {w.shape[0]: torch.randn(at_once, w.shape[0]).to(w) for w in weights}
+    rounds = batch.length * -(-V // at_once)
 
     def bare() -> None:
         for _ in range(rounds):
             for w in weights:
                 torch.mm(inputs[w.shape[0]], w)
 
-    swept, product = _fastest([lambda: sweep(Batch((problem,)), []), bare], options)
+    swept, product = _fastest([lambda: sweep(batch, []), bare], options)
     return f"{swept / product:.2f}"
 
 
 def proposed(subject: Subject, options: argparse.Namespace) -> str:
     """The sweep over propose and verify, 24 tokens, the lexicon's own time counted in."""
-    problem = _problem(subject, subject.tokens[:64, :24])
-    few = problem.of(list(range(2)))
-
-    def guess() -> None:
-        propose(Batch((problem,)), [], _lexicon(subject))
-
-    swept, guessed = _fastest([lambda: sweep(Batch((few,)), []), guess], options)
+    whole, few = _batch(subject, 64, 24), _batch(subject, 2, 24)
+    swept, guessed = _fastest(
+        [lambda: sweep(few, []), lambda: propose(whole, [], _lexicon(subject))], options
+    )
     return f"{32 * swept / guessed:.0f}"
 
 
 def cached(subject: Subject, options: argparse.Namespace) -> str:
     """One full pass per candidate over the cached sweep, at 32 tokens."""
-    problem = _problem(subject, subject.tokens[:1, :32])
-    V, tokens = len(problem.circuit.vocabulary), subject.tokens[:1, :32]
+    batch, tokens = _batch(subject, 1, 32), subject.tokens[:1, :32].clone()
 
     def one_each() -> None:  # a few candidates at the last position: the others cost the same
         for candidate in range(8):
             tokens[0, -1] = candidate
-            problem.circuit.of_tokens(tokens)
+            batch.circuit.of_tokens(tokens)
 
-    swept, passes = _fastest([lambda: sweep(Batch((problem,)), []), one_each], options)
-    return f"{passes / 8 * V * 32 / swept:.0f}"
+    swept, passes = _fastest([lambda: sweep(batch, []), one_each], options)
+    return f"{passes / 8 * len(batch.circuit.vocabulary) * 32 / swept:.0f}"
 
 
 def hidden(subject: Subject, options: argparse.Namespace) -> str:
     """Seconds for three hidden tokens of 24, nothing given: the median over prompts."""
     tokens = subject.tokens[: options.prompts, :24]
-    problem = _problem(subject, tokens, Slice(3))
-    chance = [torch.Generator().manual_seed(p) for p in range(len(tokens))]
-    answers = alternating(Batch((problem,)), chance, _readback(subject))
+    batch = _batch(subject, len(tokens), 24, hidden=3)
+    answers = alternating(batch, _chance(len(tokens)), _readback(subject))
     right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
     seconds = sorted(answer.seconds for answer in answers)
     evaluations = statistics.median(answer.evaluations for answer in answers)
@@ -223,18 +213,15 @@ QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
 
 def _subjects(options: argparse.Namespace) -> list[Subject]:
     device = torch.device(options.device)
-    if options.models:
-        subjects = []
-        for path in options.models:
-            checkpoint = open_checkpoint(path, device)
-            stories = held_out_text(checkpoint, options.corpus)
-            prompts = drawn_prompts("story", stories, 64, 32)
-            tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
-            text = stories.background.to(device)
-            about = checkpoint.provenance
-            subjects.append(
-                Subject(f"{about['name']}, step {about['step']}", checkpoint.model, tokens, text)
-            )
+    subjects = []
+    for path in options.models or ():
+        checkpoint = open_checkpoint(path, device)
+        stories, about = held_out_text(checkpoint, options.corpus), checkpoint.provenance
+        prompts = drawn_prompts("story", stories, 64, 32)
+        tokens = torch.tensor([prompt.tokens for prompt in prompts], device=device)
+        name = f"{about['name']}, step {about['step']}"
+        subjects.append(Subject(name, checkpoint.model, tokens, stories.background.to(device)))
+    if subjects:
         return subjects
     sizes = {"context": 128, "d_model": options.d_model, "n_layers": options.layers}
     llama = {"channel_mixer": "swiglu", "d_ff": options.d_model * 11 // 4, "norm": "rmsnorm"}
@@ -242,7 +229,6 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
         "flat": ModelConfig(mixers=("flat",), **sizes),
         "Llama-style": ModelConfig(mixers=("attention(heads=4)",), **sizes, **llama),
     }
-    subjects = []
     for name, config in configs.items():
         torch.manual_seed(0)
         model = LanguageModel(config).to(device).eval().requires_grad_(False)
@@ -250,10 +236,6 @@ def _subjects(options: argparse.Namespace) -> list[Subject]:
         text = torch.randint(config.vocab_size, (8, 32), device=device)
         subjects.append(Subject(f"{name}, untrained", model, tokens, text))
     return subjects
-
-
-def _problem(subject: Subject, tokens: Tensor, shown: Slice | None = None) -> Problem:
-    return pose(Circuit(subject.model, len(subject.model.blocks)), tokens, shown or Slice())
 
 
 def _published(
@@ -301,12 +283,9 @@ def _memory(options: argparse.Namespace) -> str:
 
 def _peak(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
     subject = _subjects(options)[0]
-    problem = _problem(subject, subject.tokens[:1, :24])
-    sweep(Batch((problem,)), [])
-    propose(Batch((problem,)), [], _lexicon(subject))
-    shown = _problem(subject, subject.tokens[:1, :24], Slice(3))
-    chance = [torch.Generator().manual_seed(0)]
-    alternating(Batch((shown,)), chance, _readback(subject), starts=2)
+    sweep(_batch(subject, 1, 24), [])
+    propose(_batch(subject, 1, 24), [], _lexicon(subject))
+    alternating(_batch(subject, 1, 24, hidden=3), _chance(1), _readback(subject), starts=2)
     if options.device != "cpu":
         yield f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU", []
     else:

@@ -25,7 +25,7 @@ from eval.claims.ask import ClaimTask, too_few_named
 from eval.claims.entries import FAIR
 from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, train_command, trained
 from eval.errors import RequestError
-from eval.inversion.curves import answer
+from eval.inversion.curves import run_jobs
 from eval.inversion.questions import Question
 from eval.inversion.run import Job
 from eval.inversion.run import plan as plan_jobs
@@ -269,7 +269,7 @@ class _Model:
             question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
             stories = prompts[point.length][: ask.stories]
             jobs += plan_jobs(checkpoint, question, stories, self.corpus)
-        answer(jobs, results)
+        run_jobs(jobs, results)
         return list(dict.fromkeys(key for job in jobs for key in job.keys))
 
 

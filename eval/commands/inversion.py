@@ -56,7 +56,7 @@ def invert(
 ) -> Result:
     """Recovers input tokens from a layer's outputs, by search or gradients: rows into --out.
 
-    Everything is checked first; what is there already is not redone.
+    Everything is checked first; rows that are there already are not redone.
 
     Args:
         models: model directories
@@ -66,7 +66,7 @@ def invert(
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
         parts: of a layer: block, mixer, stream
         without: ablations: residual, norms, channel, mask
-        slices: what is shown of (B, T, D), as in '[:, 3:, :]', '[:, :3+4:, :]' or '[:, :, :16]'
+        slices: shown of (B, T, D), as in '[:, 3:, :]', '[:, :3+4:, :]' or '[:, :, :16]'
         methods: solvers, as in adam sweep alternating; `python -m eval solvers` lists them
         set_: a setting of a method, as in adam.steps=500; --methods must be given
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
@@ -146,7 +146,7 @@ def curves(
 ) -> Result:
     """Measures recovery against the channels shown and against noise, and where it crosses a half.
 
-    Everything is checked first; what is there already is not redone.
+    Everything is checked first; rows that are there already are not redone.
 
     Args:
         models: model directories
@@ -341,7 +341,7 @@ def curve_tables(rows: "list[Row]") -> str:
 def list_solvers(
     names: Annotated[Words, Flag(metavar="NAME", several=True)] = None, plugin: Plugins = None
 ) -> Result:
-    """Lists the solvers: what each does, its settings and their defaults.
+    """Lists the solvers, with their settings and defaults.
 
     Args:
         names: solvers; default: all

@@ -1,4 +1,4 @@
-"""The commands `probe`, `geometry` and `retrieval`: what is fitted to, or measured of, outputs."""
+"""The commands `probe`, `geometry` and `retrieval`: fits to outputs, and measures of them."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from eval.rows import Row
 
 LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no output is looked at."
-TRAINED = "Trained inverter: top-1 %, and I_e, each beside what no output says."
+TRAINED = "Trained inverter: top-1 %, and I_e, each beside frequencies alone."
 JACOBIAN = "Jacobian, hidden to visible: medians over prompts."
 BASINS = "Adam from a start at radius r |e|, a column each: hidden tokens right, prompts right, %."
 RADII = (0.3, 1.0, 2.0, 4.0, 8.0)
@@ -51,11 +51,11 @@ def probe(
     blocks: Positive = 2,
     width: Positive = 128,
 ) -> Result:
-    """Trains linear probes and an inverter on a layer's outputs, and says what they read.
+    """Trains linear probes and an inverter on a layer's outputs, and measures how well they read.
 
     Args:
         models: model directories
-        out: results directory; what is there is not redone
+        out: results directory; rows that are there are not redone
         layers: 0 is the embedding; default: all blocks
         corpus: held-out stories, to fit on and others to judge on: toy (default), a file, a
             directory, hub:NAME, or data packed for the model
@@ -68,7 +68,7 @@ def probe(
         steps: of softmax regression; 0: closed forms alone
         rate: its first rate
         inverter: train one a layer and slice
-        slices: what it is shown; default: all, and all but 3
+        slices: shown to it; default: all, and all but 3
         inverter_steps: of its training
         inverter_rate: its highest rate
         inverter_batch: windows a step
@@ -77,14 +77,14 @@ def probe(
     """
     from eval.models import open_models
     from eval.probes.inverter import Decoding, Inversion
-    from eval.probes.linear import Probes, Stories, Training
+    from eval.probes.linear import Probes, ProbeText, Training
     from eval.slices import Slice
     from eval.tasks import Task, answered
 
     if slices and not inverter:
         raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
     train = _windows(train_tokens, length, "--train-tokens", 2)
-    stories = Stories(corpus, length, train, _windows(valid_tokens, length, "--valid-tokens", 1))
+    stories = ProbeText(corpus, length, train, _windows(valid_tokens, length, "--valid-tokens", 1))
     shown = [Slice.parse(text) for text in listed(slices or ("[:, 0:, :]", "[:, 3:, :]"))]
     several = tuple(sorted(set(listed(offsets))))
     training = Training(steps, rate=rate, seed=seed)
@@ -193,7 +193,7 @@ def geometry(
 
     Args:
         models: model directories
-        out: results directory; what is there is not redone
+        out: results directory; rows that are there are not redone
         corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
             with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
             packing sets aside
@@ -249,7 +249,7 @@ def retrieval(
 
     Args:
         models: model directories
-        out: results directory; what is there is not redone
+        out: results directory; rows that are there are not redone
         corpus: sentences to be placed are from its held-out stories for evaluation, the fit is on
             those for fitting; other candidates are from both
         sentence: taken out of its story

@@ -1,1 +1,1 @@
-"""Recovering the input tokens from a hidden layer, and saying what could not be recovered."""
+"""Recovers input tokens from the outputs of a layer, and proves which were recovered."""

@@ -33,7 +33,7 @@ class Answer:
         collisions: positions at which several tokens lie within the limit, with those tokens.
         diverged: whether scores are not finite: then the answer and the ranks say nothing.
         criterion: for the published protocol, whether its own test of convergence passed.
-        certificate: what proves the answer: "residual" (its outputs are those shown, to rounding),
+        certificate: the proof of the answer: "residual" (its outputs are those shown, to rounding),
             "screened" (and every other choice was tried, or ruled out by less than that: in
             bfloat16, or by a bound that was measured), or "enumerated" (and every other choice was
             tried in full precision); None for nothing.
@@ -92,14 +92,14 @@ class Answer:
         )
 
 
-def join(parts: Sequence[Answer]) -> Answer:
+def join_answers(parts: Sequence[Answer]) -> Answer:
     """The answer to a prompt whose parts were recovered in turn; the parts in their order."""
     collisions, length = {}, 0
     for part in parts:
         collisions |= {length + t: several for t, several in part.collisions.items()}
         length += len(part.tokens)
     proofs = {part.certificate for part in parts}
-    # after a token that is not certain, what was enumerated was so for one choice of it
+    # after an ambiguous token, the others were enumerated for one choice of it only
     certain = not any(part.collisions for part in parts[:-1])
     proof = "enumerated" if proofs == {"enumerated"} and certain else "residual"
     return Answer(
@@ -116,7 +116,7 @@ def join(parts: Sequence[Answer]) -> Answer:
     )
 
 
-def tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:
+def rank_tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:
     """Top-1, top-5 and median rank over some positions; None if there are none."""
     chosen = [rank[t] for t in positions]
     if not chosen:
@@ -130,7 +130,7 @@ def tally(rank: list[float], positions: list[int]) -> dict[str, Any] | None:
 
 
 def verdicts(answer: Answer, truth: Tensor, at_floor: bool) -> list[str]:
-    """What became of each token: recovered, ambiguous or not found.
+    """The verdict on each token: recovered, ambiguous or not found.
 
     Ambiguous: another token explains the evidence as exactly. Either several tokens lie within the
     floor at that position, or the whole answer does although it is not the truth.

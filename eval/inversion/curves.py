@@ -1,8 +1,8 @@
-"""Recovery against what is shown of a site: the number of channels, or the noise in the target.
+"""Recovery curves: against the number of channels shown, or against noise in the target.
 
 A curve starts from a grid and is bisected where recovery crosses one half. More channels or less
-noise never make a token harder to tell, so a curve is monotone in expectation; of what was
-measured, with a few prompts, the nearest monotone curve is taken (isotonic regression). Every point
+noise never make a token harder to tell, so a curve is monotone in expectation. With a few prompts
+a measured curve is not; the nearest monotone one is taken (isotonic regression). Every point
 consists of ordinary rows, so that an interrupted curve goes on where it was; the curve itself is a
 row of kind "curve".
 """
@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from eval.errors import RequestError
-from eval.inversion.questions import Cell, Question, Site
+from eval.inversion.questions import GridCell, Question, Site
 from eval.inversion.run import Job, plan
 from eval.inversion.solvers import Solver
 from eval.models import Checkpoint, rows_at_once
@@ -29,64 +29,66 @@ from eval.text import Prompt
 HALF = 0.5
 """The share of tokens at which a curve is read."""
 NOISES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
-QUIETEST = 1e-6  # what is lost to less noise than this is lost to rounding
+QUIETEST = 1e-6  # tokens lost to less noise than this are lost to rounding
 RESOLUTION = 1.0  # dB: noise is bisected to this
 
 
 @dataclass(frozen=True)
 class Channels:
-    """How many channels are shown, `[:, :, :c]`, of a site that has `width`."""
+    """How many channels are shown, `[:, :, :c]`, of a site that has `width`.
+
+    `grid` has the values asked at first, the easiest first; `asked` the fields of a question that
+    ask some values; `of` is the value of a cell; `middle` the value to ask next between an easy and
+    a hard one, None where they are near enough. `difficulty` of a value rises along the curve, and
+    `value` is its inverse, infinite beyond the grid.
+    """
 
     width: int
     name = "channels"
 
     @property
     def grid(self) -> tuple[float, ...]:
-        """Powers of two, and the width, the easiest first."""
+        """Powers of two, and the width."""
         powers = {1 << i for i in range(self.width.bit_length())}
         return tuple(sorted(powers | {self.width}, reverse=True))
 
     def asked(self, values: Iterable[float]) -> dict[str, Any]:
-        """The fields of a question that ask these values."""
+        """Slices."""
         counts = [int(value) for value in values]
         return {"slices": tuple(Slice(high=None if c == self.width else c) for c in counts)}
 
-    def of(self, cell: Cell) -> float:
-        """The value that a cell has."""
+    def of(self, cell: GridCell) -> float:
+        """Channels of its slice."""
         return self.width if cell.slice.high is None else cell.slice.high
 
     def middle(self, easy: float, hard: float) -> float | None:
-        """The value to ask next between two; None where they are near enough."""
+        """The mean."""
         return (easy + hard) // 2 if easy - hard > 1 else None
 
     def difficulty(self, value: float) -> float:
-        """Rises along the curve."""
+        """Minus the logarithm."""
         return -math.log(value)
 
     def value(self, difficulty: float) -> float:
-        """The whole channels that it takes; infinite where all are too few."""
+        """Whole channels, one at least."""
         if difficulty == -math.inf:
             return math.inf
-        return math.ceil(math.exp(-min(difficulty, 0.0)) - 1e-9)  # one is the fewest
+        return math.ceil(math.exp(-min(difficulty, 0.0)) - 1e-9)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How much noise the target has, as a fraction of its root mean square."""
+    """The noise in the target, as a fraction of its root mean square; methods as of `Channels`."""
 
     name = "noise"
-
-    @property
-    def grid(self) -> tuple[float, ...]:
-        """Geometric, after none at all."""
-        return NOISES
+    grid = NOISES
 
     def asked(self, values: Iterable[float]) -> dict[str, Any]:
-        """As of channels."""
+        """Noise."""
         return {"noise": tuple(values)}
 
-    def of(self, cell: Cell) -> float:
-        """As of channels."""
+    def of(self, cell: GridCell) -> float:
+        """Noise of its target."""
         return cell.noise
 
     def middle(self, easy: float, hard: float) -> float | None:
@@ -96,11 +98,11 @@ class Noise:
         return math.sqrt(easy * hard) if hard > easy * 10 ** (RESOLUTION / 20) else None
 
     def difficulty(self, value: float) -> float:
-        """As of channels."""
+        """The logarithm."""
         return math.log(value) if value else -math.inf
 
     def value(self, difficulty: float) -> float:
-        """The noise; infinite beyond the grid, none where recovery is below one half without."""
+        """Zero where recovery is below one half without any noise."""
         return math.exp(difficulty)
 
 
@@ -151,7 +153,7 @@ class Curve:
         wanted = self.axis.grid
         while wanted:
             jobs = self.jobs(wanted)
-            known |= {row["key"]: row for row in answer(jobs, results)}
+            known |= {row["key"]: row for row in run_jobs(jobs, results)}
             for job in jobs:
                 for cell in job.cells:
                     points.setdefault(self.axis.of(cell), []).append(known[job.key(cell)])
@@ -210,10 +212,10 @@ class Curve:
         return row
 
 
-def answer(jobs: Iterable[Job], results: Results) -> list[Row]:
+def run_jobs(jobs: Iterable[Job], results: Results) -> list[Row]:
     """Saves the rows that are not there yet as they come, and returns them.
 
-    What a gradient solver can treat at once becomes one batch, whatever is shown.
+    Cells that a gradient solver can treat at once become one batch, of any slices.
     """
     remaining: list[Job] = []
     together: dict[str, list[Job]] = {}
@@ -248,7 +250,7 @@ def plan_curves(
     """The curves of a checkpoint.
 
     Args:
-        checkpoint: what is asked about.
+        checkpoint: the model.
         layers: numbers, or `all` or `last`.
         axes: some of `channels` and `noise`; methods with a prior are asked about noise alone.
         methods: by name.

@@ -1,4 +1,4 @@
-"""Inversion problems: what is shown of a circuit's output, and how exact that showing is."""
+"""Inversion problems: a slice of a circuit's outputs, and the rounding floor of each."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Problem:
 
     Attributes:
         circuit: the function to be inverted.
-        slice: what is shown.
+        slice: the positions and channels shown.
         length: number of tokens T of each prompt.
         target: the outputs shown, `(P, S, C)`, in fp32, with noise in them if noise was asked for.
         floor: the distance that rounding alone makes at each shown position, `(P, S)`.
         limit: the distance up to which an answer is as good as the truth, `(P, S)`: ten floors, and
-            what the noise adds.
+            the length of the noise.
         noise: standard deviation of the noise in each channel, `(P, S)`; 0 where there is none.
     """
 
@@ -64,7 +64,7 @@ class Problem:
     def runs(self) -> list[Problem]:
         """A problem for each run of neighbouring positions shown, of the prompt up to its end.
 
-        Of a causal model: what comes after the run does not change its outputs.
+        Of a causal model: later tokens do not change the run's outputs.
         """
         shown = self.slice.positions(self.length)
         starts = [i for i, t in enumerate(shown) if not i or shown[i - 1] != t - 1]
@@ -90,7 +90,7 @@ class Problem:
         return torch.linalg.vector_norm(self.slice.select(outputs) - self.target, dim=-1)
 
     def residual(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Distance of `(P, T)` tokens' outputs from what is shown, and whether it is none.
+        """Distance of `(P, T)` tokens' outputs from the target, and whether it is within the limit.
 
         Returns:
             `(P,)` distances over the whole slice, and `(P,)` booleans: within the limit everywhere.
@@ -176,7 +176,7 @@ class Batch:
 
     @torch.no_grad()
     def solved(self, tokens: Tensor) -> Tensor:
-        """Which rows of `(B, T)` tokens explain what is shown, within the limit, `(B,)`."""
+        """Which rows of `(B, T)` tokens explain the target, within the limit, `(B,)`."""
         shown = zip(self.problems, self._outputs(self.circuit.embed(tokens)), strict=True)
         return torch.cat([(p.distances(o) <= p.limit).all(dim=-1) for p, o in shown])
 
@@ -322,7 +322,7 @@ def _check_causal(
     first = Slice(0, half)
     for circuit, each, outputs in zip(circuits, measured, cut(whole.of_tokens(other)), strict=True):
         moved = (outputs - each.outputs)[:, :half].norm(dim=-1)
-        # steps cannot see what comes after: how they differ would excuse what is looked for here
+        # steps cannot see later tokens: their differences would hide the very fault looked for here
         without = each._replace(apart=each.apart[:WHOLE])
         if (moved > ACCEPT * without.floor(first)).any():
             raise RequestError(

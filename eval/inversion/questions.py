@@ -1,4 +1,4 @@
-"""What is asked: a question is a grid of cells, each a row to be; suites write questions down.
+"""Questions: each is a grid of cells, and each cell one row to be. Suites are files of questions.
 
 Suites are `quick`, `standard`, `full`, or a YAML file of one's own:
 
@@ -59,11 +59,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every checkpoint: the product of all fields.
+    """A grid that is asked of every checkpoint: the product of all fields.
 
     Attributes:
         methods: solvers by label.
-        slices: what is shown.
+        slices: the positions and channels shown.
         layers: numbers from 0 (the embedding), tuples of layers to be joined, `all` (every block's)
             or `last`.
         parts: of `eval.circuit.PARTS`.
@@ -101,7 +101,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One row to be."""
 
     site: Site

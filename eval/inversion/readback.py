@@ -1,7 +1,7 @@
 """Read-backs: how a circuit's output moves with the token at its position, fitted as a linear map.
 
 After one and the same prefix, outputs of different tokens are x A + c + scatter: x is a token's
-embedding, A the slopes, c what the prefix adds. Slopes and the scatter's covariance are fitted on
+embedding, A the slopes, c the prefix's own share. Slopes and the scatter's covariance are fitted on
 tokens that stand after prefixes of ordinary text, each prefix's mean taken out. Where the output of
 some token after the prefix is known, c drops out, and every other token is judged by the distance
 of the target from where the slopes put it, in the scatter's metric: linear discriminant analysis
@@ -24,43 +24,8 @@ CANDIDATES = 64  # tokens after each: half of them drawn from text, half from th
 ALONE = 4096  # tokens run at the first position
 TOGETHER = 1024  # of them at once
 WINDOWS = 64, 32, 8  # of text, the tokens of each, and windows that will do
-SHRINK = (
-    1e-3  # of the mean variance is added to the embeddings', of each channel's to the scatter's
-)
+SHRINK = 1e-3  # of the mean variance, added to the embeddings' and to each channel's scatter
 LEAST = 1e-6  # of the mean variance of channels: no channel's scatter is taken for less
-
-
-@dataclass(frozen=True)
-class ReadBack:
-    """What was fitted of a circuit.
-
-    Attributes:
-        embeddings: of all tokens, `(V, D)`.
-        tensors: `slopes` `(D, width)` and `scatter` `(width, width)` after a prefix; the same at
-            the first position, `first.slopes` and `first.scatter`, with the means `first.embedding`
-            `(D,)` and `first.output` `(width,)`.
-    """
-
-    embeddings: Tensor
-    tensors: dict[str, Tensor]
-    _guessers: dict[tuple[int, int | None, bool], "Guesser"] = field(default_factory=dict)
-
-    def guesser(self, low: int, high: int | None, first: bool) -> "Guesser":
-        """Guesses from the channels low ... high, at the first position or after a prefix."""
-        key = low, high, first
-        if key not in self._guessers:
-            kind = "first." if first else ""
-            slopes = self.tensors[f"{kind}slopes"][:, low:high].double()
-            scatter = self.tensors[f"{kind}scatter"][low:high, low:high].double()
-            metric = whitening(scatter, SHRINK)
-            self._guessers[key] = Guesser(
-                self.embeddings, metric.to(self.embeddings), (slopes @ metric).to(self.embeddings)
-            )
-        return self._guessers[key]
-
-    def start(self, low: int, high: int | None) -> tuple[Tensor, Tensor]:
-        """The mean output at the first position, `(1, C)`, and the embedding behind it."""
-        return self.tensors["first.output"][None, low:high], self.tensors["first.embedding"][None]
 
 
 class Guesser:
@@ -78,7 +43,7 @@ class Guesser:
         self.lengths = torch.cat(parts) / 2
 
     def read(self, target: Tensor, output: Tensor, embedding: Tensor) -> Tensor:
-        """What `scores` weighs embeddings with, `(P, D)`.
+        """The weights of embeddings in `scores`, `(P, D)`.
 
         Args:
             target: the outputs shown, `(P, C)`.
@@ -96,12 +61,41 @@ class Guesser:
         return ((outputs - target) @ self.metric).square().sum(dim=-1).argmin()
 
 
-def whitening(scatter: Tensor, shrink: float) -> Tensor:
-    """What gives differences of a scatter `(C, C)` unit scatter, `(C, C)`: `difference @ it`.
+@dataclass(frozen=True)
+class ReadBack:
+    """The fit of a circuit.
 
-    Args:
-        scatter: a covariance, its diagonal above 0.
-        shrink: added to each channel's variance, as a share of it.
+    Attributes:
+        embeddings: of all tokens, `(V, D)`.
+        tensors: `slopes` `(D, width)` and `scatter` `(width, width)` after a prefix; the same at
+            the first position, `first.slopes` and `first.scatter`, with the means `first.embedding`
+            `(D,)` and `first.output` `(width,)`.
+    """
+
+    embeddings: Tensor
+    tensors: dict[str, Tensor]
+    _guessers: dict[tuple[int, int | None, bool], Guesser] = field(default_factory=dict)
+
+    def guesser(self, low: int, high: int | None, first: bool) -> Guesser:
+        """Guesses from the channels low ... high, at the first position or after a prefix."""
+        key = low, high, first
+        if key not in self._guessers:
+            kind = "first." if first else ""
+            slopes = self.tensors[f"{kind}slopes"][:, low:high].double()
+            scatter = self.tensors[f"{kind}scatter"][low:high, low:high].double()
+            metric, E = whitening(scatter, SHRINK), self.embeddings
+            self._guessers[key] = Guesser(E, metric.to(E), (slopes @ metric).to(E))
+        return self._guessers[key]
+
+    def start(self, low: int, high: int | None) -> tuple[Tensor, Tensor]:
+        """The mean output at the first position, `(1, C)`, and the embedding behind it."""
+        return self.tensors["first.output"][None, low:high], self.tensors["first.embedding"][None]
+
+
+def whitening(scatter: Tensor, shrink: float) -> Tensor:
+    """A matrix `(C, C)` that gives differences of a scatter `(C, C)` unit scatter.
+
+    To each channel's variance, above 0, a share of it is added: `shrink`.
     """
     size = scatter.diagonal().sqrt()
     like = scatter / size / size[:, None]
@@ -116,7 +110,7 @@ class _Moments:
         self.count, self.shift, self.sums = 0, None, []
 
     def add(self, x: Tensor, y: Tensor, apart: bool = False) -> None:
-        """Adds more; what is `apart` is taken around its own mean, all else around the first's."""
+        """Adds more: each batch around its own mean if `apart`, else all around the first's."""
         x, y = x.double(), y.double()
         if apart or self.shift is None:
             self.shift = x.mean(dim=0), y.mean(dim=0)
@@ -135,12 +129,9 @@ class _Moments:
         scatter = yy - slopes.T @ xy - xy.T @ slopes + slopes.T @ xx @ slopes
         least = LEAST * yy.diagonal().mean() + torch.finfo(torch.float32).tiny
         scatter.diagonal().clamp_(min=least)
-        return {
-            "slopes": slopes.float(),
-            "scatter": scatter.float(),
-            "embedding": (self.shift[0] + x).float(),
-            "output": (self.shift[1] + y).float(),
-        }
+        means = {"embedding": self.shift[0] + x, "output": self.shift[1] + y}
+        fit = {"slopes": slopes, "scatter": scatter} | means
+        return {name: tensor.float() for name, tensor in fit.items()}
 
 
 @torch.no_grad()
@@ -182,10 +173,7 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
             moments.add(x, y, apart=True)
     fits = []
     for alone, later in zip(first, after, strict=True):
-        fit = alone.fit()
-        slopes = later.fit() if later.count else fit
-        fits.append(
-            {name: slopes[name] for name in ("slopes", "scatter")}
-            | {f"first.{name}": tensor for name, tensor in fit.items()}
-        )
+        fit = {f"first.{name}": tensor for name, tensor in alone.fit().items()}
+        slopes = (later if later.count else alone).fit()
+        fits.append({name: slopes[name] for name in ("slopes", "scatter")} | fit)
     return fits

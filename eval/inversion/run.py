@@ -1,4 +1,4 @@
-"""Jobs, what runs at once of a question: each poses its problems, calls the solver, gives rows."""
+"""Jobs: parts of a question that run at once. Each poses problems, calls a solver, gives rows."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from eval.inversion.answer import (
     Answer,
     is_permuted,
     nearest_rival,
+    rank_tally,
     set_recall,
-    tally,
     verdicts,
 )
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Batch, Measured, Problem, measure_layers, pose
-from eval.inversion.questions import Cell, Question, Site
+from eval.inversion.questions import GridCell, Question, Site
 from eval.inversion.readback import WINDOWS, ReadBack, fit_readbacks
 from eval.inversion.solvers import Solver, Tools
 from eval.models import Checkpoint, candidates_at_once, rows_at_once
@@ -52,7 +52,7 @@ class Job:
     prompts: tuple[Prompt, ...]
     corpus: str
     allowed: tuple[int, ...] | None = None
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[GridCell] = field(default_factory=list)
     directory: Path | None = None
 
     @property
@@ -65,12 +65,12 @@ class Job:
         """The rows' keys."""
         return [self.key(cell) for cell in self.cells]
 
-    def key(self, cell: Cell) -> str:
-        """The row's key: what is asked, of which model, by which method, from which chance.
+    def key(self, cell: GridCell) -> str:
+        """The row's key: the question, the model, the method and the source of chance.
 
-        Not what else a run was given: floors are measured, and shuffled targets taken, among its
-        prompts of one length, and lexicons read its corpus. Rows that are there stay as they are
-        where these change; another directory asks anew.
+        The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
+        its prompts of one length, and lexicons read its corpus. Rows that are there stay as they
+        are where these change; another directory asks anew.
         """
         return row_key(
             *self.checkpoint.identity,
@@ -106,7 +106,7 @@ class Job:
 
     def rows(self) -> list[Row]:
         """Answers the cells: a row of each."""
-        grouped: dict[Any, list[Cell]] = {}
+        grouped: dict[Any, list[GridCell]] = {}
         for cell in self.cells:
             grouped.setdefault(cell.target, []).append(cell)
         problems = [self._pose(cells) for cells in grouped.values()]
@@ -124,38 +124,32 @@ class Job:
                 rows.append(self._row(cells[row], answers[row], problem, p, *verified))
         return rows
 
-    def _pose(self, cells: list[Cell]) -> Problem:
+    def _pose(self, cells: list[GridCell]) -> Problem:
         """The problem of cells that share a target."""
         first = cells[0]
-        numbers, measured = self._measure(first.site, len(first.prompt.tokens))
-        rows = [numbers[cell.prompt] for cell in cells]
+        prompts, measured = self._measure(first.site, len(first.prompt.tokens))
+        rows = [prompts.index(cell.prompt) for cell in cells]
         if first.control == SHUFFLED:
-            rows = [(row + 1) % len(numbers) for row in rows]
+            rows = [(row + 1) % len(prompts) for row in rows]
         of_these = measured._replace(outputs=measured.outputs[rows], apart=measured.apart[:, rows])
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
         circuit = self._circuit(first.site)
         return pose(circuit, truth, first.slice, of_these, first.noise, chance)
 
-    def _measure(self, site: Site, length: int) -> tuple[dict[Prompt, int], Measured]:
-        """Of all prompts of one length; of all layers asked for here, in the same passes."""
-        same = tuple(prompt for prompt in self.prompts if len(prompt.tokens) == length)
-        kept = self.checkpoint.kept
-        if ("measured", site, same) not in kept:
+    def _measure(self, site: Site, length: int) -> tuple[list[Prompt], Measured]:
+        """All prompts of one length; of all layers asked for here, measured in the same passes."""
+        same = [prompt for prompt in self.prompts if len(prompt.tokens) == length]
+        kept: dict[Site, Measured] = self.checkpoint.keep(("measured", tuple(same)), dict)
+        if site not in kept:
             sites = dict.fromkeys([site, *(cell.site for cell in self.cells)])
-            wanted = [
-                each
-                for each in sites
-                if (each.part, each.without) == (site.part, site.without)
-                and ("measured", each, same) not in kept
-            ]
+            alike = (site.part, site.without)
+            wanted = [s for s in sites if s not in kept and (s.part, s.without) == alike]
             device = self.checkpoint.model.embedding.weight.device
-            truth = torch.tensor([prompt.tokens for prompt in same], device=device)
-            numbers = {p: i for i, p in enumerate(same)}
-            results = measure_layers([self._circuit(each) for each in wanted], truth)
-            for each, measured in zip(wanted, results, strict=True):
-                kept["measured", each, same] = numbers, measured
-        return kept["measured", site, same]
+            tokens = torch.tensor([prompt.tokens for prompt in same], device=device)
+            results = measure_layers(list(map(self._circuit, wanted)), tokens)
+            kept.update(zip(wanted, results, strict=True))
+        return same, kept[site]
 
     def _lexicon(self, circuit: Circuit) -> Lexicon:
         """Of as many sites as fit into the memory that the model takes, or into `ROOM`."""
@@ -190,7 +184,13 @@ class Job:
         return self.checkpoint.keep(("circuit", site), lambda: site.circuit(self.checkpoint))
 
     def _row(
-        self, cell: Cell, answer: Answer, problem: Problem, p: int, residual: float, within: bool
+        self,
+        cell: GridCell,
+        answer: Answer,
+        problem: Problem,
+        p: int,
+        residual: float,
+        within: bool,
     ) -> Row:
         checkpoint, prompt = self.checkpoint, cell.prompt
         unproved = uncertified(problem.circuit.model)
@@ -230,8 +230,8 @@ class Job:
             "truth_text": checkpoint.pieces(tokens),
             "found_text": checkpoint.pieces(named),
             "rank": rank,
-            "self": tally(rank, seen),
-            "nonself": tally(rank, hidden),
+            "self": rank_tally(rank, seen),
+            "nonself": rank_tally(rank, hidden),
             "exact": named == tokens,
             "set_recall": set_recall(named, tokens, hidden),
             "permuted": is_permuted(named, tokens, hidden),
@@ -269,7 +269,7 @@ def plan(
     Args:
         checkpoint: one of those asked.
         question: the grid.
-        prompts: what is to be recovered.
+        prompts: to be recovered.
         corpus: whose background text the searches guess from.
         batch: rows that are answered at once; None: as many as the device's memory bears. A sweep
             takes all layers of a prompt in one pass, so that its batch is of whole prompts, one at
@@ -298,7 +298,7 @@ def plan(
                 f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
                 "model in float32, or ask alternating"
             )
-        groups: dict[Any, list[Cell]] = {}
+        groups: dict[Any, list[GridCell]] = {}
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
             length = len(prompt.tokens)
             shown.channels(site.circuit(checkpoint).width)
@@ -308,7 +308,7 @@ def plan(
                 continue
             seeds = question.seeds if method.random or noise else question.seeds[:1]
             for seed, control in product(seeds, controls):
-                cell = Cell(site, shown, prompt, seed, noise, control or checkpoint.control)
+                cell = GridCell(site, shown, prompt, seed, noise, control or checkpoint.control)
                 alike = {
                     "batch": (control,),
                     "layers": (site.part, site.without, *cell.target[1:]),
@@ -328,15 +328,15 @@ def plan(
     return jobs
 
 
-def _batches(cells: list[Cell], batch: int, shared: bool) -> Iterator[list[Cell]]:
+def _batches(cells: list[GridCell], batch: int, shared: bool) -> Iterator[list[GridCell]]:
     """Cells in batches; where sites share a pass, each batch has the same sites of its prompts."""
     if not shared:
         yield from (cells[i : i + batch] for i in range(0, len(cells), batch))
         return
-    by_prompt: dict[Prompt, list[Cell]] = {}
+    by_prompt: dict[Prompt, list[GridCell]] = {}
     for cell in cells:
         by_prompt.setdefault(cell.prompt, []).append(cell)
-    by_sites: dict[tuple[Site, ...], list[list[Cell]]] = {}
+    by_sites: dict[tuple[Site, ...], list[list[GridCell]]] = {}
     for group in by_prompt.values():
         by_sites.setdefault(tuple(cell.site for cell in group), []).append(group)
     for sites, groups in by_sites.items():

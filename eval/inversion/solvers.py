@@ -2,7 +2,7 @@
 
     @solver("search", random=True)
     def name(batch, chance, *, starts=24) -> list[Answer]:
-        '''What pages say of it.'''
+        '''Its description on pages.'''
 
 Those that descend have a decorator with a loop, `gradient.loop.gradient`.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")
 FAMILIES = ("gradient", "prior", "search", "control")
-"""In the order of reading: a `prior` measures what the model expects too, a `control` nothing."""
+"""In the order of reading: a `prior` also measures what the model expects, a `control` nothing."""
 NAMES: dict[str, Collection[Any]] = {
     "objective": (*OBJECTIVES, "huber(delta)", "mixed(alpha, beta)"),
     "variable": VARIABLES,
@@ -60,7 +60,7 @@ F = TypeVar("F", bound=Solve)
 
 @dataclass(frozen=True)
 class Tools:
-    """What a solver may use beside the problems, if it has a parameter of that name.
+    """Tools beside the problems; a solver gets those that are parameters of its function.
 
     Attributes:
         truth: the tokens, `(B, T)`. Only the published protocol's own criterion looks at them;
@@ -85,7 +85,7 @@ class Solver:
         settings: keyword-only arguments, recorded in every row.
         needs: fields of `Tools` that it is given.
         code: of a user's own file, its SHA-256; None for our own.
-        together: what one call may answer: problems of a "batch" that have nothing but the model
+        together: the problems of one call: those of a "batch" that have nothing but the model
             and the length in common, "layers" of the same prompts, or one "problem".
         cost: tokens it is likely to send through the circuit for one prompt, given the vocabulary,
             the length and the hidden tokens; for the time-left estimate alone.
@@ -113,12 +113,12 @@ class Solver:
 
     @property
     def text(self) -> str:
-        """What pages say of it: its docstring, up to the arguments."""
+        """Its description on pages: its docstring, up to the arguments."""
         return " ".join((inspect.getdoc(self.function) or "").split("\nArgs:")[0].split())
 
     @property
     def slices(self) -> str:
-        """What may be shown to it, in words."""
+        """The slices that it takes, in words."""
         if self.hidden is None:
             return "any slice"
         least, most = self.hidden[0], self.hidden[-1]
@@ -129,7 +129,7 @@ class Solver:
 
     @property
     def setting_texts(self) -> dict[str, str]:
-        """What its docstring says of each setting; empty where it says nothing."""
+        """The help of each setting, from its docstring; empty where it has none."""
         documented = docstring_parser.parse(inspect.getdoc(self.function) or "").params
         texts = {each.arg_name: " ".join((each.description or "").split()) for each in documented}
         choices = {name: f" One of {', '.join(values)}." for name, values in NAMES.items()}

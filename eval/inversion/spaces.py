@@ -1,9 +1,8 @@
-"""The spaces of a descent: what it descends on, the objective it lowers, and the way to tokens.
+"""The spaces of a descent: its variable, the objective that it lowers, and the way to tokens.
 
 * variable: the embeddings themselves, or vectors over the vocabulary times them (`VARIABLES`).
-* objective: how far the outputs of a guess are from what is shown: shown outputs and their target,
-  `(P, S, C)` each, to a loss per prompt, `(P,)`. Some take settings in their name:
-  `mixed(1.0, 0.01)`.
+* objective: how far the outputs of a guess are from those shown: `(P, S, C)` outputs and their
+  target to a loss per prompt, `(P,)`. Some take settings in their name: `mixed(1.0, 0.01)`.
 * decoder: from vectors to scores of the vocabulary at each position (`DECODERS`).
 """
 
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, huber_loss, normalize
 
 from eval.errors import RequestError
 
@@ -46,8 +44,8 @@ def width(variable: str, vocabulary: Tensor) -> int:
     return vocabulary.shape[1] if variable == "embedding" else vocabulary.shape[0]
 
 
-def embeddings(variable: str, x: Tensor, vocabulary: Tensor) -> Tensor:
-    """What the model reads, `(B, T, D)`, of a variable `(B, T, D)` or `(B, T, V)`."""
+def model_input(variable: str, x: Tensor, vocabulary: Tensor) -> Tensor:
+    """The model's input, `(B, T, D)`, of a variable `(B, T, D)` or `(B, T, V)`."""
     if variable == "embedding":
         return x
     return (x.softmax(dim=-1) if variable == "softmax" else x) @ vocabulary
@@ -70,18 +68,18 @@ def square(shown: Tensor, target: Tensor) -> Tensor:
 
 def cosine(shown: Tensor, target: Tensor) -> Tensor:
     """1 - cos of the angle between the whole slices, each taken as one vector."""
-    return 1 - functional.cosine_similarity(shown.flatten(1), target.flatten(1), dim=-1)
+    return 1 - cosine_similarity(shown.flatten(1), target.flatten(1), dim=-1)
 
 
 def cosine_positions(shown: Tensor, target: Tensor) -> Tensor:
     """1 - cos at each position, summed."""
-    return (1 - functional.cosine_similarity(shown, target, dim=-1)).sum(dim=1)
+    return (1 - cosine_similarity(shown, target, dim=-1)).sum(dim=1)
 
 
 def relative(shown: Tensor, target: Tensor) -> Tensor:
     """Squared distance at each position in units of its target's length, summed.
 
-    So that no position drowns the others, and the value says by itself how near a guess is.
+    No position drowns the others, and the value by itself says how near a guess is.
     """
     return residuals(shown, target).square().sum(dim=1)
 
@@ -93,21 +91,14 @@ def residuals(shown: Tensor, target: Tensor) -> Tensor:
 
 def huber(delta: float = 1.0) -> Objective:
     """Huber's loss, quadratic up to `delta` and linear beyond, averaged over the slice."""
-
-    def loss(shown: Tensor, target: Tensor) -> Tensor:
-        each = functional.huber_loss(shown, target, reduction="none", delta=delta)
-        return each.mean(dim=(1, 2))
-
-    return loss
+    return lambda shown, target: huber_loss(shown, target, reduction="none", delta=delta).mean(
+        dim=(1, 2)
+    )
 
 
 def mixed(alpha: float = 1.0, beta: float = 0.01) -> Objective:
     """alpha * `cosine` + beta * `l1`."""
-
-    def loss(shown: Tensor, target: Tensor) -> Tensor:
-        return alpha * cosine(shown, target) + beta * l1(shown, target)
-
-    return loss
+    return lambda shown, target: alpha * cosine(shown, target) + beta * l1(shown, target)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -162,10 +153,10 @@ def by_distance(circuit: Circuit, solution: Tensor) -> Tensor:
 
 @torch.no_grad()
 def by_normed_direction(circuit: Circuit, solution: Tensor) -> Tensor:
-    """Cosine of the angle between what the first block's norm makes of vector and embedding.
+    """Cosine of the angle between vector and embedding, both after the first block's norm.
 
     A hidden token is seen through that norm alone, which takes its length (and, for a layer norm,
-    its mean) away: what the norm removes says nothing of the token.
+    its mean) away: these say nothing of the token.
     """
     model = circuit.model
     norm, weight = model.blocks[0].norm_token, model.embedding.weight.detach()
@@ -189,12 +180,7 @@ DECODERS: dict[str, Callable[[Circuit, Tensor], Tensor]] = {
 
 
 def decode(circuit: Circuit, solution: Tensor, name: str = "euclid") -> Tensor:
-    """Scores of all tokens at each position, `(B, T, D) -> (B, T, V)`; higher is better.
-
-    Args:
-        circuit: whose embedding is decoded.
-        solution: vectors at the embedding's place.
-        name: one of `DECODERS`.
+    """Scores of all tokens at each position, `(B, T, D) -> (B, T, V)`, by one of `DECODERS`.
 
     Raises:
         RequestError: an unknown name.

@@ -1,1 +1,1 @@
-"""What a fitted reader finds in a site: linear probes, a trained inverter, local geometry."""
+"""Probes of a site: linear probes, a trained inverter, local geometry, retrieval."""

@@ -1,7 +1,7 @@
 """A trained inverter: a small bidirectional decoder from a slice to every token; as a task.
 
-Its information is a lower bound of what the slice tells (and of what stories are like, which it
-learns as well): H(token) - CE, and in published figures I_e = 1 - CE / ln V (Badger, 2602.13466).
+Its information is a lower bound of the slice's (with the statistics of stories, which it learns as
+well): H(token) - CE, and in published figures I_e = 1 - CE / ln V (Badger, 2602.13466).
 It starts as the Gaussian probe, which reads each shown output by itself: its blocks add nothing
 yet, its head is the probe. Hidden positions hold a learnt vector.
 """
@@ -19,12 +19,12 @@ from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, token_means
 from eval.models import Checkpoint, tokens_at_once
-from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, Score, Stories, score_unigram
+from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, ProbeText, TokenScore, score_unigram
 from eval.rows import Results, Row, row_key
 from eval.slices import Slice
 
 WARM_UP = 0.1  # of the steps
-METRIC_FLOOR = 1e-3  # of the whole covariance: no direction is stretched beyond what is of use
+METRIC_FLOOR = 1e-3  # of the whole covariance: no direction is stretched beyond use
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Inverter(nn.Module):
     Args:
         probe: where to start from: logits of a shown position's token from its output.
         metric: the covariance of outputs of one token, `(C, C)`: features are whitened by it.
-        log_share: what to start from at hidden positions, `(V,)`.
+        log_share: the start at hidden positions, `(V,)`.
         shown: the positions that are shown.
         length: T.
         decoding: its size.
@@ -164,10 +164,10 @@ def _train(
 @torch.no_grad()
 def score_inverter(
     circuit: Circuit, shown: Slice, windows: Tensor, inverter: Inverter
-) -> tuple[Score, Score]:
+) -> tuple[TokenScore, TokenScore]:
     """How well it says the shown (self) and the hidden (non-self) tokens of other stories."""
     V, T = len(circuit.vocabulary), windows.shape[1]
-    of_shown, of_hidden = Score(V), Score(V)
+    of_shown, of_hidden = TokenScore(V), TokenScore(V)
     hidden = [t for t in range(T) if t not in set(inverter.shown)]
     for batch in windows.split(max(1, tokens_at_once(circuit.model) // T)):
         logits = inverter(shown.select(circuit.of_tokens(batch)))
@@ -182,7 +182,7 @@ class Inversion:
     """A task: one trained inverter of a layer's slice."""
 
     checkpoint: Checkpoint
-    stories: Stories
+    stories: ProbeText
     layer: int
     slice: Slice
     decoding: Decoding

@@ -1,4 +1,4 @@
-"""Linear probes: what a linear reader of one output says of the tokens around it; as tasks.
+"""Linear probes of an output for the tokens around it; as tasks.
 
 For every layer and offset o a classifier from the output at position t to the token at t + o, in
 three kinds: ridge and Gaussian in closed form (`eval.classifiers`), and softmax regression by AdamW
@@ -36,7 +36,7 @@ DECAY = 0.01  # of the weights, in AdamW
 
 
 @dataclass(frozen=True)
-class Stories:
+class ProbeText:
     """Where the text comes from, and how much of it is used.
 
     Attributes:
@@ -53,7 +53,7 @@ class Stories:
 
     @property
     def fit(self) -> dict[str, Any]:
-        """What a fit depends on."""
+        """The fields that a fit depends on."""
         return {"corpus": self.corpus, "length": self.length, "train": self.train}
 
     def load(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class Training:
 
 
 @dataclass
-class Score:
+class TokenScore:
     """How a reader does on tokens: sums, and the figures made of them.
 
     Attributes:
@@ -125,7 +125,7 @@ class Score:
         information = 1 - figures["nats"] / math.log(self.vocabulary)
         return {"count": self.count, **figures, "information": information}
 
-    def beside(self, nothing: "Score") -> dict[str, Any]:
+    def beside(self, nothing: "TokenScore") -> dict[str, Any]:
         """The record, with that of a reader who looks at no output, and the gain over it, nats."""
         unigram, figures = nothing.record(), self.record()
         gain = None if figures["nats"] is None else unigram["nats"] - figures["nats"]
@@ -134,7 +134,7 @@ class Score:
 
 @torch.no_grad()
 def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
-    """What a site gives of stories, `(N, T)` tokens to `(N, T, F)`.
+    """A site's outputs for stories, `(N, T)` tokens to `(N, T, F)`.
 
     Raises:
         RequestError: numbers that are not finite.
@@ -178,20 +178,20 @@ def fit_linear(
 @torch.no_grad()
 def score_linear(
     outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
-) -> dict[str, Score]:
+) -> dict[str, TokenScore]:
     """How well probes of a site and an offset read other stories, as in `fit_linear`."""
-    scores = {kind: Score(len(probe.bias)) for kind, probe in probes.items()}
+    scores = {kind: TokenScore(len(probe.bias)) for kind, probe in probes.items()}
     for x, y in _batches(outputs, windows, offset):
         for kind, probe in probes.items():
             scores[kind].add(probe(x), y)
     return scores
 
 
-def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> Score:
-    """What the tokens' frequencies in `train` alone say of `valid`: no output is looked at."""
+def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> TokenScore:
+    """The score on `valid` of the tokens' frequencies in `train`, without any output."""
     counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + 0.5
     logits = (counts / counts.sum()).log().float()
-    score, tokens = Score(vocabulary), valid.flatten()
+    score, tokens = TokenScore(vocabulary), valid.flatten()
     for some in tokens.split(SCORED):
         score.add(logits.expand(len(some), -1), some)
     return score
@@ -244,7 +244,7 @@ class Probes:
     """A task: linear probes of all offsets of a layer."""
 
     checkpoint: Checkpoint
-    stories: Stories
+    stories: ProbeText
     layer: int
     offsets: tuple[int, ...]
     training: Training

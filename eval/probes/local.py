@@ -1,15 +1,16 @@
-"""What surrounds a prompt in a site: its Jacobian, and its basin of attraction; as tasks.
+"""Local geometry of a prompt: its Jacobian, and its basin of attraction; as tasks.
 
 The Jacobian's singular values say which changes of the hidden tokens can be seen in the visible
-outputs, and how well, if the visible tokens stay as they are. What no output can show is taken out
-first: a hidden token acts on others through a norm, which may remove its mean (LayerNorm) or its
-length (both kinds, in the first block). Such directions are not assumed but tested on the Jacobian.
-The basin says how far from the truth a solver may start and still end there.
+outputs, and how well, if the visible tokens stay as they are. Directions that no output can show
+are taken out first: a hidden token acts on others through a norm, which may remove its mean
+(LayerNorm) or its length (both kinds, in the first block). They are not assumed but tested on the
+Jacobian. The basin says how far from the truth a solver may start and still end there.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,18 +87,16 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
     dimensions = J.shape[1] - removed.shape[1]
     values = torch.linalg.svdvals(J)[:dimensions]
     smallest = float(values[-1]) if len(values) == dimensions else 0.0
-    largest, squares = float(values[0]), values.square()
-    if not largest:
-        return Geometry(J.shape[1], removed.shape[1], 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0)
+    largest, squares = float(values[0]), float(values.square().sum())
     return Geometry(
         inputs=J.shape[1],
         removed=removed.shape[1],
         sigma_max=largest,
         sigma_min=smallest,
         condition=largest / smallest if smallest else None,
-        frobenius=float(squares.sum().sqrt()),
-        stable_rank=float(squares.sum()) / largest**2,
-        effective_rank=float(effective_rank(values)),
+        frobenius=squares**0.5,
+        stable_rank=squares / largest**2 if largest else 0.0,
+        effective_rank=float(effective_rank(values)) if largest else 0.0,
         participation=float(participation(values)),
     )
 
@@ -161,7 +160,7 @@ def basin(
 
 
 def descend_from(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
-    """The solver `adam`, from a start, towards what `(P, T)` tokens give after the first `hidden`.
+    """The solver `adam`, from a start, towards the outputs of `(P, T)` tokens after the first k.
 
     It takes so many steps at most; a prompt that is solved earlier stops.
     """
@@ -207,43 +206,37 @@ class Local:
 
     def run(self, results: Results) -> list[Row]:
         """For every prompt one row of kind geometry, and one of kind basin for each radius."""
-        model = self.checkpoint.model
-        tokens = torch.tensor(
-            [p.tokens for p in self.prompts], device=model.embedding.weight.device
-        )
+        model, several = self.checkpoint.model, [prompt.tokens for prompt in self.prompts]
+        tokens = torch.tensor(several, device=model.embedding.weight.device)
         circuit = Circuit(model, self.layer)
         rows: list[Row] = []
         for prompt, ids in zip(self.prompts, tokens, strict=True):
             started = time.perf_counter()
             figures = asdict(local_geometry(circuit, ids, self.hidden))
-            seconds = round(time.perf_counter() - started, 4)
-            about = self._about(self._keys(prompt)[0], "geometry", prompt)
-            rows.append({**about, **figures, "seconds": seconds})
+            rows.append(self._row("geometry", prompt, 0, time.perf_counter() - started, figures))
         started = time.perf_counter()
         solve = descend_from(circuit, tokens, self.hidden, self.steps)
         ends = basin(solve, circuit, tokens, self.radii, self.seed)
         each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
         for i, (radius, end) in enumerate(zip(self.radii, ends, strict=True), start=1):
             for prompt, right in zip(self.prompts, end.float().cpu(), strict=True):
-                about = self._about(self._keys(prompt)[i], "basin", prompt)
-                rows.append(
-                    {
-                        **about,
-                        "method": "adam",
-                        "settings": {"steps": self.steps},
-                        "seed": self.seed,
-                        "radius": radius,
-                        "exact": bool(right.all()),
-                        "self": float(right[self.hidden :].mean()),
-                        "nonself": float(right[: self.hidden].mean()),
-                        "seconds": round(each, 4),
-                    }
-                )
+                figures = {
+                    "method": "adam",
+                    "settings": {"steps": self.steps},
+                    "seed": self.seed,
+                    "radius": radius,
+                    "exact": bool(right.all()),
+                    "self": float(right[self.hidden :].mean()),
+                    "nonself": float(right[: self.hidden].mean()),
+                }
+                rows.append(self._row("basin", prompt, i, each, figures))
         return rows
 
-    def _about(self, key: str, kind: str, prompt: Prompt) -> Row:
+    def _row(
+        self, kind: str, prompt: Prompt, number: int, seconds: float, figures: dict[str, Any]
+    ) -> Row:
         return {
-            "key": key,
+            "key": self._keys(prompt)[number],
             "kind": kind,
             "checkpoint": self.checkpoint.provenance,
             "site": {"layer": self.layer, "part": "block"},
@@ -252,6 +245,8 @@ class Local:
             "prompts": prompt.kind,
             "prompt": prompt.index,
             "truth": list(prompt.tokens),
+            **figures,
+            "seconds": round(seconds, 4),
         }
 
     def _keys(self, prompt: Prompt) -> list[str]:

@@ -1,13 +1,12 @@
 """Which story does a sentence belong to? Stories and sentences matched by their hidden states.
 
-A sentence and the rest of its story are read apart, each on its own; the pair is found when their
-states are more alike (cosine) than the sentence and any other story. Asked of the states as they
-are, and of a copy of the model after a short fit that pulls pairs together (InfoNCE, van den Oord
-et al. 1807.03748).
+A sentence and the rest of its story are read apart. A pair is matched when their states are more
+alike (cosine) than the sentence and any other story. It is asked of the states as they are, and of
+a copy of the model after a short fit that pulls pairs together (InfoNCE, van den Oord et al.
+1807.03748).
 """
 
 import copy
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import hypergeom
 from torch import Tensor
 
 from arch import LanguageModel
@@ -92,7 +92,7 @@ def sentence_pairs(
 
 @torch.no_grad()
 def states(model: LanguageModel, texts: list[Tokens], pool: str) -> Tensor:
-    """What a model makes of each of N texts at every layer, `(n_layers + 1, N, D)`.
+    """A model's state of each of N texts at every layer, `(n_layers + 1, N, D)`.
 
     Texts of about equal length share a batch; as many as the device's memory bears.
 
@@ -136,7 +136,7 @@ def _pool(x: Tensor, real: Tensor, lengths: Tensor, pool: str) -> Tensor:
 def nearer(sentences: Tensor, stories: Tensor) -> Tensor:
     """How many other stories are not less like each sentence than its own, `(Q,)`.
 
-    Ties count against it, and so does what cannot be compared: a likeness that is NaN.
+    Ties count against it, and so does a likeness that is NaN.
 
     Args:
         sentences: `(Q, D)`.
@@ -151,24 +151,17 @@ def top1(better: Tensor, pool: int, candidates: int) -> Interval:
     """The share of sentences whose own story comes first among `candidates`, with its interval.
 
     Exact over every way to draw the others: of the `pool - 1` other stories `better` come before
-    it, and none of them is among the `candidates - 1` drawn with probability
-    C(pool - 1 - better, candidates - 1) / C(pool - 1, candidates - 1). The interval is that over
-    sentences.
+    it, and the probability that none of them is among the `candidates - 1` drawn is hypergeometric.
+    The interval is that over sentences.
 
     Raises:
         RequestError: more candidates than stories.
     """
     if not 2 <= candidates <= pool:
         raise RequestError(f"{candidates} candidates: allowed are 2 to {pool}, the stories here")
-    remaining, drawn = (pool - 1 - better).double(), candidates - 1
-    log = _log_choose(remaining, drawn) - _log_choose(torch.tensor(pool - 1.0).double(), drawn)
-    chances = torch.where(remaining >= drawn, log.exp(), 0.0).tolist()
+    ahead = better.clamp(max=pool - 1).cpu().numpy()
+    chances = hypergeom.pmf(0, pool - 1, ahead, candidates - 1).tolist()
     return share(chances, [1] * len(chances), range(len(chances)), [0] * len(chances))
-
-
-def _log_choose(n: Tensor, k: int) -> Tensor:
-    n = n.clamp(min=k)
-    return torch.lgamma(n + 1) - torch.lgamma(n - k + 1) - math.lgamma(k + 1)
 
 
 @dataclass(frozen=True)
@@ -200,7 +193,7 @@ def fit_on_pairs(
 
     Args:
         model: stays as it is.
-        pairs: what to fit on.
+        pairs: to fit on.
         pool: last or mean.
         settings: of the fit.
 

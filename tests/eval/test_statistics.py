@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import bootstrap, t
 
-from eval.inversion.answer import tally
-from eval.probes.linear import Score
+from eval.inversion.answer import rank_tally
+from eval.probes.linear import TokenScore
 from eval.ranks import token_ranks
 from eval.statistics import Interval, at_most, clustered, exact_share, over_seeds, share, wilson
 
@@ -231,14 +231,14 @@ def test_scores_that_say_nothing_rank_as_chance_does(value):
     answers, scores = torch.full((V,), 7), torch.full((V, V), value)
     found = token_ranks(scores, torch.arange(V), answers).tolist()
     assert sum(found) / V == (V - 1) / 2
-    figures = tally(found, list(range(V)))
+    figures = rank_tally(found, list(range(V)))
     assert figures is not None
     assert figures["top1"] == figures["top5"] == 1 / V
 
 
 @pytest.mark.parametrize("value", [0.0, NAN])
 def test_a_reader_that_says_nothing_is_never_right(value):
-    score = Score(50)
+    score = TokenScore(50)
     score.add(torch.full((20, 50), value), torch.arange(20))
     found = score.record()
     assert found["top1"] == found["top5"] == 0

@@ -18,7 +18,7 @@ from eval.inversion.gradient.loop import (
 from eval.inversion.gradient.tokens import losses_of
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance
-from eval.inversion.spaces import by_distance, embeddings, width
+from eval.inversion.spaces import by_distance, model_input, width
 from eval.inversion.spaces import decode as decoded
 
 SPREAD = 2.0  # of a softmax's start: a flatter mixture is short, and lost where norms divide by it
@@ -45,13 +45,13 @@ def adam(
         start: embeddings to start from instead, `(B, T, D)`; for the variable "embedding" alone.
         free: which positions are descended on, `(B, T)`; the others stay as they start.
         rate: the first rate, in standard deviations of the embedding.
-        variable: what is descended on.
+        variable: that is descended on.
         decode: how tokens are read from the embeddings.
     """
     assert start is None or variable == "embedding"
 
     def read(x: Tensor) -> Tensor:
-        return embeddings(variable, x, rows.vocabulary)
+        return model_input(variable, x, rows.vocabulary)
 
     x = scaled_start(rows.batch, rows.chance, variable) if start is None else start
     moving = x.new_ones(len(x), 1, 1) if free is None else free[..., None]
@@ -245,14 +245,14 @@ def soda(
 ) -> Iterator[None]:
     """A softmax over the vocabulary at each position that decays, by an Adam that forgets.
 
-    Sparse one-hot discrete Adam (Skapars et al., 2507.01693). What the model reads is
+    Sparse one-hot discrete Adam (Skapars et al., 2507.01693). The model reads
     softmax(z / temperature) W. Adam does not correct for its moments' start; z decays at every
     step, the moments start anew now and then, and z itself from noise.
 
     Args:
         rows: of any slices.
         rate: of Adam on z.
-        keep: what is left of z at every step.
+        keep: the share of z that is kept at every step.
         temperature: of the softmax.
         spread: standard deviation of z at the start, which is zeros in the paper, and each time it
             starts anew.
@@ -262,7 +262,7 @@ def soda(
     W = rows.vocabulary
 
     def read(z: Tensor) -> Tensor:
-        return embeddings("softmax", z / temperature, W)
+        return model_input("softmax", z / temperature, W)
 
     def noise() -> Tensor:
         return spread * normal(rows.chance, (rows.length, len(W)), W)

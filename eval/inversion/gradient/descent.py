@@ -10,7 +10,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.gradient.loop import Rows, drive, normal, with_gradient
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, solver
-from eval.inversion.spaces import by_pseudo_inverse, embeddings, width
+from eval.inversion.spaces import by_pseudo_inverse, model_input, width
 from eval.inversion.spaces import objective as by_name
 from eval.rows import finite_or_none
 
@@ -51,8 +51,8 @@ def descent(
         steps: N; 500 in the reference.
         rate: the first rate; 0.02 in the reference's mixer code.
         hidden_rate: at positions that are not shown it is so many times as large.
-        objective: what is lowered.
-        variable: what is descended on.
+        objective: that is lowered.
+        variable: that is descended on.
         sequential: token by token, left to right, each in N steps from its own output alone, the
             tokens before it as they were found; a hidden token stays at its start.
     """
@@ -64,7 +64,7 @@ def descent(
         bar = batch.losses(true + SHIFT * normal(chance, true.shape[1:], true), loss)
 
     def losses(batch: Batch, x: Tensor) -> Tensor:
-        return batch.losses(embeddings(variable, x, W), loss)
+        return batch.losses(model_input(variable, x, W), loss)
 
     def move(part: Batch, x: Tensor, i: int, first: Tensor) -> Tensor:
         falling = (first * (steps - i) + first / 10 * i) / steps
@@ -98,7 +98,7 @@ def descent(
 
 
 def _scales(batch: Batch, hidden: float) -> Tensor:
-    """What the rate is multiplied by, `(B, T, 1)`: `hidden` at positions that are not shown."""
+    """Factors of the rate, `(B, T, 1)`: `hidden` at positions that are not shown."""
     scales = torch.full((batch.size, batch.length, 1), hidden)
     for problem, start, end in batch.spans():
         scales[start:end, problem.slice.positions(problem.length)] = 1.0

@@ -1,8 +1,8 @@
-"""What gradient solvers share: one loop, which rows leave once solved; each row's chance; Adam.
+"""The loop of gradient solvers, which rows leave once solved; each row's chance; Adam.
 
     @gradient(steps=500, title="name on pages")
     def name(rows, *, rate: float = 0.1):
-        '''What pages say of it.'''
+        '''Its description on pages.'''
         x = normal(rows.chance, ...)
         rows.scores = lambda: by_distance(rows.circuit, x)
         while True:
@@ -32,11 +32,12 @@ from eval.inversion.spaces import Objective
 from eval.inversion.spaces import objective as by_name
 from eval.tasks import SoFar, tell
 
+EPSILON = 1e-8  # keeps a step of Adam finite where the gradient has been none
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 SETTINGS = {
     "steps": "the most that a row takes.",
     "sweeps": "times that every position is visited; solved rows leave after each.",
-    "objective": "what is lowered.",
+    "objective": "that is lowered.",
     "check": "rows that are solved leave after every so many steps.",
 }
 """The help of the settings that solvers share."""
@@ -46,14 +47,12 @@ class Rows:
     """The rows that are still at work, as a solver sees them between two steps.
 
     Attributes:
-        batch: their problems.
-        chance: a source of chance for each.
+        batch, chance: their problems; a source of chance for each.
         scores: how well each token fits each position now, `() -> (B, T, V)`; higher is better. The
             solver sets it before its first step.
-        spent: tokens that each row sent through the circuit since the last step. The solver adds
-            to it.
+        spent: tokens that each row sent through the circuit since the last step; the solver adds.
         steps: the most that each takes.
-        objective: what is lowered.
+        objective: that is lowered.
         circuit, vocabulary, length: of the batch; the embedding is `(V, D)`.
     """
 
@@ -71,10 +70,9 @@ class Rows:
         return self.batch.losses(embeddings, self.objective)
 
     def kept(self, *state: Any) -> tuple[Any, ...]:
-        """What a solver holds for each row, less the rows that left after the last step.
+        """A solver's state, tensors `(B, ...)` or alike, less the rows that left last.
 
-        Args:
-            state: tensors `(B, ...)`, or anything that gives its part for `[rows]`.
+        Alike is anything that gives its part for `[rows]`.
         """
         return state if self._staying is None else tuple(each[self._staying] for each in state)
 
@@ -104,8 +102,8 @@ def drive(
         descend: a generator that yields after each step, and then drops from its state the rows
             that left (`Rows.kept`).
         steps: the most that any row takes.
-        check: after every so many, rows whose tokens explain what is shown leave with them.
-        objective: what is lowered.
+        check: after every so many, rows whose tokens explain the target leave.
+        objective: that is lowered.
 
     Raises:
         RequestError: no such objective.
@@ -162,7 +160,7 @@ def gradient(
         steps: the most that a row takes.
         sweeps: in place of steps and check, sweeps of as many steps as there are positions.
         check: solved rows leave after every so many steps.
-        objective: what is lowered; empty for a solver that has its own.
+        objective: that is lowered; empty for a solver that has its own.
         about: further arguments of `solver`.
 
     Raises:
@@ -200,7 +198,6 @@ class Moments:
         first, second: their decay.
         corrected: whether they are corrected for their start at zero.
         taken: steps so far.
-        epsilon: what keeps a step finite where the gradient has been none.
     """
 
     mean: Tensor
@@ -209,7 +206,6 @@ class Moments:
     second: float = 0.999
     corrected: bool = True
     taken: int = 0
-    epsilon: float = 1e-8
 
     def direction(self, gradient: Tensor) -> Tensor:
         """The step for a rate of 1, of entries about 1, to be subtracted."""
@@ -220,7 +216,7 @@ class Moments:
         if self.corrected:
             mean = mean / (1 - self.first**self.taken)
             square = square / (1 - self.second**self.taken)
-        return mean / (square.sqrt() + self.epsilon)
+        return mean / (square.sqrt() + EPSILON)
 
     def __getitem__(self, rows: Tensor) -> "Moments":
         return replace(self, mean=self.mean[rows], square=self.square[rows])

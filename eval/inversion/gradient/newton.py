@@ -23,7 +23,7 @@ ENOUGH = 0.05  # of the gradient may be left when the inner iteration ends
 
 @gradient(steps=200, check=10, random=True, title="L-BFGS", word="lbfgs")
 def lbfgs(rows: Rows, *, history: int = 10, decode: str = "euclid") -> Iterator[None]:
-    """Downhill on the vectors, with what earlier steps taught of the curvature.
+    """Downhill on the vectors, with a curvature estimated from earlier steps.
 
     Limited-memory BFGS (Nocedal & Wright, algorithm 7.5) on the embeddings. The line search bisects
     for the weak Wolfe conditions (Lewis & Overton, 2013), so that an objective with kinks will do
@@ -78,7 +78,7 @@ class _Point:
 
 @dataclass
 class _History:
-    """Earlier moves and what they changed of the gradient, `(B, H, N)`; the newest stands last.
+    """Earlier moves and the changes of the gradient with them, `(B, H, N)`; the newest stands last.
 
     Attributes:
         weights: 1 / (move . change), `(B, H)`; 0 where there is none.
@@ -166,7 +166,7 @@ def levenberg(
     Levenberg-Marquardt (Nocedal & Wright, section 10.3) on the residuals of the relative objective.
     A step d solves (J'J + damping) d = -J'r by conjugate gradients on the damped least squares
     (CGLS, Bjorck 1996), whose products with J and J' are exact. A row's damping falls where the
-    step kept what it promised, and rises where it did not.
+    loss fell as predicted, and rises where it did not.
 
     Args:
         rows: of any slices.
@@ -219,7 +219,7 @@ def _solve(near: Linear, x: Tensor, damping: Tensor, inner: int) -> tuple[Tensor
 
 
 def _residuals(batch: Batch, embeddings: Tensor) -> Tensor:
-    """What `relative` squares, `(B, M)`, filled up with zeros to the longest row."""
+    """The residuals of `relative`, `(B, M)`, filled up with zeros to the longest row."""
     most = max(problem.target[0].numel() for problem in batch.problems)
 
     def padded(shown: Tensor, target: Tensor) -> Tensor:

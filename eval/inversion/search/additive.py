@@ -1,4 +1,4 @@
-"""The additive model: what hidden tokens change in the visible outputs nearly adds up.
+"""The additive model: the changes that hidden tokens make in the visible outputs nearly add up.
 
 With the change that each token makes at each hidden position known (one exact pass of the whole
 vocabulary a position), the outputs of any of the V^k choices follow by addition. The choice that
@@ -45,7 +45,7 @@ def explain(
     """
     k = len(changes)
     lengths = [change.square().sum(dim=1) for change in changes]
-    # the position that explains most goes first: what remains for the others is least blurred
+    # the position with the largest changes goes first: the remainder is then least blurred
     order = sorted(range(k), key=lambda j: -float(lengths[j].mean()))
     remaining, chosen = missing[None], torch.zeros(1, k, dtype=torch.long, device=missing.device)
     for j in order:
@@ -85,7 +85,7 @@ def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
 
 
 def metric_of_misses(features: Tensor, changes: list[Tensor]) -> Tensor:
-    """What gives unit scatter to the errors of `extrapolate`, those of all positions added.
+    """A metric that gives unit scatter to the errors of `extrapolate`, of all positions added.
 
     `(F, F)`, to multiply changes with. Each token of the sample is guessed from the others of it,
     by its features `(n, M)` and its changes at each position, `(n, F)`.
@@ -116,7 +116,7 @@ def orders(k: int) -> list[tuple[int, ...]]:
 
 
 def _fit(X: Tensor) -> Tensor:
-    """Ridge regression on `(n, M)` features: what turns `(n, F)` changes into slopes, `(M, n)`."""
+    """Ridge regression on `(n, M)` features: the map of `(n, F)` changes to slopes, `(M, n)`."""
     return torch.linalg.solve(X.T @ X + RIDGE * torch.eye(X.shape[1]).to(X), X.T)
 
 

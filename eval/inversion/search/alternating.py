@@ -6,12 +6,12 @@ token dominates its own position, so most are right even then); (b) try many tok
 position, explain what is missing by the changes' sum (`additive`), and run the best choices
 exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
 lie at the floor is proved; one that no longer improves is given up for another start. Starts are
-random tokens and what a short gradient descent proposes, in turns. A run that no start proves is
+random tokens and the proposals of a short gradient descent, in turns. A run that no start proves is
 searched for once more with its first visible token hidden too, which may have been read wrongly.
 
 Both turns work on a window of the first few visible positions; once that is at the floor, the rest
-is read. A fitted linear map reads tokens (`read`), and what hidden ones change is guessed from a
-sample, so that no turn runs a large vocabulary. Each run of hidden tokens is searched for by the
+is read. A fitted linear map reads tokens (`read`), and the changes of hidden ones are guessed from
+a sample, so that no turn runs a large vocabulary. Each run of hidden tokens is searched for by the
 visible ones between it and the next, after the tokens recovered before it.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eval.inversion.answer import Answer, join
+from eval.inversion.answer import Answer, join_answers
 from eval.inversion.gradient.adam import adam, scaled_start
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.readback import ReadBack
@@ -35,7 +35,7 @@ from eval.inversion.search.additive import (
     nearest_single,
     orders,
 )
-from eval.inversion.search.read import Reading, Row
+from eval.inversion.search.read import LayerAnswer, Reading
 from eval.inversion.solvers import ANY, Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell
@@ -102,7 +102,7 @@ def alternating(
             search = _Search(run, before, fit, generator, rounds, beams, unspent, rivals)
             parts.append(search.answer(starts))
             before = torch.cat([before, parts[-1].tokens[None]], dim=1)
-        answers.append(join(parts))
+        answers.append(join_answers(parts))
     return answers
 
 
@@ -208,7 +208,7 @@ class _Search:
         return torch.cat([before, hidden, after], dim=1)
 
     def _cross(self, ends: list[_End]) -> Tensor | None:
-        """The nearest of what the ends so far have at each position, combined; None if not new.
+        """The nearest combination of the tokens of ends at each position; None if it is no new one.
 
         Ends that are wrong are mostly wrong at different positions.
         """
@@ -255,7 +255,7 @@ class _Search:
         row = self._after(hidden, self.window, None if thorough else 2 * LIKELY)
         return row.tokens[None, self.first :]
 
-    def _after(self, hidden: Tensor, problem: Problem, most: int | None = None) -> Row:
+    def _after(self, hidden: Tensor, problem: Problem, most: int | None = None) -> LayerAnswer:
         count = min(LIKELY, len(self.vocabulary))
         row = Reading([problem], [self.readback], count, count).after(self._whole(hidden)[0], most)
         self.evaluations += row.evaluations
@@ -305,7 +305,7 @@ class _Search:
     def _changes(
         self, j: int, tokens: Tensor, hidden: Tensor, visible: Tensor, coarse: bool
     ) -> Tensor:
-        """What tokens `(n,)` at hidden position j change in the shown outputs, `(n, F)`."""
+        """The changes that tokens `(n,)` at hidden position j make in shown outputs, `(n, F)`."""
         tried = torch.cat([hidden[0, j : j + 1], tokens])
         outputs = torch.cat(list(self._outputs_at(j, hidden, visible, tried, coarse)))
         return (outputs[1:] - outputs[0]).flatten(1)

@@ -148,7 +148,7 @@ class _Pairs:
         added = base + changes[0][drawn[:, 0]] + changes[1][drawn[:, 1]]
         off = torch.linalg.vector_norm(self._outputs(drawn) - added, dim=-1)
         allowance = SPARE * float(off.max())
-        missing = (self.target - base) - changes[0]  # (V, C): what a second token would have to add
+        missing = (self.target - base) - changes[0]  # (V, C): to be added by a second token
         second = changes[1].double()  # in float32, cdist errs by more than the limit
         kept, count = [], 0
         for start, some in zip(range(0, self.V, 256), missing.double().split(256), strict=True):

@@ -1,10 +1,10 @@
 """Propose, then verify: exact recovery of shown tokens at the price of a few forward passes.
 
 A guess of the whole prompt is checked by one forward pass: by causality every position up to the
-first one that misses its target is proved. What misses is guessed anew, all positions at once, from
-what its output lacks. Where guesses do not hit, a shortlist is tried at the first miss, after its
-proved prefix; where that fails too, the whole vocabulary. So the answer is exact whatever the
-guesses are worth; only the cost depends on them.
+first one that misses its target is proved. The others are guessed anew, all positions at once, from
+the difference of output and target. Where guesses do not hit, a shortlist is tried at the first
+miss, after its proved prefix; where that fails too, the whole vocabulary. So the answer is exact
+whatever the guesses are worth; only the cost depends on them.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Read, then verify: exact recovery of shown tokens from many layers in one pass.
 
 Left to right, all prompts and layers together. At each position the tokens that the text makes
-likeliest are run once for all layers. What the target of a layer has more than the mean of their
+likeliest are run once for all layers. The difference of a layer's target from the mean of their
 outputs says, through the layer's read-back, which tokens to try beside: its own shortlist, which is
 run as deep as the layer. A token within the limit is proved and ends the search of its position.
 Where none is, the shortlist is drawn anew from the nearest token so far and grows eightfold, until
@@ -14,6 +14,7 @@ goes on alone.
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,13 +78,12 @@ def read(
     return answers
 
 
-@dataclass
-class Paths:
-    """What the pass of all layers came to: L layers, P prompts, T positions.
+class Paths(NamedTuple):
+    """The result of the pass of all layers: L layers, P prompts, T positions.
 
     Attributes:
         path: the tokens that the pass went on with, `(P, T)`.
-        reads: what each layer read, `(L, P, T, D)`.
+        reads: of each layer, as `LayerAnswer.reads`, `(L, P, T, D)`.
         good: whether a layer's token is within the limit and the path's, `(L, P, T)`, on the CPU.
     """
 
@@ -93,12 +93,12 @@ class Paths:
 
 
 @dataclass
-class Row:
+class LayerAnswer:
     """One layer's answer to one prompt.
 
     Attributes:
         tokens: `(T,)`.
-        reads: what the read-back made of the target at each position, `(T, D)`.
+        reads: the read-back's weights of embeddings at each position, `(T, D)`.
         proved: whether every token is within the limit.
         evaluations: tokens sent through the circuit for this layer.
         searched: positions that the pass of all layers did not settle.
@@ -148,16 +148,13 @@ class Reading:
         for t in range(T):
             known = self._known(self.whole, state, likely)
             outputs = None if known is None else self.cut(known)
-            layers = list(enumerate(self.problems))
-            read = [
-                self._read(i, t, each, outputs[i] if outputs else None, likely)
-                for i, each in layers
-            ]
-            scores = (self._guesser(i, t).scores(read[i]) for i, _ in layers)
-            best = torch.stack([each.topk(self.shortlist).indices for each in scores])
-            ran = step_together(self.circuits, self.model.embed(best), state)
-            chosen, hits = [], []
-            for i, problem in layers:
+            chosen, hits, read, best = [], [], [], []
+            for i, problem in enumerate(self.problems):
+                of_layer = None if outputs is None else outputs[i]
+                read.append(self._read(i, t, problem, of_layer, likely))
+                best.append(self._guesser(i, t).scores(read[i]).topk(self.shortlist).indices)
+            ran = step_together(self.circuits, self.model.embed(torch.stack(best)), state)
+            for i, problem in enumerate(self.problems):
                 tokens, candidates = best[i], ran[i]
                 if outputs is not None and likely is not None:
                     tokens = torch.cat([likely, tokens], dim=1)
@@ -177,10 +174,10 @@ class Reading:
             torch.stack(path, dim=1), torch.stack(reads, dim=2), torch.stack(good, dim=2).cpu()
         )
 
-    def alone(self, i: int, p: int, paths: Paths) -> Row:
-        """Layer i of prompt p: what the pass settled, and the other positions searched."""
+    def alone(self, i: int, p: int, paths: Paths) -> LayerAnswer:
+        """Layer i of prompt p: positions that the pass settled, and the others searched."""
         problem, good = self.problems[i].of([p]), paths.good[i, p].tolist()
-        row = Row(paths.path[p].clone(), paths.reads[i, p].clone())
+        row = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone())
         on_path = True
         for t in range(len(good)):
             row.evaluations += 1 + (self.likely if t else 0) + self.shortlist
@@ -190,7 +187,7 @@ class Reading:
                 on_path &= bool(row.tokens[t] == paths.path[p, t])
         return row
 
-    def after(self, hidden: Tensor, most: int | None = None) -> Row:
+    def after(self, hidden: Tensor, most: int | None = None) -> LayerAnswer:
         """The first layer's row of the first prompt, its hidden tokens taken as given, `(k,)`.
 
         Args:
@@ -200,12 +197,14 @@ class Reading:
         problem = self.problems[0].of([0])
         shown = hidden.new_zeros(problem.length - self.hidden)
         reads = problem.target.new_zeros(problem.length, self.whole.vocabulary.shape[1])
-        row = Row(torch.cat([hidden, shown]), reads)
+        row = LayerAnswer(torch.cat([hidden, shown]), reads)
         for t in range(self.hidden, problem.length):
             self._search(0, t, problem, row, most)
         return row
 
-    def _search(self, i: int, t: int, problem: Problem, row: Row, most: int | None = None) -> None:
+    def _search(
+        self, i: int, t: int, problem: Problem, row: LayerAnswer, most: int | None = None
+    ) -> None:
         """Puts the nearest token at position t, those before it being settled."""
         state, likely = self._go_on(row.tokens[None, :t], None) if t else (None, None)
         known, circuit = self._known(problem.circuit, state, likely), problem.circuit
@@ -237,7 +236,7 @@ class Reading:
         row.swept += len(tokens) == V
 
     def _go_on(self, tokens: Tensor, state: State | None) -> tuple[State, Tensor]:
-        """The state after `(P, S)` more tokens, and what the text makes likeliest, `(P, n)`."""
+        """The state after `(P, S)` more tokens, and the likeliest next ones, `(P, n)`."""
         hidden, state = self.text.extend(tokens, state)
         logits = self.model.logits(hidden[:, -1:].to(self.model.embedding.weight.dtype))
         return state, logits[:, 0].topk(self.likely).indices
@@ -256,7 +255,7 @@ class Reading:
     def _read(
         self, i: int, t: int, problem: Problem, known: Tensor | None, likely: Tensor | None
     ) -> Tensor:
-        """What layer i reads at position t from the mean of known tokens' outputs, `(P, D)`."""
+        """Layer i's weights at position t, from the mean of known tokens' outputs, `(P, D)`."""
         if known is None or likely is None:
             output, embedding = self.readbacks[i].start(problem.slice.low, problem.slice.high)
         else:

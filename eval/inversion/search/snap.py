@@ -26,7 +26,7 @@ def snap(
 ) -> list[Answer]:
     """Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones alone.
 
-    With everything free, hidden embeddings can be anything: each visible one absorbs what they do.
+    With everything free, hidden embeddings are not determined: visible ones absorb their effect.
     With the visible ones fixed there are as many equations as before for few unknowns. Hidden
     tokens are read by direction behind the norm, and the likeliest few of each position are run
     exactly.

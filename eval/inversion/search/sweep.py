@@ -45,7 +45,7 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
             share a pass.
         chance: not used.
         coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
-            the others stays what bfloat16 says, and the certificate is "screened".
+            the others stays that of bfloat16, and the certificate is "screened".
     """
     return _sweep(list(batch.problems), coarse)
 
@@ -161,12 +161,12 @@ def _collisions(distances: Tensor, limit: Tensor) -> dict[int, list[int]]:
     word="prior",
 )
 def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answer]:
-    """A sweep that weighs the evidence against what the model itself expects to come next.
+    """A sweep that weighs the evidence against the model's own next-token probabilities.
 
     With Gaussian noise in the target the nearest token is the likeliest one if all tokens are
     alike. They are not: the model that is being inverted says how likely each is after the tokens
     before it. Adding that (maximum a posteriori) recovers more, but measures the prior along with
-    the evidence. What is lowered is -log p(target | token) - weight * log p(token | those before),
+    the evidence. It minimises -log p(target | token) - weight * log p(token | those before),
     for noise known.
 
     Args:

@@ -1,5 +1,6 @@
 """What tests of solvers stand on: random prompts, guesses of two kinds, changed models."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,24 @@ from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
 from eval.inversion.lexicon import Lexicon
-from eval.inversion.problem import Batch, Problem
+from eval.inversion.problem import Batch, Problem, pose
 from eval.inversion.readback import ReadBack, fit_readbacks
+from eval.slices import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
+QUICK: dict[str, dict[str, Any]] = {
+    "adam": {"steps": 150},
+    "arca": {"sweeps": 4, "samples": 4, "top": 32},
+    "descent": {"steps": 300, "rate": 0.1},
+    "gcg": {"steps": 100, "width": 64},
+    "gumbel": {"steps": 200, "samples": 8, "warm": 1.0},
+    "lbfgs": {"steps": 60},
+    "levenberg": {"steps": 6},
+    "pez": {"steps": 200},
+    "pia": {"steps": 200},
+    "soda": {"steps": 300},
+}
+"""Settings with which gradient solvers recover shown tokens of small models."""
 
 
 def chance(count: int, seed: int = 0) -> list[torch.Generator]:
@@ -24,23 +39,27 @@ def prompts(count: int = 3, length: int = 8, vocab: int = 400, seed: int = 7) ->
     return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(seed))
 
 
+def posed(
+    model: LanguageModel, truth: Tensor, shown: str = "[:, :, :]", *site: Any, noise: float = 0.0
+) -> Problem:
+    """The problem of some tokens, at the second layer if no site is given."""
+    place: tuple[Any, ...] = site or (2,)
+    circuit = Circuit(model, *place)
+    return pose(circuit, truth, Slice.parse(shown), noise=noise, generators=chance(len(truth)))
+
+
 def lexicon(circuit: Circuit) -> Lexicon:
     return Lexicon(circuit, prompts(8, 32, len(circuit.vocabulary), seed=8))
-
-
-def readbacks(circuits: list[Circuit], text: Tensor | None = None) -> list[ReadBack]:
-    text = prompts(32, 32, len(circuits[0].vocabulary), seed=2) if text is None else text
-    fits = fit_readbacks(circuits, text)
-    return [ReadBack(c.vocabulary, fit) for c, fit in zip(circuits, fits, strict=True)]
-
-
-def readback(circuit: Circuit) -> ReadBack:
-    return readbacks([circuit])[0]
 
 
 def useless(circuit: Circuit) -> Lexicon:
     """Guesses from a background of a single token, over and over."""
     return Lexicon(circuit, torch.full((8, 32), 5))
+
+
+def readback(circuit: Circuit) -> ReadBack:
+    (fit,) = fit_readbacks([circuit], prompts(32, 32, len(circuit.vocabulary), seed=2))
+    return ReadBack(circuit.vocabulary, fit)
 
 
 def misread(circuit: Circuit) -> ReadBack:
@@ -54,20 +73,20 @@ def misread(circuit: Circuit) -> ReadBack:
 def solve(
     solver: Callable[..., list[Answer]],
     problems: Problem | list[Problem],
-    guesses: Lexicon | ReadBack | None = None,
-    generators: list[torch.Generator] | None = None,
+    guesses: Callable[[Circuit], Any] | None = None,
     **settings: Any,
 ) -> list[Answer]:
-    """A solver's answers to problems, with what it guesses from and chance if it needs them."""
-    problems = problems if isinstance(problems, list) else [problems]
-    if isinstance(guesses, ReadBack):
-        settings["readback"] = lambda circuits: [guesses]
-    elif guesses is not None:
-        settings["lexicon"] = lambda circuit: guesses
-    return solver(Batch(tuple(problems)), generators or [], **settings)
+    """A solver's answers to problems; it guesses well if no guesses are given."""
+    batch = Batch(tuple(problems if isinstance(problems, list) else [problems]))
+    needs = inspect.signature(solver).parameters
+    if "lexicon" in needs:
+        settings["lexicon"] = guesses or lexicon
+    if "readback" in needs:
+        settings["readback"] = lambda several: [(guesses or readback)(one) for one in several]
+    return solver(batch, chance(batch.size), **settings)
 
 
-def found(answers: list[Answer]) -> Tensor:
+def tokens_of(answers: list[Answer]) -> Tensor:
     return torch.stack([answer.tokens for answer in answers])
 
 

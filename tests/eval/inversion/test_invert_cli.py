@@ -2,10 +2,6 @@
 
 from typing import Any
 
-import pytest
-import torch
-from safetensors.torch import load_file, save_file
-
 from eval.__main__ import main
 from eval.inversion.questions import SUITES, read_suite
 from eval.rows import read_rows
@@ -19,13 +15,6 @@ def invert(*words: object) -> int:
     return main(["invert", *map(str, words)])
 
 
-def by_control(rows: list[dict[str, Any]]) -> dict[str | None, list[dict[str, Any]]]:
-    found: dict[str | None, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["control"], []).append(row)
-    return found
-
-
 def test_controls_stand_beside_the_model(model_directory, tmp_path):
     model, other = model_directory("flat", step=5), model_directory("other", embedding_std=0.3)
     out, swap = tmp_path / "out", f"embedding={other}"
@@ -33,25 +22,27 @@ def test_controls_stand_beside_the_model(model_directory, tmp_path):
     methods = ["--methods", "sweep", "propose", "chance"]
     words = ["--count", 4, "--length", 8, "--layers", 2, "--slices", "[:, 0:, :]"]
     assert invert(model, "--out", out, *words, *methods, *controls) == 0
-    rows = by_control(read_rows([out]))
-    assert {control: len(own) for control, own in rows.items()} == {
-        None: 12, "shuffled": 12, "identity": 12, "scale=0.02": 12, swap: 12,
-    }  # fmt: skip
-    for control in (None, "identity", "scale=0.02", swap):
-        searched = [row for row in rows[control] if row["family"] == "search"]
-        assert all(row["exact"] and row["certificate"] for row in searched), control
-        assert all(not row["exact"] for row in rows[control] if row["family"] == "control")
-    for row in rows["shuffled"]:
-        assert not row["exact"]  # it belongs to another prompt
-    searched = [row for row in rows["shuffled"] if row["family"] == "search"]
-    hits = [a == b for row in searched for a, b in zip(row["found"], row["truth"], strict=True)]
+    rows: dict[str | None, list[dict[str, Any]]] = {}
+    for row in read_rows([out]):
+        rows.setdefault(row["control"], []).append(row)
+    steps = {None: 5, "shuffled": 5, "identity": 0, "scale=0.02": 0, swap: 5}
+    assert {control: len(of) for control, of in rows.items()} == dict.fromkeys(steps, 12)
+    assert {control: of[0]["checkpoint"]["step"] for control, of in rows.items()} == steps
+    hits = []
+    for control, several in rows.items():
+        for row in several:
+            if control == "shuffled" and row["family"] == "search":
+                assert not row["exact"]  # it belongs to another prompt
+                hits += [a == b for a, b in zip(row["found"], row["truth"], strict=True)]
+            elif row["family"] == "search":
+                assert row["exact"], control
+                assert row["certificate"], control
+            else:
+                assert not row["exact"]
     assert sum(hits) / len(hits) < 0.5  # stories share some tokens at the same place
-    names = {control: own[0]["checkpoint"]["name"] for control, own in rows.items()}
-    assert names["identity"] == "flat [identity]"
-    weights = {own[0]["checkpoint"]["weights_sha256"] for c, own in rows.items() if c != "shuffled"}
-    assert len(weights) == 4
-    steps = {control: own[0]["checkpoint"]["step"] for control, own in rows.items()}
-    assert (steps[None], steps["identity"], steps["scale=0.02"], steps[swap]) == (5, 0, 0, 5)
+    about = {control: of[0]["checkpoint"] for control, of in rows.items() if control != "shuffled"}
+    assert about["identity"]["name"] == "flat [identity]"
+    assert len({each["weights_sha256"] for each in about.values()}) == 4
 
 
 def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
@@ -62,9 +53,8 @@ def test_padding_is_shown_and_counts_for_nothing(model_directory, tmp_path):
     rows = read_rows([out])
     assert [row["padded"] for row in rows] == [True] * 6 + [False] * 6
     for row in rows:
-        assert (
-            row["length"] == len(row["found"]) == len(row["verdict"]) == row["self"]["count"] == 6
-        )
+        assert row["length"] == row["self"]["count"] == 6
+        assert len(row["found"]) == len(row["verdict"]) == 6
         assert row["observed"] == (16 if row["padded"] else 6)
         assert row["exact"] or row["method"] == "adam"
     assert rows[0]["truth"] == rows[6]["truth"]
@@ -111,17 +101,6 @@ def test_no_resume_refuses_a_directory_with_rows(model_directory, tmp_path, caps
     assert (out / "rows.jsonl").read_text() == before
 
 
-def test_later_positions_are_ambiguous(model_directory, tmp_path):
-    words = [*QUICK, "--layers", 1, "--slices", "[:, :4, :]", "--methods", "sweep", "propose"]
-    assert invert(model_directory(), "--out", tmp_path / "out", *words) == 0
-    for row in read_rows([tmp_path / "out"]):
-        assert row["found"][:4] == row["truth"][:4]
-        assert row["verdict"] == ["recovered"] * 4 + ["ambiguous"] * 2
-        assert [c["position"] for c in row["collisions"]] == [4, 5]
-        assert (row["observed"], row["hidden"]) == (4, 2)
-        assert row["at_floor"]
-
-
 def test_joined_layers_parts_noise_and_channels_are_columns(model_directory, tmp_path):
     words = [*QUICK, "--layers", "1+2", "--parts", "mixer", "--slices", "[:, :, 3:50]"]
     asked = ["--without", "norms", "channel", "--noise", 0.01, "--methods", "sweep", "expected"]
@@ -135,41 +114,24 @@ def test_joined_layers_parts_noise_and_channels_are_columns(model_directory, tmp
     assert {row["family"] for row in rows} == {"search", "prior"}
 
 
-def test_a_sweep_by_setting(model_directory, tmp_path):
+def test_settings_and_models_without_mask(model_directory, tmp_path):
+    """Searches need a causal model; gradient methods do not."""
     words = [*ONE, "--methods", "sweep", "--set", "sweep.coarse=true"]
-    assert invert(model_directory(), "--out", tmp_path / "out", *words) == 0
-    rows = read_rows([tmp_path / "out"])
+    assert invert(model_directory(), "--out", tmp_path / "coarse", *words) == 0
+    rows = read_rows([tmp_path / "coarse"])
     assert all(row["exact"] and row["settings"] == {"coarse": True} for row in rows)
-
-
-def test_without_mask_gradient_methods_answer(model_directory, tmp_path):
-    model = model_directory(mixers=("attention(heads=2)",))
+    model = model_directory("attention", mixers=("attention(heads=2)",))
     words = [*ONE, "--without", "mask", "--methods", "adam", "propose", "--set", "adam.steps=5"]
     assert invert(model, "--out", tmp_path / "out", *words) == 0
     assert {row["method"] for row in read_rows([tmp_path / "out"])} == {"adam"}
 
 
-def test_equal_rows_of_the_embedding_are_ambiguous(model_directory, tmp_path):
-    model = model_directory()
-    words = [*ONE, "--methods", "sweep"]
-    assert invert(model, "--out", tmp_path / "before", *words) == 0
-    token = read_rows([tmp_path / "before"])[0]["truth"][2]
-    weights = load_file(model / "model.safetensors")
-    weights["embedding.weight"][399] = weights["embedding.weight"][token]
-    save_file(weights, model / "model.safetensors")
-    assert invert(model, "--out", tmp_path / "after", *words) == 0
-    row = read_rows([tmp_path / "after"])[0]
-    assert row["verdict"][2] == "ambiguous"
-    assert 2 in [collision["position"] for collision in row["collisions"]]
-    assert row["verdict"].count("recovered") >= 3
-
-
-@pytest.mark.parametrize("name", ["quick", "standard", "full"])
-def test_suites_that_come_with_it_can_be_read(name):
-    suite = read_suite(name)
-    assert suite.questions
-    assert all(question.methods for question in suite.questions)
-    assert (SUITES / f"{name}.yaml").is_file()
+def test_suites_that_come_with_it_can_be_read():
+    for path in SUITES.glob("*.yaml"):
+        suite = read_suite(path.stem)
+        assert suite.questions
+        assert all(question.methods for question in suite.questions)
+    assert {path.stem for path in SUITES.glob("*.yaml")} == {"quick", "standard", "full"}
 
 
 def test_a_suite_of_ones_own(model_directory, tmp_path):
@@ -191,15 +153,3 @@ def test_a_suite_of_ones_own(model_directory, tmp_path):
     settings = next(row["settings"] for row in rows if row["method"] == "adam-l1")
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
-
-
-def test_numbers_that_are_not_finite_name_their_layer(
-    model_directory, small_model, tmp_path, capsys
-):
-    path = model_directory()
-    weights = load_file(path / "model.safetensors")
-    weights["blocks.1.norm_token.weight"][0] = torch.nan
-    save_file(weights, path / "model.safetensors")
-    assert invert(path, "--out", tmp_path / "out", *QUICK, "--methods", "propose") == 2
-    assert "layer 2 gives numbers that are not finite" in capsys.readouterr().err
-    assert read_rows([tmp_path / "out"]) == []

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from arch import LanguageModel
-from eval.circuit import Circuit
 from eval.inversion import run
-from eval.inversion.answer import COLLISIONS, Answer
-from eval.inversion.problem import Batch, pose
+from eval.inversion.answer import COLLISIONS
+from eval.inversion.problem import Batch
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import Tools, parse_solvers, solvers
@@ -21,7 +19,7 @@ from eval.rows import Results
 from eval.slices import Slice
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
-from tests.eval.inversion.search_cases import chance, lexicon, prompts, readbacks
+from tests.eval.inversion.search_cases import chance, lexicon, posed, prompts, readback
 
 DEPTH = 8
 METHODS = {
@@ -104,24 +102,16 @@ FEW: dict[str, dict[str, Any]] = {
 }
 
 
-def solve(name: str, model: LanguageModel, ranked: bool) -> tuple[list[Answer], torch.Tensor]:
-    method, truth = solvers()[name], prompts(COUNT, LENGTH)
+@pytest.mark.parametrize("name", list(solvers()))
+def test_answers_keep_ranks_and_no_scores(small_model, name):
+    method, truth, model = solvers()[name], prompts(COUNT, LENGTH), small_model()
     settings = FEW.get(name) or ({"steps": 20} if "steps" in method.settings else {})
     if "check" in method.settings:  # a check a step: each could pin a batch of its own
         settings = {"check": 1} | settings
-    circuit = Circuit(model, 1)
-    problem = pose(circuit, truth, Slice(method.hidden[0] if method.hidden else 0))
-    tools = Tools(truth, lexicon, readbacks)
-    if ranked:
-        return method.configured(settings).answer(Batch((problem,)), chance(COUNT), tools), truth
-    given = {need: getattr(tools, need) for need in method.needs}
-    return method.function(Batch((problem,)), chance(COUNT), **given, **settings), truth
-
-
-@pytest.mark.parametrize("name", list(solvers()))
-def test_answers_keep_ranks_and_no_scores(small_model, name):
-    model = small_model()
-    answers, truth = solve(name, model, ranked=True)
+    shown = f"[:, {method.hidden[0] if method.hidden else 0}:, :]"
+    batch = Batch((posed(model, truth, shown, 1),))
+    tools = Tools(truth, lexicon, lambda circuits: list(map(readback, circuits)))
+    answers = method.configured(settings).answer(batch, chance(COUNT), tools)
     kept = {}
     for answer in answers:
         for field in fields(answer):
@@ -132,7 +122,8 @@ def test_answers_keep_ranks_and_no_scores(small_model, name):
         assert all(len(tokens) <= COLLISIONS for tokens in answer.collisions.values())
     # tokens, ranks and distances of each token; not the 1,600 bytes of its scores
     assert sum(kept.values()) <= 8 * 3 * COUNT * LENGTH
-    scored, _ = solve(name, model, ranked=False)
+    given = {need: getattr(tools, need) for need in method.needs}
+    scored = method.function(batch, chance(COUNT), **given, **settings)
     for answer, whole, tokens in zip(answers, scored, truth, strict=True):
         assert answer.tokens.equal(whole.tokens)
         assert answer.ranks is not None
@@ -146,8 +137,8 @@ PROMPTS, SHORT, DEEP = 100, 2, 3
 def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
     """Tokens that enter the first block, less those of measuring, which a control needs too."""
     checkpoint = open_checkpoint(model_directory(n_layers=DEEP))
-    drawn = torch.randint(400, (PROMPTS, SHORT), generator=torch.Generator().manual_seed(3))
-    prompts = [Prompt("random", i, tuple(drawn[i].tolist())) for i in range(PROMPTS)]
+    drawn = prompts(PROMPTS, SHORT, seed=3).tolist()
+    asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
     results = Results(tmp_path)
     entered = 0
 
@@ -162,7 +153,7 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
         entered = 0
         question = Question(parse_solvers([method]), layers=layers)
         results.keys = there
-        jobs = plan(checkpoint, question, prompts, "toy:2000")
+        jobs = plan(checkpoint, question, asked, "toy:2000")
         rows = [row for job in jobs for row in job.run(results)]
         assert len(rows) == PROMPTS * len(layers) - len(there)
         assert all(row["exact"] for row in rows if method == "sweep")
@@ -171,7 +162,7 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
 
     every = tuple(range(1, DEEP + 1))
     question = Question(parse_solvers(["sweep"]), layers=every)
-    jobs = plan(checkpoint, question, prompts, "toy:2000")
+    jobs = plan(checkpoint, question, asked, "toy:2000")
     cells = [(job, cell) for job in jobs for cell in job.cells]
     there = {job.key(cell) for job, cell in cells if cell.prompt.index >= PROMPTS - done
              and cell.site.layers == (1,)}  # fmt: skip

@@ -1,9 +1,6 @@
 """With the target of another prompt every solver finds that prompt's tokens, never the truth's."""
 
-from typing import Any
-
 import pytest
-import torch
 
 from eval.inversion.questions import Question
 from eval.inversion.run import SHUFFLED, plan
@@ -11,37 +8,25 @@ from eval.inversion.solvers import solvers
 from eval.models import open_checkpoint
 from eval.slices import Slice
 from eval.text import Prompt
+from tests.eval.inversion.search_cases import QUICK, prompts
 
-COUNT, LENGTH, VOCAB = 8, 5, 400
-SETTINGS: dict[str, dict[str, Any]] = {
-    "adam": {"steps": 150},
-    "arca": {"sweeps": 4, "samples": 4, "top": 32},
-    "descent": {"steps": 300, "rate": 0.1},
-    "gcg": {"steps": 100, "width": 64},
-    "gumbel": {"steps": 200, "samples": 8, "warm": 1.0},
-    "lbfgs": {"steps": 60},
-    "levenberg": {"steps": 6},
-    "pez": {"steps": 200},
-    "pia": {"steps": 200},
-    "soda": {"steps": 300},
-}
+COUNT, LENGTH = 8, 5
 
 
 @pytest.mark.parametrize("name", list(solvers()))
 def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     checkpoint = open_checkpoint(model_directory())
-    drawn = torch.randint(VOCAB, (COUNT, LENGTH), generator=torch.Generator().manual_seed(3))
-    prompts = [Prompt("random", i, tuple(drawn[i].tolist())) for i in range(COUNT)]
-    method = solvers()[name].configured(SETTINGS.get(name, {}))
+    drawn = prompts(COUNT, LENGTH, seed=3).tolist()
+    asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
+    method = solvers()[name].configured(QUICK.get(name, {}))
     hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
-    shown = Slice(hidden)
-    question = Question({name: method}, (shown,), layers=(1,), shuffled=True)
-    jobs = plan(checkpoint, question, prompts, "toy:2000")
+    question = Question({name: method}, (Slice(hidden),), layers=(1,), shuffled=True)
+    jobs = plan(checkpoint, question, asked, "toy:2000")
     rows = [row for job in jobs if job.cells[0].control == SHUFFLED for row in job.rows()]
     assert len(rows) == COUNT
     hits = others = 0
     for row in rows:
-        other = prompts[(row["prompt"] + 1) % COUNT].tokens
+        other = drawn[(row["prompt"] + 1) % COUNT]
         hits += sum(a == b for a, b in zip(row["found"], row["truth"], strict=True))
         others += sum(a == b for a, b in zip(row["found"][hidden:], other[hidden:], strict=True))
         assert not row["exact"]

@@ -73,7 +73,7 @@ def test_a_restricted_vocabulary_wins_with_negative_scores_too():
 
 
 @pytest.mark.parametrize(
-    ("found", "truth", "recall"),
+    ("tokens", "truth", "recall"),
     [
         ([3, 1, 2, 9], [1, 2, 3, 9], 1.0),
         ([1, 1, 1, 9], [1, 2, 3, 9], 1 / 3),  # one 1 is there, not three
@@ -81,22 +81,19 @@ def test_a_restricted_vocabulary_wins_with_negative_scores_too():
         ([9, 9, 9, 1], [1, 2, 3, 9], 0.0),  # the last position is not asked about
     ],
 )
-def test_set_recall_counts_a_multiset(found, truth, recall):
-    assert set_recall(found, truth, [0, 1, 2]) == pytest.approx(recall)
+def test_set_recall_counts_a_multiset(tokens, truth, recall):
+    assert set_recall(tokens, truth, [0, 1, 2]) == pytest.approx(recall)
+    assert set_recall(tokens, truth, []) is None
 
 
 def test_any_other_order_is_permuted():
     truth = [10, 11, 12, 13]
     for places in itertools.permutations(range(4)):
-        found = [truth[place] for place in places]
-        assert is_permuted(found, truth, [0, 1, 2, 3]) == (found != truth)
+        tokens = [truth[place] for place in places]
+        assert is_permuted(tokens, truth, [0, 1, 2, 3]) == (tokens != truth)
     assert is_permuted([5, 5, 6], [5, 5, 6], [0, 1, 2]) is False  # equal tokens are not exchanged
-
-
-def test_what_cannot_be_asked_is_none():
-    assert set_recall([1], [1], []) is None
-    assert is_permuted([1, 2], [1, 2], [0]) is None
     assert is_permuted([1, 9], [1, 2], [0, 1]) is False
+    assert is_permuted([1, 2], [1, 2], [0]) is None
 
 
 @pytest.mark.parametrize(
@@ -115,5 +112,5 @@ def test_nearest_rival_is_the_one_with_the_fewest_floors_at_its_own_position(
     runner_up, floor, expected
 ):
     given = None if runner_up is None else torch.tensor(runner_up)
-    found = nearest_rival(given, torch.tensor(floor))
-    assert (found["margin"], found["margin_floor"], found["margin_bits"]) == expected
+    rival = nearest_rival(given, torch.tensor(floor))
+    assert (rival["margin"], rival["margin_floor"], rival["margin_bits"]) == expected

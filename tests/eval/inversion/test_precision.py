@@ -10,9 +10,7 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel
 from eval.__main__ import main
-from eval.circuit import Circuit
 from eval.errors import RequestError
-from eval.inversion.problem import pose
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.search.sweep import sweep
@@ -22,7 +20,7 @@ from eval.rows import Results, Row, read_rows
 from eval.slices import Slice
 from eval.summary import summarise
 from eval.text import Prompt
-from tests.eval.inversion.search_cases import lexicon, prompts, solve
+from tests.eval.inversion.search_cases import lexicon, posed, prompts, solve
 
 METHODS = {
     "descent": {"steps": 5},
@@ -88,12 +86,13 @@ def test_full_precision_is_certified(small_model, small_tokenizer):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_outputs_floors_and_inverses_are_in_single_precision(small_model, dtype):
     model = small_model().to(dtype)
-    circuit, tokens = Circuit(model, 1), prompts(2, 5)
+    tokens = prompts(2, 5)
+    problem = posed(model, tokens, "[:, :, :]", 1)
+    circuit = problem.circuit
     outputs = circuit.of_tokens(tokens)
     assert outputs.dtype == circuit.embed(tokens).dtype == torch.float32
     assert outputs.equal(model.hidden(model.embed(tokens), 1).float())
     assert circuit.pseudo_inverse.dtype == lexicon(circuit).metric(0, None).dtype == torch.float32
-    problem = pose(circuit, tokens, Slice(0))
     assert problem.target.dtype == problem.floor.dtype == torch.float32
     assert (problem.floor >= torch.finfo(dtype).eps * problem.target.norm(dim=-1)).all()
 
@@ -109,24 +108,17 @@ def test_a_method_that_only_proves_is_refused_in_half_precision(small_model, sma
 def test_a_row_s_margin_is_the_worst_over_positions_of_margin_over_floor(
     small_model, small_tokenizer
 ):
-    model, truth = small_model(d_model=64), prompts(2, 7)
-    rows = {
-        r["prompt"]: r for r in rows_of(model, small_tokenizer, Slice(0)) if r["method"] == "sweep"
-    }
-    problem = pose(Circuit(model, 2), truth, Slice(0))
+    model = small_model(d_model=64)
+    rows = [r for r in rows_of(model, small_tokenizer, Slice(0)) if r["method"] == "sweep"]
+    problem = posed(model, prompts(2, 7))
     for p, answer in enumerate(solve(sweep, problem)):
+        row = next(row for row in rows if row["prompt"] == p)
         assert answer.runner_up is not None
-        bits = [
-            math.log2(margin / floor)
-            for margin, floor in zip(
-                answer.runner_up.tolist(), problem.floor[p].tolist(), strict=True
-            )
-        ]
-        assert rows[p]["margin_bits"] == pytest.approx(min(bits), abs=0.2)
+        bits = (answer.runner_up / problem.floor[p]).log2()
+        assert row["margin_bits"] == pytest.approx(float(bits.min()), abs=0.2)
         least, whole = float(answer.runner_up.min()), float(problem.floor[p].norm())
-        assert rows[p]["margin_bits"] > math.log2(least / whole) + 0.5
-        t = bits.index(min(bits))
-        assert rows[p]["margin"] == pytest.approx(float(answer.runner_up[t]), rel=1e-3)
+        assert row["margin_bits"] > math.log2(least / whole) + 0.5
+        assert row["margin"] == pytest.approx(float(answer.runner_up[bits.argmin()]), rel=1e-3)
 
 
 RANDOM = ["--prompts", "random", "--count", "8", "--length", "16", "--layers", "2"]
@@ -158,6 +150,11 @@ def test_tokens_after_the_last_shown_are_at_chance(model_directory, tmp_path, me
     assert sum(rank < 5 for rank in unknown) <= 8
     if method in ("sweep", "propose"):
         assert {rank for rank in unknown if rank} == {200.0}  # one answer, 399 that tie
+        for row in rows:
+            assert row["found"][:6] == row["truth"][:6]
+            assert row["verdict"] == ["recovered"] * 6 + ["ambiguous"] * 10
+            assert [c["position"] for c in row["collisions"]] == list(range(6, 16))
+            assert (row["observed"], row["hidden"], row["at_floor"]) == (6, 10, True)
     assert all(100 < row["nonself"]["median_rank"] < 300 for row in rows)
     summary = summarise(rows)[0]
     assert summary["nonself_top5"] <= 0.1

@@ -5,68 +5,47 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eval.circuit import Circuit
-from eval.inversion.problem import Batch, measure, measure_layers, pose
+from eval.inversion.problem import measure, measure_layers
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.search.read import read
 from eval.inversion.solvers import parse_solvers
 from eval.models import open_checkpoint
 from eval.rows import Results
-from eval.slices import Slice
 from eval.text import Prompt
 from tests.conftest import VOCAB
-from tests.eval.inversion.search_cases import readbacks
+from tests.eval.inversion.search_cases import misread, posed, prompts, readback, solve, tokens_of
 
 P, T = 3, 7
 LAYERS = (1, 2)
 
 
-def drawn(count=P, length=T, seed=1):
-    return torch.randint(VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
-
-
-def problems(model, tokens, layers=LAYERS, shown=":"):
-    slice_ = Slice.parse(f"[:, :, {shown}]")
-    return [pose(Circuit(model, layer), tokens, slice_) for layer in layers]
-
-
-def answers(asked, spoilt=False, **settings):
-    fits = readbacks([problem.circuit for problem in asked])
-    if spoilt:
-        for fit in fits:
-            for name in ("slopes", "first.slopes"):
-                fit.tensors[name] = torch.randn_like(fit.tensors[name])
-    return read(Batch(tuple(asked)), [], lambda _: fits, **settings)
-
-
-def tokens_of(given):
-    return torch.stack([answer.tokens for answer in given]).view(-1, *drawn().shape)
+def problems(model, tokens, layers=LAYERS, shown="[:, :, :]"):
+    return [posed(model, tokens, shown, layer) for layer in layers]
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
-@pytest.mark.parametrize("shown", [":", "4:20"])
-@pytest.mark.parametrize("spoilt", [False, True])
-def test_every_token_is_proved_whatever_the_guesses_are_worth(mixer, shown, spoilt, small_model):
-    truth = drawn()
-    given = answers(problems(small_model(mixers=(mixer,)), truth, shown=shown), spoilt)
-    assert tokens_of(given).equal(truth.expand(len(LAYERS), -1, -1))
+@pytest.mark.parametrize("shown", ["[:, :, :]", "[:, :, 4:20]"])
+@pytest.mark.parametrize("guesses", [readback, misread])
+def test_every_token_is_proved_whatever_the_guesses_are_worth(mixer, shown, guesses, small_model):
+    truth = prompts(P, T)
+    given = solve(read, problems(small_model(mixers=(mixer,)), truth, shown=shown), guesses)
+    assert tokens_of(given).equal(truth.repeat(len(LAYERS), 1))
     assert all(answer.certificate == "residual" for answer in given)
     most = max(answer.evaluations for answer in given)
-    assert (most > VOCAB) == spoilt
+    assert (most > VOCAB) == (guesses is misread)
 
 
 def test_a_layer_is_read_by_its_own_stream_alone(small_model):
     """With other prompts' streams in the other layers, nothing of a layer's answers changes."""
-    truth, depth = drawn(), 4
-    asked = problems(
-        small_model(n_layers=depth, mixers=("attention(heads=2)",)), truth, range(1, 5)
-    )
-    plain = answers(asked)
-    for layer in range(depth):
+    model = small_model(n_layers=4, mixers=("attention(heads=2)",))
+    asked = problems(model, prompts(P, T), range(1, 5))
+    plain = solve(read, asked)
+    for layer in range(4):
         mixed = [each if i == layer else each.of([1, 2, 0]) for i, each in enumerate(asked)]
-        changed = answers(mixed)
-        for p in range(P):
-            before, after = plain[layer * P + p], changed[layer * P + p]
+        changed = solve(read, mixed)
+        for row in range(layer * P, layer * P + P):
+            before, after = plain[row], changed[row]
             assert before.tokens.equal(after.tokens)
             assert before.certificate == after.certificate == "residual"
             size = before.scores.abs().max()
@@ -87,16 +66,18 @@ class _Waits(TorchDispatchMode):
 @pytest.mark.parametrize("count", [2, 5])
 def test_the_host_does_not_wait_at_each_position(count, small_model):
     def waits(length):
-        asked = problems(small_model(), drawn(count, length))
+        asked = problems(small_model(), prompts(count, length))
+        fits = {problem.circuit: readback(problem.circuit) for problem in asked}
         with _Waits() as counted:
-            assert all(answer.certificate for answer in answers(asked, shortlist=32))
+            answers = solve(read, asked, fits.__getitem__, shortlist=32)
+            assert all(answer.certificate for answer in answers)
         return counted.count
 
     assert waits(20) == waits(5)
 
 
 def test_layers_are_measured_together_as_alone(small_model):
-    model, truth = small_model(n_layers=3), drawn()
+    model, truth = small_model(n_layers=3), prompts(P, T)
     circuits = [Circuit(model, layers) for layers in (1, (1, 3), 3)]
     for circuit, together in zip(circuits, measure_layers(circuits, truth), strict=True):
         alone = measure(circuit, truth)
@@ -106,12 +87,11 @@ def test_layers_are_measured_together_as_alone(small_model):
 
 def test_fits_are_kept_and_rows_count_tokens(model_directory, tmp_path):
     path = model_directory(mixers=("attention(heads=2)",))
-    drawn_prompts = [Prompt("random", i, tuple(row)) for i, row in enumerate(drawn(2).tolist())]
+    drawn = [Prompt("random", i, tuple(row)) for i, row in enumerate(prompts(2, T).tolist())]
 
     def rows(out):
-        checkpoint = open_checkpoint(path)
         question = Question(parse_solvers(["read"]), layers=LAYERS)
-        jobs = plan(checkpoint, question, drawn_prompts, "toy:2000")
+        jobs = plan(open_checkpoint(path), question, drawn, "toy:2000")
         return [row for job in jobs for row in job.run(Results(out))]
 
     first = rows(tmp_path / "out")

@@ -10,7 +10,7 @@ from eval.circuit import Circuit
 from eval.errors import RequestError
 from eval.inversion.problem import ACCEPT, measure, pose
 from eval.slices import Slice
-from tests.eval.inversion.search_cases import chance, prompts
+from tests.eval.inversion.search_cases import chance, posed, prompts
 
 
 def bounds() -> st.SearchStrategy[str]:
@@ -44,21 +44,17 @@ def test_slices_are_pythons(rows, columns):
         assert parsed.select(site)[0].tolist() == expected.tolist()
         assert parsed.positions(7) == shown
         assert parsed.hidden(7) == sum(t not in shown for t in range(shown[-1]))
-        assert Slice.of(shown, 7).positions(7) == shown
+        again = Slice.of(shown, 7)
+        assert again.positions(7) == shown
+        assert str(Slice.of(Slice.parse(str(again)).positions(7), 7)) == str(again)
     else:
         with pytest.raises(RequestError, match="shows nothing"):
             parsed.positions(7)
 
 
-def test_a_slice_of_positions_is_written_as_before():
-    for text in ("[:, 0:, :]", "[:, 3:, :]", "[:, :5, :]", "[:, 2:5, :]", "[:, :3+4:, :]",
-                 "[:, 1:4+6:, :]", "[:, :1+2:5+7:, :]"):  # fmt: skip
-        assert str(Slice.of(Slice.parse(text).positions(9), 9)) == text
-
-
 def test_runs_are_the_problem_up_to_each_hole(small_model):
-    circuit, truth = Circuit(small_model(), 2), prompts()
-    problem = pose(circuit, truth, Slice.parse("[:, 1:3+4:7, 2:9]"))
+    truth = prompts()
+    problem = posed(small_model(), truth, "[:, 1:3+4:7, 2:9]")
     first, second = problem.runs()
     assert [str(first.slice), str(second.slice)] == ["[:, 1:, 2:9]", "[:, 4:, 2:9]"]
     assert [first.length, second.length] == [3, 7]
@@ -91,22 +87,20 @@ BEYOND = {
 def test_what_is_beyond_the_site_is_refused(small_model, message, text):
     length = 33 if "33" in message else 5
     with pytest.raises(RequestError, match=message):
-        pose(Circuit(small_model(), 1), prompts(length=length), Slice.parse(text))
+        posed(small_model(), prompts(length=length), text, 1)
 
 
 def test_joined_layers_have_more_channels(small_model):
-    problem = pose(Circuit(small_model(), (1, 2)), prompts(), Slice.parse("[:, :, 30:40]"))
-    assert problem.target.shape == (3, 8, 10)
+    assert posed(small_model(), prompts(), "[:, :, 30:40]", (1, 2)).target.shape == (3, 8, 10)
 
 
 @pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]",
                                    "[:, :2+5:, :4]"])  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_what_is_shown_is_the_slice(small_model, text, noise):
-    circuit, truth, shown = Circuit(small_model(), 2), prompts(), Slice.parse(text)
-    problem = pose(circuit, truth, shown, noise=noise, generators=chance(3))
-    outputs = circuit.of_tokens(truth)
-    expected = shown.select(outputs)
+    truth = prompts()
+    problem = posed(small_model(), truth, text, noise=noise)
+    expected = Slice.parse(text).select(problem.circuit.of_tokens(truth))
     assert problem.target.shape == expected.shape
     assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
     if not noise:
@@ -121,10 +115,10 @@ def test_what_is_shown_is_the_slice(small_model, text, noise):
 
 
 def test_a_short_problem_is_the_same_problem(small_model):
-    circuit, truth = Circuit(small_model(mixers=("attention",)), 2), prompts()
+    model, truth = small_model(mixers=("attention",)), prompts()
     for text, length, hidden in (("[:, 2:5, 1:9]", 5, 2), ("[:, -1, :]", 8, 7),
                                  ("[:, 3, :]", 4, 3), ("[:, :2+4:6, :]", 6, 2)):  # fmt: skip
-        problem = pose(circuit, truth, Slice.parse(text))
+        problem = posed(model, truth, text)
         short = problem.shortened()
         assert short.length == length
         assert short.hidden == problem.hidden == hidden
@@ -147,9 +141,9 @@ def test_floors_of_a_slice_are_of_its_channels_alone(small_model):
 
 
 def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
-    circuit, truth, noise = Circuit(small_model(), 2), prompts(count=16, length=24), 0.3
-    exact = pose(circuit, truth, Slice())
-    noisy = pose(circuit, truth, Slice(), noise=noise, generators=chance(16))
+    model, truth, noise = small_model(), prompts(count=16, length=24), 0.3
+    exact, noisy = posed(model, truth), posed(model, truth, noise=noise)
+    circuit = noisy.circuit
     added = noisy.target - exact.target
     scale = exact.target.norm(dim=-1) / 32**0.5  # root mean square of a position
     relative = added / scale[..., None]
@@ -157,7 +151,7 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
     assert float(relative.mean()) == pytest.approx(0, abs=0.01)
     assert (noisy.distances(circuit.of_tokens(truth)) <= noisy.limit).all()
     assert (noisy.limit < 2 * noise * scale * 32**0.5).all()
-    again = pose(circuit, truth, Slice(), noise=noise, generators=chance(16))
+    again = posed(model, truth, noise=noise)
     assert again.target.equal(noisy.target)
     one = pose(circuit, truth[3:4], Slice(), noise=noise, generators=[chance(16)[3]])
     torch.testing.assert_close(one.target, noisy.target[3:4])
@@ -165,9 +159,9 @@ def test_noise_is_as_large_as_promised_and_allowed_for(small_model):
 
 @pytest.mark.parametrize("text", ["[:, :, :1]", "[:, :, :4]", "[:, :, :]"])
 def test_the_limit_under_noise_holds_for_the_truth(small_model, text):
-    circuit, truth = Circuit(small_model(), 1), prompts(count=64, length=31)
-    problem = pose(circuit, truth, Slice.parse(text), noise=1.0, generators=chance(64))
-    beyond = problem.distances(circuit.of_tokens(truth)) > problem.limit
+    truth = prompts(count=64, length=31)
+    problem = posed(small_model(), truth, text, 1, noise=1.0)
+    beyond = problem.distances(problem.circuit.of_tokens(truth)) > problem.limit
     assert beyond.float().mean() < 0.002
 
 
@@ -192,8 +186,8 @@ def test_a_model_that_is_not_causal_is_named(small_model):
 
 
 def test_attention_without_mask_can_be_shown(small_model):
-    circuit = Circuit(small_model(mixers=("attention",)), 2, "block", frozenset({"mask"}))
-    problem = pose(circuit, prompts(), Slice())
+    site = (2, "block", frozenset({"mask"}))
+    problem = posed(small_model(mixers=("attention",)), prompts(), "[:, :, :]", *site)
     assert problem.residual(prompts())[1].all()
 
 
@@ -205,4 +199,4 @@ def test_outputs_that_are_not_numbers_are_named(small_model, layer):
     else:
         model.embedding.weight[int(prompts()[1, 2])] = torch.inf
     with pytest.raises(RequestError, match=f"layer {layer} gives numbers that are not finite"):
-        pose(Circuit(model, 3), prompts(), Slice())
+        posed(model, prompts(), "[:, :, :]", 3)

@@ -17,7 +17,7 @@ from eval.probes import inverter, linear
 from eval.probes.inverter import Decoding, fit_inverter, score_inverter
 from eval.probes.linear import (
     KINDS,
-    Score,
+    TokenScore,
     Training,
     calibrated,
     fit_linear,
@@ -99,7 +99,7 @@ def test_a_factor_makes_probabilities(examples):
 
 def test_scores_are_accuracy_and_cross_entropy():
     logits, y = torch.randn(50, V), torch.randint(V, (50,))
-    score = Score(V)
+    score = TokenScore(V)
     score.add(logits[:20], y[:20])
     score.add(logits[20:], y[20:])
     found = score.record()
@@ -135,30 +135,25 @@ def read(
     return {kind: score.record() for kind, score in scores.items()}
 
 
-def test_the_embedding_tells_its_own_token_and_no_other(small_model):
-    """Tokens drawn independently: at layer 0 nothing is to be found at other offsets."""
+@pytest.mark.parametrize(("layer", "offset"), [(0, 0), (2, 0), (0, -1), (0, 1)])
+def test_the_embedding_tells_its_own_token_and_no_other(small_model, layer, offset):
+    """Tokens drawn independently: at layer 0 nothing is to be learnt at other offsets."""
     train, valid = random_windows(400), random_windows(20, seed=4)
-    for layer, offset in ((0, 0), (2, 0), (0, -1), (0, 1)):
-        circuit = Circuit(small_model(), layer)
-        figures = read(circuit, train, valid, offset, Training(steps=0))
-        assert list(figures) == list(KINDS[:2])
-        for each in figures.values():
-            assert each["count"] == 20 * (16 - abs(offset))
-            if offset:
-                assert abs(each["information"]) < 0.05
-            else:
-                assert each["top1"] == 1.0
-                assert each["information"] > 0.99
+    figures = read(Circuit(small_model(), layer), train, valid, offset, Training(steps=0))
+    assert list(figures) == list(KINDS[:2])
+    for each in figures.values():
+        assert each["count"] == 20 * (16 - abs(offset))
+        if offset:
+            assert abs(each["information"]) < 0.05
+        else:
+            assert each["top1"] == 1.0
+            assert each["information"] > 0.99
 
 
 @pytest.mark.parametrize("offset", [-3, 0, 2])
 def test_an_offset_is_the_token_so_far_away(small_model, offset):
     """Each token is its neighbour's successor: the embedding of one tells all of them."""
-
-    def count(windows):
-        return (windows[:, :1] + torch.arange(16)) % 400
-
-    train, valid = count(random_windows(400)), count(random_windows(20, seed=4))
+    train, valid = ((random_windows(n, seed=n)[:, :1] + torch.arange(16)) % 400 for n in (400, 20))
     figures = read(Circuit(small_model(), 0), train, valid, offset, Training(steps=0))
     assert figures["gaussian"]["top1"] == 1.0
 
@@ -238,13 +233,12 @@ def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model):
     def scores(steps):
         decoding = Decoding(blocks=1, width=40, steps=steps, windows=64, rate=1e-2)
         inverter = fit_inverter(circuit, shown, train, decoding)
-        own, other = score_inverter(circuit, shown, valid, inverter)
-        return own.record(), other.record()
+        return [score.record() for score in score_inverter(circuit, shown, valid, inverter)]
 
-    own, other = scores(0)
-    assert own["top1"] == 1.0
-    assert own["count"] == 150
-    assert other["top1"] < 0.3
+    shown_tokens, hidden_tokens = scores(0)
+    assert shown_tokens["top1"] == 1.0
+    assert shown_tokens["count"] == 150
+    assert hidden_tokens["top1"] < 0.3
     trained = scores(150)
     assert trained[0]["top1"] > 0.98
     assert trained[1]["top1"] > 0.9
@@ -254,11 +248,11 @@ def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model):
 def test_inverter_reads_the_channels_of_its_slice(small_model):
     circuit = Circuit(small_model(), 1)
     train, valid = random_windows(100), random_windows(10, seed=4)
-    found = []
+    bits = []
     for shown in (Slice(), Slice(high=4)):
         inverter = fit_inverter(circuit, shown, train, Decoding(steps=0, width=6, heads=4))
-        found.append(score_inverter(circuit, shown, valid, inverter)[0].record()["information"])
-    assert found[0] > found[1] + 0.2
+        bits.append(score_inverter(circuit, shown, valid, inverter)[0].record()["information"])
+    assert bits[0] > bits[1] + 0.2
 
 
 # The command.
