@@ -35,18 +35,18 @@ def _room(room):
 
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
-    "lines: arch": (3_720 + _room("arch"), 2_450 + _room("arch")),
-    "lines: train": (3_300 + _room("train"), 1_900 + _room("train")),
-    "lines: tokenizer": (1_970, 1_100),
-    "lines: eval": (22_400 + _room("eval"), 11_500 + _room("eval")),
-    "lines: scripts": (2_380 + _room("scripts"), 1_600 + _room("scripts")),
-    "lines: tests": (21_200 + TESTS, 13_000 + TESTS),
-    "files in eval": (122, 85),
+    "lines: arch": (3_440 + _room("arch"), 2_450 + _room("arch")),
+    "lines: train": (3_030 + _room("train"), 1_900 + _room("train")),
+    "lines: tokenizer": (1_815, 1_100),
+    "lines: eval": (21_560 + _room("eval"), 11_500 + _room("eval")),
+    "lines: scripts": (2_210 + _room("scripts"), 1_600 + _room("scripts")),
+    "lines: tests": (20_400 + TESTS, 13_000 + TESTS),
+    "files in eval": (120, 85),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),
     "longest chain of imports in eval": (10, 8),
     "files of eval that `eval loss` imports": (16, 12),
-    "public names in several files": (42, 20),
+    "public names in several files": (20, 20),
     "files above 400 lines": (0, 0),
     "lines of the README": (130, 130),
 }

@@ -173,7 +173,7 @@ REFUSED = {
         ("run 0 --out out", "'0' is not a whole number of at least 1"),
         ("run 67 --group gpt2 --out out", "claim 67: there is none of that number in group gpt2"),
         ("curves --models nowhere --out results", "--models nowhere: no such directory; give one"),
-        ("curves --axis size --out out", "--axis size: there is no such axis; use one of width"),
+        ("curves --axis size --out out", "--axis size: there is no such axis; use one of base"),
     ],
     **{
         f"{command} --corpus toy --out out": [("cut", "cut/model.safetensors cannot be read: ")]
