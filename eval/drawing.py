@@ -115,7 +115,8 @@ def colours() -> str:
         for name, value in LIGHT.items()
         for paint in ("fill", "stroke")
     )
-    return variables(LIGHT) + dark + painted
+    background = "svg.marks{background-color:var(--card)!important}"  # which Vega writes as a style
+    return variables(LIGHT) + dark + painted + background
 
 
 def vega_script() -> str:

@@ -21,11 +21,17 @@ FEW = 5
 """Points of a line whose intervals are upright lines; those of more points are a band."""
 APART = 0.014
 """Between lines that would cover each other, as a share of either axis."""
+LISTED = 20
+"""Lines in a column of a legend; of more that are ordered by colour, so many are listed."""
+ROW = 9
+"""Height of a row of cells, at least, unless rows are all one size."""
 SLIDING = "position"
 LABELS = {"model": "checkpoint", "of": "units", "group": "at"}
 """Of menus, where they are not called as their field."""
 DIVERGING = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
 """Colours of a scale: blue above 0 and orange below, as in the highlighted texts."""
+APART_LABELS = {"labelOverlap": "parity"}
+"""Of an axis whose labels may be too many: those that would cover others are left out."""
 PLACE = {"labelAngle": -60, "title": None, "labelLimit": 90}
 """Of an axis whose values are tokens."""
 
@@ -142,7 +148,8 @@ def lines(
     def styled(styles: Sequence[Any], shown: bool = True) -> Record:
         """The channel by which lines are told apart."""
         used = {"domain": names, "range": [styles[i % len(styles)] for i in numbers.values()]}
-        given = legend or {"columns": 1 + len(names) // 20, "symbolLimit": 60}
+        some = {"values": names[:: 1 + len(names) // LISTED]} if ordered else {"symbolLimit": 60}
+        given = legend or {"columns": 1 if ordered else 1 + len(names) // LISTED} | some
         return {
             "field": colour,
             "type": "ordinal" if ordered else "nominal",
@@ -242,13 +249,17 @@ def heat(
     """A cell for each record, coloured by its value; `what` is the value's title.
 
     `scale` is of the colours. Along, the order is that of positions unless `sort_x` gives another;
-    `sort_y` is the order from the top.
+    `sort_y` is the order from the top. Labels that would cover others are left out, and the cells
+    of many rows make the chart higher.
     """
     across = {"field": x, "type": "ordinal", "sort": sort_x or {"field": "position"}}
-    upright = {"field": y, "type": "ordinal"} | ({"sort": sort_y} if sort_y else {})
+    upright = {"field": y, "type": "ordinal", "axis": APART_LABELS}
+    upright |= {"sort": sort_y} if sort_y else {}
+    if isinstance(size[1], int):
+        size = size[0], max(size[1], ROW * len(options(records, y)))
     colour = {"field": "value", "type": "quantitative", "title": what}
     encoding = {
-        "x": across | {"axis": _axis(x)},
+        "x": across | {"axis": APART_LABELS | _axis(x)},
         "y": upright,
         "color": colour | {"scale": scale or {"scheme": "viridis"}},
         "tooltip": [*_tips(records), _value(what)],
@@ -278,7 +289,7 @@ def bars(
     angle: int = 0,
 ) -> Chart:
     """Bars by `x` and coloured so, a panel for each value of `column`, and of `row`."""
-    across = _sorted(records, x, axis={"labelAngle": angle, "title": None})
+    across = _sorted(records, x, axis={"labelAngle": angle, "title": None} | APART_LABELS)
     panels = {"column": column, "row": row}
     encoding = {
         "x": across,

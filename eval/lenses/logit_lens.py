@@ -165,7 +165,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
             plots.chosen(shares, curves, "model", "prompt", "position"),
         ),
     ]
-    uniform = documents[0]["notes"]["uniform"]
+    uniform = f"{documents[0]['notes']['uniform']:.4g}"
     for array, y, title, about in (
         (
             "entropy",

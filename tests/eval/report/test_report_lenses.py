@@ -54,13 +54,19 @@ OFFERED = """of => {
 """Whether the menu of maps offers those of one kind of mixer alone."""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+BEHIND = "all => all.map(one => getComputedStyle(one).backgroundColor)"
+CARDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(24, 30, 37)"}
+
+
+@pytest.mark.parametrize("scheme", CARDS)
 def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, scheme):
     path = tmp_path / "page.html"
     write_text(path, render_page([], None, [document(0), document(7)]))
     assert path.stat().st_size < 2_000_000
     with opened(browser, path, scheme) as (page, wrong):
         page.wait_for_selector("figure.chart[data-drawn=yes] svg")
+        colours = page.locator("figure.chart svg.marks, figure.chart").evaluate_all(BEHIND)
+        assert set(colours) == {CARDS[scheme]}
         assert NASTY in (page.text_content("#lens-residual") or "")
         menu = page.locator("figure.chart select")
         assert menu.locator("option").all_text_contents()[1] == f"{NASTY} at 7"
