@@ -77,9 +77,9 @@ def test_what_was_asked_again_is_there_row_by_row():
 
 def shown_hits(row: Any) -> list[bool]:
     """Whether each token whose output was shown was found."""
-    first = int(re.findall(r"\[:, (\d*):", row["slice"])[0] or 0)
+    ((first, end),) = re.findall(r"\[:, (\d*):(\d*), ", row["slice"])
     pairs = list(zip(row["truth"], row["found"], strict=True))
-    return [truth == found for truth, found in pairs[first:]]
+    return [truth == found for truth, found in pairs[int(first or 0) : int(end or len(pairs))]]
 
 
 def test_readme_counts_the_claims_that_were_asked():
