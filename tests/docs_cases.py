@@ -155,7 +155,7 @@ def check(command: Command, where: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """
     words = expanded(command.text, where, must_match=False)
     if words[0] in ("torchrun", "srun"):
-        words = ["python", *words[words.index("-m") :]]
+        words = ["python", *(word for word in words[words.index("-m") :] if word != "--")]
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])

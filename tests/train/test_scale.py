@@ -114,7 +114,7 @@ def test_two_processes_compile_and_train_as_one(runs):
 
 @pytest.mark.slow
 def test_torchrun_starts_two_processes(data, tmp_path):
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m train"
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m -- train"
     words = [*launch.split(), *command(data, tmp_path / "run", SHARED)]
     done = subprocess.run([sys.executable, *words], cwd=Path(__file__).parents[2])
     assert done.returncode == 0
