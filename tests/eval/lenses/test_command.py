@@ -139,8 +139,7 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         assert fits == expected
     assert look(first, "--out", tmp_path / "new", *words, *ran) == 0
     rows, fresh = ({r["key"]: r for r in read_rows([place])} for place in (out, tmp_path / "new"))
-    for key, row in fresh.items():  # several threads sum in another order
-        assert row == rows[key] | {"value": pytest.approx(rows[key]["value"], rel=1e-4)}
+    assert fresh.items() <= rows.items()
 
 
 def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
