@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
-from eval.claims.entries import FAIR, POOLS, REPORTED, Claim, Criterion, Term
+from eval.claims.entries import FAIR, OPERATIONS, POOLS, REPORTED, Claim, Criterion, Term
 from eval.claims.evidence import Record
 
 YES, NO, OPEN, INVALID, NOT_ASKED = ANSWERS = ("yes", "no", "open", "invalid", "not asked")
@@ -199,11 +199,16 @@ def _outcome(criterion: Criterion, records: list[Record], column: str) -> Outcom
         right = value_of(right, records)
     if left is None or right is None:
         return None
-    held = criterion.holds(left, right)
+    held = OPERATIONS[criterion.operation].holds(left, right)
     answer = YES if held else NO
     if column != REPLICATED and _unsettled(left, right):
         answer = OPEN
-    if held and column == INFORMATION and "lens" not in left.record and not criterion.upward:
+    if (
+        held
+        and column == INFORMATION
+        and "lens" not in left.record
+        and criterion.operation in ("below", "less")
+    ):
         answer = OPEN  # what a search does not find may be there
     return Outcome(criterion, left, right, answer)
 

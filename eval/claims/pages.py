@@ -25,10 +25,9 @@ from eval.claims.columns import (
     Outcome,
     Value,
 )
-from eval.claims.entries import FAIR, PROTOCOLS, Claim, Term
+from eval.claims.entries import FAIR, OPERATIONS, PROTOCOLS, Claim, Term
 from eval.claims.evidence import Record
 from eval.claims.registry import bibliography, stand_ins
-from eval.claims.sources import needs
 
 SHOWN = {
     "self": "shown tokens",
@@ -47,7 +46,6 @@ SHOWN = {
 """The shares among the figures, in words."""
 QUOTED = re.compile(r"“[^”]*”")
 MARKS = str.maketrans({c: f"\\{c}" for c in "\\`*_[]$"})
-SIGNS = {"above": "≥", "below": "<", "more": ">", "less": "<"}
 TICKS = {YES: "✓", OPEN: "?"}
 SIZE = re.compile(r"^.*\b(d\d+ n\d+)\b.*$")
 WIDTH = 80  # of a text that was recovered
@@ -167,7 +165,7 @@ def description(claim: Claim) -> list[str]:
         state = ", trained" if models.trained else ", untrained"
         less = {n: value for n, value in models.cpu.items() if value != models.config.get(n)}
         small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
-        about = f"{settings}{state}{small}" if models.own else f"{needs(models)}, {models.weights}"
+        about = f"{settings}{state}{small}" if models.own else f"{models.needs}, {models.weights}"
         site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
         without = f" without {' '.join(arm.without)}" if arm.without else ""
         lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
@@ -292,7 +290,9 @@ def _said(outcome: Outcome) -> str:
     else:
         other = f"{100 * right:g} %" if left.figure in SHOWN else f"{right:g}"
     mark = TICKS.get(outcome.answer, "✗")
-    sign = ("" if outcome.answer in TICKS else "not ") + SIGNS[outcome.criterion.operation]
+    sign = ("" if outcome.answer in TICKS else "not ") + OPERATIONS[
+        outcome.criterion.operation
+    ].sign
     name = SHOWN.get(left.figure, left.figure)
     return f"{mark} {arm}{name}{where}{pool} {outcome.left}, {sign} {other}"
 
@@ -347,7 +347,7 @@ def _unasked(judgements: list[Judgement]) -> str:
         if not one.asked:
             models = [arm.models for arm in one.claim.arms if not arm.models.own]
             largest = max(models, key=lambda m: m.parameters, default=None)
-            numbers[needs(largest) if largest else "models of our own"].append(one.claim.number)
+            numbers[largest.needs if largest else "models of our own"].append(one.claim.number)
     return _listed(
         UNASKED,
         [f"- {model}: " + ", ".join(f'<a id="claim-{n}"></a>{n}' for n in several)

@@ -18,7 +18,7 @@ from arch import ModelConfig, ModelError
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.entries import (
     KINDS,
-    OPERATORS,
+    OPERATIONS,
     POOLS,
     PROTOCOLS,
     Arm,
@@ -29,7 +29,7 @@ from eval.claims.entries import (
     Source,
     StandIn,
     Term,
-)
+)  # fmt: skip
 from eval.errors import RequestError
 from eval.inversion.solvers import parse_solvers
 from eval.lenses.lens import lenses
@@ -45,39 +45,28 @@ EVERY = "*"
 
 @lru_cache(maxsize=1)
 def claims() -> dict[int, Claim]:
-    """All claims by number, in order.
-
-    Raises:
-        RequestError: an entry that is not well formed, named.
-    """
-    entries: dict[int, Claim] = {}
+    """All claims by number, in order; a `RequestError` names an entry that is not well formed."""
+    known: dict[int, Claim] = {}
     for group in GROUPS:
-        text = (DIRECTORY / f"{group}.yaml").read_text(encoding="utf-8")
-        for claim in read_group(group, yaml.safe_load(text)):
-            if claim.number in entries:
+        for claim in read_group(group, _file(group)):
+            if claim.number in known:
                 raise RequestError(f"claim {claim.number} is in the registry twice")
-            entries[claim.number] = claim
-    return dict(sorted(entries.items()))
+            known[claim.number] = claim
+    return dict(sorted(known.items()))
 
 
 @lru_cache(maxsize=1)
 def bibliography() -> dict[str, Source]:
-    """The documents that claims are from, by key.
-
-    Raises:
-        RequestError: an entry that is not well formed, named.
-    """
-    return _by_key("bibliography", Source, "source")
+    """The documents that claims are from, by key."""
+    return {key: from_plain(Source, entry, f"source {key!r}", key=key)
+            for key, entry in _file("bibliography").items()}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def stand_ins() -> dict[str, StandIn]:
-    """The models that are asked in place of those of claims, by name.
-
-    Raises:
-        RequestError: an entry that is not well formed, named.
-    """
-    return _by_key("stand-ins", StandIn, "stand-in")
+    """The models that are asked in place of those of claims, by name."""
+    return {key: from_plain(StandIn, entry, f"stand-in {key!r}", key=key)
+            for key, entry in _file("stand-ins").items()}  # fmt: skip
 
 
 def choose(numbers: list[int], group: str | None = None) -> list[Claim]:
@@ -108,21 +97,47 @@ def read_group(group: str, data: dict[str, Any]) -> list[Claim]:
     return [_claim(group, entry, defaults, shapes) for entry in data["claims"]]
 
 
+def from_plain(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
+    """A dataclass of plain data, whose lists become tuples, and of fields that are given as such.
+
+    Raises:
+        RequestError: a field that it has not, or one that it needs and is not there.
+    """
+    known = {each.name: each for each in fields(kind) if each.name not in given}  # pyright: ignore
+    for name in data:
+        if name not in known:
+            allowed = ", ".join(sorted(known))
+            raise RequestError(f"{where}: unknown field {name!r}; allowed: {allowed}")
+    for name, each in known.items():
+        if each.default is each.default_factory is MISSING and data.get(name) in (None, ""):
+            raise RequestError(f"{where}: has no {name}; give it")
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return kind(**plain, **given)
+
+
+def _file(name: str) -> dict[str, Any]:
+    return yaml.safe_load((DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 def _claim(
     group: str, entry: dict[str, Any], defaults: dict[str, Any], shapes: dict[str, Any]
 ) -> Claim:
     where = f"claim {entry.get('number')}"
-    names = {field.name for field in fields(Claim)} - {"group", "stand_ins"}
+    names = {each.name for each in fields(Claim)} - {"group", "stand_ins"}
     about = {key: value for key, value in (defaults | entry).items() if key in names}
-    of_arms = ({k: v for k, v in part.items() if k not in names} for part in (defaults, entry))
-    shared = _merge(*of_arms)
+    shared = _merge(*({k: v for k, v in part.items() if k not in names}
+                      for part in (defaults, entry)))  # fmt: skip
     changes = about.pop("arms", None) or {"": {}}
     asked = {str(name): _merge(shared, change or {}) for name, change in changes.items()}
     arms = tuple(_arm(name, data, shapes, f"{where}, arm {name}") for name, data in asked.items())
-    every = [arm.name for arm in arms]
     reported = [arm.name for arm in arms if arm.reported and not arm.lens]
-    about["judge"] = _criteria(about["judge"], every, every, where)
-    about["control"] = _criteria(about.get("control", []), reported, every, where)
+    for name in about.keys() & {"judge", "control"}:
+        every = asked if name == "judge" else reported
+        about[name] = tuple(
+            _criterion(item | {"arm": arm}, asked, where)
+            for item in about[name]
+            for arm in (every if item.get("arm") == EVERY else [item.get("arm", "")])
+        )
     _among("source", [about["source"]], bibliography(), where)
     about["source"] = bibliography()[about["source"]]
     about["stand_ins"] = {
@@ -133,15 +148,18 @@ def _claim(
     return from_plain(Claim, about, where, arms=arms, group=group)
 
 
-def _criteria(
-    items: list[dict[str, Any]], every: list[str], arms: list[str], where: str
-) -> tuple[Criterion, ...]:
-    """Criteria, of which one may be of every arm."""
-    return tuple(
-        _criterion(item | {"arm": arm}, arms, where)
-        for item in items
-        for arm in (every if item.get("arm") == EVERY else [item.get("arm", "")])
-    )
+def _criterion(item: dict[str, Any], arms: Iterable[str], where: str) -> Criterion:
+    words = [word for word in OPERATIONS if word in item]
+    if len(words) != 1:
+        raise RequestError(f"{where}: a criterion needs one of {', '.join(OPERATIONS)}")
+    (word,) = words
+    left = {key: value for key, value in item.items() if key != word}
+    several = [left, _merge(left, item[word])] if word in ("more", "less") else [left]
+    terms = [from_plain(Term, data, where) for data in several]
+    for term in terms:
+        _among("arm", [term.arm], arms, where)
+        _among("pool", [term.pool], POOLS, where)
+    return Criterion(terms[0], word, terms[1] if terms[1:] else float(item[word]))
 
 
 def _stood_in(
@@ -161,24 +179,22 @@ def _stood_in(
         kept = {k: v for k, v in change.items() if k not in PROTOCOLS or data.get(k)}
         arm = _arm(name, _merge(data, kept), shapes, f"{where}, arm {name}")
         if arm.models.hub and arm.models.weights == "pretrained":
-            models = replace(arm.models, stand_in=stand_in.key)
-            arms.append(replace(arm, models=models))
+            arms.append(replace(arm, models=replace(arm.models, stand_in=stand_in.key)))
     return tuple(arms)
 
 
 def _arm(name: str, data: dict[str, Any], shapes: dict[str, Any], where: str) -> Arm:
-    asked = {key: _protocol(data.get(key), where) for key in PROTOCOLS}
-    models = _models(data["models"], shapes, where)
-    plain = {key: value for key, value in data.items() if key not in (*PROTOCOLS, "models")}
-    built = from_plain(Arm, plain, where, name=name, models=models, **asked)
-    Slice.parse(built.slice)
-    for field, values, allowed in (
-        ("part", [built.part], PARTS),
-        ("without", built.without, ABLATIONS),
-        ("lens", [built.lens] if built.lens else [], lenses()),
-    ):
-        _among(field, values, allowed, where)
-    return built
+    built: dict[str, Any] = {
+        key: _protocol(data[key], where) if key in data else None for key in PROTOCOLS
+    }
+    built["models"] = _models(data["models"], shapes, where)
+    plain = {key: value for key, value in data.items() if key not in built}
+    arm = from_plain(Arm, plain, where, name=name, **built)
+    Slice.parse(arm.slice)
+    _among("part", [arm.part], PARTS, where)
+    _among("without", arm.without, ABLATIONS, where)
+    _among("lens", filter(None, [arm.lens]), lenses(), where)
+    return arm
 
 
 def _models(data: Any, shapes: dict[str, Any], where: str) -> Models:
@@ -187,12 +203,11 @@ def _models(data: Any, shapes: dict[str, Any], where: str) -> Models:
         name = data.pop("shape")
         _among("shape", [name], shapes, where)
         data = _merge(shapes[name], data)
-    names = {field.name for field in fields(ModelConfig)}
+    names = {each.name for each in fields(ModelConfig)}
     config = {key: data.pop(key) for key in [*data] if key in names}
     try:
-        if config:
-            for cpu in ({}, data.get("cpu", {})):
-                ModelConfig(**(config | cpu))
+        for cpu in ({}, data.get("cpu", {})) if config else ():
+            ModelConfig(**(config | cpu))
     except ModelError as error:
         raise RequestError(f"{where}: {error}") from None
     if bool(config) == bool(data.get("hub")):
@@ -200,34 +215,13 @@ def _models(data: Any, shapes: dict[str, Any], where: str) -> Models:
     return from_plain(Models, data, where, config=config)
 
 
-def _protocol(data: dict[str, Any] | None, where: str) -> Protocol | None:
-    if data is None:
-        return None
-    several = {key: _list(data[key]) for key in ("text", "controls") if key in data}
+def _protocol(data: dict[str, Any], where: str) -> Protocol:
+    several = {key: [data[key]] for key in ("text", "controls")
+               if isinstance(data.get(key), str)}  # fmt: skip
     protocol = from_plain(Protocol, data | several, where)
-    if protocol.methods:
-        parse_solvers(protocol.methods)
+    parse_solvers(protocol.methods)
     _among("kind", [protocol.kind], KINDS, where)
     return protocol
-
-
-def _criterion(item: dict[str, Any], arms: list[str], where: str) -> Criterion:
-    words = [word for word in OPERATORS if word in item]
-    if len(words) != 1:
-        raise RequestError(f"{where}: a criterion needs one of {', '.join(OPERATORS)}")
-    (word,) = words
-    left = {key: value for key, value in item.items() if key != word}
-    right = item[word]
-    if word in ("more", "less"):
-        return Criterion(_term(left, arms, where), word, _term(_merge(left, right), arms, where))
-    return Criterion(_term(left, arms, where), word, float(right))
-
-
-def _term(data: dict[str, Any], arms: list[str], where: str) -> Term:
-    term = from_plain(Term, data, where)
-    _among("arm", [term.arm], arms, where)
-    _among("pool", [term.pool], POOLS, where)
-    return term
 
 
 def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -248,42 +242,7 @@ def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _by_key(file: str, kind: type[Built], what: str) -> dict[str, Built]:
-    """A file of the registry whose entries are of one kind, each under its key.
-
-    Raises:
-        RequestError: an entry that is not well formed, named.
-    """
-    text = (DIRECTORY / f"{file}.yaml").read_text(encoding="utf-8")
-    return {
-        key: from_plain(kind, entry, f"{what} {key!r}", key=key)
-        for key, entry in yaml.safe_load(text).items()
-    }
-
-
-def from_plain(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
-    """A dataclass of plain data, whose lists become tuples, and of fields that are given as such.
-
-    Raises:
-        RequestError: a field that it has not, or one that it needs and is not there.
-    """
-    known = {each.name: each for each in fields(kind) if each.name not in given}  # pyright: ignore
-    for name in data:
-        if name not in known:
-            allowed = ", ".join(sorted(known))
-            raise RequestError(f"{where}: unknown field {name!r}; allowed: {allowed}")
-    for name, each in known.items():
-        if each.default is each.default_factory is MISSING and data.get(name) in (None, ""):
-            raise RequestError(f"{where}: has no {name}; give it")
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return kind(**plain, **given)
-
-
 def _among(name: str, values: Iterable[str], allowed: Iterable[str], where: str) -> None:
     for value in values:
         if value not in allowed:
             raise RequestError(f"{where}: {name} {value!r}; there are {', '.join(allowed)}")
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]  # pyright: ignore

@@ -199,7 +199,7 @@ class Shelf:
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
             tried = f" ({str(error).splitlines()[0]})" if self.download else ""
             raise Missing(
-                f"claim {claim.number} needs {needs(models)}; fix: {claim.command} --download, "
+                f"claim {claim.number} needs {models.needs}; fix: {claim.command} --download, "
                 f"or --model DIR with the weights{tried}"
             ) from None
 
@@ -305,16 +305,6 @@ def drawn(
     """An untrained model, drawn from its seed."""
     model = draw(lambda: LanguageModel(config), seed).to(device)
     return Checkpoint(model, config, tokenizer, {"name": name, "step": 0}, Path(name))
-
-
-def needs(models: Models) -> str:
-    """The download and the memory that a pretrained model takes, in words."""
-    sizes = models.download, models.gigabytes
-    download, memory = (f"{size:.2g}" if size < 10 else f"{size:.0f}" for size in sizes)
-    return (
-        f"{models.hub} ({models.parameters / 1e9:.3g} B parameters: about {download} GB to "
-        f"download, {memory} GB of memory in {models.precision})"
-    )
 
 
 def size_of(provenance: dict[str, Any]) -> str:
