@@ -38,6 +38,10 @@ _MODULES = {
 }
 
 
+class RequestError(ValueError):
+    """A request that cannot be answered; the message is one line that says why."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

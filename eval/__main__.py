@@ -8,9 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from eval import tasks
+from eval import RequestError, tasks
 from eval.cli import add_command, help_of
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.commands import Result

@@ -15,7 +15,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from arch.files import write_file
-from eval.errors import RequestError
+from eval import RequestError
 from eval.rows import row_key
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
 from arch.decoder import WholeBlock
-from eval.errors import RequestError
+from eval import RequestError
 
 PARTS = {
     "block": "the stream after the whole block",

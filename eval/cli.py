@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from docstring_parser import parse
 
-from eval.errors import RequestError
+from eval import RequestError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.gather import Saved, finite, labelled
 from eval.quantities import Estimate
 from eval.recovery import SHUFFLED

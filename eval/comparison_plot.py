@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from eval import drawing, plots
+from eval import RequestError, drawing, plots
 from eval.comparison import NO_BREAK, TRAIN_LOSS, VALID_BITS, Column, Entry, lay_side_by_side
-from eval.errors import RequestError
 from eval.gather import Saved, finite
 from eval.quantities import Estimate
 from eval.summary import seeds_mean

@@ -18,7 +18,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from arch.files import write_file
-from eval.errors import RequestError
+from eval import RequestError
 from eval.files import write_text
 
 Chart = dict[str, Any]

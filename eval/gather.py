@@ -12,8 +12,7 @@ from typing import Any
 from arch import Cost, ModelConfig, describe
 from arch.directory import check_weights
 from arch.files import read_json
-from eval import identity
-from eval.errors import RequestError
+from eval import RequestError, identity
 from eval.rows import ROWS, Row, read_rows
 from eval.tables import group
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import yaml
 
 from arch import ModelConfig
-from eval.errors import RequestError
+from eval import RequestError
 
 if TYPE_CHECKING:
     from eval.schema import Row

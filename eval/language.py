@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.errors import RequestError
+from eval import RequestError
 from eval.models import Checkpoint, windows_at_once
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text

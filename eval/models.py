@@ -22,9 +22,9 @@ from torch import nn
 from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
 from arch.directory import drop_padding
 from arch.pretrained import check_tokenizer, wrap_model
+from eval import RequestError
 from eval import identity as identities
 from eval.circuit import MADE, of_model
-from eval.errors import RequestError
 
 PRETRAINED = "hf:"
 GPU = 16

@@ -1,4 +1,6 @@
-"""Recoveries one by one, and the verdicts of all solvers together.
+"""Recoveries: the slice that is shown, what a row says, and the verdicts of all solvers together.
+
+A `Slice` says which positions and channels of a site are shown, as the indexing of `(B, T, D)`.
 
 One solver that fails says little: a token that gradient descent does not recover may still be
 recovered by search, or may not be there at all. So the rows of one question (a checkpoint, a site,
@@ -6,18 +8,21 @@ a slice, a prompt) are joined over their solvers and seeds, and every token gets
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.schema import Row
-from eval.slices import Slice
 from eval.statistics import Interval, share
 from eval.tables import group
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
@@ -29,6 +34,102 @@ SEARCH = "recovered only by search"
 AMBIGUOUS = "ambiguous"
 NOT_FOUND = "not found"
 VERDICTS = (GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND)
+
+_RANGE = re.compile(r"(-?\d*)(:?)(-?\d*)")
+_FORM = re.compile(r"\[:,([-:+\d]+),([-:\d]+)\]")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`[:, i:j, a:b]` of a `(B, T, D)` site, with Python's meaning of each bound.
+
+    `[:, i:j+k:l, a:b]` shows two ranges of positions; there may be more.
+
+    Attributes:
+        start, stop: of the first range of positions shown.
+        low, high: of the channels shown.
+        more: start and stop of each further range of positions.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    low: int = 0
+    high: int | None = None
+    more: tuple[tuple[int, int | None], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Slice":
+        """Reads the notation; a single index stands for a range of one.
+
+        Raises:
+            RequestError: not of this form.
+        """
+        match = _FORM.fullmatch(text.replace(" ", ""))
+        if not match:
+            raise _unreadable(text)
+        first, *more = (_bounds(text, part) for part in match[1].split("+"))
+        return cls(*first, *_bounds(text, match[2]), tuple(more))
+
+    @classmethod
+    def of(
+        cls, positions: Sequence[int], length: int, low: int = 0, high: int | None = None
+    ) -> "Slice":
+        """The slice that shows these positions, in ascending order, of a prompt of that length."""
+        shown = set(positions)
+        starts = [t for t in positions if t - 1 not in shown]
+        stops = [t + 1 if t + 1 < length else None for t in positions if t + 1 not in shown]
+        first, *more = zip(starts, stops, strict=True)
+        return cls(*first, low, high, tuple(more))
+
+    def positions(self, length: int) -> list[int]:
+        """The positions shown, in ascending order, of a prompt of that length.
+
+        Raises:
+            RequestError: it shows nothing.
+        """
+        ranges = ((self.start, self.stop), *self.more)
+        shown = sorted({t for start, stop in ranges for t in range(length)[start:stop]})
+        if not shown:
+            raise RequestError(
+                f"slice {self} shows nothing of a prompt of {length} tokens; "
+                "show at least one position"
+            )
+        return shown
+
+    def channels(self, width: int) -> int:
+        """How many channels are shown, of a site that is so wide.
+
+        Raises:
+            RequestError: none, or a bound beyond the width.
+        """
+        shown = len(range(width)[self.low : self.high])
+        if not shown or max(abs(self.low), abs(self.high or 0)) > width:
+            raise RequestError(
+                f"slice {self} shows {shown} of a site's {width} channels; "
+                f"give bounds within {width} that show at least one"
+            )
+        return shown
+
+    def select(self, outputs: "Tensor") -> "Tensor":
+        """The part shown of `(B, T, D)` outputs."""
+        if self.more:
+            return self.narrow(outputs[:, self.positions(outputs.shape[1])])
+        return self.narrow(outputs[:, self.start : self.stop])
+
+    def narrow(self, outputs: "Tensor") -> "Tensor":
+        """The channels shown of `(..., D)` outputs."""
+        return outputs[..., self.low : self.high]
+
+    def hidden(self, length: int) -> int:
+        """How many positions are hidden, of those before the last one shown."""
+        shown = self.positions(length)
+        return shown[-1] + 1 - len(shown)
+
+    def __str__(self) -> str:
+        """The notation."""
+        channels = _range(self.low, self.high) if (self.low, self.high) != (0, None) else ":"
+        ranges = ((self.start, self.stop), *self.more)
+        return f"[:, {'+'.join(_range(*each) for each in ranges)}, {channels}]"
 
 
 def weights(row: Row) -> str:
@@ -254,3 +355,29 @@ def _channels(shown: Slice | None) -> str:
     if shown is None or (shown.low, shown.high) == (0, None):
         return ""
     return f"{shown.low or ''}:{'' if shown.high is None else shown.high}"
+
+
+def _bounds(text: str, part: str) -> tuple[int, int | None]:
+    match = _RANGE.fullmatch(part)
+    if not match:
+        raise _unreadable(text)
+    first, colon, last = match.groups()
+    if "-" in (first, last) or (not colon and not first):
+        raise _unreadable(text)
+    if not colon:
+        index = int(first)
+        return index, index + 1 if index != -1 else None
+    return int(first or 0), int(last) if last else None
+
+
+def _range(start: int, stop: int | None) -> str:
+    if (start, stop) == (-1, None):
+        return "-1"
+    return f"{'' if start == 0 and stop is not None else start}:{'' if stop is None else stop}"
+
+
+def _unreadable(text: str) -> RequestError:
+    return RequestError(
+        f"slice {text!r} cannot be read; allowed: [:, k:, :], [:, :k, :], [:, i:j, :], [:, i, :], "
+        "[:, :i+j:, :], and the same of channels: [:, :, :c], [:, k:, i:j]"
+    )

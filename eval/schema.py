@@ -1,11 +1,9 @@
-"""The fields of each kind of row, and the one migration of earlier ones.
+"""The fields of each kind of row.
 
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
 from typing import Any, TypedDict
-
-from eval.errors import RequestError
 
 SCHEMA = 2
 
@@ -255,42 +253,3 @@ KINDS: dict[str, type] = {
 
 UNKNOWN = "unknown"
 """The kind of rows of schema 1 that do not say theirs, and are of none of these."""
-
-
-def migrate(row: Row) -> Row:
-    """A row of an earlier schema as one of this version; rows of this version as they are.
-
-    Schema 1 named the kind of a row only if it was no recovery, and its first rows lack fields.
-
-    Raises:
-        RequestError: a schema that this version does not know.
-    """
-    if row["schema"] == SCHEMA:
-        return row
-    if row["schema"] != 1:
-        raise RequestError(f"schema {row['schema']}, this version reads 1 and {SCHEMA}")
-    if row.get("kind") == "claim":  # its rows are there, but not which
-        return row | {"schema": SCHEMA, "bench": 0, "of": 1, "keys": []}
-    if "question" in row:  # a copy that a claim had of a row
-        tags = {"question", *OfClaim.__annotations__}
-        row = {name: value for name, value in row.items() if name not in tags} | {
-            "key": row["question"]
-        }
-    if row.get("kind", "recovery") != "recovery" or "found" not in row:
-        return {"kind": UNKNOWN} | row | {"schema": SCHEMA}
-    families = {"descent": "gradient", "adam": "gradient",
-                "sweep": "search", "alternating": "search"}  # fmt: skip
-    unknown = ("control", "criterion", "certificate", "uncertified", "set_recall", "permuted",
-               "margin", "margin_floor", "margin_bits", "steps_to_solve")  # fmt: skip
-    return {
-        **dict.fromkeys(unknown),
-        "padded": False,
-        "noise": 0.0,
-        "diverged": False,
-        "notes": {},
-        **row,
-        "schema": SCHEMA,
-        "kind": "recovery",
-        "site": {"part": "block", "without": [], **row["site"]},
-        "family": row.get("family") or families.get(row["method"], "other"),
-    }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.identity import identified, labels
 from eval.quantities import MEASURED, Estimate, Place, Quantity, place, quantities, split_rows
 from eval.recovery import (

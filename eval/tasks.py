@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.rows import Results, Row
 
 if TYPE_CHECKING:

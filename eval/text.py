@@ -25,7 +25,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.models import Checkpoint
 from tokenizer import (
     END_OF_TEXT,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.files import write_text
 from eval.schema import Row
 from eval.summary import COMPARED, Record, cells

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig, ModelError
+from eval import RequestError
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Batch, pose
@@ -34,7 +34,7 @@ from eval.inversion.search.propose import propose
 from eval.inversion.search.sweep import sweep
 from eval.inversion.solvers import LexiconOf, ReadBacksOf
 from eval.models import candidates_at_once, open_checkpoint
-from eval.slices import Slice
+from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
 from scripts import pages
 from scripts.pages import BenchmarkError, Rows, natural

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from arch import LanguageModel, ModelConfig, ModelError, save_model
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.lens import ALL, TOKENS, Request, parse_lenses
 from eval.lenses.trace import gather
 from eval.models import open_checkpoint

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from eval import RequestError
 from eval.claims.registry import from_plain
 from eval.drawing import Figure, write_figures
-from eval.errors import RequestError
 from eval.files import write_text
 from eval.information.measure import Question
 from eval.information.page import figures, page

@@ -28,8 +28,8 @@ from eval.inversion.gradient.adam import adam, scaled_start
 from eval.inversion.problem import ACCEPT, Batch, Measured, measure, pose
 from eval.models import Checkpoint
 from eval.probes.linear import Training, fit_linear, outputs_of, score_linear
+from eval.recovery import Slice
 from eval.rows import Results, Row, row_key
-from eval.slices import Slice
 from eval.tables import Table
 from tokenizer import END_OF_TEXT, PAD, pack
 from tokenizer.pack import Layout

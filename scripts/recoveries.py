@@ -20,16 +20,16 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from eval import RequestError
 from eval.drawing import Figure
-from eval.errors import RequestError
 from eval.information.hypotheses import Record, mean_of, records
 from eval.information.page import panels
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
+from eval.recovery import Slice
 from eval.schema import Row
-from eval.slices import Slice
 from eval.tables import Table
 from eval.tasks import Task
 from eval.text import Prompt, drawn_prompts, held_out_text, padded

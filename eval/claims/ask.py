@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from eval import RequestError
 from eval.circuit import uncertified
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, ModelSource, Shelf
-from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.questions import LAST, Question, build_question
 from eval.inversion.run import SHUFFLED, plan

@@ -20,19 +20,19 @@ import yaml
 from tokenizers import Tokenizer
 
 from arch import ModelConfig
+from eval import RequestError
 from eval.claims import BENCH, CURVES
 from eval.claims.ask import ClaimTask, too_few_named
 from eval.claims.entries import FAIR
 from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, train_command, trained
-from eval.errors import RequestError
 from eval.inversion.curves import run_jobs
 from eval.inversion.questions import Question
 from eval.inversion.run import Job
 from eval.inversion.run import plan as plan_jobs
 from eval.inversion.solvers import Solver, parse_solvers
 from eval.models import open_checkpoint
+from eval.recovery import Slice
 from eval.rows import Results, row_key
-from eval.slices import Slice
 from eval.text import drawn_prompts, held_out_text
 
 FILE = Path(__file__).parent / "curves.yaml"

@@ -29,11 +29,11 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 
+from eval import RequestError
 from eval.claims.columns import COLUMNS, Judgement, Value
 from eval.claims.entries import Term
 from eval.claims.evidence import Record
 from eval.claims.pages import SHOWN, tally_of
-from eval.errors import RequestError
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from arch import ModelConfig, ModelError
+from eval import RequestError
 from eval.circuit import ABLATIONS, PARTS
 from eval.claims.entries import (
     KINDS,
@@ -30,10 +31,9 @@ from eval.claims.entries import (
     StandIn,
     Term,
 )  # fmt: skip
-from eval.errors import RequestError
 from eval.inversion.solvers import parse_solvers
 from eval.lenses.lens import lenses
-from eval.slices import Slice
+from eval.recovery import Slice
 
 Built = TypeVar("Built")
 

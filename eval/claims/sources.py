@@ -22,8 +22,8 @@ from arch import LanguageModel, ModelConfig, load_pretrained
 from arch.directory import drop_padding
 from arch.files import read_json
 from arch.mixers import parse_mixer
+from eval import RequestError
 from eval.claims.entries import Claim, Models
-from eval.errors import RequestError
 from eval.files import write_text
 from eval.gather import Saved, saved_models
 from eval.models import PRETRAINED, Checkpoint, draw, open_checkpoint

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
 
+from eval import RequestError
 from eval.cli import Flag, check, listed
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     import pandas

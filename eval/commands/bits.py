@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from eval import RequestError
 from eval.bit_figures import QUANTISERS
 from eval.cli import Device, Flag, Natural, Positive, Source, above_zero, listed, natural
 from eval.commands import Models, Result, Rows, command
-from eval.errors import RequestError
 
 
 @command(noise="precision")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from eval import RequestError
 from eval.cli import Device, Directory, File, Flag, Source, positive
 from eval.commands import Result, command
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.claims.ask import ClaimTask

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from eval import RequestError
 from eval.cli import Device, Flag, Natural, Source, listed
 from eval.commands import Result, command
-from eval.errors import RequestError
 
 DEMO = "demo"
 """Where `make demo` puts its models."""

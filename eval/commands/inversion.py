@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from eval import RequestError
 from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
 from eval.commands import Models, Result, Rows, command, run_plugins
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.inversion.run import Job

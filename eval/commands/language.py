@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
+from eval import RequestError
 from eval.cli import Device, Flag, Positive, Source, listed
 from eval.commands import Model, Models, Result, command
-from eval.errors import RequestError
 
 FIGURES = [
     ("tokens", "tokens", False),

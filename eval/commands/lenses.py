@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from eval import RequestError
 from eval.cli import Device, Flag, Natural, Plugins, Source, listed, positive
 from eval.commands import Models, Result, Rows, command, run_plugins
-from eval.errors import RequestError
 
 LINES = 30
 """Lines of one table of a lens that a terminal shows."""

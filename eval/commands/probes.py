@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from eval import RequestError
 from eval.cli import (
     AboveZero,
     Device,
@@ -16,7 +17,6 @@ from eval.cli import (
     positive,
 )
 from eval.commands import Models, Result, Rows, command
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.models import Checkpoint
@@ -78,7 +78,7 @@ def probe(
     from eval.models import open_models
     from eval.probes.inverter import Decoding, Inversion
     from eval.probes.linear import Probes, ProbeText, Training
-    from eval.slices import Slice
+    from eval.recovery import Slice
     from eval.tasks import Task, answered
 
     if slices and not inverter:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from eval import RequestError
 from eval.cli import Directory, File, Flag, Name, Plugins, listed
 from eval.commands import Result, command, run_plugins
-from eval.errors import RequestError
 
 if TYPE_CHECKING:
     from eval.summary import Accepts

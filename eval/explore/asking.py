@@ -12,15 +12,14 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import eval as evals
+from eval import RequestError
 from eval.cli import listed
-from eval.errors import RequestError
 from eval.gather import gather_models, labelled
 from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
-from eval.recovery import AMBIGUOUS
-from eval.slices import Slice
+from eval.recovery import AMBIGUOUS, Slice
 from eval.tasks import SoFar, watching
 from eval.text import text_prompts
 

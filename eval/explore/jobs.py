@@ -12,7 +12,7 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from arch import ModelError
-from eval.errors import RequestError
+from eval import RequestError
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:

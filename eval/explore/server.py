@@ -22,8 +22,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from arch import ModelError
+from eval import RequestError
 from eval.drawing import colours
-from eval.errors import RequestError
 from eval.explore.jobs import BusyError, Jobs, QueuedWork
 from tokenizer import CorpusError
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.recovery import attempt
 from eval.schema import Row
 from eval.statistics import CONFIDENCE, Interval, at_most, clustered

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eval import RequestError
 from eval.bit_figures import QUANTISERS, UNITS, Figures, Kinds
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.information.posterior import (
     Bits,
     bits_of_codes,
@@ -32,7 +32,7 @@ from eval.information.posterior import (
 )
 from eval.inversion.problem import Measured
 from eval.models import tokens_at_once
-from eval.slices import Slice
+from eval.recovery import Slice
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 

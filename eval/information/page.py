@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from eval import plots
+from eval import RequestError, plots
 from eval.drawing import Figure
-from eval.errors import RequestError
 from eval.information.hypotheses import (
     NO,
     OPEN,

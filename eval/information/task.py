@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eval import RequestError
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.information.measure import Candidates, Passage, Question, measure_bits
 from eval.inversion.problem import measure
 from eval.models import Checkpoint

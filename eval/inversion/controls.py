@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import nn
 
 from arch import LanguageModel
-from eval.errors import RequestError
+from eval import RequestError
 from eval.models import Checkpoint, draw, open_checkpoint
 
 _SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.inversion.questions import GridCell, Question, Site
 from eval.inversion.run import Job, plan
 from eval.inversion.solvers import Solver
 from eval.models import Checkpoint, rows_at_once
+from eval.recovery import Slice
 from eval.rows import Results, Row, finite_or_none, row_key
-from eval.slices import Slice
 from eval.statistics import CONFIDENCE, RESAMPLES
 from eval.text import Prompt
 

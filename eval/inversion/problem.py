@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eval import RequestError
 from eval.circuit import Circuit, join, precision, run_together
-from eval.errors import RequestError
-from eval.slices import Slice
+from eval.recovery import Slice
 
 if TYPE_CHECKING:
     from eval.inversion.spaces import Objective

@@ -19,11 +19,11 @@ from typing import Any
 
 import yaml
 
+from eval import RequestError
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.solvers import Solver, parse_solvers
 from eval.models import Checkpoint
-from eval.slices import Slice
+from eval.recovery import Slice
 from eval.text import SETS, Prompt
 
 ALL, LAST = "all", "last"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit, uncertified
-from eval.errors import RequestError
 from eval.inversion.answer import (
     COLLISIONS,
     Answer,

@@ -28,7 +28,7 @@ import docstring_parser
 import torch
 from torch import Tensor
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Batch
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from eval.circuit import Circuit
     from eval.inversion.lexicon import Lexicon
     from eval.inversion.readback import ReadBack
-    from eval.slices import Slice
+    from eval.recovery import Slice
 
 PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")
 FAMILIES = ("gradient", "prior", "search", "control")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, huber_loss, normalize
 
-from eval.errors import RequestError
+from eval import RequestError
 
 if TYPE_CHECKING:
     from eval.circuit import Circuit

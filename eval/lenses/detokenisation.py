@@ -20,10 +20,9 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval import plots
+from eval import RequestError, plots
 from eval.artefacts import fitted
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
-from eval.errors import RequestError
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import WINDOW, StoryWindows, stories, whole_windows

@@ -12,8 +12,7 @@ from markupsafe import Markup
 from torch import Tensor, nn
 
 from arch import LanguageModel
-from eval import plots
-from eval.errors import RequestError
+from eval import RequestError, plots
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Label, Request, lens, token_ids
 from eval.lenses.stories import retellings

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import plots
-from eval.errors import RequestError
+from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
 from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import gather, run_variants, streams_of

@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses import markup
 from eval.models import Checkpoint
 from eval.statistics import clustered

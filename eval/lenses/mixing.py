@@ -35,8 +35,7 @@ from arch.mixers import (
     Softmax,
     Triangle,
 )
-from eval import plots
-from eval.errors import RequestError
+from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Record, Request, lens
 from eval.lenses.ov import value_maps
 from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_of

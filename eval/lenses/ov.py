@@ -16,8 +16,7 @@ from torch import Tensor
 
 from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
-from eval import plots
-from eval.errors import RequestError
+from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
 from eval.models import Checkpoint

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.files import write_text
 from eval.lenses.lens import FOLDER, Document, Finding, Lens, Record, Request
 from eval.models import Checkpoint

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from eval import plots
+from eval import RequestError, plots
 from eval.artefacts import fitted
-from eval.errors import RequestError
 from eval.lenses.features import active_in_text, add_overlap, draw, retelling_tokens, shared_words
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import stories, whole_windows

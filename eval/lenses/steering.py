@@ -19,8 +19,7 @@ from markupsafe import Markup
 from torch import Tensor, nn
 
 from arch import LanguageModel, generate
-from eval import plots
-from eval.errors import RequestError
+from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import (
     Story,

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.lens import Request, token_ids
 from eval.lenses.trace import streams_of
 from eval.models import Checkpoint

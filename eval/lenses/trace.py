@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, TokenMixer
 from arch.mixers import SideBySide
-from eval.errors import RequestError
+from eval import RequestError
 from eval.models import Checkpoint
 from eval.text import Prompt
 

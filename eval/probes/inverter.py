@@ -20,8 +20,8 @@ from eval.circuit import Circuit
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, token_means
 from eval.models import Checkpoint, tokens_at_once
 from eval.probes.linear import FACTOR_EXAMPLES, HELD_BACK, ProbeText, TokenScore, score_unigram
+from eval.recovery import Slice
 from eval.rows import Results, Row, row_key
-from eval.slices import Slice
 
 WARM_UP = 0.1  # of the steps
 METRIC_FLOOR = 1e-3  # of the whole covariance: no direction is stretched beyond use

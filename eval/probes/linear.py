@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
 from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, ridge
-from eval.errors import RequestError
 from eval.models import Checkpoint, tokens_at_once
 from eval.ranks import token_ranks
 from eval.rows import Results, Row, row_key

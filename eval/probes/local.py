@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eval import RequestError
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.gradient.adam import adam
 from eval.inversion.problem import Batch, pose
 from eval.jacobian import linearise
 from eval.models import Checkpoint, rows_at_once
 from eval.ranks import effective_rank, participation
+from eval.recovery import Slice
 from eval.rows import Results, Row, row_key
-from eval.slices import Slice
 from eval.text import Prompt
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed

@@ -18,7 +18,7 @@ from scipy.stats import hypergeom
 from torch import Tensor
 
 from arch import LanguageModel
-from eval.errors import RequestError
+from eval import RequestError
 from eval.models import Checkpoint, rows_at_once
 from eval.rows import Results, Row, row_key
 from eval.statistics import Interval, share

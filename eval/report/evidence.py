@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.identity import labels
 from eval.inversion.solvers import Solver, solvers
 from eval.recovery import channel_count, folder, layers, part, positions, variation

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import eval as evals
-from eval import cli, comparison_plot, drawing
+from eval import RequestError, cli, comparison_plot, drawing
 from eval.__main__ import COMMANDS, command_function, main
 from eval.claims import registry, sources
 from eval.commands import Result
-from eval.errors import RequestError
 from eval.probes.retrieval import POOLS, SENTENCES
 from eval.text import SETS
 from eval.tracking import MODES

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from eval import RequestError
 from eval.artefacts import FOLDER, load, save
-from eval.errors import RequestError
 
 
 def test_what_was_saved_comes_back(tmp_path):

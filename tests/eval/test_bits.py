@@ -10,11 +10,10 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from eval import bits
+from eval import RequestError, bits
 from eval.__main__ import main
 from eval.bit_figures import figure_lines
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.information.measure import (
     Candidates,
     Passage,
@@ -34,8 +33,8 @@ from eval.information.posterior import (
 )
 from eval.inversion.problem import measure
 from eval.quantities import frame
+from eval.recovery import Slice
 from eval.rows import read_rows
-from eval.slices import Slice
 from eval.summary import summarise
 
 V = 40

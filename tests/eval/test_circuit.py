@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval import RequestError
 from eval.circuit import PARTS, Circuit, precision, run_together
-from eval.errors import RequestError
 from eval.inversion.solvers import solvers
-from eval.slices import Slice
+from eval.recovery import Slice
 
 MIXERS = ["flat", "expanded(factor=2)", "attention(heads=2, kv_heads=1)", "attention+flat"]
 WITHOUT = [

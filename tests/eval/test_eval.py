@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from eval import RequestError
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.rows import Results, read_rows
 from eval.schema import SCHEMA
 from eval.text import HeldOutText, drawn_prompts

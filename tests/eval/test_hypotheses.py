@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.information.hypotheses import (
     CONFIRMED,
     OPEN,

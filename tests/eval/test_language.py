@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from arch import load_model
-from eval import language
+from eval import RequestError, language
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.language import PARTS, measure_loss
 from eval.models import open_checkpoint
 from eval.rows import read_rows

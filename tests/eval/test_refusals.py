@@ -10,9 +10,9 @@ import torch
 
 import eval as evals
 from arch import save_model
+from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.spaces import decode, objective, restrict, width
 from eval.probes.local import local_geometry
 from eval.rows import Results

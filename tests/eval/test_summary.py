@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
+from eval import RequestError
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.quantities import place
 from eval.recovery import is_false_accept
 from eval.report.page import render_page

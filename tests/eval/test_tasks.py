@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval import tasks
+from eval import RequestError, tasks
 from eval.__main__ import SHARED, command_function, main
-from eval.errors import RequestError
 from eval.models import device_of
 from eval.rows import ROWS, Results, read_rows
 

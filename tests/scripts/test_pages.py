@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.errors import RequestError
+from eval import RequestError
 from scripts import (
     bench_generate,
     bench_inversion,

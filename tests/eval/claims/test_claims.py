@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from eval import RequestError
 from eval.__main__ import main
 from eval.claims import BENCH, registry
 from eval.claims.columns import COLUMNS, ENOUGH, GRADIENTS, INFORMATION, REPLICATED, judge
@@ -15,7 +16,6 @@ from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, P
 from eval.claims.evidence import answers, evidence
 from eval.claims.pages import claims_table, details
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
-from eval.errors import RequestError
 from eval.rows import read_rows, write_rows
 from eval.schema import SCHEMA
 from tests.eval.claims.cases import SOURCE, record

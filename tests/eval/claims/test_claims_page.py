@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eval import RequestError
 from eval.__main__ import main
 from eval.claims import BENCH
 from eval.claims.columns import judge
@@ -15,7 +16,6 @@ from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, P
 from eval.claims.findings import END, START, Known, fill
 from eval.claims.pages import claim_page, claims_page
 from eval.claims.registry import bibliography, claims
-from eval.errors import RequestError
 from eval.rows import write_rows
 from tests.eval.claims.cases import SOURCE, record
 

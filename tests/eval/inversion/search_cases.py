@@ -13,7 +13,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.lexicon import Lexicon
 from eval.inversion.problem import Batch, Problem, pose
 from eval.inversion.readback import ReadBack, fit_readbacks
-from eval.slices import Slice
+from eval.recovery import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
 QUICK: dict[str, dict[str, Any]] = {

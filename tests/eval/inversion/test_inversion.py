@@ -13,7 +13,7 @@ from eval.inversion.search.propose import propose
 from eval.inversion.search.sipit import sipit
 from eval.inversion.search.sweep import sweep
 from eval.ranks import token_ranks
-from eval.slices import Slice
+from eval.recovery import Slice
 from tests.eval.inversion.search_cases import (
     MIXERS,
     chance,

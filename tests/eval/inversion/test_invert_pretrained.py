@@ -8,9 +8,9 @@ import transformers
 
 from arch.decoder import Decoder
 from arch.pretrained import PretrainedModel
+from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.controls import derive
 from eval.inversion.search.propose import propose
 from eval.models import open_checkpoint

@@ -15,8 +15,8 @@ from eval.inversion.run import plan
 from eval.inversion.solvers import Tools, parse_solvers, solvers
 from eval.models import candidates_at_once, open_checkpoint, rows_at_once
 from eval.ranks import token_ranks
+from eval.recovery import Slice
 from eval.rows import Results
-from eval.slices import Slice
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
 from tests.eval.inversion.search_cases import chance, lexicon, posed, prompts, readback

@@ -6,7 +6,7 @@ from eval.inversion.questions import Question
 from eval.inversion.run import SHUFFLED, plan
 from eval.inversion.solvers import solvers
 from eval.models import open_checkpoint
-from eval.slices import Slice
+from eval.recovery import Slice
 from eval.text import Prompt
 from tests.eval.inversion.search_cases import QUICK, prompts
 

@@ -9,15 +9,15 @@ import torch
 from tokenizers import Tokenizer
 
 from arch import LanguageModel
+from eval import RequestError
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.search.sweep import sweep
 from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
+from eval.recovery import Slice
 from eval.rows import Results, Row, read_rows
-from eval.slices import Slice
 from eval.summary import summarise
 from eval.text import Prompt
 from tests.eval.inversion.search_cases import lexicon, posed, prompts, solve

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eval import RequestError
 from eval.circuit import Circuit
-from eval.errors import RequestError
 from eval.inversion.problem import ACCEPT, measure, pose
-from eval.slices import Slice
+from eval.recovery import Slice
 from tests.eval.inversion.search_cases import chance, posed, prompts
 
 

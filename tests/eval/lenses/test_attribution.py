@@ -4,7 +4,7 @@ import pytest
 import torch
 from captum.attr import FeatureAblation, IntegratedGradients
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses import attribution
 from eval.lenses.attribution import Output, integrated_gradients, own_answer
 from eval.models import open_checkpoint

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
+from eval import RequestError
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.lenses import detokenisation, sparse, tuned_lens
 from eval.lenses import lens as register
 from eval.lenses.lens import REGISTER, Finding, Lens, Named, read_documents

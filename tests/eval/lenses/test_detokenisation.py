@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.detokenisation import (
     GROUPS,
     OFFSETS,

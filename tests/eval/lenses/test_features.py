@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses import features
 from eval.lenses.sparse import SparseFit, fit_sparse, sparse_quality
 from eval.lenses.stories import retellings

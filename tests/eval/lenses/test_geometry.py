@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.bigrams import count_bigrams, rank_pairs, structure, table_rows, thinned
 from eval.lenses.confidence import heated, rising, scaled
 from eval.lenses.geometry import (

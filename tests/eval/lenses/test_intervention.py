@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses import stories
 from eval.lenses.intervention import (
     Answers,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from arch.mixers import Expanded, Headed, Kernel, Parallel
 from arch.pretrained import PretrainedModel
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.mixing import (
     attention_pattern,
     by_lag,

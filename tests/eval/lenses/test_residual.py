@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from arch.families import ParallelBlock
-from eval.errors import RequestError
+from eval import RequestError
 from eval.lenses.residual import (
     contributions,
     similarity,

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, TokenMoments, gaussian, ridge
-from eval.errors import RequestError
 from eval.probes import inverter, linear
 from eval.probes.inverter import Decoding, fit_inverter, score_inverter
 from eval.probes.linear import (
@@ -25,8 +25,8 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
+from eval.recovery import Slice
 from eval.rows import read_rows
-from eval.slices import Slice
 
 V, D = 12, 5
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from arch import load_model
+from eval import RequestError
 from eval.__main__ import main
-from eval.errors import RequestError
 from eval.probes.retrieval import PairFit, Pairs, fit_on_pairs, nearer, sentence_pairs, states, top1
 from eval.text import HeldOutText
 

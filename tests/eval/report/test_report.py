@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from eval.errors import RequestError
+from eval import RequestError
 from eval.files import write_text
 from eval.lenses.markup import visible
 from eval.report.page import render_page

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from eval import RequestError
 from eval.drawing import Figure, write_figures
-from eval.errors import RequestError
 from eval.lenses.lens import Named
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
 from eval.report.inside import LensSection, lens_sections
