@@ -1,8 +1,9 @@
 """Block and LanguageModel: the model, its parts, and the initial values of all tensors."""
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +109,10 @@ class Block(nn.Module):
         return x + self.channel_mixer(self.norm_channel(x))
 
 
+Kept = TypeVar("Kept")
+_KEPT: "WeakKeyDictionary[LanguageModel, dict[Hashable, Any]]" = WeakKeyDictionary()
+
+
 class LanguageModel(nn.Module):
     """Embedding, blocks, norm, head.
 
@@ -138,6 +143,17 @@ class LanguageModel(nn.Module):
             self.head.weight = self.embedding.weight
         share_rotary(self)
         initialise(self, config)
+
+    @property
+    def kept(self) -> dict[Hashable, Any]:
+        """Results of `keep`. They go with the model; copies and files of it do not have them."""
+        return _KEPT.setdefault(self, {})
+
+    def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
+        """A result that depends on frozen weights alone, computed when it is first asked for."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`(B, T)` token ids to `(B, T, D)`: a row of the embedding for each, and nothing else."""

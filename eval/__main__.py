@@ -1,4 +1,7 @@
-"""python -m eval COMMAND: questions asked of model directories."""
+"""python -m eval COMMAND: questions asked of model directories.
+
+The parser of a command is made of its function's signature and docstring (`eval.commands`).
+"""
 
 import argparse
 import inspect
@@ -6,13 +9,14 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from docstring_parser import parse
 
 from eval import RequestError, tasks
-from eval.cli import add_command, help_of
 
 if TYPE_CHECKING:
-    from eval.commands import Result
+    from eval.commands import Flag, Result
 
 EXAMPLES = """\
 examples:
@@ -124,9 +128,75 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         sub = (actions[group] if group else commands).add_parser(
             action, help=line, description=description
         )
-        add_command(sub, function, getattr(function, "groups", {}))
+        add_command(sub, function)
         sub.set_defaults(name=name, function=function)
     return parser
+
+
+def add_command(parser: argparse.ArgumentParser, function: Any) -> None:
+    """Adds a command's parameters to a parser, and `--format` where it has none of its own.
+
+    The `Args` of its docstring name every parameter.
+    """
+    about = {p.arg_name: p.description or "" for p in parse(inspect.getdoc(function) or "").params}
+    place: Any = parser
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        if name in function.groups:
+            place = parser.add_argument_group(function.groups[name])
+        _add(place, parameter, function.flags[name], " ".join(about[name].split()))
+    if "format" not in parameters:
+        about_format = "json: the rows, to standard output"
+        parser.add_argument(
+            "--format", choices=("table", "json"), default="table", help=about_format
+        )
+
+
+def help_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """The first line of a function's docstring, and all that stands above its `Args`."""
+    text = parse(inspect.getdoc(function) or "")
+    assert text.short_description
+    return text.short_description, text.description or ""
+
+
+class _Gather(argparse.Action):
+    """Keeps the values of every use of a flag; those of the first use replace the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        kept = [] if before is self.default else before
+        setattr(namespace, self.dest, [*kept, *(values if isinstance(values, list) else [values])])
+
+
+def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> None:
+    default = parameter.default
+    in_place = flag.in_place or default is inspect.Parameter.empty
+    if not (in_place or flag.switch or default in (None, ()) or "default" in about):
+        value = " ".join(map(str, default)) if isinstance(default, tuple | range) else default
+        about = f"{about}; default: {value}" if about else f"default: {value}"
+    more: dict[str, Any] = {"help": about.replace("%", "%%")}
+    if default is not inspect.Parameter.empty:
+        more["default"] = default
+    if flag.switch:
+        more["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    else:
+        more["type"], more["metavar"] = flag.read, flag.metavar
+        if flag.choices:
+            more["choices"] = flag.choices
+        if flag.several:
+            more["action"] = _Gather
+            more["nargs"] = None if flag.repeated else "+" if flag.least else "*"
+    if in_place:
+        place.add_argument(parameter.name, **more)
+    else:
+        option, dest = parameter.name.rstrip("_").replace("_", "-"), parameter.name
+        place.add_argument(f"--{option}", dest=dest, required=flag.required, **more)
 
 
 def _check_alone(name: str) -> None:

@@ -4,8 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,6 @@ ABLATIONS = {
 
 Mix = Callable[[int, nn.Module, Tensor], Tensor]
 """Block number, token mixer and its input to the mixer's output."""
-Kept = TypeVar("Kept")
-MADE: WeakKeyDictionary[LanguageModel, dict[str, Any]] = WeakKeyDictionary()
-"""The results of `of_model`."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +166,7 @@ class Circuit:
     @cached_property
     def vocabulary(self) -> Tensor:
         """The embedding matrix, `(V, D)`, in fp32 at least."""
-        return of_model(
-            self.model, "vocabulary", lambda: _widened(self.model.embedding.weight.detach())
-        )
+        return self.model.keep("vocabulary", lambda: _widened(self.model.embedding.weight.detach()))
 
     @cached_property
     def scale(self) -> float:
@@ -182,10 +176,10 @@ class Circuit:
     @cached_property
     def pseudo_inverse(self) -> Tensor:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
-        return of_model(self.model, "pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
+        return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
     def _in(self, kind: torch.dtype) -> "Circuit":
-        model = of_model(self.model, str(kind), lambda: copy.deepcopy(self.model).to(kind))
+        model = self.model.keep(str(kind), lambda: copy.deepcopy(self.model).to(kind))
         return replace(self, model=model)
 
     def _require_causal(self) -> None:
@@ -303,17 +297,6 @@ def _walk(
             x = x[rows[first] :]
             first += 1
     return [_widened(torch.cat(parts, dim=-1)) for parts in taken]
-
-
-def of_model(model: LanguageModel, name: str, make: Callable[[], Kept]) -> Kept:
-    """A result that depends on the model alone, by name, computed when it is first asked for.
-
-    It is dropped with the model, or by `Checkpoint.release`, and must not hold the model.
-    """
-    made = MADE.setdefault(model, {})
-    if name not in made:
-        made[name] = make()
-    return made[name]
 
 
 def precision(model: LanguageModel) -> torch.dtype:

@@ -24,7 +24,6 @@ from arch.directory import drop_padding
 from arch.pretrained import check_tokenizer, wrap_model
 from eval import RequestError
 from eval import identity as identities
-from eval.circuit import MADE, of_model
 
 PRETRAINED = "hf:"
 GPU = 16
@@ -64,7 +63,7 @@ class Checkpoint:
         """Drops what was computed of the model, all but `lasting`."""
         for key in self.kept.keys() - self.lasting:
             del self.kept[key]
-        MADE.pop(self.model, None)
+        self.model.kept.clear()
 
     def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """The result under a key, computed when it is first asked for."""
@@ -266,7 +265,7 @@ def rows_at_once(model: LanguageModel, length: int, most: int = 64, gradients: b
         rows = max(1, min(most * GPU if gpu else most, memory // (token * length)))
         return 1 << (rows.bit_length() - 1)
 
-    return of_model(model, f"rows at once {length} {most} {gradients}", measured)
+    return model.keep(f"rows at once {length} {most} {gradients}", measured)
 
 
 def candidates_at_once(model: LanguageModel) -> int:

@@ -1,27 +1,95 @@
-"""Commands: functions whose parameters are flags, and whose result prints itself."""
+"""Commands: functions whose parameters are flags, and whose result prints itself.
 
+A parameter without a default is a positional argument of the command line; any other is a flag. A
+sequence takes several words, and more where the flag is given again. A `bool` is a switch, a
+`Literal` has choices. The docstring's first paragraph and its `Args` are the help. `Annotated[T,
+Flag(...)]` holds what neither can express.
+"""
+
+import argparse
 import builtins
 import contextlib
 import functools
 import importlib.util
 import inspect
 import json
+import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeAlias
 
 from eval import RequestError
-from eval.cli import Flag, check, listed
 
 if TYPE_CHECKING:
     import pandas
 
     from eval.models import Checkpoint
 
-Parameters = ParamSpec("Parameters")
+
+@dataclass(frozen=True)
+class Flag:
+    """How a parameter is written on a command line.
+
+    Attributes:
+        read: makes its value of a word, or of a value that a Python caller gives.
+        metavar: stands for the value in the help.
+        choices: all allowed values; empty where `read` decides.
+        several: it takes more than one word, `least` at least.
+        switch: it takes no word.
+        repeated: it takes one word, and is given again for another.
+        required: a command line must give it, though a Python caller may leave it out.
+        in_place: it is positional, though it has a default.
+    """
+
+    read: Callable[[Any], Any] = str
+    metavar: str | None = None
+    choices: tuple[Any, ...] = ()
+    several: bool = False
+    least: int = 1
+    switch: bool = False
+    repeated: bool = False
+    required: bool = False
+    in_place: bool = False
+
+
+def _reader(
+    words: str, allowed: Callable[[float], bool], kind: Callable[[Any], Any] = float
+) -> Callable[[Any], Any]:
+    """Reads a number, for argparse."""
+
+    def read(value: Any) -> Any:
+        try:
+            fits = allowed(float(value))
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise argparse.ArgumentTypeError(f"{value!r} is not {words}")
+        return kind(value)
+
+    return read
+
+
+positive = _reader("a whole number of at least 1", lambda n: n == n // 1 and n >= 1, int)
+natural = _reader("a whole number of at least 0", lambda n: n == n // 1 and n >= 0, int)
+above_zero = _reader("a number above 0", lambda n: 0 < n < math.inf)
+not_negative = _reader("a number of at least 0", lambda n: 0 <= n < math.inf)
+
+Positive: TypeAlias = Annotated[int, Flag(positive)]
+Natural: TypeAlias = Annotated[int, Flag(natural)]
+AboveZero: TypeAlias = Annotated[float, Flag(above_zero)]
+File: TypeAlias = Annotated[str, Flag(metavar="FILE")]
+Directory: TypeAlias = Annotated[str, Flag(metavar="DIR")]
+Source: TypeAlias = Annotated[str, Flag(metavar="SOURCE")]
+Name: TypeAlias = Annotated[str, Flag(metavar="NAME")]
+Plugins: TypeAlias = Annotated[
+    str | Sequence[str] | None, Flag(metavar="FILE", several=True, repeated=True)
+]
+Device: TypeAlias = Annotated[str, Flag(metavar="cpu|cuda|auto")]
 Models: TypeAlias = Annotated[
     "str | Path | Checkpoint | Sequence[str | Path | Checkpoint]",
     Flag(metavar="DIR", several=True),
@@ -30,6 +98,8 @@ Models: TypeAlias = Annotated[
 Model: TypeAlias = Annotated["str | Path | Checkpoint", Flag(metavar="DIR")]
 Rows: TypeAlias = Annotated[str | None, Flag(metavar="DIR", required=True)]
 """A results directory. A Python caller may leave it out: the rows are in the result."""
+Parameters = ParamSpec("Parameters")
+SEVERAL = (list, typing.get_origin(Sequence[str]))
 
 
 @dataclass(repr=False)
@@ -113,7 +183,8 @@ def command(
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Makes a function a command: its arguments are checked, and models run without autograd.
 
-    `groups` are headings of its help, each by the name of the first parameter below it.
+    `groups` are headings of its help, each by the name of the first parameter below it. The command
+    has them, and its `flags` by the names of the parameters, for the parser.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -131,7 +202,9 @@ def command(
                     stack.enter_context(torch.no_grad())
                 return function(*bound.args, **bound.kwargs)
 
-        setattr(run, "groups", groups)  # noqa: B010
+        flags = {name: flag_of(p.annotation) for name, p in signature.parameters.items()}
+        for name, value in (("groups", groups), ("flags", flags)):
+            setattr(run, name, value)
         return run
 
     return decorate
@@ -176,3 +249,55 @@ def run_plugins(files: str | Sequence[str] | None, never: Iterable[Any] = ()) ->
             raise RequestError(
                 f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
             ) from error
+
+
+def check(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments as the function takes them: single values as lists, numbers in range.
+
+    Raises:
+        RequestError: a value that the command line would refuse.
+    """
+    checked = dict(arguments)
+    parameters = inspect.signature(function).parameters
+    for name, value in arguments.items():
+        flag = flag_of(parameters[name].annotation)
+        if value is None or flag.switch:
+            continue
+        values = listed(value)
+        for one in values:
+            if flag.choices and one not in flag.choices:
+                allowed = ", ".join(map(str, flag.choices))
+                raise RequestError(f"{_option(name)} {one}: allowed are {allowed}")
+            if flag.read not in (str, int, float):
+                try:
+                    flag.read(one)
+                except argparse.ArgumentTypeError as error:
+                    raise RequestError(f"{_option(name)}: {error}") from None
+        checked[name] = values if flag.several else value
+    return checked
+
+
+def listed(value: Any) -> list[Any]:
+    """A value, or a sequence of values, as a list; a text is one value."""
+    alone = isinstance(value, str) or not isinstance(value, Sequence)
+    return [value] if alone else list(value)
+
+
+def flag_of(annotation: Any) -> Flag:
+    """How a parameter of this type is written on a command line."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return next(item for item in inner[1:] if isinstance(item, Flag))
+    if origin in (typing.Union, types.UnionType):
+        kinds = [kind for kind in inner if kind is not type(None)]
+        several = [kind for kind in kinds if typing.get_origin(kind) in SEVERAL]
+        return flag_of((several or kinds)[0])
+    if origin in SEVERAL:
+        return replace(flag_of(inner[0]), several=True)
+    if origin is Literal:
+        return Flag(choices=inner)
+    return Flag(switch=True) if annotation is bool else Flag(annotation)
+
+
+def _option(name: str) -> str:
+    return "--" + name.rstrip("_").replace("_", "-")

@@ -5,8 +5,20 @@ from typing import Annotated, Any, Literal
 
 from eval import RequestError
 from eval.bit_figures import QUANTISERS
-from eval.cli import Device, Flag, Natural, Positive, Source, above_zero, listed, natural
-from eval.commands import Models, Result, Rows, command
+from eval.commands import (
+    Device,
+    Flag,
+    Models,
+    Natural,
+    Positive,
+    Result,
+    Rows,
+    Source,
+    above_zero,
+    command,
+    listed,
+    natural,
+)
 
 
 @command(noise="precision")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from eval import RequestError
-from eval.cli import Device, Directory, File, Flag, Source, positive
-from eval.commands import Result, command
+from eval.commands import Device, Directory, File, Flag, Result, Source, command, positive
 
 if TYPE_CHECKING:
     from eval.claims.ask import ClaimTask

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from eval import RequestError
-from eval.cli import Device, Flag, Natural, Source, listed
-from eval.commands import Result, command
+from eval.commands import Device, Flag, Natural, Result, Source, command, listed
 
 DEMO = "demo"
 """Where `make demo` puts its models."""

@@ -6,8 +6,22 @@ from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from eval import RequestError
-from eval.cli import Device, Flag, Natural, Plugins, Positive, Source, listed, natural, positive
-from eval.commands import Models, Result, Rows, command, run_plugins
+from eval.commands import (
+    Device,
+    Flag,
+    Models,
+    Natural,
+    Plugins,
+    Positive,
+    Result,
+    Rows,
+    Source,
+    command,
+    listed,
+    natural,
+    positive,
+    run_plugins,
+)
 
 if TYPE_CHECKING:
     from eval.inversion.run import Job

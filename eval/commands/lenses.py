@@ -5,8 +5,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from eval import RequestError
-from eval.cli import Device, Flag, Natural, Plugins, Source, listed, positive
-from eval.commands import Models, Result, Rows, command, run_plugins
+from eval.commands import (
+    Device,
+    Flag,
+    Models,
+    Natural,
+    Plugins,
+    Result,
+    Rows,
+    Source,
+    command,
+    listed,
+    positive,
+    run_plugins,
+)
 
 LINES = 30
 """Lines of one table of a lens that a terminal shows."""

@@ -5,18 +5,21 @@ from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from eval import RequestError
-from eval.cli import (
+from eval.commands import (
     AboveZero,
     Device,
     Flag,
+    Models,
     Natural,
     Positive,
+    Result,
+    Rows,
     Source,
+    command,
     listed,
     not_negative,
     positive,
 )
-from eval.commands import Models, Result, Rows, command
 
 if TYPE_CHECKING:
     from eval.models import Checkpoint

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from eval import RequestError
-from eval.cli import Directory, File, Flag, Name, Plugins, listed
-from eval.commands import Result, command, run_plugins
+from eval.commands import Directory, File, Flag, Name, Plugins, Result, command, listed, run_plugins
 
 if TYPE_CHECKING:
     from eval.summary import Accepts

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from eval import RequestError
-from eval.cli import listed
 from eval.gather import gather_models, labelled
 from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
@@ -161,7 +160,7 @@ class Inquiry:
             ("solvers", list(solvers()), len(solvers())),
             ("lens", list(lenses()), 1),
         ):
-            values = listed(fields[name])
+            values = fields[name] if isinstance(fields[name], list) else [fields[name]]
             for value in values:
                 if value not in allowed:
                     raise RequestError(f"{name}: there is no {str(value)[:80]!r} here")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import eval as evals
-from eval import RequestError, cli, comparison_plot, drawing
-from eval.__main__ import COMMANDS, command_function, main
+from eval import RequestError, comparison_plot, drawing
+from eval.__main__ import COMMANDS, add_command, command_function, main
 from eval.claims import registry, sources
 from eval.commands import Result
 from eval.probes.retrieval import POOLS, SENTENCES
@@ -22,7 +22,7 @@ from eval.tracking import MODES
 
 HELP = """
 import contextlib, io, sys
-from eval.__main__ import COMMANDS, main
+from eval.__main__ import COMMANDS, add_command, main
 for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
@@ -49,16 +49,13 @@ def test_help_of_every_command_needs_no_torch():
     ],
 )
 def test_choices_are_those_of_the_modules(name, parameter, allowed):
-    assert (
-        cli.flag_of(signature(command_function(name)).parameters[parameter].annotation).choices
-        == allowed
-    )
+    assert command_function(name).flags[parameter].choices == allowed
 
 
 def test_every_parameter_has_its_help():
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
-        cli.add_command(parser, command_function(name), {})
+        add_command(parser, command_function(name))
         assert all(action.help for action in parser._actions), name
 
 
@@ -66,19 +63,19 @@ def test_every_list_flag_given_again_keeps_its_values():
     flags: set[str] = set()
     for name in COMMANDS:
         parser, function = argparse.ArgumentParser(), command_function(name)
-        cli.add_command(parser, function, {})
+        add_command(parser, function)
         given = [word for action in parser._actions for word in (*action.option_strings[-1:], "1")
                  if action.required]  # fmt: skip
         for action in parser._actions:
             parameter = signature(function).parameters.get(action.dest)
             if not parameter or not action.option_strings or action.required:
                 continue
-            if not cli.flag_of(parameter.annotation).several:
+            if not function.flags[action.dest].several:
                 continue
             option, words = action.option_strings[-1], list(action.choices or ("1", "2"))[:2]
             again = [word for value in words for word in (option, str(value))]
             read = vars(parser.parse_args([*given, *again]))[action.dest]
-            assert read == [cli.flag_of(parameter.annotation).read(word) for word in words], option
+            assert read == [function.flags[action.dest].read(word) for word in words], option
             assert vars(parser.parse_args(given))[action.dest] == parameter.default
             flags.add(option)
     assert {"--text", "--layers", "--methods", "--hidden", "--plugin", "--axis"} <= flags

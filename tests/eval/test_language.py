@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from arch import load_model
 from eval import RequestError, language
 from eval.__main__ import main
-from eval.language import PARTS, measure_loss
+from eval.commands.language import PARTS, measure_loss
 from eval.models import open_checkpoint
 from eval.rows import read_rows
 from eval.statistics import clustered

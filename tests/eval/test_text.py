@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from torch import Tensor
 
-from eval.language import measure_loss
+from eval.commands.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.train.cases import fit
