@@ -171,7 +171,7 @@ class _Gather(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest)
         kept = [] if before is self.default else before
-        setattr(namespace, self.dest, [*kept, *(values if isinstance(values, list) else [values])])
+        setattr(namespace, self.dest, [*kept, *(values if isinstance(values, list | tuple) else [values])])
 
 
 def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> None:
