@@ -171,7 +171,8 @@ class _Gather(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest)
         kept = [] if before is self.default else before
-        setattr(namespace, self.dest, [*kept, *(values if isinstance(values, list | tuple) else [values])])
+        given = values if isinstance(values, list | tuple) else [values]
+        setattr(namespace, self.dest, [*kept, *given])
 
 
 def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> None:
