@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-
 from eval import RequestError
 from eval.commands import Device, Flag, Model, Models, Positive, Result, Source, command, listed
 from eval.rows import Results, Row, row_key
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from arch import LanguageModel
@@ -214,6 +213,7 @@ def measure_loss(
             tokenizer.
         CorpusError: the corpus cannot be read.
     """
+    import numpy as np
     import torch
 
     from eval.models import windows_at_once
@@ -269,11 +269,13 @@ def _nats(model: "LanguageModel", x: "Tensor", y: "Tensor") -> "Tensor":
     return torch.cat(each)
 
 
-def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> dict[str, list[Any]]:
+def _parts(nats: "np.ndarray", owner: "np.ndarray", sizes: "np.ndarray") -> dict[str, list[Any]]:
     """Sums over parts of the text with equally many stories each, at most `PARTS`.
 
     Of each predicted token its `nats` and its `owner`, a story; of each story its bytes.
     """
+    import numpy as np
+
     count = min(PARTS, len(sizes))
     part = np.arange(len(sizes)) * count // len(sizes)
     return {
@@ -285,8 +287,10 @@ def _parts(nats: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> dict[str, 
 
 def _tokens(
     checkpoint: "Checkpoint", corpus: str, limit: int | None, given: Sequence[str] | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     """The tokens, the story of each, and the bytes of each story."""
+    import numpy as np
+
     from eval.text import held_out_text
 
     text = held_out_text(checkpoint, corpus)
