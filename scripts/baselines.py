@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from arch import ModelConfig
 from scripts.pages import BenchmarkError
@@ -91,10 +90,7 @@ class ParallelConvs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        total = torch.zeros_like(x)
-        for branch in self.branches:
-            total = total + branch(x)
-        return total
+        return sum((branch(x) for branch in self.branches), torch.zeros_like(x))
 
 
 class HeadedConvs(nn.Module):
@@ -253,7 +249,10 @@ def trainer_run(turns: Turns, work: Training, kind: str) -> None:
         "use_cpu": work.device == "cpu",
         **({} if work.precision == "fp32" else {work.precision: True}),
     }
-    rows = FixedWindows(PackedData(work.data), config.context)
+    tokens = torch.from_numpy(PackedData(work.data).tokens("train").astype("int64").reshape(-1))
+    windows = tokens[: len(tokens) // config.context * config.context].view(-1, config.context)
+    rows = [{"input_ids": window, "labels": window} for window in windows]
+    rows *= -(-ENDLESS // len(rows))  # no epoch ends during a race
     made = trainer(model, rows, work.folder, work.batch, ENDLESS, **settings)
     made.add_callback(Steps())
     made.train()
@@ -263,20 +262,3 @@ def plain_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     """`arch.masked_conv.masked_convolution` of one triangle, without it."""
     y = torch.tril(weight) @ x
     return y if bias is None else y + bias[:, None]
-
-
-class FixedWindows(Dataset):
-    """Windows of packed tokens held in memory, over and over, as transformers takes them."""
-
-    def __init__(self, data: PackedData, length: int) -> None:
-        tokens = torch.from_numpy(data.tokens("train").astype("int64").reshape(-1))
-        self._windows = tokens[: len(tokens) // length * length].view(-1, length)
-
-    def __len__(self) -> int:
-        """Enough that no epoch ends during a race."""
-        return ENDLESS
-
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """`input_ids` and `labels`, both `(T,)`; the model shifts the labels."""
-        window = self._windows[number % len(self._windows)]
-        return {"input_ids": window, "labels": window}

@@ -12,16 +12,16 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from arch import LanguageModel, ModelConfig, ModelError, export_transformers, generate
+from arch import LanguageModel, ModelConfig, export_transformers, generate
 from scripts import pages
-from scripts.pages import BenchmarkError, Rows, natural
+from scripts.pages import BenchmarkError
 
 MIXERS = (
     "flat",
@@ -33,34 +33,32 @@ MIXERS = (
     "softmax",
     "attention(heads=4)",
 )
+FLAGS = {
+    "--d-model": ("width", 256),
+    "--layers": ("blocks", 4),
+    "--context": ("the longest text", 512),
+    "--batch": ("texts at once", 1),
+    "--new": ("tokens timed after each prompt", 32),
+    "--repeats": ("runs, of which the fastest counts", 5),
+}
 Decode = Callable[[Tensor, int], Tensor]
 
 
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the table, and saves it where asked; the exit code."""
-    parser = pages.parser(__doc__, devices=False)
-    parser.add_argument("--d-model", type=natural, default=256, help="width")
-    parser.add_argument("--layers", type=natural, default=4, help="blocks")
-    parser.add_argument("--context", type=natural, default=512, help="the longest text")
-    parser.add_argument("--batch", type=natural, default=1, help="texts at once")
-    parser.add_argument("--new", type=natural, default=32, help="tokens timed after each prompt")
-    parser.add_argument(
-        "--repeats", type=natural, default=5, help="runs, of which the fastest counts"
-    )
-    words = sys.argv[1:] if words is None else words
-    options = parser.parse_args(words)
+    return pages.run("generate", __doc__, FLAGS, measure, words)
+
+
+def measure(options: argparse.Namespace) -> pages.Pages:
+    """The whole page, measured."""
     most = 7 * options.context // 8 - 1  # the longer prompt is to be longer than the shorter
     if options.context < 8 or options.new >= most:
-        parser.error(f"--new is {options.new}; with --context {options.context}, less than {most}")
-    options.command, options.threads = pages.command("scripts.bench_generate", words), 1
-    return pages.run("generate", options, measure, ModelError)
-
-
-def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
-    """The whole page, measured."""
-    lengths = (options.context // 8, options.context - options.new - 1)
+        raise BenchmarkError(
+            f"--new is {options.new}; with --context {options.context}, less than {most}"
+        )
+    short, long = lengths = options.context // 8, options.context - options.new - 1
     models = {mixer: make_model(mixer, options) for mixer in MIXERS}  # before any takes its time
-    rows = []
+    rows, beside = [], ""
     for mixer, model in models.items():
         ways: dict[str, Decode] = {
             "remembered": lambda tokens, new, m=model: generate(m, tokens, new, temperature=0),
@@ -68,10 +66,29 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
         }
         if mixer.startswith("attention"):
             ways["transformers"] = transformers_decode(model)
-        agree(ways, lengths[0], options)
-        rows.append((mixer, {at: time_ways(ways, at, options) for at in lengths}))
-        print(mixer, rows[-1][1], file=sys.stderr)
-    yield render(rows, lengths, options), []
+        taken = [time_ways(ways, length, options) for length in lengths]
+        ours, again = ([times[way] for times in taken] for way in list(ways)[:2])
+        print(mixer, taken, file=sys.stderr)
+        shown = [f"{ms:.2f}" for ms in (*ours, *again)]
+        rows.append([mixer, *shown, f"{again[1] / ours[1]:.1f}"])
+        if "transformers" in ways:
+            them = [times["transformers"] for times in taken]
+            beside += (
+                f"\n`{mixer}` with the same weights in transformers, `generate` with its cache: "
+                f"{them[0]:.2f} and {them[1]:.2f} ms, {them[0] / ours[0]:.1f} and "
+                f"{them[1] / ours[1]:.1f} times ours. Both give the same text.\n"
+            )
+    titles = ["mixer", f"remembered, {short}", long, f"recomputed, {short}", long, "ratio"]
+    yield (
+        "# Generation on a CPU: the time of a new token\n\n"
+        f"{pages.hardware('cpu', 1, 'transformers')}; float32, batch {options.batch}, V = 4096, "
+        f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
+        f"{options.context}.\n\n```sh\n{options.command}\n```\n\n"
+        f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
+        f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.\n\n"
+        f"{pages.table(titles, rows)}{beside}",
+        [],
+    )
 
 
 def make_model(mixer: str, options: argparse.Namespace) -> LanguageModel:
@@ -112,81 +129,34 @@ def transformers_decode(model: LanguageModel) -> Decode:
     )
 
 
-def agree(ways: dict[str, Decode], length: int, options: argparse.Namespace) -> None:
-    """Warms every way up, and makes sure that all give one text."""
-    tokens = prompt(length, options)
-    texts = [way(tokens, options.new) for way in ways.values()]
-    if not all(torch.equal(text, texts[0]) for text in texts):
-        raise BenchmarkError("the ways of generating do not give the same text")
-
-
 def time_ways(
     ways: dict[str, Decode], length: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Seconds per new token of each way, after a prompt of `length`."""
-    tokens, times = prompt(length, options), {name: ([], []) for name in ways}
+    """Milliseconds per new token of each way, after a prompt of `length` random tokens.
+
+    Raises:
+        BenchmarkError: the ways do not all give one text.
+    """
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4096, (options.batch, length), generator=generator)
+    texts = [way(tokens, options.new) for way in ways.values()]  # warms up, too
+    if not all(torch.equal(text, texts[0]) for text in texts):
+        raise BenchmarkError("the ways of generating do not give the same text")
+
+    def seconds(way: Decode, new: int) -> float:
+        started = time.process_time()
+        way(tokens, new)
+        return time.process_time() - started
+
+    times = {name: ([], []) for name in ways}
     for _ in range(options.repeats):
         for name, way in ways.items():
-            several, one = times[name]
-            several.append(seconds(lambda way=way: way(tokens, options.new + 1)))
-            one.append(seconds(lambda way=way: way(tokens, 1)))
-    return {name: (min(several) - min(one)) / options.new for name, (several, one) in times.items()}
-
-
-def prompt(length: int, options: argparse.Namespace) -> Tensor:
-    """Random tokens, `(batch, length)`."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(4096, (options.batch, length), generator=generator)
-
-
-def seconds(run: Callable[[], object]) -> float:
-    """The processor's time that a call takes."""
-    started = time.process_time()
-    run()
-    return time.process_time() - started
-
-
-def render(
-    rows: list[tuple[str, dict[int, dict[str, float]]]],
-    lengths: tuple[int, int],
-    options: argparse.Namespace,
-) -> str:
-    """The page as Markdown."""
-    short, long = lengths
-    lines = [
-        "# Generation on a CPU: the time of a new token",
-        "",
-        f"{pages.hardware('cpu', 1, 'transformers')}; float32, batch {options.batch}, V = 4096, "
-        f"D = {options.d_model}, {options.layers} blocks (RMSNorm, SwiGLU), context "
-        f"{options.context}.",
-        "",
-        f"```sh\n{options.command}\n```",
-        "",
-        f"Milliseconds of processor time for a token, after {short} and after {long} tokens; the "
-        f"fastest of {options.repeats} runs. Ratio: recomputed by remembered, after {long}.",
-        "",
-        *pages.markdown_table(
-            ["mixer", f"remembered, {short}", long, f"recomputed, {short}", long, "ratio"],
-            [[mixer, *_cells(times, lengths)] for mixer, times in rows],
-        ),
-    ]
-    for mixer, times in rows:
-        if "transformers" in times[long]:
-            them = [1000 * times[at]["transformers"] for at in lengths]
-            ours = [1000 * times[at]["remembered"] for at in lengths]
-            lines += [
-                "",
-                f"`{mixer}` with the same weights in transformers, `generate` with its cache: "
-                f"{them[0]:.2f} and {them[1]:.2f} ms, "
-                f"{them[0] / ours[0]:.1f} and {them[1] / ours[1]:.1f} times ours. "
-                "Both give the same text.",
-            ]
-    return "\n".join(lines) + "\n"
-
-
-def _cells(times: dict[int, dict[str, float]], lengths: tuple[int, int]) -> list[str]:
-    cells = [1000 * times[at][way] for way in ("remembered", "recomputed") for at in lengths]
-    return [*(f"{cell:.2f}" for cell in cells), f"{cells[3] / cells[1]:.1f}"]
+            for kept, new in zip(times[name], (options.new + 1, 1), strict=True):
+                kept.append(seconds(way, new))
+    return {
+        name: 1000 * (min(several) - min(one)) / options.new
+        for name, (several, one) in times.items()
+    }
 
 
 if __name__ == "__main__":

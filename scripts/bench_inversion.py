@@ -10,20 +10,17 @@ All ways of a ratio run in turns in one process; of several turns the fastest co
 """
 
 import argparse
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from arch import LanguageModel, ModelConfig, ModelError
-from eval import RequestError
+from arch import LanguageModel, ModelConfig
 from eval.circuit import Circuit
 from eval.inversion.gradient.descent import descent
 from eval.inversion.lexicon import Lexicon
@@ -37,8 +34,6 @@ from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
 from scripts import pages
-from scripts.pages import BenchmarkError, Rows, natural
-from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
 
@@ -52,48 +47,50 @@ class Subject(NamedTuple):
     text: Tensor
 
 
+FLAGS = {
+    **pages.DEVICE,
+    **pages.THREADS,
+    "--models": ("model directories", []),
+    "--corpus": ("stories, where --models are given", "toy"),
+    "--d-model": ("width", 128),
+    "--layers": ("blocks", 4),
+    "--turns": ("of which the fastest counts", 3),
+    "--prompts": ("for the search of hidden tokens", 16),
+    "--memory": (argparse.SUPPRESS, False),
+}
+
+
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
-    words = sys.argv[1:] if words is None else words
-    parser = pages.parser(__doc__)
-    parser.add_argument("--models", nargs="+", metavar="DIR", help="model directories")
-    parser.add_argument("--corpus", default="toy", help="stories, where --models are given")
-    parser.add_argument("--d-model", type=natural, default=128)
-    parser.add_argument("--layers", type=natural, default=4)
-    parser.add_argument("--threads", type=natural, default=os.cpu_count())
-    parser.add_argument("--turns", type=natural, default=3, help="of which the fastest counts")
-    parser.add_argument(
-        "--prompts", type=natural, default=16, help="for the search of hidden tokens"
-    )
-    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    options.command = pages.command("scripts.bench_inversion", words)
-    work = _peak if options.memory else measure
     with torch.no_grad():
-        return pages.run("inversion", options, work, ModelError, CorpusError, RequestError)
+        return pages.run("inversion", __doc__, FLAGS, measure, words)
 
 
-def measure(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
+def measure(options: argparse.Namespace) -> pages.Pages:
     """The page anew after each question, with what is not answered yet; at last the whole one."""
     subjects = _subjects(options)
-    lines = [
-        "# Inversion",
-        "",
-        f"`{options.command}`",
-        "",
+    if options.memory:
+        yield _peak(subjects[0], options.device), []
+        return
+    start = (
+        f"# Inversion\n\n`{options.command}`\n\n"
         f"{pages.hardware(options.device, options.threads)}, float32. Last layer; the fastest of "
-        f"{options.turns} turns; ratios of seconds.",
-        "",
-    ]
+        f"{options.turns} turns; ratios of seconds.\n\n"
+    )
     rows: list[list[str]] = []
     for name, question in QUESTIONS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append([name, *(question(subject, options) for subject in subjects)])
-        table = pages.markdown_table(["", *(subject.name for subject in subjects)], rows)
+        start_and_table = start + pages.table(["", *(subject.name for subject in subjects)], rows)
         remaining = "; ".join([*list(QUESTIONS)[len(rows) :], "memory"])
-        yield "\n".join([*lines, *table, "", f"Not measured: {remaining}.", ""]), []
+        yield f"{start_and_table}\nNot measured: {remaining}.\n", []
     print("memory ...", file=sys.stderr, flush=True)
-    yield "\n".join([*lines, *table, "", _memory(options), ""]), []
+    peak = pages.elsewhere("inversion", options, "--memory", "--d-model", 512, "--layers", 8)
+    about = (
+        "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
+        "by sweep, by propose and verify, and with three hidden"
+    )
+    yield f"{start_and_table}\n{about}: {peak}.\n", []
 
 
 def _lexicon(subject: Subject) -> LexiconOf:
@@ -268,28 +265,13 @@ def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> l
     return best
 
 
-def _memory(options: argparse.Namespace) -> str:
-    """Peak memory of a process that sweeps and searches at d = 512, n = 8, V = 4096."""
-    command = [sys.executable, "-m", "scripts.bench_inversion", "--memory", "--d-model", "512"]
-    command += ["--layers", "8", "--device", options.device, "--threads", str(options.threads)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise BenchmarkError("the process whose memory is measured failed; see above")
-    return (
-        "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
-        f"by sweep, by propose and verify, and with three hidden: {done.stdout.strip()}."
-    )
-
-
-def _peak(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
-    subject = _subjects(options)[0]
+def _peak(subject: Subject, device: str) -> str:
     sweep(_batch(subject, 1, 24), [])
     propose(_batch(subject, 1, 24), [], _lexicon(subject))
     alternating(_batch(subject, 1, 24, hidden=3), _chance(1), _readback(subject), starts=2)
-    if options.device != "cpu":
-        yield f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU", []
-    else:
-        yield f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB", []
+    if device != "cpu":
+        return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from arch.masked_conv import masked_convolution
+from eval.tables import group
 from scripts import pages
-from scripts.pages import Rows, natural
+from scripts.pages import By
 
 Form = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[int], object]  # works on the operands of that number
@@ -35,86 +36,72 @@ DENSE: dict[str, Form] = {
     "einsum": lambda x, w: torch.einsum("ij,bjd->bid", torch.tril(w), x),
     "Conv1d": lambda x, w: functional.conv1d(x, torch.tril(w)[..., None]),
 }
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One form's figures in one task.
-
-    `ratio` is its time over that of `masked_convolution`; `tflops` are multiplications and
-    additions on and below the diagonal, by its time; `tbs` are bytes of x, y and their gradients
-    that have to move, by its time.
-    """
-
-    dtype: str
-    length: int
-    width: int
-    batch: int
-    backward: bool
-    form: str
-    mode: str
-    microseconds: float
-    ratio: float
-    tflops: float
-    tbs: float
+FLAGS = pages.DEVICE | {
+    "--dtype": ("of operands", By("float32", "bfloat16"), DTYPES),
+    "--lengths": ("T", [64, 128, 256, 512, 1024]),
+    "--widths": ("D", By([256], [512, 256, 1024])),
+    "--tokens": ("B T", By(8192, 65536)),
+    "--rounds": ("turns", By(40, 15)),
+    "--seconds": ("begin nothing after so long", 3600.0),
+}
 
 
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the tables; the exit code."""
-    options = _options(sys.argv[1:] if words is None else words)
-    return pages.run("kernels", options, measure_all)
+    return pages.run("kernels", __doc__, FLAGS, measure, words)
 
 
-def measure_all(options: argparse.Namespace) -> Iterator[tuple[str, Rows]]:
+def measure(options: argparse.Namespace) -> pages.Pages:
     """The page of all sizes."""
     torch.manual_seed(0)
-    rows: list[Timing] = []
+    rows: list[dict[str, Any]] = []
     left_out: list[str] = []
     start = time.monotonic()
-    for width in options.widths:
-        for backward in (True, False):
-            for length in options.lengths:
-                batch = max(1, options.tokens // length)
-                task = (options.dtype, length, width, batch, backward)
-                spent = time.monotonic() - start
-                print(f"{spent:4.0f} s  T={length} D={width}", file=sys.stderr, flush=True)
-                if spent > options.seconds:
-                    left_out.append(f"T={length}, D={width}: no time left (--seconds)")
-                else:
-                    rows += measure(*task, options.device, options.rounds)
-    yield kernels_page(rows, left_out, options), [asdict(row) for row in rows]
+    for width, backward, length in product(options.widths, (True, False), options.lengths):
+        spent = time.monotonic() - start
+        print(f"{spent:4.0f} s  T={length} D={width}", file=sys.stderr, flush=True)
+        if spent > options.seconds:
+            left_out.append(f"T={length}, D={width}: no time left (--seconds)")
+        else:
+            sizes = options.dtype, length, width, max(1, options.tokens // length), backward
+            rows += timings(*sizes, options.device, options.rounds)
+    yield kernels_page(rows, left_out, options), rows
 
 
-def measure(
+def timings(
     dtype: str, length: int, width: int, batch: int, backward: bool, device: str, rounds: int
-) -> list[Timing]:
-    """Times all forms of one size in turns; ours is the first row."""
-    timers: dict[tuple[str, str], Timer] = {}
+) -> Iterator[dict[str, Any]]:
+    """Times all forms of one size in turns; ours is the first row.
+
+    `ratio` is a form's time over ours, `tflops` are multiplications and additions on and below the
+    diagonal by its time, `tbs` the bytes of x, y and their gradients that have to move.
+    """
     torch.compiler.reset()
-    for form, mode, call, operands in calls(dtype, length, width, batch, backward, device):
-        timers[form, mode] = graph_timer(call, operands) if device == "cuda" else cpu_timer(call)
-    readings = {name: [] for name in timers}
+    timers = {
+        (form, mode): graph_timer(call, operands) if device == "cuda" else cpu_timer(call)
+        for form, mode, call, operands in calls(dtype, length, width, batch, backward, device)
+    }
+    readings: dict[tuple[str, str], list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
         for name, timer in timers.items():
             readings[name].append(timer())
     # A CPU has other work to do, which only ever adds; a GPU's clock goes up and down.
     typical = median if device == "cuda" else min
+    about = {"dtype": dtype, "length": length, "width": width, "batch": batch, "backward": backward}
     products = 3 if backward else 1
     flops = products * batch * width * length * (length + 1)
     moved = products * DTYPES[dtype].itemsize * length * (2 * batch * width + (length + 1) // 2)
-    rows = []
     for (form, mode), taken in readings.items():
         seconds = typical(taken)
-        rows.append(
-            Timing(
-                *(dtype, length, width, batch, backward, form, mode),
-                microseconds=seconds * 1e6,
-                ratio=seconds / typical(readings[OURS, "eager"]),
-                tflops=flops / seconds / 1e12,
-                tbs=moved / seconds / 1e12,
-            )
-        )
-    return rows
+        yield {
+            **about,
+            "form": form,
+            "mode": mode,
+            "microseconds": seconds * 1e6,
+            "ratio": seconds / typical(readings[OURS, "eager"]),
+            "tflops": flops / seconds / 1e12,
+            "tbs": moved / seconds / 1e12,
+        }
 
 
 def calls(
@@ -126,23 +113,17 @@ def calls(
     inputs = [torch.randn_like(x).requires_grad_() for _ in range(sets)]
     slopes = [torch.randn_like(x) for _ in range(sets)]
     w = (torch.randn(length, length, device=device) / length**0.5).to(x.dtype).requires_grad_()
-    for name, form in {OURS: masked_convolution, **DENSE}.items():
-        modes: dict[str, Form] = {"eager": form}
-        if device == "cuda" and name != OURS:
-            modes["compiled"] = torch.compile(form, dynamic=False)
-        for mode, chosen in modes.items():
-            yield name, mode, _call(chosen, inputs, w, slopes if backward else None), sets
 
-
-def _call(form: Form, inputs: list[Tensor], w: Tensor, slopes: list[Tensor] | None) -> Call:
-    def call(number: int) -> object:
-        with torch.set_grad_enabled(slopes is not None):
+    def call(form: Form, number: int) -> object:
+        with torch.set_grad_enabled(backward):
             y = form(inputs[number], w)
-        if slopes is None:
-            return y
-        return torch.autograd.grad(y, (inputs[number], w), slopes[number])
+        return torch.autograd.grad(y, (inputs[number], w), slopes[number]) if backward else y
 
-    return call
+    for name, form in {OURS: masked_convolution, **DENSE}.items():
+        yield name, "eager", lambda number, form=form: call(form, number), sets
+        if device == "cuda" and name != OURS:
+            compiled = torch.compile(form, dynamic=False)
+            yield name, "compiled", lambda number, form=compiled: call(form, number), sets
 
 
 def cpu_timer(call: Call) -> Timer:
@@ -190,60 +171,37 @@ def graph_timer(call: Call, operands: int, at_least: float = 0.004) -> Timer:
     return lambda: seconds(replays)
 
 
-def kernels_page(rows: list[Timing], left_out: list[str], options: argparse.Namespace) -> str:
+def kernels_page(
+    rows: list[dict[str, Any]], left_out: list[str], options: argparse.Namespace
+) -> str:
     """Returns the figures as a page in Markdown."""
     cpu = options.device == "cpu"
     lines = [
-        f"# Masked convolution on {'one CPU thread' if cpu else 'a GPU'}",
-        "",
+        f"# Masked convolution on {'one CPU thread' if cpu else 'a GPU'}\n",
         f"Measured by `{options.command}`",
-        f"on {pages.hardware(options.device, options.threads, 'triton')}.",
-        "",
+        f"on {pages.hardware(options.device, 1, 'triton')}.\n",
         "The forms of a line took turns in one process. A form's column is its time over that of"
         f" `{OURS}`" + (";" if cpu else ", eager / compiled;") + " `least` is the best of them.",
         f"A time is the {'least' if cpu else 'median'} of the turns"
         + (", in CPU seconds." if cpu else "."),
         "TFLOP/s count the lower triangle only; TB/s count each operand once a product.",
     ]
-    for dtype, backward in dict.fromkeys((row.dtype, row.backward) for row in rows):
-        some = [row for row in rows if (row.dtype, row.backward) == (dtype, backward)]
-        lines += ["", f"## {dtype}, forward{' + backward' if backward else ''}", "", *_table(some)]
-    if left_out:
-        lines += ["", "## Not measured", "", *(f"- {line}" for line in left_out)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(rows: list[Timing]) -> list[str]:
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]
-    lines = []
-    for length, width in dict.fromkeys((row.length, row.width) for row in rows):
-        ours, *others = (row for row in rows if (row.length, row.width) == (length, width))
-        cells: list[Any] = [length, width, ours.batch, f"{ours.microseconds:.1f}"]
-        cells += [f"{ours.tflops:.3g}", f"{ours.tbs:.3g}"]
-        cells += [f"{min(row.ratio for row in others):.2f}"]
-        cells += [" / ".join(f"{r.ratio:.2f}" for r in others if r.form == form) for form in DENSE]
-        lines.append(cells)
-    return pages.markdown_table(titles, lines)
-
-
-def _options(words: list[str]) -> argparse.Namespace:
-    parser = pages.parser(__doc__)
-    parser.add_argument("--dtype", choices=DTYPES, help="cpu: float32, cuda: bfloat16")
-    parser.add_argument(
-        "--lengths", type=natural, nargs="+", metavar="T", default=(64, 128, 256, 512, 1024)
-    )
-    parser.add_argument("--widths", type=natural, nargs="+", metavar="D")
-    parser.add_argument("--tokens", type=natural, help="B T; cpu: 8192, cuda: 65536")
-    parser.add_argument("--rounds", type=natural, help="turns; cpu: 40, cuda: 15")
-    parser.add_argument("--seconds", type=float, default=3600, help="begin nothing after so long")
-    options = parser.parse_args(words)
-    cuda = options.device == "cuda"
-    options.dtype = options.dtype or ("bfloat16" if cuda else "float32")
-    options.widths = options.widths or ((512, 256, 1024) if cuda else (256,))
-    options.tokens = options.tokens or (65536 if cuda else 8192)
-    options.rounds = options.rounds or (15 if cuda else 40)
-    options.threads, options.command = 1, pages.command("scripts.bench_kernels", words)
-    return options
+    for (dtype, backward), some in group(rows, lambda r: (r["dtype"], r["backward"])).items():
+        cells = []
+        for ours, *others in group(some, lambda r: (r["length"], r["width"])).values():
+            by_form = group(others, lambda r: r["form"])
+            cells.append([
+                *(ours[name] for name in ("length", "width", "batch")),
+                f"{ours['microseconds']:.1f}", f"{ours['tflops']:.3g}", f"{ours['tbs']:.3g}",
+                f"{min(row['ratio'] for row in others):.2f}",
+                *(" / ".join(f"{r['ratio']:.2f}" for r in by_form[form]) for form in DENSE),
+            ])  # fmt: skip
+        lines.append(f"\n## {dtype}, forward{' + backward' if backward else ''}\n")
+        lines.append(pages.table(titles, cells).rstrip())
+    if left_out:
+        lines += ["\n## Not measured\n", *(f"- {line}" for line in left_out)]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

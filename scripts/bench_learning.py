@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from arch.files import write_file
+from scripts import pages
 from scripts.baselines import ReferenceMixer, llama, trainer
 from scripts.pages import BenchmarkError, natural
 from tokenizer import CorpusError, PackedData
@@ -42,9 +43,34 @@ from train.settings import RunError
 KINDS = ("trainer-llama", "reference-flat", "reference-expanded", "reference-llama")
 
 
+FLAGS = {
+    "kind": ("", ..., KINDS),
+    "--data": ("packed data to train on", ...),
+    "--validate": ("packed data; default: --data", []),
+    "--out": ("the JSON file to write", ..., Path),
+    "--lr": ("highest rate, Trainer's own", 5e-5),
+    "--seed": ("of the start and the order", 0, int),
+    "--steps": ("of training", ..., natural),
+    "--batch": ("windows a step", 16),
+    "--context": ("tokens of a window", 128),
+    "--d-model": ("width", 128),
+    "--layers": ("blocks", 4),
+    "--heads": ("of a Llama", 4),
+    "--d-ff": ("of a Llama; default: 11/4 d_model, reference 4", None, natural),
+    "--warmup": ("steps; see above", None, int),
+    "--clip": ("the gradient's norm", 1.0),
+    "--validate-at": ("steps", [], int),
+    "--validate-tokens": ("of the split; default: all", None, natural),
+    "--log-every": ("steps", 10),
+    "--device": ("", "cpu", ("cpu", "cuda")),
+    "--precision": ("", "fp32", ("fp32", "bf16", "fp16")),
+    "--threads": ("of PyTorch", 1),
+}
+
+
 def main(words: list[str] | None = None) -> int:
     """Trains, validates, writes; the exit code."""
-    options = _options(words)
+    options = pages.read(__doc__, FLAGS, words)
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
@@ -66,6 +92,17 @@ def train_model(options: argparse.Namespace) -> dict[str, Any]:
     """
     from transformers import TrainerCallback
 
+    if options.warmup is None:
+        tenth = min(500, options.steps // 10)
+        options.warmup = 0 if options.kind == "trainer-llama" else tenth
+    if options.warmup < 0:
+        raise BenchmarkError(f"--warmup is {options.warmup}; at least 0")
+    if options.kind.endswith("llama") and options.d_model % options.heads:
+        raise BenchmarkError(
+            f"--heads is {options.heads}; it must divide --d-model {options.d_model}"
+        )
+    if not options.lr > 0:
+        raise BenchmarkError(f"--lr is {options.lr}; it must be above 0")
     data = PackedData(options.data)
     held_out = {path: PackedData(path) for path in options.validate or [options.data]}
     steps = Steps(data, options)
@@ -165,28 +202,18 @@ def held_out_loss(
     """Mean loss in nats per token, and over how many: what `python -m train` reports."""
     windows, device = Windows(data, "valid", options.context), next(model.parameters()).device
     limit = options.validate_tokens and -(-options.validate_tokens // options.context)
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total, count = 0.0, 0
     model.eval()
     for inputs, targets in windows.in_order(options.batch, limit):
-        logits = _logits(model, inputs.to(device), options.context)
-        nats = F.cross_entropy(
-            logits.float().flatten(0, 1),
-            targets.to(device).flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-        )
-        total += nats.double().cpu()
+        T = inputs.shape[1]
+        if isinstance(model, ReferenceMixer):  # of fixed length, and causal
+            inputs = F.pad(inputs, (0, options.context - T))
+        logits = model(input_ids=inputs.to(device))["logits"][:, :T].float().flatten(0, 1)
+        following = targets.to(device).flatten()
+        total += F.cross_entropy(logits, following, ignore_index=IGNORE, reduction="sum").item()
         count += int((targets != IGNORE).sum())
     model.train()
-    return total.item() / count, count
-
-
-def _logits(model: nn.Module, inputs: Tensor, length: int) -> Tensor:
-    """Of tokens `(B, T)`; a model of fixed length sees what follows T, and is causal."""
-    T = inputs.shape[1]
-    if isinstance(model, ReferenceMixer):
-        inputs = F.pad(inputs, (0, length - T))
-    return model(input_ids=inputs)["logits"][:, :T]
+    return total / count, count
 
 
 class Steps(Dataset):
@@ -226,46 +253,6 @@ class Steps(Dataset):
             first = (len(self._seen) - 1) * self._batch
             self._seen.append(self._seen[-1] + self._windows.targets(first, self._batch))
         return self._seen[step]
-
-
-def _options(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--data", required=True, help="packed data to train on")
-    parser.add_argument("--validate", nargs="+", metavar="DIR", help="packed data; default: --data")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--lr", type=float, default=5e-5, help="highest rate; Trainer's default")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=natural, required=True)
-    parser.add_argument("--batch", type=natural, default=16)
-    parser.add_argument("--context", type=natural, default=128)
-    parser.add_argument("--d-model", type=natural, default=128)
-    parser.add_argument("--layers", type=natural, default=4)
-    parser.add_argument("--heads", type=natural, default=4, help="of a Llama")
-    parser.add_argument(
-        "--d-ff", type=natural, help="of a Llama; default: 11/4 d_model, reference 4"
-    )
-    parser.add_argument("--warmup", type=int, help="steps; see above")
-    parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--validate-at", type=int, nargs="+", default=[], metavar="STEP")
-    parser.add_argument("--validate-tokens", type=natural, help="of the split; default: all")
-    parser.add_argument("--log-every", type=natural, default=10)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
-    parser.add_argument("--threads", type=natural, default=1)
-    options = parser.parse_args(words)
-    if options.warmup is None:
-        tenth = min(500, options.steps // 10)
-        options.warmup = 0 if options.kind == "trainer-llama" else tenth
-    if options.warmup < 0:
-        parser.error(f"--warmup is {options.warmup}; at least 0")
-    if options.kind.endswith("llama") and options.d_model % options.heads:
-        parser.error(f"--heads is {options.heads}; it must divide --d-model {options.d_model}")
-    if not options.lr > 0:
-        parser.error(f"--lr is {options.lr}; it must be above 0")
-    return options
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ CUDA only). Without --data all train on toy stories, packed first.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,11 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from arch import ModelConfig, describe
+from eval.tables import group
 from scripts import pages
 from scripts.baselines import Training, our_run, trainer_run
-from scripts.pages import BenchmarkError, Rows, natural
-from scripts.turns import Entrant, Turn, end, race
-from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
+from scripts.pages import BenchmarkError, By
+from scripts.turns import Entrant, end, race
+from tokenizer import PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
 from train.speed import peak_flops
 
@@ -48,16 +48,21 @@ LLAMA: dict[str, Any] = {
     "norm": "rmsnorm",
 }
 KERNELS = ((512, 512), (512, 2048), (256, 2048))  # width and length
-USUAL: dict[str, tuple[str, Any, Any]] = {  # of flags: what it is, on a CPU, on a GPU
-    "seconds": ("in all", 900.0, 400.0),
-    "widths": ("d_model", [128, 256], [512]),
-    "layers": ("blocks", 4, 8),
-    "length": ("tokens in a window", 128, 512),
-    "batch": ("windows a step", 16, 128),
-    "turn": ("seconds of a turn", 3.0, 1.0),
-    "rounds": ("at most", 15, 20),
-}
 RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
+FLAGS = {
+    **pages.DEVICE,
+    **pages.THREADS,
+    "--only": ("races", [*RACES], RACES),
+    "--eager": ("leave out the compiled contenders", False),
+    "--data": ("packed data, of 4096 tokens; default: toy stories", None),
+    "--seconds": ("in all", By(900.0, 400.0)),
+    "--widths": ("d_model", By([128, 256], [512])),
+    "--layers": ("blocks", By(4, 8)),
+    "--length": ("tokens in a window", By(128, 512)),
+    "--batch": ("windows a step", By(16, 128)),
+    "--turn": ("seconds of a turn", By(3.0, 1.0)),
+    "--rounds": ("at most", By(15, 20)),
+}
 
 
 class Contender(NamedTuple):
@@ -93,11 +98,8 @@ class Race(NamedTuple):
 
 def main(words: list[str] | None = None) -> int:
     """Measures and writes the page; the exit code, 1 where a contender failed."""
-    options = _options(sys.argv[1:] if words is None else words)
     rows: list[dict[str, Any]] = []
-    code = pages.run(
-        "training", options, lambda options: measure(options, rows), CorpusError, RunError
-    )
+    code = pages.run("training", __doc__, FLAGS, lambda o: measure(o, rows), words, RunError)
     return code or int(any(row["failed"] for row in rows))
 
 
@@ -121,13 +123,12 @@ def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
         for width in options.widths:
             if name == "llama":
                 more = {"d_ff": 4 * width if cuda else width * 11 // 4, **LLAMA}
-                config = model(width, options.length, **more)
             else:
-                config = model(width, options.length, mixers=(MIXERS[name],))
+                more = {"mixers": (MIXERS[name],)}
             entered = _contenders(name, cuda)
             if options.eager:
                 entered = {k: v for k, v in entered.items() if not v.compiled}
-            yield Race(name, config, options.batch, entered)
+            yield Race(name, model(width, options.length, **more), options.batch, entered)
 
 
 def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
@@ -144,7 +145,7 @@ def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
     return entered
 
 
-def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterator[tuple[str, Rows]]:
+def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> pages.Pages:
     """Runs the races, filling in the rows; yields the page after each group of them.
 
     Raises:
@@ -155,38 +156,32 @@ def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Iterator
         folder = Path(name)
         data = PackedData(options.data or _toy(folder))
         peak = _peak(options)
-        groups = list(_groups(list(races(options, data.meta["vocab_size"])), options.device))
-        if not groups:
+        groups: list[list[Race]] = [[]]
+        for one in races(options, data.meta["vocab_size"]):
+            together = sum(len(each.contenders) for each in [*groups[-1], one])
+            if groups[-1] and together > TOGETHER[options.device]:
+                groups.append([])
+            groups[-1].append(one)
+        if not groups[0]:
             raise BenchmarkError("--only kernels: needs --device cuda")
         left_out: list[str] = []
-        for number, group in enumerate(groups):
+        for number, some in enumerate(groups):
             remaining = deadline - time.monotonic()
             if remaining > 0:
                 until = time.monotonic() + remaining / (len(groups) - number)
-                rows += _run(group, data.path, folder / str(number), until, options)
+                rows += _run(some, data.path, folder / str(number), until, options)
             else:
-                left_out += [f"{one.name}: {one.size}" for one in group]
+                left_out += [f"{one.name}: {one.size}" for one in some]
             yield training_page(rows, left_out, options, peak), rows
 
 
-def _groups(planned: list[Race], device: str) -> Iterator[list[Race]]:
-    group: list[Race] = []
-    for one in planned:
-        if group and sum(len(r.contenders) for r in [*group, one]) > TOGETHER[device]:
-            yield group
-            group = []
-        group.append(one)
-    if group:
-        yield group
-
-
 def _run(
-    group: list[Race], data: Path, folder: Path, until: float, options: argparse.Namespace
+    some: list[Race], data: Path, folder: Path, until: float, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """The rows of races that take place together."""
     entrants: list[Entrant] = []
     try:
-        for one in group:
+        for one in some:
             print(f"{one.name}: {one.size} ...", file=sys.stderr, flush=True)
             for contender in one.contenders.values():
                 place = folder / str(len(entrants))
@@ -199,7 +194,7 @@ def _run(
     finally:
         end(entrants)
     order = iter(entrants)
-    return [row for one in group for row in figures(one, [next(order) for _ in one.contenders])]
+    return [row for one in some for row in figures(one, [next(order) for _ in one.contenders])]
 
 
 def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
@@ -208,6 +203,7 @@ def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
     A ratio is our tokens a second over its, by the clock, and by processor time as `ratio_work`.
     """
     flops = describe(one.model).cost.training_flops
+    ours = entrants[0].readings
     for (name, contender), entrant in zip(one.contenders.items(), entrants, strict=True):
         row: dict[str, Any] = dict.fromkeys(FIELDS, 0.0)
         row |= {"race": one.name, "size": one.size, "contender": name}
@@ -219,11 +215,11 @@ def figures(one: Race, entrants: list[Entrant]) -> Iterator[dict[str, Any]]:
         row |= {"turns": len(speeds), "memory": max(turn.memory for turn in entrant.readings)}
         row |= {"tokens": median(speeds), "least": min(speeds), "most": max(speeds)}
         row["flops"] = median(speeds) * flops
-        pairs = list(zip(entrant.readings, entrants[0].readings, strict=False))
+        pairs = [(a, b, b.steps / a.steps) for a, b in zip(entrant.readings, ours, strict=False)]
         if pairs:
-            ratios = [_pace(a, a.seconds) / _pace(b, b.seconds) for a, b in pairs]
+            ratios = [a.seconds / b.seconds * steps for a, b, steps in pairs]
             row |= {"ratio": median(ratios), "ratio_least": min(ratios), "ratio_most": max(ratios)}
-            row["ratio_work"] = median(_pace(a, a.work) / _pace(b, b.work) for a, b in pairs)
+            row["ratio_work"] = median(a.work / b.work * steps for a, b, steps in pairs)
         yield row
 
 
@@ -233,22 +229,19 @@ FIELDS = (
 )
 
 
-def _pace(turn: Turn, seconds: float) -> float:
-    return seconds / turn.steps
-
-
 def training_page(
-    rows: Rows, left_out: list[str], options: argparse.Namespace, peak: tuple[float, str]
+    rows: Sequence[dict[str, Any]],
+    left_out: list[str],
+    options: argparse.Namespace,
+    peak: tuple[float, str],
 ) -> str:
     """The page in Markdown: rows of all races, ours first in each; the peak of the device."""
     cpu = options.device == "cpu"
     packages = ("triton", "lightning", "transformers", "accelerate")
     lines = [
-        f"# Training on {'a CPU' if cpu else 'a GPU'}: tokens per second beside other trainers",
-        "",
+        f"# Training on {'a CPU' if cpu else 'a GPU'}: tokens per second beside other trainers\n",
         f"Measured by `{options.command}`",
-        f"on {pages.hardware(options.device, options.threads, *packages)}.",
-        "",
+        f"on {pages.hardware(options.device, options.threads, *packages)}.\n",
         f"- **{OURS}**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,"
         f" progress lines and all, on the recipe that comes with the project; "
         + ("eager unless it says compiled." if cpu else "compiled, as the recipes are, in bf16."),
@@ -258,45 +251,41 @@ def training_page(
         " a `Conv1d` over the positions, masked in place in every forward pass; "
         + ("fp32." if cpu else "fp16 autocast, as it is published."),
         *([] if cpu else ["- **kernels off**: ours, with `tril(W) @ x + b` for every mixing."]),
-        "",
-        "All train on the same packed stories, with fused AdamW and the gradient's norm clipped to"
-        " 1, each in a process of its own. They took turns of some steps, round after round; the"
+        "\nAll train on the same packed stories, with fused AdamW and the gradient's norm clipped"
+        " to 1, each in a process of its own. They took turns of some steps, round after round; the"
         " first steps of a turn do not count, nor does compiling. Tokens/s is the median over the"
         " turns with the least and the most; `ours / it` is our tokens/s over the line's, round by"
         " round. Memory is the most that "
         + ("the process held, its libraries included." if cpu else "PyTorch held of the GPU."),
-        "",
-        "TFLOP/s count the products that the model needs (`arch.costs`; of causal and triangular"
+        "\nTFLOP/s count the products that the model needs (`arch.costs`; of causal and triangular"
         " ones the lower half), three times for training. MFU is their share of"
         f" {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
     ]
-    for title in dict.fromkeys((row["race"], row["size"]) for row in rows):
-        some = [row for row in rows if (row["race"], row["size"]) == title]
-        lines += ["", f"## {': '.join(title)}", "", *_table(some, peak[0], cpu)]
+    for title, some in group(rows, lambda row: f"{row['race']}: {row['size']}").items():
+        lines += [f"\n## {title}\n", _table(some, peak[0], cpu).rstrip()]
     if left_out:
-        lines += ["", "## Not measured: no time left", "", *(f"- {name}" for name in left_out)]
+        lines += ["\n## Not measured: no time left\n", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Rows, peak: float, cpu: bool) -> list[str]:
+def _table(rows: Sequence[dict[str, Any]], peak: float, cpu: bool) -> str:
     titles = ["", "tokens/s", "least to most", "peak memory, GiB", "TFLOP/s", "MFU"]
     titles += ["ours / it", "least to most", *(["by processor time"] if cpu else [])]
     lines = []
     for row in rows:
-        if row["failed"]:
-            reason = row["failed"].replace("|", "/")
-            lines.append([row["contender"], f"failed: {reason}", *[""] * (len(titles) - 2)])
-            continue
-        ratios = [f"{row['ratio']:.2f}", f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"]
-        ratios += [f"{row['ratio_work']:.2f}"] * cpu
-        if row["contender"] == OURS:
-            ratios = [""] * len(ratios)
-        elif not row["ratio"]:  # ours failed
-            ratios = ["not measured", *[""] * (len(ratios) - 1)]
-        cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
-        cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
-        lines.append([*cells, f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}", *ratios])
-    return pages.markdown_table(titles, lines)
+        cells = [row["contender"], f"failed: {row['failed']}"]
+        if not row["failed"]:
+            cells = [f"{row['contender']} ({row['precision']})", f"{row['tokens']:,.0f}"]
+            cells += [f"{row['least']:,.0f} to {row['most']:,.0f}", f"{row['memory'] / 2**30:.2f}"]
+            cells += [f"{row['flops'] / 1e12:.3g}", f"{row['flops'] / peak:.1%}"]
+            if row["contender"] != OURS and row["ratio"]:
+                cells += [f"{row['ratio']:.2f}"]
+                cells += [f"{row['ratio_least']:.2f} to {row['ratio_most']:.2f}"]
+                cells += [f"{row['ratio_work']:.2f}"] * cpu
+            elif row["contender"] != OURS:
+                cells.append("not measured")  # ours failed
+        lines.append(cells + [""] * (len(titles) - len(cells)))
+    return pages.table(titles, lines)
 
 
 def _toy(folder: Path) -> Path:
@@ -319,25 +308,6 @@ def _peak(options: argparse.Namespace) -> tuple[float, str]:
         product[0, 0].item()  # waits for the device
         best = min(best, time.perf_counter() - start)
     return 2 * side**3 / best, f"reached here in a product of two {side}-square matrices"
-
-
-def _options(words: list[str]) -> argparse.Namespace:
-    parser = pages.parser(__doc__)
-    parser.add_argument("--only", choices=RACES, nargs="+", default=RACES)
-    parser.add_argument("--eager", action="store_true", help="leave out the compiled contenders")
-    parser.add_argument("--data", help="packed data, of 4096 tokens; default: toy stories")
-    parser.add_argument("--threads", type=natural, default=os.cpu_count() or 1)
-    for name, (what, cpu, cuda) in USUAL.items():
-        kind = float if isinstance(cpu, float) else natural
-        several = "+" if isinstance(cpu, list) else None
-        about = f"{what}; cpu: {cpu}, cuda: {cuda}"
-        parser.add_argument(f"--{name}", type=kind, nargs=several, help=about)
-    options = parser.parse_args(words)
-    for name, (_, *values) in USUAL.items():
-        if getattr(options, name) is None:
-            setattr(options, name, values[options.device == "cuda"])
-    options.command = pages.command("scripts.bench_training", words)
-    return options
 
 
 if __name__ == "__main__":

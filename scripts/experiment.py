@@ -105,61 +105,49 @@ def runs(registration: Registration) -> Iterator[Run]:
             yield Run(architecture, seed, words, each.get("steps") or design["steps"])
 
 
-Tasks = Iterable[tuple[Task, dict[str, Any]]]
-"""Tasks of one model at one step, each with what else its rows say of the experiment."""
-Plan = Callable[[Checkpoint, Run], Tasks]
-
-
 class Measure(NamedTuple):
     """A kind of measurement: what a design's entry of that name asks.
 
     Attributes:
-        plan: of a design and a corpus.
+        tasks: of a design, a corpus, and a run's model at one step; each with what else its rows
+            say of the experiment.
         figures: of the page, from a registration as it is written and its rows.
         cells: of the page, a table of everything that was measured; None for none.
     """
 
-    plan: Callable[[dict[str, Any], str], Plan]
+    tasks: Callable[[dict[str, Any], str, Checkpoint, Run], Iterable[tuple[Task, dict[str, Any]]]]
     figures: Callable[[dict[str, Any], Sequence[Row]], list[Figure]]
     cells: Callable[[Sequence[Row]], Table] | None = None
 
 
-def _bits(design: dict[str, Any], corpus: str) -> Plan:
+def _bits(design: dict[str, Any], corpus: str, checkpoint: Checkpoint, run: Run) -> Iterator[Any]:
     """Bits of the last block's outputs."""
     question = from_plain(Question, design["measured"], "measured")
-    asked = Design(corpus, question, **design["passages"])
-    return lambda checkpoint, _: ((task, {}) for task in plan_bits(checkpoint, None, asked))
+    for task in plan_bits(checkpoint, None, Design(corpus, question, **design["passages"])):
+        yield task, {}
 
 
-def _recoveries(design: dict[str, Any], corpus: str) -> Plan:
+def _recoveries(
+    design: dict[str, Any], corpus: str, checkpoint: Checkpoint, run: Run
+) -> Iterator[Any]:
     """Prompts recovered from the last block's outputs."""
-    return lambda checkpoint, run: recoveries.jobs(
-        design["recovered"], corpus, checkpoint, run.architecture
-    )
+    yield from recoveries.jobs(design["recovered"], corpus, checkpoint, run.architecture)
 
 
-def _recall(design: dict[str, Any], corpus: str) -> Plan:
+def _recall(design: dict[str, Any], corpus: str, checkpoint: Checkpoint, run: Run) -> Iterator[Any]:
     """Recall, and what readers make of the outputs at the queries."""
-    task, asked = (
-        from_plain(Recall, design["recall"], "recall"),
-        from_plain(Asked, design["asked"], "asked"),
-    )
-    return lambda checkpoint, _: (
-        (RecallTask(checkpoint, task, asked, pairs), {}) for pairs in task.pairs
-    )
+    task = from_plain(Recall, design["recall"], "recall")
+    asked = from_plain(Asked, design["asked"], "asked")
+    for pairs in task.pairs:
+        yield RecallTask(checkpoint, task, asked, pairs), {}
 
 
-def _prices(design: dict[str, Any], corpus: str) -> Plan:
+def _prices(design: dict[str, Any], corpus: str, checkpoint: Checkpoint, run: Run) -> Iterator[Any]:
     """Bits, and the loss of windows; rows hold what an architecture is `of`."""
-    bits = _bits(design, corpus)
-
-    def plan(checkpoint: Checkpoint, run: Run) -> Tasks:
-        about = design["architectures"][run.architecture]["of"]
-        yield RepeatsTask(checkpoint, corpus, **design["windows"]), about
-        for task, more in bits(checkpoint, run):
-            yield task, more | about
-
-    return plan
+    about = design["architectures"][run.architecture]["of"]
+    yield RepeatsTask(checkpoint, corpus, **design["windows"]), about
+    for task, _ in _bits(design, corpus, checkpoint, run):
+        yield task, about
 
 
 MEASURES = {
@@ -204,7 +192,7 @@ def run(registration: Registration, corpus: str, out: Path) -> None:
     Raises:
         RequestError: a step failed; its output is in `out`/log.txt.
     """
-    plan = measure_of(registration).plan(registration.design, corpus)
+    measure = measure_of(registration)
     data = _data(registration, corpus, out)
     with open_results(str(out)) as results:
         for each in runs(registration):
@@ -218,7 +206,7 @@ def run(registration: Registration, corpus: str, out: Path) -> None:
             tasks = [
                 Registered(task, about | more, task.checkpoint, task.keys, task.cost)
                 for checkpoint in open_models([str(step) for step in steps], "cpu")
-                for task, more in plan(checkpoint, each)
+                for task, more in measure.tasks(registration.design, corpus, checkpoint, each)
             ]
             run_tasks(tasks, results, each.name)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: errors in a line, the machine in words, tables, pages that are whole.
+"""What the benchmarks share: flags, errors in a line, the machine in words, pages that are whole.
 
 A benchmark yields its page, and the rows behind it, whenever more is measured. The page is printed;
 with --out DIR it is written there too, as NAME-DEVICE.md, and its rows as NAME-DEVICE.csv.
@@ -6,46 +6,124 @@ with --out DIR it is written there too, as NAME-DEVICE.md, and its rows as NAME-
 
 import argparse
 import contextlib
-import csv
-import io
 import os
 import platform
 import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from arch import ModelError
 from arch.files import write_file
+from eval import RequestError
+from eval.tables import Table, markdown, to_csv
+from tokenizer import CorpusError
 
-Rows = Sequence[dict[str, Any]]
+Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
+"""A page and its rows, anew whenever there is more."""
 
 
 class BenchmarkError(ValueError):
     """What cannot be measured, and why, in one line."""
 
 
-def parser(about: str | None, devices: bool = True) -> argparse.ArgumentParser:
-    """A benchmark's parser, with the flags of all."""
-    made = argparse.ArgumentParser(
+class By(NamedTuple):
+    """A flag's default on a CPU, and on CUDA."""
+
+    cpu: Any
+    cuda: Any
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, on CUDA {self.cuda}"
+
+
+DEVICE = {"--device": ("what it runs on", "auto", ("cpu", "cuda", "auto"))}
+THREADS = {"--threads": ("of PyTorch", os.cpu_count() or 1)}
+Flags = Mapping[str, tuple[Any, ...]]
+"""By name: what it is, its default (`...`: must be given), and all allowed values or what reads
+one."""
+
+
+def run(
+    name: str,
+    about: str | None,
+    flags: Flags,
+    measure: Callable[[argparse.Namespace], Pages],
+    words: Sequence[str] | None = None,
+    *errors: type[Exception],
+) -> int:
+    """Reads the flags, measures, and prints and writes the page; the exit code.
+
+    Messages of `errors`, beside those of models, corpora and requests, are one line for the user.
+    """
+    words = sys.argv[1:] if words is None else words
+    options = read(about, {**flags, "--out": ("directory for the page and its rows", None)}, words)
+    options.command = command(f"scripts.bench_{name}", words)
+    threads, text = torch.get_num_threads(), ""
+    torch.set_num_threads(getattr(options, "threads", 1))
+    known = (BenchmarkError, ModelError, CorpusError, RequestError, OSError, *errors)
+    out = options.out and Path(options.out)
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+        for text, rows in measure(options):
+            if out:
+                stem = out / f"{name}-{getattr(options, 'device', 'cpu')}"
+                write_file(stem.with_suffix(".md"), text.encode())
+                if rows:
+                    write_file(stem.with_suffix(".csv"), to_csv(rows).encode())
+    except known as error:
+        print(f"error: {error}", file=sys.stderr)
+        if out:
+            with contextlib.suppress(OSError):
+                out.rmdir()  # nothing was written into it
+        return 2
+    finally:
+        torch.set_num_threads(threads)
+    print(text)
+    return 0
+
+
+def read(about: str | None, flags: Flags, words: Sequence[str] | None) -> argparse.Namespace:
+    """Options by a table of flags.
+
+    The type of a default is that of its flag: a list takes several values, False is a switch,
+    whole numbers are at least 1.
+    """
+    parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if devices:
-        made.add_argument("--device", type=device, default="auto", help="cpu, cuda or auto")
-    made.add_argument("--out", type=Path, metavar="DIR", help="write the page and its rows here")
-    return made
-
-
-def device(name: str) -> str:
-    """cpu or cuda, for argparse."""
-    if name not in ("cpu", "cuda", "auto"):
-        raise argparse.ArgumentTypeError(f"{name!r}: allowed are cpu, cuda and auto")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise argparse.ArgumentTypeError("there is no CUDA device here; use cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    for name, (what, default, *rest) in flags.items():
+        like = default.cpu if isinstance(default, By) else default
+        more: dict[str, Any] = {"nargs": "+"} if isinstance(like, list) else {}
+        like = next(iter(like), None) if more else None if like is ... else like
+        if like is False:
+            more["action"] = "store_true"
+        else:
+            more["type"] = natural if isinstance(like, int) else type(like or "")
+        for allowed in rest:
+            more["type" if callable(allowed) else "choices"] = allowed
+        if default is not ...:
+            more["default"] = default
+            what += f"; default: {default}" if like else ""
+        elif name.startswith("-"):
+            more["required"] = True
+        parser.add_argument(name, help=what, **more)
+    options = parser.parse_args(words)
+    if "device" in options:
+        there = torch.cuda.is_available()
+        if options.device == "cuda" and not there:
+            parser.error("--device: there is no CUDA device here; use cpu")
+        options.device = "cuda" if there and options.device != "cpu" else "cpu"
+    for name, value in vars(options).items():
+        if isinstance(value, By):
+            setattr(options, name, value[options.device == "cuda"])
+    return options
 
 
 def natural(word: str) -> int:
@@ -55,38 +133,18 @@ def natural(word: str) -> int:
     return int(word)
 
 
-def run(
-    name: str,
-    options: argparse.Namespace,
-    measure: Callable[[argparse.Namespace], Iterable[tuple[str, Rows]]],
-    *errors: type[Exception],
-) -> int:
-    """Measures, and prints and writes the page; the exit code.
+def elsewhere(name: str, options: argparse.Namespace, *words: object) -> str:
+    """What a benchmark prints in a process of its own, with the flags of this one and more words.
 
-    `measure` yields the page and its rows, anew whenever there is more. Messages of `errors` are
-    one line for the user.
+    Raises:
+        BenchmarkError: it failed.
     """
-    threads, text = torch.get_num_threads(), ""
-    torch.set_num_threads(options.threads)
-    try:
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-        for text, rows in measure(options):
-            if options.out:
-                stem = options.out / f"{name}-{getattr(options, 'device', 'cpu')}"
-                write_file(stem.with_suffix(".md"), text.encode())
-                if rows:
-                    write_file(stem.with_suffix(".csv"), _as_csv(rows))
-    except (BenchmarkError, OSError, *errors) as error:
-        print(f"error: {error}", file=sys.stderr)
-        if options.out:
-            with contextlib.suppress(OSError):
-                options.out.rmdir()  # nothing was written into it
-        return 2
-    finally:
-        torch.set_num_threads(threads)
-    print(text)
-    return 0
+    given = [f"--device={options.device}", f"--threads={options.threads}", *map(str, words)]
+    line = [sys.executable, "-m", f"scripts.bench_{name}", *given]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise BenchmarkError(done.stderr.strip().removeprefix("error: "))
+    return done.stdout.strip()
 
 
 def command(module: str, words: Sequence[str]) -> str:
@@ -125,16 +183,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def markdown_table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (titles, *rows)]
-    return [lines[0], "|---" * len(titles) + "|", *lines[1:]]
-
-
-def _as_csv(rows: Rows) -> bytes:
-    """Rows as CSV, the names of the first one's fields first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+def table(titles: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its last line ended."""
+    return markdown(Table([str(t) for t in titles], [[str(c) for c in row] for row in rows]))

@@ -101,41 +101,21 @@ class Entrant:
 
     def ask(self, steps: int) -> None:
         """Starts a turn."""
-        if self.failed is None:
-            try:
-                self.line.send(steps)
-            except OSError:
-                self._fail()
+        with contextlib.suppress(OSError):  # it has ended; the answer says so
+            self.line.send(steps)
 
     def answer(self) -> Turn | None:
         """The turn that was asked for, or None once it has failed."""
-        if self.failed is not None:
-            return None
-        try:
-            answer = self.line.recv() if self.line.poll(PATIENCE) else "no answer"
-        except (EOFError, OSError):
-            self._fail()
-            return None
-        if isinstance(answer, Turn):
-            return answer
-        self.failed = str(answer)
+        if self.failed is None:
+            try:
+                answer = self.line.recv() if self.line.poll(PATIENCE) else "no answer"
+            except (EOFError, OSError):
+                text = self.log.read_text(errors="replace") if self.log.is_file() else ""
+                answer = [line for line in ["it ended", *text.split("\n")] if line.strip()][-1]
+            if isinstance(answer, Turn):
+                return answer
+            self.failed = answer
         return None
-
-    def _fail(self) -> None:
-        lines = self.log.read_text(errors="replace").split("\n") if self.log.is_file() else []
-        self.failed = next((line for line in reversed(lines) if line.strip()), "it ended")
-
-
-def end(entrants: list[Entrant]) -> None:
-    """Ends all contenders, by force those that do not end themselves."""
-    for entrant in entrants:
-        with contextlib.suppress(OSError):
-            entrant.line.send(0)
-    for entrant in entrants:
-        entrant.process.join(10)
-        if entrant.process.is_alive():
-            entrant.process.kill()
-            entrant.process.join()
 
 
 def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, int]) -> None:
@@ -160,6 +140,17 @@ def race(entrants: list[Entrant], turn: float, until: float, rounds: tuple[int, 
             entrant.ask(wanted)
             if reading := entrant.answer():
                 entrant.readings.append(reading)
+
+
+def end(entrants: list[Entrant]) -> None:
+    """Ends all contenders, by force those that do not end themselves."""
+    for entrant in entrants:
+        entrant.ask(0)
+    for entrant in entrants:
+        entrant.process.join(10)
+        if entrant.process.is_alive():
+            entrant.process.kill()
+            entrant.process.join()
 
 
 def _main(

@@ -18,8 +18,7 @@ def test_a_page_of_untrained_models(tmp_path, monkeypatch):
     def here(options: argparse.Namespace, path: Path, lenses: list[str]) -> str:
         asked.append(lenses)
         given: dict[str, Any] = {**vars(options), "models": [path], "lens": lenses}
-        ((cost, _),) = bench_lenses.look(argparse.Namespace(**given))
-        found = json.loads(cost)
+        found = bench_lenses.look(argparse.Namespace(**given))
         assert found["seconds"] > 0
         assert found["bytes"] > 1e6
         return found["refused"][:19] or "looked"

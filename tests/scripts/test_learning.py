@@ -1,6 +1,7 @@
 """What ours is compared with: that it is what it says it is."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,10 +87,8 @@ def test_validation_is_that_of_training(packed, tmp_path):
     from transformers import LlamaForCausalLM
 
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
-    words = ["trainer-llama", "--data", str(packed.path), "--out", "-", "--steps", "1"]
-    sizes = ["--context", "16", "--batch", "4", "--validate-tokens", "320"]
-    options = bench_learning._options(words + sizes)
-    nats, tokens = bench_learning.held_out_loss(theirs, packed, options)
+    options = SimpleNamespace(context=16, batch=4, validate_tokens=320)
+    nats, tokens = bench_learning.held_out_loss(theirs, packed, options)  # pyright: ignore
     assert tokens == ours.meta["val_tokens"]
     assert nats == pytest.approx(ours.meta["val_loss"], rel=1e-5)
 
@@ -116,10 +115,9 @@ def test_every_kind_learns_and_is_written_down(kind, packed, tmp_path):
     assert result["broken_at"] is None
 
 
-def test_the_windows_are_those_of_training_in_its_order(packed, tmp_path):
-    words = ["trainer-llama", "--data", str(packed.path), "--out", "-", "--steps", "3"]
-    options = bench_learning._options([*words, "--context", "16", "--batch", "4"])
-    steps = bench_learning.Steps(packed, options)
+def test_the_windows_are_those_of_training_in_its_order(packed):
+    options = SimpleNamespace(context=16, batch=4, steps=3, seed=0)
+    steps = bench_learning.Steps(packed, options)  # pyright: ignore
     inputs, targets = steps._windows.batch(0, 12)
     assert torch.equal(torch.stack([steps[i]["input_ids"] for i in range(12)]), inputs)
     assert torch.equal(torch.stack([steps[i]["shift_labels"] for i in range(12)]), targets)
@@ -155,9 +153,12 @@ def test_a_loss_that_is_no_number_ends_the_run(packed, tmp_path):
         ("--warmup -1", "--warmup is -1; at least 0"),
         ("--heads 3", "--heads is 3; it must divide --d-model 16"),
         ("--lr 0", "--lr is 0.0; it must be above 0"),
+        ("", "error: transformers' Trainer needs accelerate; pip install accelerate\n"),
     ],
 )
-def test_bad_input(words, message, packed, tmp_path, capsys):
+def test_bad_input(words, message, packed, tmp_path, capsys, monkeypatch):
+    if not words:
+        monkeypatch.setattr("scripts.baselines.find_spec", lambda name: name != "accelerate")
     out = tmp_path / "result.json"
     try:
         code = learn("trainer-llama", packed.path, out, "--steps", 2, *words.split())
@@ -166,10 +167,3 @@ def test_bad_input(words, message, packed, tmp_path, capsys):
     assert code == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_trainer_that_is_not_installed_is_named(packed, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scripts.baselines.find_spec", lambda name: name != "accelerate")
-    assert learn("trainer-llama", packed.path, tmp_path / "x.json", "--steps", 2) == 2
-    line = "error: transformers' Trainer needs accelerate; pip install accelerate\n"
-    assert capsys.readouterr().err == line

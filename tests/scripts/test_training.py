@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from arch import ModelConfig, describe
-from scripts import bench_training
+from arch.masked_conv import masked_convolution
+from scripts import bench_training, pages
 from scripts.baselines import Training, our_run, plain_convolution, trainer_run
 from scripts.bench_training import (
     COMPILED,
     FIELDS,
+    FLAGS,
     OFF,
     OURS,
     REFERENCE,
@@ -61,6 +63,8 @@ def test_ours_is_a_run_of_the_recipe(recipe, model, kernels, packed, tmp_path, m
     assert turns.remaining == 0
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
     assert (masked.masked_convolution is plain_convolution) == (not kernels)
+    operands = torch.randn(3, 5, 4), torch.randn(5, 5), torch.randn(5)
+    torch.testing.assert_close(plain_convolution(*operands), masked_convolution(*operands))
 
 
 @pytest.mark.parametrize("kind", ["llama", "flat"])
@@ -70,15 +74,6 @@ def test_theirs_trains_under_trainer(kind, packed, tmp_path):
     with pytest.raises(Over):
         trainer_run(turns, work_of(packed, tmp_path, **(LLAMA if kind == "llama" else {})), kind)
     assert turns.remaining == 0
-
-
-def test_kernels_off_computes_the_same():
-    from arch.masked_conv import masked_convolution
-
-    x = torch.randn(3, 5, 4)
-    weight, bias = torch.randn(5, 5), torch.randn(5)
-    for arguments in ((x, weight), (x, weight, bias)):
-        torch.testing.assert_close(plain_convolution(*arguments), masked_convolution(*arguments))
 
 
 def test_turns_and_a_contender_that_fails(tmp_path):
@@ -126,14 +121,14 @@ def test_page_sets_the_contenders_side_by_side():
     options = SimpleNamespace(device="cpu", threads=2, command="python -m x")
     text = training_page(rows, ["headed: d=8"], options, (4e12, "as said"))  # pyright: ignore
     assert "| 1,000,000 | 900,000 to 2,000,000 | 2.00 | 1 | 25.0% | 1.25 | 1.10 to 1.40 |" in text
-    assert "| transformers' Trainer, compiled | failed: out of / memory |" in text
+    assert "| transformers' Trainer, compiled | failed: out of \\| memory |" in text
     assert "- headed: d=8" in text
     assert "4 TFLOP/s, as said" in text
 
 
 def test_races_of_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    options = bench_training._options(["--device", "cuda"])
+    options = pages.read(None, FLAGS, ["--device", "cuda"])
     planned = list(races(options, 4096))
     assert [one.name for one in planned] == [
         *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
@@ -147,44 +142,37 @@ def test_races_of_a_gpu(monkeypatch):
     assert [one.batch * one.model.context for one in kernels] == [65536] * 3
 
 
-def check_table(words, packed, folder):
-    """Runs the command for flat; the page."""
-    words += " --device cpu --only flat --eager --widths 16 --layers 1 --length 16 --batch 2"
-    words += f" --turn 0.01 --threads 1 --data {packed.path} --out {folder / 'out'}"
-    assert bench_training.main(words.split()) == 0
-    with open(folder / "out/training-cpu.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [line["contender"] for line in rows] == [OURS, REFERENCE]
-    text = (folder / "out/training-cpu.md").read_text(encoding="utf-8")
-    assert str(folder) not in text
-    assert re.search(r"^\| the reference under Trainer \(fp32\) \| [\d,]+ \|", text, re.MULTILINE)
-    return text
-
-
-def test_table_from_one_command(packed, tmp_path, monkeypatch, capsys):
-    """With contenders that only count, or this would take a minute."""
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_table_from_one_command(real, packed, tmp_path, monkeypatch, capsys):
+    """Real contenders take a minute; others only count."""
 
     def quick(one):
         steadies = {name: Contender(steady, (), "fp32") for name in one.contenders}
         return one._replace(contenders=steadies)
 
-    monkeypatch.setattr(bench_training, "races", lambda *given: map(quick, races(*given)))
-    text = check_table("--rounds 2", packed, tmp_path)
+    if not real:
+        monkeypatch.setattr(bench_training, "races", lambda *given: map(quick, races(*given)))
+    words = "--device cpu --only flat --eager --widths 16 --layers 1 --length 16 --batch 2"
+    words += f" --rounds 1 --turn 0.01 --threads 1 --data {packed.path} --out {tmp_path / 'out'}"
+    assert table_of(words, tmp_path / "out/training-cpu") == [OURS, REFERENCE]
+    text = (tmp_path / "out/training-cpu.md").read_text(encoding="utf-8")
+    assert str(tmp_path) not in text
+    assert re.search(r"^\| the reference under Trainer \(fp32\) \| [\d,]+ \|", text, re.MULTILINE)
     assert text in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_table_of_real_contenders(packed, tmp_path):
-    check_table("--rounds 1", packed, tmp_path)
 
 
 @pytest.mark.gpu
 def test_races_on_a_gpu(tmp_path):
     pytest.importorskip("accelerate")
     words = "--device cuda --widths 64 --layers 1 --length 32 --batch 8 --turn 0.01 --rounds 1"
-    words += " --only llama flat --eager --seconds 150"
-    assert bench_training.main([*words.split(), "--out", str(tmp_path)]) == 0
-    with open(tmp_path / "training-cuda.csv", encoding="utf-8") as file:
+    words += f" --only llama flat --eager --seconds 150 --out {tmp_path}"
+    assert table_of(words, tmp_path / "training-cuda") == [OURS, TRAINER, OURS, REFERENCE]
+
+
+def table_of(words, stem):
+    """The contenders in the rows that the command writes; each has trained."""
+    assert bench_training.main(words.split()) == 0
+    with open(stem.with_suffix(".csv"), encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [line["contender"] for line in rows] == [OURS, TRAINER, OURS, REFERENCE]
-    assert all(not line["failed"] and float(line["tokens"]) > 0 for line in rows)
+    assert all(not row["failed"] and float(row["tokens"]) > 0 for row in rows)
+    return [row["contender"] for row in rows]
