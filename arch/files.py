@@ -33,6 +33,11 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
     _flush(path.parent)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Writes UTF-8 as `write_file` does; lone surrogates are spelt out."""
+    write_file(Path(path), text.encode("utf-8", errors="backslashreplace"))
+
+
 def make_directory(path: Path) -> None:
     """Makes a directory and those above it, and flushes their names to the disk."""
     missing = [each for each in (path, *path.parents) if not each.exists()]

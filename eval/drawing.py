@@ -17,9 +17,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from arch.files import write_file
+from arch.files import write_file, write_text
 from eval import RequestError
-from eval.files import write_text
 
 Chart = dict[str, Any]
 LIGHT = {

@@ -214,12 +214,33 @@ def _seeds(
 
 def _bits(row: Row) -> Iterator[Row]:
     """A row for each figure: of one distance, prior and precision, alone or with those before."""
-    from eval.bit_figures import figure_lines
-
     names = ("key", "kind", "checkpoint", "site", "corpus", "place", "candidates")
     about = {n: row[n] for n in (*names, "prompts", "prompt", "truth")}
     for line in figure_lines(row):
         yield {**about, **line}
+
+
+def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The figures of a row of bits, one a line.
+
+    Each has `quantity` (bits, margin_bits, effect, effect_sampled, rms), `distance`, `value`, and
+    where they apply `shown` (alone or cumulative), `precision`, `prior` and `channels`.
+    """
+    several = [
+        ({"quantity": name}, {None: row[name]}) for name in ("rms", "effect", "effect_sampled")
+    ]
+    several.append(({"quantity": "margin_bits"}, row["margin_bits"]))
+    for prior, precisions in row["bits"].items():
+        place = {"quantity": "bits", "prior": prior}
+        several += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
+    for precision, counts in row["channels"].items():
+        place = {"quantity": "bits", "prior": "uniform", "precision": precision}
+        several += [(place | {"channels": int(n)}, kinds) for n, kinds in counts.items()]
+    for place, kinds in several:
+        for shown, values in kinds.items():
+            kind = {"shown": shown} if shown else {}
+            for distance, value in zip(row["distances"], values, strict=True):
+                yield place | kind | {"distance": distance, "value": value}
 
 
 def _named(name: str, row: Row) -> float | None:

@@ -166,7 +166,7 @@ class LensRow(OfModel):
 
 
 class BitsRow(OfModel):
-    """The bits of outputs about one token at given precisions; see `eval.bit_figures.figure_lines`.
+    """The bits of outputs about one token at given precisions; see `eval.quantities.figure_lines`.
 
     `truth` is the token asked about, alone; figures go by `distances`.
     """

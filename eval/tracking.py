@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from arch.files import write_text
 from eval import RequestError
-from eval.files import write_text
 from eval.schema import Row
 from eval.summary import COMPARED, Record, cells
 from eval.tables import text, to_csv

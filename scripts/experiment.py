@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from arch.files import write_text
 from eval import RequestError
 from eval.claims.registry import from_plain
 from eval.drawing import Figure, write_figures
-from eval.files import write_text
 from eval.information.measure import Question
 from eval.information.page import figures, page
 from eval.information.task import Design, plan_bits

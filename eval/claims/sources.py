@@ -20,11 +20,10 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel, ModelConfig, load_pretrained
 from arch.directory import drop_padding
-from arch.files import read_json
+from arch.files import read_json, write_text
 from arch.mixers import parse_mixer
 from eval import RequestError
 from eval.claims.entries import Claim, Models
-from eval.files import write_text
 from eval.gather import Saved, saved_models
 from eval.models import PRETRAINED, Checkpoint, draw, open_checkpoint
 from eval.text import toy_tokenizer

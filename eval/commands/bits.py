@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from eval import RequestError
-from eval.bit_figures import QUANTISERS
 from eval.commands import (
     Device,
     Flag,
@@ -19,6 +18,8 @@ from eval.commands import (
     listed,
     natural,
 )
+
+QUANTISERS = ("bf16", "fp8", "int8", "int6", "int4", "int2")
 
 
 @command(noise="precision")

@@ -158,9 +158,9 @@ def table_of_claims(
         readme: put the text's finding between this file's marks too
         group: these alone
     """
+    from arch.files import write_text
     from eval.claims import columns, curves, curves_page, evidence, pages, registry
     from eval.claims import findings as text_of
-    from eval.files import write_text
     from eval.rows import ROWS, read_rows, write_rows
 
     if markdown and group:
@@ -238,9 +238,9 @@ def curves_of_claims(
         figures: write the figures, as SVG
         markdown: write the tables
     """
+    from arch.files import write_text
     from eval.claims import curves, curves_page
     from eval.claims.sources import Shelf
-    from eval.files import write_text
     from eval.models import device_of
     from eval.tasks import open_results, run_tasks
 

@@ -33,7 +33,7 @@ def summary(
         csv: write every figure in full, a line for each model, step, kind and place
         markdown: write the tables as Markdown, with every figure
     """
-    from eval.files import write_text
+    from arch.files import write_text
     from eval.rows import read_rows
     from eval.summary import (
         VERDICT_COLUMNS,
@@ -112,9 +112,9 @@ def compare(
         plot: curves over training: .svg, .png, .html
         x: what they are over
     """
+    from arch.files import write_text
     from eval.comparison import enter, lay_side_by_side
     from eval.comparison_plot import FORMATS, write_plot
-    from eval.files import write_text
     from eval.gather import gather_models
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
@@ -163,8 +163,8 @@ def report(
         wandb: also log figures, table and page to W&B; the run is kept with the first RESULTS
         wandb_project: of W&B
     """
+    from arch.files import write_text
     from eval.drawing import write_figures
-    from eval.files import write_text
     from eval.lenses.lens import read_documents
     from eval.report.page import render_page
     from eval.rows import read_rows

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from eval import RequestError
-from eval.bit_figures import QUANTISERS, UNITS, Figures, Kinds
 from eval.circuit import Circuit
 from eval.information.posterior import (
+    QUANTISERS,
     Bits,
     bits_of_codes,
     bits_under_noise,
@@ -33,6 +33,9 @@ from eval.information.posterior import (
 from eval.inversion.problem import Measured
 from eval.models import tokens_at_once
 from eval.recovery import Slice
+
+Kinds = dict[str, list[float | None]]
+"""`alone` and `cumulative`: a figure at each reported distance."""
 
 SAMPLED = 10  # the sampled effect is of one candidate in so many
 
@@ -138,7 +141,7 @@ def measure_bits(
     Returns:
         The row's fields about the passage, the question and the answer: `rms`, `effect`,
         `effect_sampled`, and for `margin_bits` and each prior's `bits` the values at each reported
-        distance, alone and cumulative; see `eval.bit_figures.figure_lines`.
+        distance, alone and cumulative; see `eval.quantities.figure_lines`.
 
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.
@@ -165,12 +168,12 @@ def measure_bits(
     names, priors = _priors(circuit, passage, candidates)
     known = noise_evidence(difference, noise)
     by_precision: dict[str, list[Kinds]] = {}
-    for unit, of in zip(UNITS, (rms, effect), strict=True):
+    for unit, of in zip(("rms", "effect"), (rms, effect), strict=True):
         for level in question.noise:
             size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
             bits = bits_under_noise(known, size, priors, reported)
             by_precision[f"noise {level:g} {unit}"] = _listed(bits)
-    by_channels: dict[str, Figures] = {}
+    by_channels: dict[str, dict[str, Kinds]] = {}
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
         agreeing = leading_agreement(codes, codes[number])

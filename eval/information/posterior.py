@@ -19,6 +19,7 @@ FLOATS = {
     "bf16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,  # Micikevicius et al. 2022, arXiv 2209.05433
 }
+QUANTISERS = (*FLOATS, *INTEGERS)
 LN2 = math.log(2)
 LOWEST = -1e4  # a finite logarithm for p = 0
 

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from arch.files import write_text
 from eval import RequestError
-from eval.files import write_text
 from eval.lenses.lens import FOLDER, Document, Finding, Lens, Record, Request
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key

@@ -16,6 +16,7 @@ from eval import RequestError, comparison_plot, drawing
 from eval.__main__ import COMMANDS, add_command, command_function, main
 from eval.claims import registry, sources
 from eval.commands import Result
+from eval.information.posterior import QUANTISERS
 from eval.probes.retrieval import POOLS, SENTENCES
 from eval.text import SETS
 from eval.tracking import MODES
@@ -41,6 +42,7 @@ def test_help_of_every_command_needs_no_torch():
         ("invert", "prompts", SETS),
         ("retrieval", "sentence", SENTENCES),
         ("retrieval", "pool", POOLS),
+        ("bits", "quantisers", QUANTISERS),
         ("compare", "x", tuple(comparison_plot.AXES)),
         ("report", "format", drawing.FORMATS),
         ("report", "wandb", MODES),

@@ -12,7 +12,6 @@ from scipy.stats import norm
 
 from eval import RequestError, bits
 from eval.__main__ import main
-from eval.bit_figures import figure_lines
 from eval.circuit import Circuit
 from eval.information.measure import (
     Candidates,
@@ -32,7 +31,7 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import measure
-from eval.quantities import frame
+from eval.quantities import figure_lines, frame
 from eval.recovery import Slice
 from eval.rows import read_rows
 from eval.summary import summarise

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from arch.files import write_text
 from eval import RequestError
-from eval.files import write_text
 from eval.lenses.markup import visible
 from eval.report.page import render_page
 from eval.report.tables import summary_table, terminal_table

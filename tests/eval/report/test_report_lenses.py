@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from arch import LanguageModel, ModelConfig, save_model
+from arch.files import write_text
 from eval.__main__ import main
 from eval.drawing import write_figures
-from eval.files import write_text
 from eval.lenses.lens import Named, lenses, read_documents
 from eval.report.inside import lens_sections
 from eval.report.page import render_page
