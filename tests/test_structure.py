@@ -35,7 +35,7 @@ def _room(room):
 
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
-    "lines: arch": (3_440 + _room("arch"), 2_450 + _room("arch")),
+    "lines: arch": (3_450 + _room("arch"), 2_450 + _room("arch")),
     "lines: train": (3_023 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_814, 1_100),
     "lines: eval": (21_440 + _room("eval"), 11_500 + _room("eval")),
