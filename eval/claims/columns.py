@@ -35,15 +35,22 @@ ARRIVAL = ("minimised", "criterion")
 class Value(float):
     """A figure of a record, with its interval where it has one; printed as pages say it."""
 
+    record: Record
     low: float | None
     high: float | None
-    record: Record
 
-    def __new__(cls, value: float, low: float | None, high: float | None, record: Record) -> Value:
+    def __new__(
+        cls, value: float, record: Record, low: float | None = None, high: float | None = None
+    ) -> Value:
         """A figure."""
         new = super().__new__(cls, value)
-        new.low, new.high, new.record = low, high, record
+        new.record, new.low, new.high = record, low, high
         return new
+
+    @classmethod
+    def of(cls, record: Record, name: str) -> Value:
+        """A figure of a record, by its name."""
+        return cls(record[name], record, record.get(f"{name}_low"), record.get(f"{name}_high"))
 
     def __str__(self) -> str:
         """A share in per cent, `12.0 % (8.1 to 17.2)`; a lens's figure as it is."""
@@ -65,17 +72,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """A column of one claim.
+    """A column of one claim."""
 
-    Attributes:
-        answer: one of `ANSWERS`.
-        outcomes: of its criteria.
-        failed: the positive control that failed, where one did.
-    """
-
-    answer: str = NOT_ASKED
-    outcomes: tuple[Outcome, ...] = ()
-    failed: Outcome | None = None
+    answer: str = NOT_ASKED  # one of `ANSWERS`
+    outcomes: tuple[Outcome, ...] = ()  # of its criteria
+    failed: Outcome | None = None  # the positive control that failed, where one did
 
     @property
     def prompts(self) -> int:
@@ -85,18 +86,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, its columns, and the records that they are made of.
-
-    Attributes:
-        stand_in: name of the model that was asked in place of the claim's; empty where none was.
-        stand_ins: what such models answered, which is no answer to the claim.
-    """
+    """A claim, its columns, and the records that they are made of."""
 
     claim: Claim
     cells: dict[str, Cell]
     records: list[Record]
-    stand_in: str = ""
-    stand_ins: tuple[Judgement, ...] = ()
+    stand_in: str = ""  # name of the model that was asked in place of the claim's
+    stand_ins: tuple[Judgement, ...] = ()  # such models' answers, which are none to the claim
 
     @property
     def asked(self) -> bool:
@@ -110,20 +106,6 @@ class Judgement:
         other = any(record.get("criteria", frozen) != frozen for record in self.records)
         before = "" if self.claim.again else self.claim.changed
         return before or ("they are not those of its rows" if other else "")
-
-    def look_up(self, term: Term, padded: bool = False) -> Value | None:
-        """A figure of a fair protocol, by any method that its term admits; None without records.
-
-        Args:
-            term: the figure.
-            padded: whether prompts were padded.
-        """
-        return value_of(term, [r for r in self.fair() if r.get("padded", False) == padded])
-
-    def fair(self, arm: str | None = None) -> list[Record]:
-        """The records of the fair protocol, without controls, of one arm or of all."""
-        fair = [r for r in self.records if r["protocol"] == FAIR and not r.get("control")]
-        return [r for r in fair if arm in (None, r["arm"])]
 
 
 def judge(claim: Claim, records: list[Record]) -> Judgement:
@@ -142,24 +124,16 @@ def judge(claim: Claim, records: list[Record]) -> Judgement:
 def value_of(term: Term, records: list[Record]) -> Value | None:
     """A term's figure in some records, the best of several methods; None where none bears it."""
     chosen = [record for record in records if record["arm"] == term.arm]
-    lens = [r for r in chosen if "lens" in r and r["figure"] == term.figure]
-    if lens:
+    if lens := [r for r in chosen if "lens" in r and r["figure"] == term.figure]:
         return _pooled(term, lens)
-    tried = [
-        r
-        for r in chosen
-        if r.get(term.figure) is not None
-        and (
-            r["family"] in ("gradient", "search")
-            if term.by == "best"
-            else term.by in (r["family"], r["method"])
-        )
-    ]
-    if not tried:
-        return None
-    best = max(tried, key=lambda record: record[term.figure])
-    low, high = (best.get(f"{term.figure}_{end}") for end in ("low", "high"))
-    return Value(best[term.figure], low, high, best)
+
+    def admitted(record: Record) -> bool:
+        if term.by == "best":
+            return record["family"] in ("gradient", "search")
+        return term.by in (record["family"], record["method"])
+
+    tried = [r for r in chosen if r.get(term.figure) is not None and admitted(r)]
+    return max((Value.of(r, term.figure) for r in tried), default=None)
 
 
 def _cell(claim: Claim, records: list[Record], column: str) -> Cell:
@@ -203,12 +177,8 @@ def _outcome(criterion: Criterion, records: list[Record], column: str) -> Outcom
     answer = YES if held else NO
     if column != REPLICATED and _unsettled(left, right):
         answer = OPEN
-    if (
-        held
-        and column == INFORMATION
-        and "lens" not in left.record
-        and criterion.operation in ("below", "less")
-    ):
+    searched = column == INFORMATION and "lens" not in left.record
+    if held and searched and criterion.operation in ("below", "less"):
         answer = OPEN  # what a search does not find may be there
     return Outcome(criterion, left, right, answer)
 
@@ -220,12 +190,12 @@ def _unsettled(left: Value, right: Value | float) -> bool:
     """
     if left.low is None or left.high is None:
         return False
-    if not isinstance(right, Value):
-        varied = "lens" in left.record or 0 < left < 1
-        return varied and left.low < right < left.high
-    if right.low is None or right.high is None:
-        return False
-    return left.low <= right.high and right.low <= left.high
+    if isinstance(right, Value):
+        if right.low is None or right.high is None:
+            return False
+        return left.low <= right.high and right.low <= left.high
+    varied = "lens" in left.record or 0 < left < 1
+    return varied and left.low < right < left.high
 
 
 def _controls(
@@ -236,9 +206,9 @@ def _controls(
         return [_outcome(control, chosen, column) for control in claim.control]
     if all(o.criterion.left.figure in ARRIVAL for o in outcomes):
         return []
-    least = READ if column == GRADIENTS else FOUND
     if column == GRADIENTS:
         chosen = [r for r in records if r.get("control") == "identity"]
+    least = READ if column == GRADIENTS else FOUND
     tried = [r for r in chosen if r.get("self") is not None and r["family"] != "control"]
     return [
         _outcome(Criterion(Term("self", arm), "above", least), tried, REPLICATED)
@@ -261,7 +231,6 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
     value = POOLS[term.pool]([record["value"] for record in chosen])
     if term.pool == "mean":  # as if the layers erred together, which is the wide side
         ends = [[record[end] for record in chosen] for end in ("low", "high")]
-        low, high = (None if None in several else fmean(several) for several in ends)
-        return Value(value, low, high, chosen[0])
+        return Value(value, chosen[0], *(None if None in e else fmean(e) for e in ends))
     same = next(record for record in chosen if record["value"] == value)
-    return Value(value, same["low"], same["high"], same)
+    return Value(value, same, same["low"], same["high"])

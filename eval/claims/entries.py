@@ -67,6 +67,14 @@ class Models:
         """Whether it is one of this project's."""
         return not self.hub
 
+    def __str__(self) -> str:
+        if not self.own:
+            return f"{self.needs}, {self.weights}"
+        settings = " ".join(f"{name}={value}" for name, value in self.config.items())
+        less = {n: value for n, value in self.cpu.items() if value != self.config.get(n)}
+        small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
+        return f"{settings}, {'' if self.trained else 'un'}trained{small}"
+
     @property
     def needs(self) -> str:
         """The download and the memory that a pretrained model takes, in words."""
@@ -134,6 +142,11 @@ class Arm:
     words: tuple[str, ...] = ()
     reported: Protocol | None = None
     fair: Protocol | None = None
+
+    def __str__(self) -> str:
+        site = f"lens {self.lens}" if self.lens else f"layer {self.layer} {self.part} {self.slice}"
+        without = f" without {' '.join(self.without)}" if self.without else ""
+        return f"{self.models}; {site}{without}"
 
     def protocol(self, name: str) -> Protocol | None:
         """`reported` or `fair`; None where this arm is not asked so."""

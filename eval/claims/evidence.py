@@ -6,7 +6,7 @@ Verdicts are made of records. Where rows are gone, the records of them are kept 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
@@ -15,25 +15,19 @@ from eval.claims import BENCH, CURVES
 from eval.claims.entries import REPORTED, Claim
 from eval.claims.sources import size_of
 from eval.inversion.answer import set_recall
-from eval.quantities import Quantity, one
-from eval.recovery import hidden_positions
+from eval.quantities import MEASURED, Quantity, one
+from eval.recovery import hidden_positions, weights
 from eval.schema import Row
 from eval.statistics import over_seeds
 from eval.summary import measure
+from eval.tables import group
 
 Record = dict[str, Any]
 Asked = tuple[int, str, str, str]
 """A claim's number, an arm's name, a protocol, and the stand-in of the claim's model, if any."""
 
-OF_CLAIMS = ("claim", "claim record", "curve record")
-SHARES = (
-    "self", "nonself", "exact", "self_top5", "nonself_top5", "set_recall", "anywhere",
-    "hidden_anywhere", "permuted", "criterion", "minimised", "others",
-)  # fmt: skip
-PLAIN = ("residual_floors", "false_accepts", "tokens_accepted")
-OF_METHOD = ("method", "family", "control", "padded", "site", "slice")
-TAGS = ("claim", "arm", "protocol", "entry", "bench", "criteria", "stand_in")
 ANGLE = 0.15  # below which the source holds 1 - cos to be minimised
+TAGS = ("claim", "arm", "protocol", "criteria", "stand_in")
 ABOUT_LENS = {
     "schema", "key", "kind", "lens", "checkpoint", "prompts", "prompt_kind", "length", "look",
     "figure", "value", "low", "high", "n",
@@ -62,20 +56,20 @@ def evidence(
         for arms in (claim.arms, *claim.stand_ins.values())
         for arm in arms
     }
-    asked: dict[Asked, list[Row]] = defaultdict(list)
+    asked: list[Row] = []
     for row in by_key.values():
-        if row["kind"] not in OF_CLAIMS or row.get("claim", CURVES) == CURVES:
+        if row["kind"] not in ("claim", "claim record") or row["claim"] == CURVES:
             continue
         if row["bench"] != BENCH:
             why = f"which version {row['bench']} of the bench asked, this is {BENCH}"
         elif (row["claim"], row["entry"]) not in fingerprints:
             why = "which is asked otherwise now"
         else:
-            asked[place_of(row)].append(row)
+            asked.append(row)
             continue
         notes[f"claim {row['claim']}, {why}; run it again"] = None
     records = []
-    for place, several in asked.items():
+    for place, several in group(asked, place_of).items():
         number, arm, protocol, _ = place
         last = (settings or {}).get(place, several[-1].get("setting"))
         counted = [row for row in several if row.get("setting") == last]
@@ -88,16 +82,11 @@ def evidence(
             name = f", {arm}" if arm else ""
             notes[f"claim {number}{name}, {protocol}: not asked to the end; run it again"] = None
         elif parts:
-            wanted = {term.figure for each in claims[number].judge for term in each.terms}
             tags = {name: parts[0][name] for name in TAGS if name in parts[0]}
-            groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-            for row in (by_key[key] for key in keys):
-                if row["kind"] == "lens" and row["figure"] in wanted:
-                    where = json.dumps(_where(row), sort_keys=True)
-                    groups[row["lens"], row["figure"], where].append(row)
-                elif row["kind"] == "recovery":
-                    groups[row["method"], row["control"], row["padded"]].append(row)
-            records += [tags | _summed_up(group, protocol) for group in groups.values()]
+            wanted = {term.figure for each in claims[number].judge for term in each.terms}
+            answering = (by_key[key] for key in keys)
+            known = [r for r in answering if r["kind"] == "recovery" or r.get("figure") in wanted]
+            records += [tags | _summed_up(g, protocol) for g in group(known, _question).values()]
     return sorted(records, key=_order), [f"left out: {note}" for note in notes]
 
 
@@ -109,9 +98,16 @@ def place_of(tags: dict[str, Any]) -> Asked:
 def answers(rows: Iterable[Row]) -> list[Row]:
     """The rows that answer claims and curves, and those that say which; no others."""
     by_key = {row["key"]: row for row in rows}
-    asked = [row for row in by_key.values() if row["kind"] in OF_CLAIMS]
+    asked = [r for r in by_key.values() if r["kind"] in ("claim", "claim record", "curve record")]
     keys = {key for row in asked for key in (row["key"], *row.get("keys", ()))}
     return [row for row in by_key.values() if row["key"] in keys]
+
+
+def _question(row: Row) -> tuple[Any, ...]:
+    """Equal for the rows of one record."""
+    if row["kind"] == "lens":
+        return row["lens"], row["figure"], json.dumps(_where(row), sort_keys=True)
+    return row["method"], row["control"], row["padded"]
 
 
 def _where(row: Row) -> dict[str, Any]:
@@ -119,64 +115,61 @@ def _where(row: Row) -> dict[str, Any]:
 
 
 def _summed_up(rows: list[Row], protocol: str) -> Record:
-    models = {row["checkpoint"]["weights_sha256"]: row["checkpoint"] for row in rows}
-    sizes = list(dict.fromkeys(sorted(map(size_of, models.values()))))
     lens = rows[0]["kind"] == "lens"
     record = _of_lens(rows) if lens else _of_recoveries(rows)
-    record |= {"sizes": sizes, "models": len(models)}
+    models = {weights(row): size_of(row["checkpoint"]) for row in rows}
+    record |= {"sizes": sorted(set(models.values())), "models": len(models)}
     if protocol == REPORTED and not lens:
         record["found"] = "".join(rows[0]["found_text"])
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
 
 
 def _of_recoveries(rows: list[Row]) -> Record:
+    """Shares with their intervals, and that of the hidden tokens that are the commonest one."""
     hidden = Counter(row["truth"][t] for row in rows for t in hidden_positions(row))
     commonest, count = hidden.most_common(1)[0] if hidden else (None, 0)
-    figures = measure(rows) | measure(rows, _further(commonest))
-    tokens = sum(figures[f"{k}_tokens"].value for k in ("self", "nonself") if k in figures)
-    record = {name: rows[0][name] for name in OF_METHOD} | {
-        "tokens": tokens,
-        "prompts": figures["exact"].n,
-        "constant": count / hidden.total() if hidden else None,
-    }
-    for name in (*SHARES, *PLAIN):
-        figure = figures.get(name)
-        record[name] = figure and figure.value
-        if name in SHARES:
-            record[f"{name}_low"], record[f"{name}_high"] = figure[1:3] if figure else (None, None)
-    return record
-
-
-def _further(commonest: int | None) -> list[Quantity]:
-    """Shares of claims alone: `others` are hidden tokens that are not the commonest one."""
-
-    def anywhere(row: Row) -> float | None:
-        return set_recall(row["found"], row["truth"], list(range(len(row["truth"]))))
-
-    def hidden_anywhere(row: Row) -> float | None:
-        """Share of the hidden tokens that are named at any place, the shown ones taken out."""
-        hidden = hidden_positions(row)
-        wanted = Counter(row["truth"][t] for t in hidden)
-        shown = Counter(token for t, token in enumerate(row["truth"]) if t not in hidden)
-        rest = Counter(row["found"]) - shown
-        return (wanted & rest).total() / len(hidden) if hidden else None
-
-    def minimised(row: Row) -> bool | None:
-        """Whether a descent on the angle brought it down."""
-        loss = row["notes"].get("loss") if row["settings"].get("objective") == "cosine" else None
-        return None if loss is None else loss < ANGLE
 
     def others(row: Row) -> tuple[float, int] | None:
         places = [t for t in hidden_positions(row) if row["truth"][t] != commonest]
         hits = sum(row["found"][t] == row["truth"][t] for t in places)
         return (hits, len(places)) if places else None
 
-    return [
-        Quantity("anywhere", "share", lambda row: one(anywhere(row))),
-        Quantity("hidden_anywhere", "share", lambda row: one(hidden_anywhere(row))),
-        Quantity("minimised", "share", lambda row: one(minimised(row))),
-        Quantity("others", "share", others),
-    ]
+    figures = measure(rows, [*SHARES, Quantity("others", "share", others)])
+    record = {name: rows[0][name] for name in ("method", "family", "control", "padded")}
+    record |= {
+        "prompts": figures["exact"].n,
+        "constant": count / hidden.total() if hidden else None,
+    }
+    for name, figure in figures.items():
+        record |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+    return record
+
+
+def _anywhere(row: Row) -> float | None:
+    return set_recall(row["found"], row["truth"], list(range(len(row["truth"]))))
+
+
+def _hidden_anywhere(row: Row) -> float | None:
+    """Share of the hidden tokens that are named at any place, the shown ones taken out."""
+    hidden = hidden_positions(row)
+    wanted = Counter(row["truth"][t] for t in hidden)
+    shown = Counter(token for t, token in enumerate(row["truth"]) if t not in hidden)
+    rest = Counter(row["found"]) - shown
+    return (wanted & rest).total() / len(hidden) if hidden else None
+
+
+def _minimised(row: Row) -> bool | None:
+    """Whether a descent on the angle brought it down."""
+    loss = row["notes"].get("loss") if row["settings"].get("objective") == "cosine" else None
+    return None if loss is None else loss < ANGLE
+
+
+SHARES = (
+    *(q for q in MEASURED["recovery"].quantities if q.pool in ("share", "whole")),
+    Quantity("anywhere", "share", lambda row: one(_anywhere(row))),
+    Quantity("hidden_anywhere", "share", lambda row: one(_hidden_anywhere(row))),
+    Quantity("minimised", "share", lambda row: one(_minimised(row))),
+)
 
 
 def _of_lens(rows: list[Row]) -> Record:

@@ -30,8 +30,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 
 from eval import RequestError
-from eval.claims.columns import COLUMNS, Judgement, Value
-from eval.claims.entries import Term
+from eval.claims.columns import COLUMNS, Judgement, Value, value_of
+from eval.claims.entries import FAIR, Term
 from eval.claims.evidence import Record
 from eval.claims.pages import SHOWN, tally_of
 
@@ -62,10 +62,9 @@ class Known:
     @property
     def functions(self) -> dict[str, Any]:
         """All that a template can call, by name."""
-        names = ("figure", "claim", "answer", "tally")
-        figures = {name: getattr(self, name) for name in names}
-        facts = {name: partial(self._fact, name) for name in FACTS}
-        return self.more | figures | facts | {"check": _hold}
+        named = (self.figure, self.claim, self.answer, self.tally)
+        known = {function.__name__: function for function in named}
+        return self.more | known | {n: partial(self._fact, n) for n in FACTS} | {"check": _hold}
 
     def figure(
         self, claim: int, name: str, by: str = "best", arm: str = "", padded: bool = False
@@ -75,13 +74,14 @@ class Known:
         Raises:
             RequestError: no record bears it; the message lists those that there are.
         """
-        one = self._claim(claim)
-        arms = [arm.name for arm in one.claim.arms]
+        arms = [arm.name for arm in self._claim(claim).claim.arms]
         if arm not in arms:
             raise RequestError(f"arm={arm!r}: claim {claim} has {', '.join(map(repr, arms))}")
-        value = one.look_up(Term(name, arm, by), padded)
+        fair = self._fair(claim, arm)
+        asked = [record for record in fair if record.get("padded", False) == padded]
+        value = value_of(Term(name, arm, by), asked)
         if value is None:
-            there = ", ".join(dict.fromkeys(map(_words, one.fair(arm)))) or "none"
+            there = ", ".join(dict.fromkeys(map(_words, fair))) or "none"
             raise RequestError(f"no record of that; of that arm, fair, there are: {there}")
         return value
 
@@ -100,12 +100,18 @@ class Known:
 
     def _fact(self, name: str, claim: int, arm: str | None = None) -> str:
         """How many prompts a claim, or its arm, was fairly asked of; the sizes of its models."""
-        records = self._claim(claim).fair(arm)
+        records = self._fair(claim, arm)
         if not records:
             raise RequestError(f"{name} of claim {claim} is not known: no record says it")
         if name == "sizes":
-            return ", ".join(sorted({size for r in records for size in r["sizes"]}))
-        return str(max(r[name] for r in records))
+            return ", ".join(sorted({size for record in records for size in record["sizes"]}))
+        return str(max(record[name] for record in records))
+
+    def _fair(self, claim: int, arm: str | None) -> list[Record]:
+        """The records of the fair protocol, without controls, of one arm or of all."""
+        records = self._claim(claim).records
+        fair = [r for r in records if r["protocol"] == FAIR and not r.get("control")]
+        return [r for r in fair if arm in (None, r["arm"])]
 
     def _claim(self, number: int) -> Judgement:
         for one in self.judgements:
@@ -165,19 +171,15 @@ def readme(path: str | Path, filled: str) -> str:
     Raises:
         RequestError: one of them has not the marks of a finding once each.
     """
-    before, _, after = _block(Path(path).read_text(encoding="utf-8"), path)
-    return before + _block(filled, TEMPLATE.name)[1] + after
-
-
-def _block(text: str, path: str | Path) -> tuple[str, str, str]:
-    """A text in three: to the mark of the finding, what is between the marks, and the rest."""
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(END) < text.index(START):
-        raise RequestError(
-            f"{path}: needs one {START} and one {END} after it, each on a line, around its finding"
-        )
-    before, rest = text.split(START)
-    inside, after = rest.split(END)
-    return before + START, inside, END + after
+    text = Path(path).read_text(encoding="utf-8")
+    for name, each in ((path, text), (TEMPLATE.name, filled)):
+        if each.count(START) != 1 or each.count(END) != 1 or each.index(END) < each.index(START):
+            raise RequestError(
+                f"{name}: needs one {START} and one {END} after it, each on a line, around its "
+                "finding"
+            )
+    said = filled[filled.index(START) : filled.index(END)]
+    return text[: text.index(START)] + said + text[text.index(END) :]
 
 
 def _check_written(environment: Environment, source: str) -> None:

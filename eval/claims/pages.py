@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from itertools import groupby
+from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +28,7 @@ from eval.claims.columns import (
     Outcome,
     Value,
 )
-from eval.claims.entries import FAIR, OPERATIONS, PROTOCOLS, Claim, Term
+from eval.claims.entries import FAIR, OPERATIONS, PROTOCOLS, Term
 from eval.claims.evidence import Record
 from eval.claims.registry import bibliography, stand_ins
 
@@ -50,57 +53,6 @@ TICKS = {YES: "✓", OPEN: "?"}
 SIZE = re.compile(r"^.*\b(d\d+ n\d+)\b.*$")
 WIDTH = 80  # of a text that was recovered
 
-HEAD = """\
-# The claims, in three columns
-
-*Made by `python -m eval claims table --markdown` from the records beside it; not written by hand.*
-"""
-READING = f"""\
-- **replicated**: asked as its source asks, on the source's prompts, mostly one. *Invalid* where the
-  positive control fails: where the result is not in doubt, the protocol does not give what its
-  source reports, so that its answer means nothing.
-- **gradients**: descent and tuned gradients on many prompts of several models. Invalid where they
-  read less than {READ:.0%} of the shown tokens of a network that does nothing.
-- **information**: exact search, or a lens, which measures directly. Invalid where the search finds
-  less than {FOUND:.0%} of the tokens that are shown. What a search does not find may be there:
-  absence is *open*.
-
-*Open* too: where intervals overlap, or hold the bound. *n* is the number of prompts of the figure
-that has fewest; under 30 is too few. After it stand the models that were asked, and for which.
-A claim's number leads to its criteria, figures, intervals and controls; `python -m eval claims show
-N` prints them, `python -m eval claims run N` asks again.
-"""
-CHANGED = "criterion changed after the data were seen"
-WARNING = """\
-## Changed after the data were seen
-
-The positive controls were set after these data were seen. So were criteria of the claims below,
-whose answers are no tests. Rows hold the hash of the criteria that they were asked for from now on.
-"""
-AGAIN = """\
-## Asked again
-
-Criteria of these claims, or the models that answer them, had been changed after the data were seen.
-They were frozen, and asked again on prompts and of seeds that no earlier row used. The answers are
-of those rows alone.
-"""
-UNASKED = """\
-## Not asked
-
-These need weights of pretrained models (`python -m eval claims run N --download`).
-"""
-STAND_INS = """\
-## Asked of a stand-in
-
-Claims about pretrained models, asked of another one that is at hand. What it answers is no answer
-to the claim: it is counted nowhere, and the claims stay where they are above.
-"""
-SOURCES = """\
-<a id="sources"></a>
-
-## Sources
-"""
-
 
 def claims_page(judgements: list[Judgement], notes: list[str], beside: str = "claims") -> str:
     """The page: a line for each claim that was asked, and what the others need.
@@ -111,71 +63,48 @@ def claims_page(judgements: list[Judgement], notes: list[str], beside: str = "cl
         beside: the folder of the claims' own pages, as the page links to it.
     """
     ordered = sorted(judgements, key=lambda one: one.claim.number)
-    counts = [
-        [column, *(str(_counts(ordered, column)[answer] or "–") for answer in ANSWERS)]
-        for column in COLUMNS
-    ]
-    changed = [(one.claim.number, one.changed) for one in ordered if one.changed]
-    again = [one.claim for one in ordered if one.asked and one.claim.again]
-    parts = [
-        HEAD,
-        "\n".join(f"> {note}" for note in notes),
-        READING,
-        f"Bench version {BENCH}.\n\n{tables.markdown(tables.Table(['', *ANSWERS], counts))}",
-        _rows([one for one in ordered if one.asked], beside),
-        _unasked(ordered),
-        _stood_in(ordered, beside),
-        _listed(WARNING, [f"- † [{n}](#claim-{n}): {how}" for n, how in changed]),
-        _listed(
-            AGAIN,
-            [f"- [{c.number}](#claim-{c.number}): {c.changed}. Asked again: {c.again}"
-             for c in again],
-        ),
-        _sources(ordered),
-    ]  # fmt: skip
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    several = [other for one in ordered for other in one.stand_ins]
+    unasked, cited = defaultdict(list), defaultdict(list)
+    for one in ordered:
+        cited[one.claim.source.key].append(one.claim.number)
+        if not one.asked:
+            models = [arm.models for arm in one.claim.arms if not arm.models.own]
+            largest = max(models, key=lambda m: m.parameters, default=None)
+            unasked[largest.needs if largest else "models of our own"].append(one.claim.number)
+    counts = [[c, *(str(_counts(ordered, c)[a] or "–") for a in ANSWERS)] for c in COLUMNS]
+    return _filled(
+        "claims.md",
+        notes=notes,
+        read=f"{READ:.0%}",
+        found=f"{FOUND:.0%}",
+        bench=BENCH,
+        counts=tables.markdown(tables.Table(["", *ANSWERS], counts)),
+        asked=_lines([one for one in ordered if one.asked], beside),
+        unasked=unasked,
+        stand_ins=[stand_ins()[name] for name in dict.fromkeys(one.stand_in for one in several)],
+        stood_in=_lines(several, beside),
+        changed=[one for one in ordered if one.changed],
+        again=[one.claim for one in ordered if one.asked and one.claim.again],
+        sources=bibliography(),
+        cited=cited,
+    )
 
 
 def claim_page(one: Judgement) -> str:
     """A claim's own page: what it says, by what it is judged, and all that was measured."""
-    claim = one.claim
-    about = [f"# Claim {claim.number}", f"{claim.claim}. Expected: {claim.expected}."]
-    about += [f"Source: {claim.source}."]
-    about += [f"Note: {claim.note}."] if claim.note else []
-    about += [f"**{CHANGED.capitalize()}**: {one.changed}."] if one.changed else []
-    about += [f"**Asked again** since {claim.changed}: {claim.again}."] if claim.again else []
-    lines = [f"- {_escaped(line)}" for line in details(one)]
-    fair = [arm for arm in claim.arms if arm.fair]
-    stories = any(arm.lens or (arm.fair and arm.fair.kind != "random") for arm in fair)
-    trained = any(arm.models.own and arm.models.trained for arm in claim.arms)
-    command = claim.command + " --models RUNS" * trained + " --corpus STORIES" * stories
-    return "\n\n".join([*map(_escaped, about), "\n".join(lines), f"`{command}`"]) + "\n"
+    arms = one.claim.arms
+    trained = any(arm.models.own and arm.models.trained for arm in arms)
+    stories = any(arm.fair and (arm.lens or arm.fair.kind != "random") for arm in arms)
+    flags = " --models RUNS" * trained + " --corpus STORIES" * stories
+    about = {"claim": one.claim, "changed": one.changed, "details": _details(one)}
+    return _filled("claim.md", **about, flags=flags)
 
 
-def description(claim: Claim) -> list[str]:
-    """What a claim says and asks, and how it is judged, in lines for a terminal."""
-    lines = [
-        f"claim {claim.number} ({claim.group}): {claim.claim}",
-        f"  source: {claim.source}",
-        f"  expected: {claim.expected}",
-    ]
-    for arm in claim.arms:
-        models = arm.models
-        settings = " ".join(f"{name}={value}" for name, value in models.config.items())
-        state = ", trained" if models.trained else ", untrained"
-        less = {n: value for n, value in models.cpu.items() if value != models.config.get(n)}
-        small = "; on a CPU" + "".join(f" {n}={v}" for n, v in less.items()) if less else ""
-        about = f"{settings}{state}{small}" if models.own else f"{models.needs}, {models.weights}"
-        site = f"lens {arm.lens}" if arm.lens else f"layer {arm.layer} {arm.part} {arm.slice}"
-        without = f" without {' '.join(arm.without)}" if arm.without else ""
-        lines.append(f"  {arm.name or 'asked'}: {about}; {site}{without}")
-        asked = {name: arm.protocol(name) for name in PROTOCOLS}
-        lines += [f"    {name}: {protocol}" for name, protocol in asked.items() if protocol]
-    lines += [f"  judged by: {criterion}" for criterion in claim.judge]
-    lines += [f"  replicated only if: {criterion}" for criterion in claim.control]
-    lines += [f"  note: {claim.note}"] if claim.note else []
-    lines += [f"  {CHANGED}: {claim.changed}"] if claim.changed else []
-    return [*lines, f"  {claim.command}"]
+def description(one: Judgement) -> str:
+    """What a claim says and asks, how it is judged, and all that was measured, for a terminal."""
+    return _filled("claim.txt", claim=one.claim, protocols=PROTOCOLS, details=_details(one)).rstrip(
+        "\n"
+    )
 
 
 def claims_table(judgements: list[Judgement], width: int = 120) -> str:
@@ -198,26 +127,22 @@ def tally_of(judgements: list[Judgement], column: str) -> str:
     return ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])
 
 
-def details(one: Judgement) -> list[str]:
+def _details(one: Judgement) -> list[str]:
     """A line for every column, criterion and control, then for all methods of every figure."""
     lines = [f"asked of a stand-in: {stand_ins()[one.stand_in].title}"] if one.stand_in else []
     for (column, cell), text in zip(one.cells.items(), _cells(one), strict=True):
-        lines += [f"{column}: {text}"] if cell.outcomes else []
-        lines += (
-            [f"{column}: {INVALID} by its control: {_said(cell.failed)}"] if cell.failed else []
-        )
+        if cell.outcomes:
+            lines.append(f"{column}: {text}")
+        if cell.failed:
+            lines.append(f"{column}: {INVALID} by its control: {_said(cell.failed)}")
         lines += [f"{column}: {_said(o)} ({_about(o.left.record)})" for o in cell.outcomes]
     asked = dict.fromkeys((t.arm, t.figure) for c in one.claim.judge for t in c.terms)
     for protocol in PROTOCOLS:
         for arm, figure in asked:
-            records = [
-                r
-                for r in one.records
-                if (r["arm"], r["protocol"]) == (arm, protocol) and r.get(figure) is not None
-            ]
-            if records:
+            here = [r for r in one.records if (r["arm"], r["protocol"]) == (arm, protocol)]
+            if records := [r for r in here if r.get(figure) is not None]:
                 lines += _methods(records, figure, f"{protocol}{', ' if arm else ''}{arm}")
-    return lines + [line for other in one.stand_ins for line in details(other)]
+    return lines + [line for other in one.stand_ins for line in _details(other)]
 
 
 def _methods(records: list[Record], figure: str, where: str) -> list[str]:
@@ -228,7 +153,7 @@ def _methods(records: list[Record], figure: str, where: str) -> list[str]:
     several = [r for r in records if figure == "nonself" and r.get("others") is not None]
     if not several or most["protocol"] != FAIR:
         return [f"{words} by {reached} ({_about(most)})"]
-    constant = f"always naming the commonest {Value(most['constant'], None, None, most)}"
+    constant = f"always naming the commonest {Value(most['constant'], most)}"
     others = "; ".join(_reached(r, "others") for r in several)
     return [
         f"{words} by {reached}; {constant} ({_about(most)})",
@@ -243,9 +168,7 @@ def _reached(record: Record, figure: str) -> str:
     name = record["method"] + (f" ({', '.join(kinds)})" if kinds else "")
     text = record.get("found")
     short = text if text is None or len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
-    low, high = (record.get(f"{figure}_{end}") for end in ("low", "high"))
-    value = Value(record[figure], low, high, record)
-    return f"{name} {value}" + ("" if short is None else f" “{short}”")
+    return f"{name} {Value.of(record, figure)}" + ("" if short is None else f" “{short}”")
 
 
 def _cells(one: Judgement, mark: str = "") -> list[str]:
@@ -316,67 +239,32 @@ def _counts(judgements: list[Judgement], column: str) -> Counter[str]:
     return Counter(one.cells[column].answer for one in judgements)
 
 
-def _rows(judgements: list[Judgement], beside: str) -> str:
+def _lines(judgements: list[Judgement], beside: str) -> str:
+    """A line for each claim, as Markdown."""
     lines = []
     for one in judgements:
         number, changed = one.claim.number, " †" if one.changed else ""
         anchor = "" if one.stand_in else f'<a id="claim-{number}"></a>'
-        cells = (_escaped(text) for text in _cells(one, "**"))
         place = f"{anchor}[{number}]({beside}/{number}.md)"
+        cells = (_escaped(text) for text in _cells(one, "**"))
         lines.append([place, f"{_escaped(one.claim.claim)}{changed}", *cells])
     return tables.markdown(tables.Table(["#", "claim", *COLUMNS], lines))
 
 
-def _listed(head: str, lines: list[str]) -> str:
-    """A part of the page; nothing without lines."""
-    return "\n".join([head, *lines]) if lines else ""
-
-
-def _stood_in(judgements: list[Judgement], beside: str) -> str:
-    """What stand-ins answered: a line for each claim that one was asked."""
-    several = [other for one in judgements for other in one.stand_ins]
-    asked = [stand_ins()[name] for name in dict.fromkeys(one.stand_in for one in several)]
-    about = [f"- **{one.title}**: {one.about}. Not asked of it: {one.left}." for one in asked]
-    return _listed(STAND_INS, [*about, "", _rows(several, beside)] if several else [])
-
-
-def _unasked(judgements: list[Judgement]) -> str:
-    """The claims without an answer, by the models that they need."""
-    numbers = defaultdict(list)
-    for one in judgements:
-        if not one.asked:
-            models = [arm.models for arm in one.claim.arms if not arm.models.own]
-            largest = max(models, key=lambda m: m.parameters, default=None)
-            numbers[largest.needs if largest else "models of our own"].append(one.claim.number)
-    return _listed(
-        UNASKED,
-        [f"- {model}: " + ", ".join(f'<a id="claim-{n}"></a>{n}' for n in several)
-         for model, several in numbers.items()],
-    )  # fmt: skip
-
-
-def _sources(judgements: list[Judgement]) -> str:
-    """The documents that the claims are from, each with its claims."""
-    numbers = defaultdict(list)
-    for one in judgements:
-        numbers[one.claim.source.key].append(one.claim.number)
-    lines = [SOURCES]
-    for key, source in bibliography().items():
-        word = "Claims" if numbers[key][1:] else "Claim"
-        asked = f" {word} {_ranges(numbers[key])}." if numbers[key] else ""
-        lines.append(
-            f"- {source.author}, “[{source.title}]({source.url})”, {source.year}"
-            f" ({source.note}).{asked}"
-        )
-    return "\n".join(lines)
-
-
 def _ranges(numbers: list[int]) -> str:
     """Sorted numbers in words, neighbours joined: `1-24, 67`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{p[0]}-{p[-1]}" if p[1:] else f"{p[0]}" for p in parts)
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in ends)
+
+
+def _filled(name: str, **words: object) -> str:
+    """A template of `templates/`, without empty lines beside each other."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters |= {"plain": _escaped, "ranges": _ranges}
+    text = environment.get_template(name).render(words)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"

@@ -57,11 +57,7 @@ def show_claims(numbers: Numbers, records: Place = PLACE) -> Result:
     rows = read_rows([records]) if there else []
     known, _ = evidence.evidence(rows, registry.claims())
     judgements = [columns.judge(claim, known) for claim in chosen]
-    texts = [
-        "\n".join([*pages.description(one.claim), *(f"    {line}" for line in pages.details(one))])
-        for one in judgements
-    ]
-    return Result(_columns(judgements), "\n\n".join(texts))
+    return Result(_columns(judgements), "\n\n".join(map(pages.description, judgements)))
 
 
 @command()

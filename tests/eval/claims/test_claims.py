@@ -14,7 +14,7 @@ from eval.claims import BENCH, registry
 from eval.claims.columns import COLUMNS, ENOUGH, GRADIENTS, INFORMATION, REPLICATED, judge
 from eval.claims.entries import FAIR, REPORTED, Arm, Claim, Criterion, Models, Protocol, Term
 from eval.claims.evidence import answers, evidence
-from eval.claims.pages import claims_table, details
+from eval.claims.pages import claims_table, description
 from eval.claims.registry import GROUPS, bibliography, claims, read_group
 from eval.rows import read_rows, write_rows
 from eval.schema import SCHEMA
@@ -258,7 +258,7 @@ def test_figures_of_lenses_are_pooled_and_compared():
     records = [norm(10, 3.0), norm(2, 1.0), norm(11, 0.5, "y")]
     own = judge(claim, records)
     assert own.cells[INFORMATION].answer == "yes"
-    assert "information: ✓ norm, part x (last) 3, > 1 (first)" in "\n".join(details(own))
+    assert "information: ✓ norm, part x (last) 3, > 1 (first)" in description(own)
     turned = judge(claim, [norm(10, 1.0), norm(2, 3.0)])
     assert turned.cells[INFORMATION].answer == "no"
 
