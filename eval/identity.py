@@ -154,6 +154,18 @@ def identified(rows: "Iterable[Row]") -> "list[Row]":
     ]
 
 
+def recoveries(rows: "Iterable[Row]") -> "list[Row]":
+    """The recoveries, of equal keys the last, each with its `model_id`."""
+    return identified(
+        row for row in {row["key"]: row for row in rows}.values() if row["kind"] == "recovery"
+    )
+
+
+def model_of(row: "Row") -> str:
+    """Equal for the training steps and seeds of one model."""
+    return row["checkpoint"]["model_id"]
+
+
 def labels(rows: "Iterable[Row]") -> dict[str, str]:
     """A label for every model of the rows, told apart from the others, by `model_id`."""
     models: dict[str, Described] = {}

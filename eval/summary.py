@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from eval import RequestError
-from eval.identity import identified, labels
+from eval.identity import identified, labels, model_of, recoveries
 from eval.quantities import MEASURED, Estimate, Place, Quantity, place, quantities, split_rows
 from eval.recovery import (
     OF_SOLVER,
@@ -122,18 +122,6 @@ VERDICT_COLUMNS = [
     *((name, name, False) for name in ("methods", "prompts", "models")),
 ]  # fmt: skip
 """The figures of `summarise_verdicts`, as columns of a table."""
-
-
-def recoveries(rows: Iterable[Row]) -> list[Row]:
-    """The recoveries, of equal keys the last, each with its `model_id`."""
-    return identified(
-        row for row in {row["key"]: row for row in rows}.values() if row["kind"] == "recovery"
-    )
-
-
-def model_of(row: Row) -> str:
-    """Equal for the training steps and seeds of one model (`eval.identity`)."""
-    return row["checkpoint"]["model_id"]
 
 
 def summarise(

@@ -19,14 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval import RequestError
-from eval.models import Checkpoint
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -36,6 +35,9 @@ from tokenizer import (
     tokenizer_hash,
     train_tokenizer,
 )
+
+if TYPE_CHECKING:
+    from eval.models import Checkpoint
 
 SETS = ("story", "inside", "random")
 EVALUATED = 4096  # stories for evaluation, at most; more are never asked for
@@ -135,7 +137,7 @@ class HeldOutText:
                 yield story
 
 
-def held_out_text(checkpoint: Checkpoint, corpus: str) -> HeldOutText:
+def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     """The stories of a corpus that a model was not trained on, kept until the model's release.
 
     A corpus with a validation split is used as it is divided. Of any other the stories are divided

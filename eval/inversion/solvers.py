@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from eval import RequestError
-from eval.inversion.answer import Answer
-from eval.inversion.problem import Batch
 from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
 
 if TYPE_CHECKING:
     from eval.circuit import Circuit
+    from eval.inversion.answer import Answer
     from eval.inversion.lexicon import Lexicon
+    from eval.inversion.problem import Batch
     from eval.inversion.readback import ReadBack
     from eval.recovery import Slice
 
@@ -54,7 +54,7 @@ Chance = list[torch.Generator]
 """A source of chance for each row, so that no row depends on its batch."""
 LexiconOf = Callable[["Circuit"], "Lexicon"]
 ReadBacksOf = Callable[[list["Circuit"]], list["ReadBack"]]
-Solve = Callable[..., list[Answer]]
+Solve = Callable[..., "list[Answer]"]
 F = TypeVar("F", bound=Solve)
 
 

@@ -27,12 +27,12 @@ from eval import RequestError
 from eval.lenses import markup
 from eval.models import Checkpoint
 from eval.statistics import clustered
-from eval.text import Prompt
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from eval.plots import Figure
+    from eval.text import Prompt
 
 TOKENS = 8192
 ALL = "all"

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from eval import RequestError
-from eval.identity import labels
+from eval.identity import labels, model_of, recoveries
 from eval.inversion.solvers import Solver, solvers
 from eval.recovery import channel_count, folder, layers, part, positions, variation
 from eval.schema import Row
-from eval.summary import model_of, recoveries
 from eval.tables import group
 
 BEFORE, BETWEEN, AFTER = PHASES = "before", "between", "after"
