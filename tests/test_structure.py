@@ -36,11 +36,11 @@ def _room(room):
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
     "lines: arch": (3_450 + _room("arch"), 2_450 + _room("arch")),
-    "lines: train": (3_023 + _room("train"), 1_900 + _room("train")),
+    "lines: train": (2_927 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_814, 1_100),
     "lines: eval": (21_280 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_067 + _room("scripts"), 1_600 + _room("scripts")),
-    "lines: tests": (20_368 + TESTS, 13_000 + TESTS),
+    "lines: tests": (20_365 + TESTS, 13_000 + TESTS),
     "files in eval": (113, 85),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),

@@ -17,9 +17,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from tqdm import tqdm
 
 from arch.files import write_file
 from train.rundir import RunDirectory, read_lines
@@ -29,34 +28,7 @@ PATIENCE = 30.0
 """Seconds to wait for W&B to begin; WANDB_INIT_TIMEOUT says otherwise of its server only."""
 
 
-class Bar(TQDMProgressBar):
-    """Lightning's bar over the whole run, drawn when there are new figures and at no other time."""
-
-    BAR_FORMAT = "step {n_fmt}/{total_fmt} {bar} {desc}"
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether it stands on the terminal now."""
-        return self._train_progress_bar is not None and not self._train_progress_bar.disable
-
-    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Starts at the step that the run goes on from; an epoch would have no end."""
-        super().on_train_start(trainer)
-        bar = self.train_progress_bar
-        bar.total, bar.n = trainer.max_steps, trainer.global_step
-
-    # `show` draws the bar, and nothing else does.
-    on_train_epoch_start = on_train_batch_end = on_train_epoch_end = lambda *_: None  # pyright: ignore
-
-    def on_exception(self, *_: Any) -> None:
-        """Closes the bar, so that the error stands below it."""
-        if self.is_drawn:
-            self.train_progress_bar.close()
-
-    def show(self, step: int, figures: str) -> None:
-        """Draws it at a step."""
-        self.train_progress_bar.n = step
-        self.train_progress_bar.set_description_str(figures)
+BAR = "step {n_fmt}/{total_fmt} {bar} {desc}"
 
 
 class Log:
@@ -74,7 +46,7 @@ class Log:
         self._loggers = [_logger(kind, directory.path) for kind in settings.loggers]
         self._wandb: Any = None
         self._speaks = False
-        self.bar = Bar() if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._bar: tqdm | None = None
 
     def start(self, step: int | None) -> None:
         """Opens the records, and drops rows after the step that the run resumes from.
@@ -89,11 +61,9 @@ class Log:
         samples = [r for r in read_lines(self._path("samples")) if r["step"] in validated]
         for name, rows in (("metrics", metrics), ("samples", samples)):
             path = self._path(name)
-            try:
+            with self._directory.writing(path):
                 write_file(path, b"".join(_line(row) for row in rows))
                 self._files[name] = path.open("ab", buffering=0)
-            except OSError as error:
-                raise self._directory.unsaved(path, error) from error
         if self._settings.wandb != "disabled":
             self._start_wandb()
 
@@ -143,28 +113,34 @@ class Log:
         """Prints a line, above the bar."""
         if not self._speaks:
             return
-        if self.bar is not None and self.bar.is_drawn:
-            self.bar.print(line)
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stdout)
         else:
             print(line, flush=True)
 
     def passing(self, step: int, total: int, figures: str, remaining: str) -> None:
-        """Shows the progress of the training: in the bar on a terminal, else on a line."""
-        if self.bar is not None:
-            self.bar.show(step, f"{remaining}  {figures}")
-        else:
+        """Shows the progress of the training: in a bar on a terminal, else on a line."""
+        if not self._speaks:
+            return
+        if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             self.say(f"step {step:>{len(str(total))}}/{total}  {figures}  {remaining}")
+            return
+        if self._bar is None:
+            self._bar = tqdm(total=total, bar_format=BAR, file=sys.stdout, dynamic_ncols=True)
+        self._bar.n = step
+        self._bar.set_description_str(f"{remaining}  {figures}")
 
     def flush(self) -> None:
         """Forces the rows to the disk: a checkpoint must not be there without those before it."""
         for name, file in self._files.items():
-            try:
+            with self._directory.writing(self._path(name)):
                 os.fsync(file.fileno())
-            except OSError as error:
-                raise self._directory.unsaved(self._path(name), error) from error
 
     def close(self, failed: bool = False) -> None:
-        """Ends the files and the loggers."""
+        """Ends the files, the bar and the loggers."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -181,11 +157,9 @@ class Log:
 
     def _append(self, name: str, rows: list[dict[str, Any]]) -> None:
         content = b"".join(_line(row) for row in rows)
-        try:
+        with self._directory.writing(self._path(name)):
             while content:
                 content = content[self._files[name].write(content) :]
-        except OSError as error:
-            raise self._directory.unsaved(self._path(name), error) from error
 
     def _show(self, figures: dict[str, Any], step: int) -> None:
         run = self._wandb

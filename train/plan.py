@@ -9,9 +9,8 @@ counted; then a few real steps are timed on this machine. Nothing is written.
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,8 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from arch import Cost, LanguageModel, describe
-from tokenizer import PackedData
+from arch import LanguageModel, describe
 from train.data import Windows
 from train.module import LanguageModule
 from train.progress import clock
@@ -35,12 +33,10 @@ CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
 PLACE = RunDirectory(Path(tempfile.gettempdir()))
 """Lightning asks for a directory; nothing is written there."""
-DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Bytes on one device when a step needs the most; workspaces of libraries are not counted.
 
     `buckets` are DDP's copy of the gradients, which it keeps from the first step on.
@@ -52,14 +48,6 @@ class Needs:
     buckets: int = 0
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Tokens a second over all devices, and how that is known."""
-
-    tokens: float
-    source: str
-
-
 def print_plan(recipe: Recipe, measure: bool) -> None:
     """Prints what a run needs; with `measure` a few real steps are timed.
 
@@ -67,28 +55,56 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
         RunError, arch.ModelError, tokenizer.CorpusError: bad input, in one line.
     """
     trainer = build_trainer(recipe, PLACE, [])
-    micro, parts = recipe.batch.split(trainer.world_size)
-    data = None if recipe.run.data is None else recipe.open_data()
-    cost = describe(recipe.model).cost
-    print(f"model    {_model(recipe, cost)}")
-    print(f"work     {_work(recipe, cost, data)}")
-    again = recipe.run.checkpoint_activations
+    settings, config, batch = recipe.run, recipe.model, recipe.batch
+    micro, parts = batch.split(trainer.world_size)
+    data = None if settings.data is None else recipe.open_data()
+    cost, steps = describe(config).cost, recipe.trainer.max_steps
+    device = trainer.strategy.root_device.type
+    print(
+        f"model    {cost.parameters:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, "
+        f"n {config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
+    )
+    tokens, epochs = steps * batch.size * config.context, ""
+    if data is not None:
+        windows = Windows(data, "train", config.context, settings.seed)
+        epochs = f", {steps * batch.size / max(1, windows.count):.2f} epochs of {data.path}"
+    print(
+        f"work     {steps:,} steps of {batch.size} x {config.context} = {tokens:,} tokens{epochs}\n"
+        f"         {cost.training_flops / 1e6:,.1f} MFLOP a token, "
+        f"{cost.training_flops * tokens:.2e} FLOP in all"
+    )
+    again = settings.checkpoint_activations
     now, other = (memory(recipe, trainer, micro, parts, each) for each in (again, not again))
     rest = now.peak - now.weights - now.optimiser - now.buckets
     buckets = f", DDP's buckets {size(now.buckets)}" if now.buckets else ""
     print(
-        f"memory   {size(now.peak)} on each of {trainer.world_size} "
-        f"{trainer.strategy.root_device.type} at the peak: weights {size(now.weights)}, optimiser "
-        f"{size(now.optimiser)}{buckets}, activations and gradients {size(rest)}\n"
+        f"memory   {size(now.peak)} on each of {trainer.world_size} {device} at the peak: weights "
+        f"{size(now.weights)}, optimiser {size(now.optimiser)}{buckets}, activations and gradients "
+        f"{size(rest)}\n"
         f"         {size(other.peak)} with --checkpoint_activations {str(not again).lower()}"
     )
-    speed = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
+    every = settings.save_every
+    models = {0, steps, *(range(0, steps + 1, every) if every else ())}
+    models |= {step for step in settings.save_steps if step <= steps}
+    speed, source = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
     if speed is None:
         print("speed    not known: no peak is known for this device; leave out --measure false")
     else:
-        print(f"speed    {speed.tokens:,.0f} tokens/s, {speed.source}")
-        print(f"time     {_time(recipe, data, speed)}")
-    print(f"disk     {_disk(recipe, now)}")
+        validations = "validations not counted: give --data"
+        if data is not None:
+            count = len(models | {*range(0, steps + 1, settings.validate_every)})
+            held_out = data.meta["splits"]["valid"]["tokens"]
+            held_out = count * min(held_out, settings.validate_tokens or held_out)
+            # A forward pass alone is a third of the work.
+            validations = f"about {clock(held_out / (3 * speed))} for {count} validations"
+        print(f"speed    {speed:,.0f} tokens/s, {source}")
+        print(f"time     {clock(tokens / speed)} of training, {validations}")
+    checkpoint, kept = now.weights + now.optimiser, settings.keep_checkpoints
+    print(
+        f"disk     {size(len(models) * now.weights + (kept + 1) * checkpoint)}: {len(models)} "
+        f"model directories of {size(now.weights)}, {kept} checkpoints of {size(checkpoint)} and "
+        "one being written"
+    )
 
 
 def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool) -> Needs:
@@ -99,7 +115,7 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     mixed = MIXED.get(str(trainer.precision))
     lower = torch.autocast("cpu", mixed) if mixed else contextlib.nullcontext()
     with FakeTensorMode():
-        with _default_dtype(DTYPES.get(str(trainer.precision), torch.float32)):
+        with trainer.precision_plugin.module_init_context():
             module = _module(recipe)
         module.model.checkpoint_activations = again
         module.chunked_loss = not compiles(recipe.run, trainer.strategy.root_device)
@@ -125,8 +141,11 @@ def memory(recipe: Recipe, trainer: Trainer, micro: int, parts: int, again: bool
     return Needs(held["Total"] + buckets, weights, held["Optstate"], buckets)
 
 
-def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:
-    """Times a few real steps on random tokens: fewer at once on a CPU, where they would be slow."""
+def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str]:
+    """Tokens a second of all devices, and how that is known: a few real steps are timed.
+
+    They are of random tokens, fewer at once on a CPU, where they would be slow.
+    """
     device, seconds = trainer.strategy.root_device, []
     module = _module(recipe)
     prepare(module, recipe.run, trainer)
@@ -152,87 +171,25 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> Speed:
     devices = trainer.world_size
     what = f"{len(seconds)} steps of {windows} x {recipe.model.context} tokens"
     others = f", times {devices} devices" if devices > 1 else ""
-    return Speed(
+    return (
         devices * tokens.numel() * len(seconds) / sum(seconds),
         f"measured over {what} on one {device.type}{others}",
     )
 
 
-def assumed(recipe: Recipe, trainer: Trainer) -> Speed | None:
-    """From the device's peak and an assumed share of it; None where the peak is not known."""
-    device = trainer.strategy.root_device
-    peak = peak_flops(device, str(trainer.precision))
+def assumed(recipe: Recipe, trainer: Trainer) -> tuple[float | None, str]:
+    """The same from the device's peak and an assumed share of it; None where that is not known."""
+    peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
+    devices, work = trainer.world_size, describe(recipe.model).cost.training_flops
     if peak is None:
-        return None
-    work = describe(recipe.model).cost.training_flops
-    return Speed(
-        ASSUMED * peak * trainer.world_size / work,
-        f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {trainer.world_size}",
-    )
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        return None, ""
+    source = f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {devices}"
+    return ASSUMED * peak * devices / work, source
 
 
 def _module(recipe: Recipe) -> LanguageModule:
     model, total = LanguageModel(recipe.model), recipe.trainer.max_steps
     return LanguageModule(model, recipe.optimizer, recipe.schedule, total, recipe.retention)
-
-
-def _model(recipe: Recipe, cost: Cost) -> str:
-    config = recipe.model
-    return (
-        f"{cost.parameters:,} parameters: {' '.join(config.mixers)}, d {config.d_model}, n "
-        f"{config.n_layers}, context {config.context}, vocabulary {config.vocab_size}"
-    )
-
-
-def _work(recipe: Recipe, cost: Cost, data: PackedData | None) -> str:
-    steps, batch, context = recipe.trainer.max_steps, recipe.batch.size, recipe.model.context
-    tokens, flops, epochs = steps * batch * context, cost.training_flops, ""
-    if data is not None:
-        windows = Windows(data, "train", context, recipe.run.seed)
-        epochs = f", {steps * batch / max(1, windows.count):.2f} epochs of {data.path}"
-    return (
-        f"{steps:,} steps of {batch} x {context} = {tokens:,} tokens{epochs}\n"
-        f"         {flops / 1e6:,.1f} MFLOP a token, {flops * tokens:.2e} FLOP in all"
-    )
-
-
-def _time(recipe: Recipe, data: PackedData | None, speed: Speed) -> str:
-    total = recipe.trainer.max_steps
-    training = clock(total * recipe.batch.size * recipe.model.context / speed.tokens)
-    if data is None:
-        return f"{training} of training; validations not counted: give --data"
-    times = len(_saved(recipe, total) | {*range(0, total + 1, recipe.run.validate_every)})
-    tokens = data.meta["splits"]["valid"]["tokens"]
-    tokens = min(tokens, recipe.run.validate_tokens or tokens)
-    # A forward pass alone is a third of the work.
-    seconds = times * tokens / (3 * speed.tokens)
-    return f"{training} of training, about {clock(seconds)} for {times} validations"
-
-
-def _disk(recipe: Recipe, needs: Needs) -> str:
-    models, kept = len(_saved(recipe, recipe.trainer.max_steps)), recipe.run.keep_checkpoints
-    checkpoint = needs.weights + needs.optimiser
-    return (
-        f"{size(models * needs.weights + (kept + 1) * checkpoint)}: {models} model directories of "
-        f"{size(needs.weights)}, {kept} checkpoints of {size(checkpoint)} and one being written"
-    )
-
-
-def _saved(recipe: Recipe, total: int) -> set[int]:
-    """The steps that leave a model directory."""
-    every = recipe.run.save_every
-    regular = range(0, total + 1, every) if every else ()
-    return {0, total, *regular, *(step for step in recipe.run.save_steps if step <= total)}
 
 
 def size(count: float) -> str:

@@ -5,7 +5,7 @@ import json
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import yaml
@@ -13,7 +13,6 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import TQDMProgressBar
 from tokenizers import Tokenizer
 
 from arch import LanguageModel, count_parameters
@@ -83,9 +82,7 @@ class Run:
         )
         self.stop = StopOnSignal(settings.log_every)
         saving = Saving(self.directory, recipe, data, identity, progress, done)
-        bar = [] if self.log.bar is None else [self.log.bar]
-        callbacks = [self.stop, progress, saving, *bar]
-        self.trainer = build_trainer(recipe, self.directory, callbacks)
+        self.trainer = build_trainer(recipe, self.directory, [self.stop, progress, saving])
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
         self._utilisation = utilisation_of(self.module, self.trainer)
@@ -217,9 +214,11 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         RunError: a device that is not there, or the like.
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    precision, gpu = recipe.run.precision, _on_gpu(recipe.trainer.accelerator)
+    precision = recipe.run.precision
+    gpu = recipe.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if precision == "auto":
-        precision = _best_precision(gpu)
+        bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16-mixed" if bfloat16 else "32-true"
     if precision == "16-mixed" and not gpu:
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
@@ -234,7 +233,7 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
             default_root_dir=directory.path,
             logger=False,
             enable_checkpointing=False,
-            enable_progress_bar=any(isinstance(each, TQDMProgressBar) for each in callbacks),
+            enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
             limit_val_batches=0,  # `Saving` validates, at steps of its own choice
@@ -242,12 +241,3 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
     except (ValueError, TypeError, MisconfigurationException) as error:
         # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
-
-
-def _on_gpu(accelerator: str) -> bool:
-    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-
-
-def _best_precision(gpu: bool) -> Literal["bf16-mixed", "32-true"]:
-    bfloat16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16-mixed" if bfloat16 else "32-true"

@@ -24,9 +24,9 @@ import math
 import os
 import re
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -37,17 +37,15 @@ from train.settings import OptimizerSettings, RetentionSettings, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
-CHECKPOINT = r"step-(\d+)\.ckpt"
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
 
 
-@dataclass
-class Start:
+class Start(NamedTuple):
     """Where a run starts; `unreadable` are later checkpoints, and why they cannot be read."""
 
-    checkpoint: Path | None = None
-    step: int = 0
-    unreadable: dict[Path, str] = field(default_factory=dict)
+    checkpoint: Path | None
+    step: int
+    unreadable: dict[Path, str]
 
 
 class RunDirectory:
@@ -73,7 +71,7 @@ class RunDirectory:
                     f"--run {self.path}: exists already; go on with --resume auto, or choose "
                     "another --run"
                 )
-            return Start()
+            return Start(None, 0, {})
         if resume != "auto":
             chosen = Path(resume)
             if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
@@ -81,21 +79,20 @@ class RunDirectory:
                     f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
                     f"{checkpoints[-1].name}; use --resume auto, or another --run"
                 )
-            return Start(chosen, _steps_done(chosen, identity))
-        start = Start()
+            return Start(chosen, _steps_done(chosen, identity), {})
+        unreadable: dict[Path, str] = {}
         for path in reversed(checkpoints):
             try:
-                start.step, start.checkpoint = _steps_done(path, identity), path
-                return start
+                return Start(path, _steps_done(path, identity), unreadable)
             except Unreadable as error:
-                start.unreadable[path] = error.reason
-        if start.unreadable:
-            names = ", ".join(path.name for path in start.unreadable)
+                unreadable[path] = error.reason
+        if unreadable:
+            names = ", ".join(path.name for path in unreadable)
             raise RunError(
                 f"--resume auto: no checkpoint in {self.path} can be read ({names}); "
                 "start anew in another --run"
             )
-        return start
+        return Start(None, 0, {})
 
     def prepare(self, config: str, start: Start) -> None:
         """Locks the directory, clears what a killed process left, and writes the config.
@@ -124,11 +121,13 @@ class RunDirectory:
 
     def checkpoints(self, until: float = math.inf) -> list[Path]:
         """The run's checkpoints up to a step, oldest first."""
-        paths = (self.path / "checkpoints").glob("step-*.ckpt")
         # A file of another name, such as a copy, is no checkpoint.
-        named = {m[1]: path for path in paths if (m := re.fullmatch(CHECKPOINT, path.name))}
-        steps = sorted((int(step), path) for step, path in named.items())
-        return [path for step, path in steps if step <= until]
+        named = {
+            int(match[1]): path
+            for path in (self.path / "checkpoints").glob("step-*.ckpt")
+            if (match := re.fullmatch(r"step-(\d+)\.ckpt", path.name))
+        }
+        return [named[step] for step in sorted(named) if step <= until]
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step goes."""
@@ -146,25 +145,34 @@ class RunDirectory:
     def prune(self, keep: int) -> None:
         """Removes all but the last checkpoints; one that cannot be removed stays."""
         for path in self.checkpoints()[:-keep]:
-            AtomicCheckpointIO().remove_checkpoint(path)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
-    def unsaved(self, path: Path, error: OSError) -> RunError:
-        """The one line for a file that cannot be written in the middle of a run."""
-        good = self.checkpoints()
-        last = f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
-        return RunError(
-            f"{path}: cannot be saved ({error.strerror}); {last}; mend that, then go on with "
-            "--resume auto"
-        )
+    @contextlib.contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Makes one line of a file that cannot be written in the middle of a run.
+
+        Raises:
+            RunError: that line.
+        """
+        try:
+            yield
+        except OSError as error:
+            good = self.checkpoints()
+            last = (
+                f"the last checkpoint is {good[-1].name}" if good else "there is no checkpoint yet"
+            )
+            raise RunError(
+                f"{path}: cannot be saved ({error.strerror}); {last}; mend that, then go on with "
+                "--resume auto"
+            ) from error
 
     def broken(self, what: str, good_until: int) -> RunError:
         """The one line for a training that went wrong after the step `good_until`."""
         good = self.checkpoints(good_until)
         advice = f"go on from it with --resume {good[-1]}" if good else "train again"
-        return RunError(
-            f"{what}; {self.last_good(good_until)}; {advice}, a lower --optimizer.lr and another "
-            "--run"
-        )
+        where = f"{advice}, a lower --optimizer.lr and another --run"
+        return RunError(f"{what}; {self.last_good(good_until)}; {where}")
 
     def last_good(self, until: int) -> str:
         """The last checkpoint up to a step, in words."""
@@ -220,9 +228,8 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_checkpoint(Path(path), whole=False)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """A checkpoint that cannot be removed is no reason to stop a run."""
-        with contextlib.suppress(OSError):
-            Path(path).unlink(missing_ok=True)
+        """Not used: see `RunDirectory.prune`."""
+        Path(path).unlink()
 
 
 class Unreadable(RunError):
@@ -295,10 +302,8 @@ def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        nested = (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-        flat |= nested
+        name = prefix + key
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
 
 

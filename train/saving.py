@@ -87,10 +87,11 @@ class Saving(Callback):
         step, must = trainer.global_step, trainer.should_stop
         last = step == trainer.max_steps
         model, validate = self._due(step, last)
-        checkpoint = last or must or _every(self._settings.checkpoint_every, step)
-        if checkpoint and not (last or must) and self._progress.rising(trainer):
-            self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
-            checkpoint = False
+        checkpoint = last or must
+        if not checkpoint and _every(self._settings.checkpoint_every, step):
+            checkpoint = not self._progress.rising(trainer)
+            if not checkpoint:
+                self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
         validate = validate and (last or not must)  # who stops a run may not wait: see _make_up
         if model or checkpoint or validate:
             self._work(trainer, pl_module, step, model, checkpoint, validate)
@@ -141,15 +142,13 @@ class Saving(Callback):
         bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
         figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
         validations = self._directory.validations()
-        earlier = trainer.strategy.broadcast(
-            [loss for at, loss in validations.items() if at < step]
-        )
+        earlier = [loss for at, loss in validations.items() if at < step]
+        earlier = trainer.strategy.broadcast(earlier)
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
         if trainer.is_global_zero:
-            samples = draw_samples(
-                module.model, self._tokenizer, self._prompts, self._settings.seed
-            )
+            seed = self._settings.seed
+            samples = draw_samples(module.model, self._tokenizer, self._prompts, seed)
             self._log.add_samples(step, samples)
             if model:
                 self._log.add_model(path, meta | figures)
@@ -181,20 +180,16 @@ class Saving(Callback):
         path = self._directory.checkpoint(step)
         if trainer.is_global_zero:
             self._log.flush()
-        try:
+        with self._directory.writing(path):
             trainer.save_checkpoint(path)
-        except OSError as error:
-            raise self._directory.unsaved(path, error) from error
         if trainer.is_global_zero:
             self._directory.prune(self._settings.keep_checkpoints)
 
     def _write(self, trainer: Trainer, path: Path, write: Callable[[], object]) -> None:
         """Writes in the first process; the others wait."""
         if trainer.is_global_zero:
-            try:
+            with self._directory.writing(path):
                 write()
-            except OSError as error:
-                raise self._directory.unsaved(path, error) from error
         trainer.strategy.barrier()
 
 
@@ -250,16 +245,13 @@ def stalled(losses: list[float], patience: int | None) -> bool:
 
 def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
     """Mean loss in nats over the validation split, and over how many tokens."""
-    total = torch.zeros(2, dtype=torch.float64)
     module.eval()
     with torch.no_grad():
         sums = []
-        for i, batch in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
-            inputs, targets, _ = batch
+        for i, (inputs, targets, _) in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
             on_device = inputs.to(module.device), targets.to(module.device), 1.0
             sums.append(trainer.strategy.validation_step(on_device, i))
-        if sums:
-            total = torch.stack(sums).cpu().double().sum(0)  # pyright: ignore
+        total = torch.stack(sums).cpu().double().sum(0)  # pyright: ignore
     module.train()
     if trainer.world_size > 1:
         total = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from operator import ge, gt, le, lt
 from typing import Any, Literal
 
 from arch import ModelConfig
@@ -11,6 +12,7 @@ from tokenizer import PackedData
 STRATEGIES = ("auto", "ddp")
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
+BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
 NEEDED = {
     "data": "a directory of packed data, from python -m tokenizer pack",
     "run": "a directory for the run, for example runs/first",
@@ -84,15 +86,11 @@ class RunSettings:
     """Tags in Weights & Biases, besides the names of the mixers."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= SEEDS:
-            raise RunError(f"--seed is {self.seed}; allowed: 0 to {SEEDS}")
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
-        _at_least("", self, 1, *counts, "validate_tokens", "early_stopping")
-        _at_least("", self, 2, "keep_checkpoints")
-        if any(step < 0 for step in self.save_steps):
-            raise RunError(f"--save_steps is {self.save_steps}; steps are 0 or more")
-        if self.stop_on_spike is not None and not self.stop_on_spike >= 0:
-            raise RunError(f"--stop_on_spike is {self.stop_on_spike}; it must be 0 (off) or above")
+        _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
+        _check("", self, "at least 2", "keep_checkpoints")
+        _check("", self, "at least 0", "seed", "stop_on_spike", "save_steps")
+        _check("", self, f"at most {SEEDS}", "seed")
 
 
 @dataclass
@@ -105,7 +103,7 @@ class BatchSettings:
     """Windows per device at once; fewer than its share of size means gradient accumulation."""
 
     def __post_init__(self) -> None:
-        _at_least("batch.", self, 1, "size", "micro")
+        _check("batch.", self, "at least 1", "size", "micro")
 
     def split(self, devices: int) -> tuple[int, int]:
         """Windows per device at once, and how many such parts make a step.
@@ -151,22 +149,12 @@ class OptimizerSettings:
     """Largest norm of the gradient; 0 does not clip."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "embedding_lr", "muon_lr"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RunError(f"--optimizer.{name} is {value}; it must be above 0")
-        for name, unused in (("muon_mixing", False), ("muon_lr", None)):
-            if self.name != "muon" and (value := getattr(self, name)) != unused:
-                raise RunError(
-                    f"--optimizer.{name} is {value}, --optimizer.name is {self.name}; only muon "
-                    "uses it"
-                )
-        _at_least("optimizer.", self, 0, "eps", "weight_decay", "clip")
-        for name in ("beta1", "beta2", "muon_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RunError(
-                    f"--optimizer.{name} is {getattr(self, name)}; allowed: from 0 to below 1"
-                )
+        _check("optimizer.", self, "above 0", "lr", "embedding_lr", "muon_lr")
+        _check("optimizer.", self, "at least 0", "eps", "weight_decay", "clip")
+        momenta = ("beta1", "beta2", "muon_momentum")
+        _check("optimizer.", self, "at least 0", *momenta)
+        _check("optimizer.", self, "below 1", *momenta)
+        _unused("optimizer.", self, "name", "muon", muon_mixing=False, muon_lr=None)
 
 
 @dataclass
@@ -183,15 +171,10 @@ class ScheduleSettings:
     """Where the fall ends, as a fraction of the highest rate."""
 
     def __post_init__(self) -> None:
-        _at_least("schedule.", self, 0, "warmup_steps")
-        if not 0 <= self.floor <= 1:
-            raise RunError(f"--schedule.floor is {self.floor}; allowed: 0 to 1")
-        _at_least("schedule.", self, 1, "decay_steps")
-        if self.decay_steps is not None and self.decay != "wsd":
-            raise RunError(
-                f"--schedule.decay_steps is {self.decay_steps}, --schedule.decay is "
-                f"{self.decay}; only wsd uses it"
-            )
+        _check("schedule.", self, "at least 0", "warmup_steps", "floor")
+        _check("schedule.", self, "at most 1", "floor")
+        _check("schedule.", self, "at least 1", "decay_steps")
+        _unused("schedule.", self, "decay", "wsd", decay_steps=None)
 
     def cooldown(self, total: int) -> int:
         """Steps of wsd's fall at the end of `total`.
@@ -220,8 +203,8 @@ class RetentionSettings:
     """How far back tokens are asked for, at most, in positions."""
 
     def __post_init__(self) -> None:
-        _at_least("retention.", self, 0, "weight")
-        _at_least("retention.", self, 1, "distance")
+        _check("retention.", self, "at least 0", "weight")
+        _check("retention.", self, "at least 1", "distance")
 
 
 @dataclass
@@ -245,7 +228,7 @@ class TrainerSettings:
         if self.strategy not in STRATEGIES:
             allowed = ", ".join(STRATEGIES)
             raise RunError(f"--trainer.strategy is {self.strategy}; allowed: {allowed}")
-        _at_least("trainer.", self, 1, "max_steps")
+        _check("trainer.", self, "at least 1", "max_steps")
 
 
 @dataclass
@@ -307,9 +290,22 @@ class Recipe:
         return json.loads(json.dumps({**sections.pop("run"), **sections}))
 
 
-def _at_least(section: str, settings: object, least: int, *names: str) -> None:
-    """Refuses what is below `least`; what is not given is None."""
+def _check(section: str, settings: object, bound: str, *names: str) -> None:
+    """Refuses numbers beyond a bound, such as `at least 1`; what is not given is None."""
+    how, _, limit = bound.rpartition(" ")
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not value >= least:  # so that NaN is refused too
-            raise RunError(f"--{section}{name} is {value}; it must be at least {least}")
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
+            if not BOUNDS[how](each, float(limit)):  # NaN is refused too
+                raise RunError(f"--{section}{name} is {value}; it must be {bound}")
+
+
+def _unused(section: str, settings: object, by: str, kind: str, **defaults: object) -> None:
+    """Refuses settings that only one kind reads, where another is chosen."""
+    chosen = getattr(settings, by)
+    for name, default in defaults.items():
+        value = getattr(settings, name)
+        if chosen != kind and value != default:
+            raise RunError(
+                f"--{section}{name} is {value}, --{section}{by} is {chosen}; only {kind} uses it"
+            )

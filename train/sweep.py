@@ -45,12 +45,23 @@ def main(words: list[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     content = read_sweep(options.file)
-    _check_ends(options, content)
+    if options.limit is not None and options.limit < 1:
+        raise RunError(f"--limit is {options.limit}; at least 1")
+    if content["method"] == "random" and options.limit is None and "run_cap" not in content:
+        raise RunError(
+            f"{options.file}: method random without a run_cap never ends; add one, or --limit N"
+        )
     trials = list(itertools.islice(plan(content, options.seed), options.limit))
     flags = [word for word in content["command"] if str(word).startswith("--")]
     flags += [f"--data={options.data}"] if options.data else []
     out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
-    return _run_all(trials, _varied(content), [*flags, *added], out)
+    varied = [  # however many runs are asked for
+        name
+        for name, parameter in content["parameters"].items()
+        if "value" not in parameter and len(parameter.get("values", "..")) > 1
+    ]
+    runs = {out / trial_name(trial, varied): trial for trial in trials}
+    return _run_all(runs, [*flags, *added], out)
 
 
 def read_sweep(path: Path) -> dict[str, Any]:
@@ -102,27 +113,19 @@ def plan(content: dict[str, Any], seed: int = 0) -> Iterator[Trial]:
 def trial_name(trial: Trial, varied: list[str]) -> str:
     """A directory's name for a run: what varies within the sweep, the seed at the end."""
     names = sorted(varied, key=lambda name: name == "seed")
-    words = [f"{name.rpartition('.')[2]}={_short(trial[name])}" for name in names]
+    values = [trial[name] for name in names]
+    short = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+    words = [f"{name.rpartition('.')[2]}={word}" for name, word in zip(names, short, strict=True)]
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "", "_".join(words)) or "run"
 
 
-def _check_ends(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    if options.limit is not None and options.limit < 1:
-        raise RunError(f"--limit is {options.limit}; at least 1")
-    if content["method"] == "random" and options.limit is None and "run_cap" not in content:
-        raise RunError(
-            f"{options.file}: method random without a run_cap never ends; add one, or --limit N"
-        )
-
-
-def _run_all(trials: list[Trial], varied: list[str], flags: list[str], out: Path) -> int:
+def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     failed = []
-    for number, trial in enumerate(trials, start=1):
-        run = out / trial_name(trial, varied)
-        if _finished(run):
-            print(f"run {number}/{len(trials)}  {run}: finished before", flush=True)
+    for number, (run, trial) in enumerate(runs.items(), start=1):
+        finished = _finished(run)
+        print(f"run {number}/{len(runs)}  {run}{': finished before' * finished}", flush=True)
+        if finished:
             continue
-        print(f"run {number}/{len(trials)}  {run}", flush=True)
         words = [*flags, *(f"--{name}={value}" for name, value in trial.items())]
         command = [sys.executable, "-m", "train", "fit", *words, f"--run={run}", "--resume=auto"]
         code = subprocess.run(command).returncode
@@ -133,19 +136,10 @@ def _run_all(trials: list[Trial], varied: list[str], flags: list[str], out: Path
             failed.append(run)
     for run in failed:
         print(f"error: {run} did not end well; see above", file=sys.stderr)
-    if len(failed) < len(trials):
+    if len(failed) < len(runs):
         table = ["--last", "--sort", "validation bits/byte"]
         subprocess.run([sys.executable, "-m", "eval", "compare", str(out), *table])
     return 1 if failed else 0
-
-
-def _varied(content: dict[str, Any]) -> list[str]:
-    """The parameters that have several values, however many runs are asked for."""
-    return [
-        name
-        for name, parameter in content["parameters"].items()
-        if "value" not in parameter and len(parameter.get("values", "..")) > 1
-    ]
 
 
 def _finished(run: Path) -> bool:
@@ -185,7 +179,3 @@ def _draw(name: str, parameter: dict[str, Any], generator: random.Random) -> Any
         f"parameter {name}: distribution {kind} is drawn at W&B only; allowed here: int_uniform, "
         "uniform, log_uniform_values"
     )
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,89 +71,80 @@ def test_samples_are_shown_kept_and_change_no_weight(data, tmp_path, capsys):
     assert weights(tmp_path / "with") == weights(tmp_path / "without")
 
 
-def make(tmp_path: Path, limit: float | None = 2.0, after: int = 0) -> Watch:
+@pytest.fixture
+def watch(tmp_path):
+    """A watch over a run that has checkpoints of steps 100, 200 and 300."""
     (tmp_path / "checkpoints").mkdir()
     for step in (100, 200, 300):
         (tmp_path / "checkpoints" / f"step-{step:06d}.ckpt").touch()
-    return Watch(RunDirectory(tmp_path), limit, after)
+    return lambda limit=2.0, after=0, start=0: Watch(RunDirectory(tmp_path), limit, after, start)
 
 
-def feed(watch: Watch, losses: list[float], first: int = 1) -> None:
-    for step, loss in enumerate(losses, start=first):
-        watch.see(step, 1, loss, 1.0)
+def feed(watch, losses, first=1):
+    """What it says, by the step."""
+    said = {step: watch.see(step, 1, loss, 1.0) for step, loss in enumerate(losses, start=first)}
+    return {step: line for step, line in said.items() if line}
 
 
-def test_a_training_as_it_should_be_is_never_stopped(tmp_path):
+def noisy():
     """Twenty times as noisy as batches of 2,048 tokens are; and single batches that are odd."""
     chance = np.random.default_rng(0)
-    steps = np.arange(5000)
-    losses = 2.5 + 6 * np.exp(-steps / 300) + chance.normal(0, 0.6, 5000)
+    losses = 2.5 + 6 * np.exp(-np.arange(5000) / 300) + chance.normal(0, 0.6, 5000)
     losses[chance.integers(0, 5000, 20)] += 8
-    feed(make(tmp_path), losses.tolist())
+    return losses.tolist()
 
 
-def test_the_warm_up_may_do_anything(tmp_path):
-    watch = make(tmp_path, after=50)
-    feed(watch, [3.0] * 20 + [9.0] * 30)
-    feed(watch, [9.0] * 20, first=51)
+@pytest.mark.parametrize(
+    ("limit", "after", "losses"),
+    [
+        (2.0, 0, noisy()),
+        (2.0, 50, [3.0] * 20 + [9.0] * 50),  # in the warm-up, and level after it
+        (0, 0, [3.0] * 50 + [300.0] * 50),
+    ],
+)
+def test_a_training_as_it_should_be_is_never_stopped(watch, limit, after, losses):
+    assert feed(watch(limit, after), losses) == {}
 
 
-@pytest.mark.parametrize("shape", [lambda i: 5.0, lambda i: 0.05 * i, lambda i: 3.0 * (i % 2) + 1])
-def test_a_jump_or_a_slow_climb_is_a_reason_to_stop(tmp_path, shape):
-    watch = make(tmp_path)
-    feed(watch, [3.0] * 250)
-    with pytest.raises(RunError, match=r"the loss jumped: .* \(--stop_on_spike 2\); the last good"):
-        feed(watch, [3.0 + shape(i) for i in range(100)], first=251)
+@pytest.mark.parametrize(
+    ("calm", "after", "message"),
+    [
+        (250, [8.0] * 100, r"the loss jumped: .* \(--stop_on_spike 2\); the last good"),
+        (250, [3.0 + 0.05 * i for i in range(100)], "the loss jumped: "),
+        (250, [4.0 + 3 * (i % 2) for i in range(100)], "the loss jumped: "),
+        (297, [5.5] * 50, r"good checkpoint is \S+step-000200\.ckpt; go on from it w"),
+    ],
+)
+def test_a_jump_or_a_slow_climb_is_a_reason_to_stop(watch, calm, after, message):
+    seeing = watch()
+    feed(seeing, [3.0] * calm)
+    with pytest.raises(RunError, match=message):
+        feed(seeing, after, first=calm + 1)
 
 
-def test_the_checkpoint_named_is_the_one_before_the_jump(tmp_path):
-    watch = make(tmp_path)
-    feed(watch, [3.0] * 297)
-    with pytest.raises(RunError, match=r"good checkpoint is \S+step-000200\.ckpt; go on from it w"):
-        feed(watch, [5.5] * 50, first=298)
+def test_a_resumed_run_remembers_the_lowest_and_starts_from_a_good_checkpoint(watch):
+    first, second = watch(), watch(start=200)
+    feed(first, [3.0] * 20)
+    second.lowest = first.lowest
+    message = r"over steps 201 to 210, 3\.000 above its lowest .* good checkpoint is \S+step-000200"
+    with pytest.raises(RunError, match=message):
+        feed(second, [6.0] * 20, first=201)
 
 
-def test_the_checkpoint_that_a_run_goes_on_from_is_good(tmp_path):
-    make(tmp_path)
-    watch = Watch(RunDirectory(tmp_path), 2.0, 0, 200)
-    watch.lowest = 3.0
-    with pytest.raises(RunError, match=r"the last good checkpoint is \S+step-000200\.ckpt"):
-        feed(watch, [6.0] * 20, first=201)
+def test_a_checkpoint_is_not_taken_while_the_loss_may_be_jumping(watch):
+    seeing = watch()
+    assert not seeing.rising(3, 1e9)  # nothing is known yet
+    feed(seeing, [3.0] * 20)
+    rising = [seeing.rising(*each) for each in ((0, 0.0), (3, 3.9), (3, 4.1), (1, math.nan))]
+    assert rising == [False, False, True, True]
+    feed(seeing, [4.5], first=21)
+    assert seeing.rising(0, 0.0)
 
 
-def test_a_checkpoint_is_not_taken_while_the_loss_may_be_jumping(tmp_path):
-    watch = make(tmp_path)
-    assert not watch.rising(3, 1e9)  # nothing is known yet
-    feed(watch, [3.0] * 20)
-    assert not watch.rising(0, 0.0)
-    assert not watch.rising(3, 3.9)
-    assert watch.rising(3, 4.1)
-    assert watch.rising(1, math.nan)
-    feed(watch, [4.5], first=21)
-    assert watch.rising(0, 0.0)
-
-
-def test_a_jump_is_warned_of_once_where_nobody_asked_to_stop(tmp_path):
-    watch = make(tmp_path, limit=None)
-    losses = [3.0] * 250 + [6.0] * 50 + [3.0] * 50 + [5.5] * 20
-    said = {step: watch.see(step, 1, loss, 1.0) for step, loss in enumerate(losses, start=1)}
-    warnings = {step: line for step, line in said.items() if line}
+def test_a_jump_is_warned_of_once_where_nobody_asked_to_stop(watch):
+    seeing = watch(limit=None)
+    warnings = feed(seeing, [3.0] * 250 + [6.0] * 50 + [3.0] * 50 + [5.5] * 20)
     assert list(warnings) == [260, 360]
     assert warnings[260].startswith("the loss jumped: 6.000 over steps 251 to 260, 3.000 above its")
     assert warnings[260].endswith("step-000200.ckpt; going on")
-    assert not watch.rising(1, 9.0)  # checkpoints are taken as ever
-
-
-def test_zero_never_stops(tmp_path):
-    watch = make(tmp_path, limit=0)
-    feed(watch, [3.0] * 50 + [300.0] * 50)
-    assert not watch.rising(1, 1e9)
-
-
-def test_a_resumed_run_remembers_the_lowest(tmp_path):
-    first = make(tmp_path)
-    feed(first, [3.0] * 20)
-    watch = Watch(RunDirectory(tmp_path), 2.0, 0)
-    watch.lowest = first.lowest
-    with pytest.raises(RunError, match=r"over steps 201 to 210, 3\.000 above its lowest"):
-        feed(watch, [6.0] * 20, first=201)
+    assert not seeing.rising(1, 9.0)  # checkpoints are taken as ever

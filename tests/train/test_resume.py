@@ -243,15 +243,11 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-@pytest.mark.parametrize("damage", [flip, cut, empty])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, lambda path: os.truncate(path, path.stat().st_size // 2), lambda p: os.truncate(p, 0)],
+    ids=["flipped", "cut", "empty"],
+)
 def test_a_damaged_checkpoint_is_passed_over(data, tmp_path, at_step, damage, capsys):
     run = tmp_path / "run"
     at_step(6, fail)

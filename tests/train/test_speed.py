@@ -244,7 +244,10 @@ def test_both_mixed_precisions_need_alike(tmp_path):
     peaks = {}
     for precision in ("bf16-mixed", "16-mixed"):
         # A trainer of 16-mixed cannot be made without a GPU.
-        known = SimpleNamespace(precision=precision, strategy=trainer.strategy)
+        plugin = trainer.precision_plugin
+        known = SimpleNamespace(
+            precision=precision, strategy=trainer.strategy, precision_plugin=plugin
+        )
         peaks[precision] = memory(recipe, cast(Trainer, known), 16, 1, False).peak
     assert peaks["16-mixed"] == pytest.approx(peaks["bf16-mixed"], rel=0.02)
 
