@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     if path.is_dir():
         raise CorpusError(f"--out {path}: is a directory; give the name of a file")
     temporary = path.with_name(f".{path.name}.tmp")
-    with _writable(path):
+    with _reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
     try:
-        with _space(path, lambda: "nothing was written"):
+        with _reported(path, only_full=True):
             yield temporary
             sync(temporary)
             temporary.replace(path)
@@ -61,7 +61,7 @@ def whole_directory(out: Path, request: dict[str, Any], force: bool) -> Iterator
             writing it, or the shards there are of another request; or what the block raised.
     """
     partial = _partial(out)
-    with _writable(out):
+    with _reported(out):
         partial.mkdir(parents=True, exist_ok=True)
         lock = os.open(partial, os.O_RDONLY)
     try:
@@ -71,24 +71,25 @@ def whole_directory(out: Path, request: dict[str, Any], force: bool) -> Iterator
         raise CorpusError(
             f"--out {out}: another packing is writing it; wait for it, or choose another"
         ) from None
-
-    def kept() -> str:
-        shards = complete_shards(out)
-        if not shards:
-            return "nothing was written"
-        return f"{shards} complete shards are kept: the same command continues"
-
     try:
-        _check_free(out, force)
+        if out.exists() and not force:
+            raise CorpusError(
+                f"--out {out}: already exists; choose another, or replace it: --force"
+            )
+        if out.exists() and not (out / "meta.json").is_file():
+            raise CorpusError(f"--out {out}: not packed data, so --force leaves it; choose another")
         _keep_or_clear(partial, out, request, force)
         try:
-            with _space(out, kept):
+            with _reported(out, only_full=True):
                 yield partial
+            with _reported(out):
                 _replace(partial, out)
         except CorpusError as error:
-            if kept() in str(error) or not complete_shards(out):
-                raise
-            raise CorpusError(f"{error}; {kept()}") from error
+            if shards := complete_shards(out):
+                raise CorpusError(
+                    f"{error}; {shards} complete shards are kept: the same command continues"
+                ) from error
+            raise
     finally:
         if partial.exists() and not complete_shards(out):
             shutil.rmtree(partial)
@@ -120,18 +121,15 @@ def _replace(partial: Path, out: Path) -> None:
     if out.exists():
         shutil.rmtree(partial / OLD, ignore_errors=True)
         out.rename(partial / OLD)
-    partial.rename(out)
+    try:
+        partial.rename(out)
+    except OSError:
+        if (partial / OLD).exists():
+            (partial / OLD).rename(out)
+        raise
     (out / REQUEST).unlink()
     shutil.rmtree(out / OLD, ignore_errors=True)
     sync(out.parent)
-
-
-def _check_free(out: Path, force: bool) -> None:
-    """Refuse to write over anything but packed data that may be replaced."""
-    if out.exists() and not force:
-        raise CorpusError(f"--out {out}: already exists; choose another, or replace it: --force")
-    if out.exists() and not (out / "meta.json").is_file():
-        raise CorpusError(f"--out {out}: not packed data, so --force leaves it; choose another")
 
 
 def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any], force: bool) -> None:
@@ -153,24 +151,15 @@ def _keep_or_clear(partial: Path, out: Path, request: dict[str, Any], force: boo
 
 
 @contextmanager
-def _writable(path: Path) -> Iterator[None]:
+def _reported(path: Path, only_full: bool = False) -> Iterator[None]:
+    """Make one line of a place that cannot be written; or only of a disk that is full."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise CorpusError(
-            f"--out {path}: cannot be written ({reason}); choose a place that can"
-        ) from error
-
-
-@contextmanager
-def _space(path: Path, kept: Callable[[], str]) -> Iterator[None]:
-    """Report a full disk in one line, with what is kept."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            problem = "the disk is full; free space or choose another"
+        elif only_full:
             raise
-        raise CorpusError(
-            f"--out {path}: the disk is full, {kept()}; free space or choose another"
-        ) from error
+        else:
+            problem = f"cannot be written ({error.strerror or error}); choose a place that can"
+        raise CorpusError(f"--out {path}: {problem}") from error

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -105,119 +106,66 @@ def pack(
     out, layout, loaded = Path(out), layout or Layout(), load_tokenizer(tokenizer)
     if shards < 1:
         raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
-    _check_tokenizer(loaded, tokenizer)
+    for special in SPECIAL:
+        if loaded.token_to_id(special) is None:
+            raise CorpusError(
+                f"{tokenizer}: has no entry {special}; train one with: python -m tokenizer train"
+            )
+    size = loaded.get_vocab_size()
+    if size > LARGEST:
+        raise CorpusError(
+            f"{tokenizer}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"
+        )
     meta: dict[str, Any] = {
         "schema": SCHEMA,
         "layout": layout.name,
         "pad_side": layout.pad_side,
         "context": layout.context,
-        "vocab_size": loaded.get_vocab_size(),
+        "vocab_size": size,
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
     }
     asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
-    with whole_directory(out, meta | asked, force) as folder:
-        corpora = [
-            open_corpus(
-                source, split, valid_fraction=valid_fraction, limit=limit, field=field, stream=True
-            )
-            for split in SPLITS
-        ]
-        splits = _write_splits(folder, corpora, loaded, _Content(loaded, layout), shards, report)
+    with whole_directory(out, meta | asked, force) as folder, ExitStack() as files:
+        options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
+        corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
+        writers = {split: _Writer(folder, split, loaded, layout, shards) for split in SPLITS}
+        for writer in writers.values():
+            files.callback(writer.close)
+        skip = {split: writer.stories for split, writer in writers.items()}
+        for batch in encode_stories(loaded, _stories(corpora, skip)):
+            for split, writer in writers.items():
+                if stories := [ids for of, ids in batch if of == split]:
+                    writer.add(stories)
+                    report(corpora[split], writer.stories)
+        splits = {split: writer.finish() for split, writer in writers.items()}
         # Readers of the source need the fraction too; it is null where the source is divided.
-        about = meta | {"valid_fraction": corpora[0].share, "splits": splits}
+        about = meta | {"valid_fraction": corpora["train"].share, "splits": splits}
         (folder / "tokenizer.json").write_text(loaded.to_str(pretty=True), "utf-8")
         (folder / "meta.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return PackedData(out)
 
 
-def _write_splits(
-    folder: Path,
-    corpora: list[Corpus],
-    tokenizer: Tokenizer,
-    content: _Content,
-    size: int,
-    report: Report,
-) -> dict[str, dict[str, Any]]:
-    """Write the shards of all splits that are not in the folder yet; return the counts of each."""
-    writers = {corpus.split: _Writer(folder, corpus.split, content, size) for corpus in corpora}
-    complete = {split: writer.stories for split, writer in writers.items()}
-    try:
-        for batch in encode_stories(tokenizer, _stories(corpora, complete)):
-            for corpus in corpora:
-                stories = [ids for owner, ids in batch if owner is corpus]
-                if stories:
-                    writers[corpus.split].add(stories)
-                    report(corpus, writers[corpus.split].stories)
-        return {split: writer.finish() for split, writer in writers.items()}
-    finally:
-        for writer in writers.values():
-            writer.close()
-
-
-def _stories(corpora: list[Corpus], skip: dict[str, int]) -> Iterator[tuple[Corpus, str]]:
-    """Yield every story but the first `skip` of each split, with its corpus.
+def _stories(corpora: dict[str, Corpus], skip: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield every story but the first `skip` of each split, after the split's name.
 
     A source that is not divided is read once, for both: twice would be twice the network.
     """
-    if corpora[0].share is None:
-        for corpus in corpora:
-            for story in islice(corpus, skip[corpus.split], None):
-                yield corpus, story
+    train = corpora["train"]
+    if train.share is None:
+        for split, corpus in corpora.items():
+            for story in islice(corpus, skip[split], None):
+                yield split, story
         return
     read = dict.fromkeys(skip, 0)
-    for story in corpora[0].whole():
-        (corpus,) = (corpus for corpus in corpora if corpus.keeps(story))
-        if read[corpus.split] != corpus.limit:
-            read[corpus.split] += 1
-            if read[corpus.split] > skip[corpus.split]:
-                yield corpus, story
-        elif all(count == corpus.limit for count in read.values()):
+    for story in train.whole():
+        split = "train" if train.keeps(story) else "valid"
+        if read[split] != train.limit:
+            read[split] += 1
+            if read[split] > skip[split]:
+                yield split, story
+        elif all(count == train.limit for count in read.values()):
             return
-
-
-class _Content:
-    """What a file contains: ids in a layout, and their counts, which need nothing but the ids."""
-
-    def __init__(self, tokenizer: Tokenizer, layout: Layout) -> None:
-        vocabulary = tokenizer.get_vocab()
-        self._end, self._pad = vocabulary[END_OF_TEXT], vocabulary[PAD]
-        self._bytes = np.array([len(piece) for piece in token_bytes(tokenizer)], np.uint16)
-        self._context, self._left = layout.context, layout.pad_side == "left"
-
-    def lengths(self, stories: list[list[int]]) -> np.ndarray:
-        """Return the tokens of each story, its end-of-text included: `(stories,)`."""
-        lengths = np.array([len(ids) for ids in stories]) + 1
-        return lengths if self._context is None else np.minimum(lengths, self._context)
-
-    def ids(self, stories: list[list[int]]) -> np.ndarray:
-        """Return stories laid out: `(tokens,)` when packed, `(stories, context)` in rows."""
-        lines = [[*ids, self._end][: self._context] for ids in stories]
-        tokens = np.fromiter(chain.from_iterable(lines), DTYPE)
-        if self._context is None:
-            return tokens
-        places = np.arange(self._context)
-        rows = np.full((len(lines), self._context), self._pad, DTYPE)
-        real = (places[::-1] if self._left else places) < self.lengths(stories)[:, None]
-        rows[real] = tokens
-        return rows
-
-    def count(self, ids: np.ndarray) -> dict[str, int]:
-        """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
-        size, ends = int(self._bytes[ids].sum(dtype=np.int64)), ids == self._end
-        if self._context is None:
-            return {"stories": int(ends.sum()), "tokens": ids.size, "bytes": size}
-        tokens, cut = int((ids != self._pad).sum()), int((~ends.any(1)).sum())
-        return {
-            "stories": len(ids), "tokens": tokens, "bytes": size, "rows": len(ids), "cut": cut
-        }  # fmt: skip
-
-    def read(self, path: Path) -> Iterator[np.ndarray]:
-        """Yield the ids of a file, a bounded number at a time."""
-        width = self._context or 1
-        with path.open("rb") as file:
-            while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
-                yield ids if self._context is None else ids.reshape(-1, width)
 
 
 class _Writer:
@@ -227,8 +175,13 @@ class _Writer:
     read back, whether this packing wrote it or another.
     """
 
-    def __init__(self, folder: Path, split: str, content: _Content, size: int) -> None:
-        self._folder, self._split, self._content, self._size = folder, split, content, size
+    def __init__(
+        self, folder: Path, split: str, tokenizer: Tokenizer, layout: Layout, size: int
+    ) -> None:
+        self._folder, self._split, self._size = folder, split, size
+        self._end, self._pad = map(tokenizer.token_to_id, (END_OF_TEXT, PAD))
+        self._bytes = np.array([len(piece) for piece in token_bytes(tokenizer)], np.uint16)
+        self._context, self._left = layout.context, layout.pad_side == "left"
         self._shards: list[dict[str, Any]] = []
         self._total: Counter[str] = Counter()
         self._hash = hashlib.sha256()
@@ -240,14 +193,15 @@ class _Writer:
 
     def add(self, stories: list[list[int]]) -> None:
         """Write the ids of stories, and complete every shard that they fill."""
-        ends = np.cumsum(self._content.lengths(stories))
+        lines = [[*ids, self._end][: self._context] for ids in stories]
+        ends = np.cumsum([len(line) for line in lines])
         start = before = 0
-        while start < len(stories):
+        while start < len(lines):
             stop = int(np.searchsorted(ends, before + self._size - self._tokens)) + 1
-            stop = min(stop, len(stories))
+            stop = min(stop, len(lines))
             if self._file is None:
                 self._file = self._path(".tmp").open("wb")
-            self._file.write(self._content.ids(stories[start:stop]).tobytes())
+            self._file.write(self._laid_out(lines[start:stop]).tobytes())
             self._tokens += int(ends[stop - 1]) - before
             start, before = stop, int(ends[stop - 1])
             if self._tokens >= self._size:
@@ -265,6 +219,17 @@ class _Writer:
         if self._file is not None:
             self._file.close()
 
+    def _laid_out(self, lines: list[list[int]]) -> np.ndarray:
+        """Return the ids of stories: `(tokens,)` when packed, `(stories, context)` in rows."""
+        tokens = np.fromiter(chain.from_iterable(lines), DTYPE)
+        if self._context is None:
+            return tokens
+        places = np.arange(self._context)
+        rows = np.full((len(lines), self._context), self._pad, DTYPE)
+        lengths = np.array([len(line) for line in lines])
+        rows[(places[::-1] if self._left else places) < lengths[:, None]] = tokens
+        return rows
+
     def _complete(self) -> None:
         self.close()
         self._file, self._tokens = None, 0
@@ -275,25 +240,23 @@ class _Writer:
 
     def _count_shard(self) -> None:
         path, counts, digest = self._path(".bin"), Counter(), hashlib.sha256()
-        for ids in self._content.read(path):
-            counts.update(self._content.count(ids))
-            digest.update(ids.tobytes())
-            self._hash.update(ids.tobytes())
+        width = self._context or 1
+        with path.open("rb") as file:
+            while (ids := np.fromfile(file, DTYPE, max(1, BLOCK // width) * width)).size:
+                counts.update(self._counts(ids))
+                digest.update(ids.tobytes())
+                self._hash.update(ids.tobytes())
         self._total.update(counts)
         self._shards.append({"file": path.name, **counts, "sha256": digest.hexdigest()})
 
+    def _counts(self, ids: np.ndarray) -> dict[str, int]:
+        """Count stories, tokens and UTF-8 bytes; pads are not counted; in rows, cut stories are."""
+        ends, size = ids == self._end, int(self._bytes[ids].sum(dtype=np.int64))
+        if self._context is None:
+            return {"stories": int(ends.sum()), "tokens": ids.size, "bytes": size}
+        ends = ends.reshape(-1, self._context)
+        counts = {"stories": len(ends), "tokens": int((ids != self._pad).sum()), "bytes": size}
+        return counts | {"rows": len(ends), "cut": int((~ends.any(1)).sum())}
+
     def _path(self, suffix: str) -> Path:
         return self._folder / f"{self._split}-{len(self._shards):05d}{suffix}"
-
-
-def _check_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
-    for special in SPECIAL:
-        if tokenizer.token_to_id(special) is None:
-            raise CorpusError(
-                f"{path}: has no entry {special}; train one with: python -m tokenizer train"
-            )
-    size = tokenizer.get_vocab_size()
-    if size > LARGEST:
-        raise CorpusError(
-            f"{path}: {size} entries, but uint16 can name {LARGEST}; use a smaller one"
-        )

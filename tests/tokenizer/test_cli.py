@@ -142,7 +142,7 @@ def test_train_on_a_full_disk_leaves_the_old_file_whole(tmp_path, capsys, full_d
     out.write_text("old")
     full_disk()
     assert main(["train", "toy:50", "--out", str(out), "--vocab-size", "300"]) == 2
-    assert "tokenizer.json: the disk is full, nothing was written" in capsys.readouterr().err
+    assert "tokenizer.json: the disk is full; free space" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 

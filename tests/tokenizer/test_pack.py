@@ -1,7 +1,9 @@
 """Packed data: what went in comes out, counted rightly, whole or not there."""
 
+import errno
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from tests.said import one_line
 from tests.tokenizer.conftest import contents
 from tokenizer import (
     END_OF_TEXT,
@@ -181,9 +184,26 @@ def test_a_full_disk_leaves_nothing_behind(data, tokenizer, full_disk, force):
     out = data if force else data.parent / "other"
     before = contents(data)
     full_disk()
-    with pytest.raises(CorpusError, match=r"--out .*: the disk is full, nothing was written; free"):
+    with pytest.raises(CorpusError, match=r"--out .*: the disk is full; free"):
         pack("toy:6", tokenizer, out, force=force)
     assert contents(data) == before
+    assert [path.name for path in data.parent.iterdir()] == ["data"]
+
+
+def test_a_rename_that_fails_leaves_the_old_directory(data, tokenizer, monkeypatch):
+    rename, before = Path.rename, contents(data)
+
+    def failing(path, target):
+        if path.suffix == ".partial":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with one_line(CorpusError, f"--out {data}: cannot be written (Input/output error); choose"):
+        pack("toy:6", tokenizer, data, force=True)
+    assert contents(data) == before
+    monkeypatch.undo()
+    pack("toy:6", tokenizer, data, force=True)
     assert [path.name for path in data.parent.iterdir()] == ["data"]
 
 

@@ -199,7 +199,7 @@ def test_two_packings_do_not_write_the_same_place(tokenizer, tmp_path):
 
 def test_a_full_disk_keeps_the_whole_shards(tokenizer, tmp_path, full_disk, monkeypatch):
     full_disk(after=21)
-    with pytest.raises(CorpusError, match=r"the disk is full, .*complete shards are kept"):
+    with pytest.raises(CorpusError, match=r"the disk is full; .*complete shards are kept"):
         pack(SOURCE, tokenizer, tmp_path / "data", shards=500)
     monkeypatch.undo()
     pack(SOURCE, tokenizer, tmp_path / "data", shards=500)

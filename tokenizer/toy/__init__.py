@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -26,44 +25,21 @@ PRONOUNS = {"he": ("he", "him", "his", "himself"), "she": ("she", "her", "her", 
 Item = TypeVar("Item")
 
 
-class Name(NamedTuple):
-    """A `{name}` in a line: `{Toy2}s` is key `toy2`, of the words `toy`, a capital, a plural."""
-
-    key: str
-    words: str
-    capital: bool
-    plural: bool
-
-
-class Choice(NamedTuple):
-    """A `[one|the other]` in a line."""
-
-    lines: tuple[Line, ...]
-
-
-Line = tuple["str | Name | Choice", ...]
-Lines = tuple[Line, ...]
-
-PARAGRAPH: Line = ("\n",)
-
-
-@dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """A section of a text file: its title, its lists of words, and the lines of each beat."""
 
     title: str
-    words: dict[str, Lines]
-    beats: tuple[Lines, ...]
+    words: dict[str, list[str]]
+    beats: list[list[str]]
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The text files; `kept` names the words that stay the same through a story."""
 
     cast: dict[str, list[str]]
-    words: dict[str, Lines]
-    kept: frozenset[str]
-    plots: dict[str, tuple[Plot, ...]]
+    words: dict[str, list[str]]
+    kept: set[str]
+    plots: dict[str, list[Plot]]
 
 
 def toy_stories(count: int, seed: int = 0, split: str = "train") -> Iterator[str]:
@@ -113,7 +89,7 @@ class _Story:
         self._choose_cast(hero)
         lines = [self._pick(beat) for beat in self.plot.beats]
         opening = self._pick(self.library.words[f"opening_{hero}"])
-        texts = [self._fill(line) for line in (opening, PARAGRAPH, *lines)]
+        texts = [self._fill(line) for line in (opening, "\n", *lines)]
         return _polish(" ".join(filter(None, texts)))
 
     def _choose_cast(self, hero: str) -> None:
@@ -150,34 +126,35 @@ class _Story:
         forms = zip(PRONOUNS["he"], PRONOUNS[he], strict=True)
         self.kept.update((name + number, form) for name, form in forms)
 
-    def _fill(self, line: Line) -> str:
-        """Put words for the names, and choose among choices."""
+    def _fill(self, line: str) -> str:
+        """Put words for the names `{name}`, and choose among choices `[one|the other]`."""
         text = ""
-        for part in line:
-            if isinstance(part, str):
-                text += part
-            elif isinstance(part, Name):
-                word = self._word(part)
-                word = _plural(word) if part.plural else word
-                text += word[0].upper() + word[1:] if part.capital else word
+        for plain, name, plural, choices in parts(line):
+            if name:
+                word = self._word(name[0].lower() + name[1:])
+                word = _plural(word) if plural else word
+                text += word[0].upper() + word[1:] if name[0].isupper() else word
+            elif choices:
+                text += self._fill(self._pick(choices))
             else:
-                text += self._fill(self._pick(part.lines))
+                text += plain
         return text
 
-    def _word(self, name: Name) -> str:
-        if name.key in self.kept:
-            word = self.kept[name.key]
-            if name.words in ("friend", "friend_name"):  # introduced once is enough
+    def _word(self, key: str) -> str:
+        if key in self.kept:
+            word = self.kept[key]
+            if key in ("friend", "friend_name"):  # introduced once is enough
                 self.kept["friend"] = self.kept["friend_name"]
             return word
-        lines = self.plot.words.get(name.words) or self.library.words[name.words]
-        keeps = name.words in self.plot.words or name.words in self.library.kept
-        taken = self.kept.values() if keeps else (self.last.get(name.words),)
+        name = key.rstrip("0123456789")
+        lines = self.plot.words.get(name) or self.library.words[name]
+        keeps = name in self.plot.words or name in self.library.kept
+        taken = self.kept.values() if keeps else (self.last.get(name),)
         word = self._fill(self._pick(lines))
         for _ in range(3):
             if word in taken:
                 word = self._fill(self._pick(lines))
-        (self.kept if keeps else self.last)[name.key if keeps else name.words] = word
+        (self.kept if keeps else self.last)[key if keeps else name] = word
         return word
 
     def _pick(self, items: Sequence[Item]) -> Item:
@@ -201,17 +178,26 @@ def _plural(word: str) -> str:
     return word + "s"
 
 
-@lru_cache(maxsize=1)
+@cache
 def library() -> Library:
     """Read the text files."""
     cast, kept, fresh = (_words(body)[0] for _, body in _sections("words.txt"))
-    words = {name: tuple(map(_line, items)) for name, items in (kept | fresh).items()}
-    words |= {plot.title: plot.beats[0] for plot in _plots("parts.txt")}
+    words = kept | fresh | {plot.title: plot.beats[0] for plot in _plots("parts.txt")}
     plots = {
-        hero: tuple(plot for plot in _plots("plots.txt") if f"({other})" not in plot.title)
+        hero: [plot for plot in _plots("plots.txt") if f"({other})" not in plot.title]
         for hero, other in (("child", "animal"), ("animal", "child"))
     }
-    return Library(cast, words, frozenset(kept), plots)
+    return Library(cast, words, set(kept), plots)
+
+
+@cache
+def parts(line: str) -> list[tuple[str, str, bool, list[str]]]:
+    """Split a line into plain text, names (whether in the plural) and choices, one of each four."""
+    split = re.findall(r"\{(\w+)\}(s\b)?|\[([^]]*)\]|([^[{]+)", line)
+    return [
+        (plain, name, bool(plural), [one.strip() for one in choices.split("|")] if choices else [])
+        for name, plural, choices, plain in split
+    ]
 
 
 def _sections(file: str) -> list[tuple[str, str]]:
@@ -233,26 +219,10 @@ def _words(body: str) -> tuple[dict[str, list[str]], str]:
 def _plots(file: str) -> Iterator[Plot]:
     for title, body in _sections(file):
         words, body = _words(body)
-        beats: list[Lines] = []
+        beats = []
         for block in re.split(r"\n\n|\n(?=/\n)", body.strip()):
             if block.startswith("/\n"):
-                beats.append((PARAGRAPH,))
+                beats.append(["\n"])
                 block = block.removeprefix("/\n")
-            lines = re.split(r"(?m)^-", block)[1:]
-            beats.append(tuple(_line(" ".join(line.split())) for line in lines))
-        lists = {name: tuple(map(_line, items)) for name, items in words.items()}
-        yield Plot(title, lists, tuple(beats))
-
-
-def _line(text: str) -> Line:
-    """Split a line at its names and choices."""
-    parts: list[str | Name | Choice] = []
-    for name, plural, choice, plain in re.findall(r"\{(\w+)\}(s\b)?|\[([^]]*)\]|([^[{]+)", text):
-        if name:
-            key = name[0].lower() + name[1:]
-            parts.append(Name(key, key.rstrip("0123456789"), name != key, bool(plural)))
-        elif plain:
-            parts.append(plain)
-        else:
-            parts.append(Choice(tuple(_line(one.strip()) for one in choice.split("|"))))
-    return tuple(parts)
+            beats.append([" ".join(line.split()) for line in re.split(r"(?m)^-", block)[1:]])
+        yield Plot(title, words, beats)
