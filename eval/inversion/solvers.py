@@ -160,7 +160,8 @@ class Solver:
         """
         started, asked = time.perf_counter(), batch
         if self.hidden is not None:
-            asked = Batch(tuple(problem.shortened() for problem in batch.problems))
+            several = tuple(problem.shortened() for problem in batch.problems)
+            asked = replace(batch, problems=several)
         given = {name: getattr(tools, name) for name in self.needs}
         answers = self.function(asked, chance, **given, **self.settings)
         share = (time.perf_counter() - started) / len(answers)
