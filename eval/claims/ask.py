@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 from eval import RequestError
@@ -25,7 +26,6 @@ from eval.claims.sources import Missing, ModelSource, Shelf
 from eval.inversion.controls import derive
 from eval.inversion.questions import LAST, Question, build_question
 from eval.inversion.run import SHUFFLED, plan
-from eval.inversion.solvers import Solver
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
 from eval.models import Checkpoint
@@ -35,21 +35,13 @@ from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 @dataclass(frozen=True)
 class ClaimTask:
-    """A task whose last row names the rows that answer it; `eval.tasks.Task`.
+    """A task whose last row names the rows that answer it; `eval.tasks.Task`."""
 
-    Attributes:
-        tags: fields of that row: the question, the bench's version, hashes of models and stories.
-        answer: saves the rows that answer as they come, and returns their keys.
-        apart: what else its key is made of.
-        more: further fields of that row.
-        cost: in no unit.
-    """
-
-    tags: dict[str, Any]
-    answer: Callable[[Results], list[str]]
-    apart: tuple[Any, ...] = ()
-    more: dict[str, Any] = field(default_factory=dict)
-    cost: float = 1.0
+    tags: dict[str, Any]  # fields of that row, which are its key
+    answer: Callable[[Results], list[str]]  # saves the rows that answer, and returns their keys
+    apart: tuple[Any, ...] = ()  # what else its key is made of
+    more: dict[str, Any] = field(default_factory=dict)  # further fields of that row
+    cost: float = 1.0  # in no unit
     checkpoint = None  # it is opened when it is asked
 
     @property
@@ -65,30 +57,47 @@ class ClaimTask:
         return [{"key": self.keys[0], "kind": "claim", **self.tags, **last}]
 
 
+def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[ClaimTask], list[str]]:
+    """The tasks of a claim, and a line for every arm whose models are not here.
+
+    Raises:
+        RequestError: weights given by hand that are not the claim's.
+    """
+    asked, missing = [], []
+    for arm, name in product(claim.arms, PROTOCOLS):
+        if protocol := arm.protocol(name):
+            try:
+                sources = shelf.sources(claim, arm.models, protocol.seeds, protocol.first)
+            except Missing as lack:
+                missing.append(str(lack))
+                continue
+            asked += [
+                _Part(claim, arm, name, protocol, source, corpus, index, len(sources)).task
+                for index, source in enumerate(sources)
+            ]
+    return asked, list(dict.fromkeys(missing))
+
+
 @dataclass(frozen=True)
 class _Part:
     """One arm under one protocol, of one of its models, which has its share of the prompts.
 
     Controls stand beside the first model.
-
-    Attributes:
-        name: of the protocol.
-        index: of the model, from 0.
-        of: how many models the arm is asked of.
     """
 
     claim: Claim
     arm: Arm
-    name: str
+    name: str  # of the protocol
     protocol: Protocol
     source: ModelSource
     corpus: str
-    index: int = 0
-    of: int = 1
+    index: int  # of the model, from 0
+    of: int  # how many models the arm is asked of
 
     @property
     def task(self) -> ClaimTask:
         """The part as a task."""
+        stand_in = self.arm.models.stand_in
         tags = {
             "claim": self.claim.number,
             "arm": self.arm.name,
@@ -97,9 +106,8 @@ class _Part:
             "bench": BENCH,
             "setting": row_key(self.source.kind, self.of, self.corpus),
             "of": self.of,
+            **({"stand_in": stand_in} if stand_in else {}),
         }
-        if stand_in := self.arm.models.stand_in:
-            tags["stand_in"] = stand_in
         more = {"criteria": self.claim.frozen}
         return ClaimTask(tags, self.answer, (self.source.name, self.index), more)
 
@@ -115,9 +123,12 @@ class _Part:
             return [row["key"] for row in rows]
         if reason := uncertified(checkpoint.model):
             _note(f"{checkpoint.path}: {reason}; for certificates: --precision float32")
-        keys = []
+        keys, allowed = [], None
+        if self.arm.allowed and self.name != FAIR:
+            ids = checkpoint.tokenizer.encode(self.arm.allowed, add_special_tokens=False).ids
+            allowed = tuple(sorted(set(ids)))
         for model, question, several in self._questions(checkpoint, prompts):
-            for job in plan(model, question, several, self.corpus, allowed=self._allowed(model)):
+            for job in plan(model, question, several, self.corpus, allowed=allowed):
                 keys += job.keys
                 results.append(job.run(results))
         return keys
@@ -126,30 +137,25 @@ class _Part:
         self, checkpoint: Checkpoint, prompts: list[Prompt]
     ) -> Iterator[tuple[Checkpoint, Question, list[Prompt]]]:
         """As the protocol says, then padded, then of its controls."""
-        arm, protocol = self.arm, self.protocol
-        without = set(arm.without) - ({"mask"} if self.name == FAIR else set())
+        arm, protocol, fair = self.arm, self.protocol, self.name == FAIR
         asked = {
             "methods": protocol.methods,
             "slices": [arm.slice],
-            "layers": _layers(arm.layer, checkpoint),
+            "layers": _layers(arm.layer, checkpoint.config.n_layers),
             "parts": [arm.part],
-            "without": [sorted(without)],
+            "without": [sorted(set(arm.without) - ({"mask"} if fair else set()))],
         }
         question = build_question(asked, f"claim {self.claim.number}")
         room = min(protocol.pad_to, checkpoint.config.context)
         longer = padded(prompts, checkpoint.tokenizer, room) if room else prompts
-        if self.name != FAIR:
-            yield checkpoint, question, longer
+        yield checkpoint, question, prompts if fair else longer
+        if not fair or self.index:
             return
-        yield checkpoint, question, prompts
-        if self.index:
-            return
-        descent = replace(question, methods=_only(question.methods, "descent"))
+        descent = _by(question, "descent")
         if room:
             yield checkpoint, descent, longer
         if SHUFFLED in protocol.controls:
-            adam = replace(question, methods=_only(question.methods, "adam"), shuffled=True)
-            yield checkpoint, adam, prompts
+            yield checkpoint, replace(_by(question, "adam"), shuffled=True), prompts
         for control in protocol.controls:
             if control != SHUFFLED and "source" not in checkpoint.meta:
                 yield derive(checkpoint, control), descent, prompts
@@ -171,34 +177,6 @@ class _Part:
                 "the claim cannot be asked of it"
             )
         return prompts
-
-    def _allowed(self, checkpoint: Checkpoint) -> tuple[int, ...] | None:
-        if not self.arm.allowed or self.name == FAIR:
-            return None
-        ids = checkpoint.tokenizer.encode(self.arm.allowed, add_special_tokens=False).ids
-        return tuple(sorted(set(ids)))
-
-
-def parts(claim: Claim, shelf: Shelf, corpus: str) -> tuple[list[ClaimTask], list[str]]:
-    """The tasks of a claim, and a line for every arm whose models are not here.
-
-    Raises:
-        RequestError: weights given by hand that are not the claim's.
-    """
-    asked, missing = [], []
-    for arm in claim.arms:
-        for name in PROTOCOLS:
-            if protocol := arm.protocol(name):
-                try:
-                    sources = shelf.sources(claim, arm.models, protocol.seeds, protocol.first)
-                except Missing as lack:
-                    missing.append(str(lack))
-                    continue
-                asked += [
-                    _Part(claim, arm, name, protocol, source, corpus, index, len(sources)).task
-                    for index, source in enumerate(sources)
-                ]
-    return asked, list(dict.fromkeys(missing))
 
 
 @contextmanager
@@ -223,17 +201,17 @@ def _note(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _layers(layer: Any, checkpoint: Checkpoint) -> Any:
+def _layers(layer: Any, depth: int) -> Any:
     """Layers that the model has: of a shallower one the last."""
     if isinstance(layer, str):
         return layer
-    depth = checkpoint.config.n_layers
     if isinstance(layer, list):
         return [[one for one in layer if one <= depth]]
     return [layer] if layer <= depth else LAST
 
 
-def _only(methods: dict[str, Solver], name: str) -> dict[str, Solver]:
-    """Those of one solver, or the first where none is."""
-    chosen = {label: method for label, method in methods.items() if method.name == name}
-    return chosen or dict(list(methods.items())[:1])
+def _by(question: Question, name: str) -> Question:
+    """The question by the methods of one solver, or by the first where there is none of it."""
+    methods = question.methods.items()
+    chosen = {label: method for label, method in methods if method.name == name}
+    return replace(question, methods=chosen or dict([*methods][:1]))

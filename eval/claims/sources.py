@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -26,6 +26,7 @@ from eval import RequestError
 from eval.claims.entries import Claim, Models
 from eval.gather import Saved, saved_models
 from eval.models import PRETRAINED, Checkpoint, draw, open_checkpoint
+from eval.tables import group
 from eval.text import toy_tokenizer
 from tokenizer import load_tokenizer
 
@@ -37,45 +38,27 @@ class Missing(RequestError):
     """A claim's models are not here; the message says how to have them."""
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """A model that can be opened.
+class ModelSource(NamedTuple):
+    """A model that can be opened: it is read or built then."""
 
-    Attributes:
-        name: of the model, known before it is opened.
-        kind: equal for the models that one arm is asked of.
-        open: reads or builds it.
-    """
-
-    name: str
-    kind: str
-    open: Callable[[], Checkpoint] = field(compare=False)
+    name: str  # known before it is opened
+    kind: str  # equal for the models that one arm is asked of
+    open: Callable[[], Checkpoint]
 
 
 @dataclass
 class Shelf:
-    """The places that models are taken from, and how they are opened.
+    """The places that models are taken from, and how they are opened."""
 
-    Args:
-        out: results directory, where a tokenizer trained on the toy corpus is kept.
-        models: directory that holds trained model directories, at any depth.
-        model: directory of a pretrained model's weights, given by hand.
-        download: whether pretrained models may be downloaded.
-        stand_in: directory of a model that is asked in place of claims' own.
-        precision: of pretrained models, in place of the claim's.
-        device: where models run.
-        full: whether untrained models have the full sizes of their claims on a CPU too.
-    """
-
-    out: Path
-    models: Path | None = None
-    model: str | None = None
-    download: bool = False
-    stand_in: str | None = None
-    precision: str | None = None
+    out: Path  # results directory, where a tokenizer trained on the toy corpus is kept
+    models: Path | None = None  # holds trained model directories, at any depth
+    model: str | None = None  # directory of a pretrained model's weights, given by hand
+    download: bool = False  # whether pretrained models may be downloaded
+    stand_in: str | None = None  # directory of a model that is asked in place of claims' own
+    precision: str | None = None  # of pretrained models, in place of the claim's
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    full: bool = False
-    _opened: tuple[object, Checkpoint] | None = field(default=None, repr=False)
+    full: bool = False  # whether untrained models have their claims' full sizes on a CPU too
+    _opened: dict[tuple[str, str], Checkpoint] = field(default_factory=dict, repr=False)
 
     def sources(
         self, claim: Claim, models: Models, seeds: int, first: int = 0
@@ -86,45 +69,38 @@ class Shelf:
             Missing: there are none.
             RequestError: weights of another family or size.
         """
+        kind, makers = "", {}
         if models.stand_in:
             assert self.stand_in
-            name = models.stand_in
-            return [self._source(name, name, open_checkpoint, self.stand_in, self.device)]
-        if (models.family, models.weights, self.model) == ("gpt2", "random", None):
+            makers[models.stand_in] = partial(open_checkpoint, self.stand_in, self.device)
+        elif (models.family, models.weights, self.model) == ("gpt2", "random", None):
             _need_transformers(claim)
             name = f"{models.family} [random] d{models.size[0]} n{models.size[1]}"
-            return [self._source(name, name, self._untrained, name, models)]
-        if not models.own:
+            makers[name] = partial(self._untrained, name, models)
+        elif not models.own:
             directory = self._pretrained(claim, models)
             precision = self.precision or models.precision
             name = f"{Path(directory).resolve()} {models.weights} {precision}"
-            return [self._source(name, name, self._wrap, models, directory, precision)]
-        if models.trained:
-            paths = [str(path) for path in self._trained(claim, models)[:seeds]]
-            kind = " ".join(paths)
-            return [self._source(path, kind, open_checkpoint, path, self.device) for path in paths]
-        config = self._config(models.config | ({} if self.full else models.cpu))
-        kind, size = config.to_json(), f"d{config.d_model}-n{config.n_layers}"
-        names = {
-            n: f"{'+'.join(_bare(config.mixers))}-{size}-s{n}" for n in range(first, first + seeds)
-        }
-        return [
-            self._source(name, kind, drawn, name, config, seed, self.tokenizer, self.device)
-            for seed, name in names.items()
-        ]
+            makers[name] = partial(self._wrap, models, directory, precision)
+        elif models.trained:
+            for path in self._trained(claim, models)[:seeds]:
+                makers[str(path)] = partial(open_checkpoint, path, self.device)
+        else:
+            config = self._config(models.config | ({} if self.full else models.cpu))
+            kind, size = config.to_json(), f"d{config.d_model}-n{config.n_layers}"
+            for seed in range(first, first + seeds):
+                name = f"{'+'.join(_bare(config.mixers))}-{size}-s{seed}"
+                makers[name] = partial(drawn, name, config, seed, self.tokenizer, self.device)
+        kind = kind or " ".join(makers)
+        return [ModelSource(name, kind, partial(self._open, (name, kind), make))
+                for name, make in makers.items()]  # fmt: skip
 
-    def _source(
-        self, name: str, kind: str, make: Callable[..., Checkpoint], *given: Any
-    ) -> ModelSource:
-        """A source, whose model is kept until another is opened."""
-
-        def open_() -> Checkpoint:
-            if self._opened is None or self._opened[0] != (name, kind):
-                self._opened = None
-                self._opened = ((name, kind), make(*given))
-            return self._opened[1]
-
-        return ModelSource(name, kind, open_)
+    def _open(self, key: tuple[str, str], make: Callable[[], Checkpoint]) -> Checkpoint:
+        """A model, which is kept until another is opened."""
+        if key not in self._opened:
+            self._opened.clear()
+            self._opened[key] = make()
+        return self._opened[key]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -152,20 +128,15 @@ class Shelf:
     @cached_property
     def _last(self) -> list[Saved]:
         """Trained models: of each run the last step."""
-        last: dict[Path, Saved] = {}
-        for one in trained(self.models):
-            run = one.folder.parent
-            if one.step and (run not in last or last[run].step < one.step):
-                last[run] = one
-        return [last[run] for run in sorted(last)]
+        ordered = sorted(trained(self.models), key=lambda one: (one.folder.parent, one.step))
+        return list({one.folder.parent: one for one in ordered if one.step}.values())
 
     def _trained(self, claim: Claim, models: Models) -> list[Path]:
         """The seeds of the size asked for; else of a CPU's; else of the largest of that kind."""
         wanted = [self._config(models.config), self._config(models.config | models.cpu)]
-        alike: dict[tuple[int, int], list[Saved]] = {}
-        for one in self._last:
-            if one.config and kind_of(one.config) in map(kind_of, wanted):
-                alike.setdefault(shape_of(one.config), []).append(one)
+        kinds = [kind_of(config) for config in wanted]
+        known = [one for one in self._last if one.config and kind_of(one.config) in kinds]
+        alike = group(known, lambda one: one.config and shape_of(one.config))
         largest = sorted(alike, key=lambda size: size[0] ** 2 * size[1], reverse=True)
         for shape in (*map(shape_of, wanted), *largest):
             if shape in alike:
@@ -275,10 +246,7 @@ def trained(models: Path | None) -> list[Saved]:
 
 def seeds_of_one(models: Iterable[Saved]) -> list[Saved]:
     """The directories of the model that has most of them; of several such models, the first."""
-    groups: dict[str, list[Saved]] = {}
-    for one in models:
-        groups.setdefault(one.model_id, []).append(one)
-    return max(groups.values(), key=len, default=[])
+    return max(group(models, lambda one: one.model_id).values(), key=len, default=[])
 
 
 def kind_of(config: ModelConfig) -> tuple[Any, ...]:
