@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,10 @@ from eval.inversion.questions import Question
 from eval.inversion.run import Job
 from eval.inversion.run import plan as plan_jobs
 from eval.inversion.solvers import Solver, parse_solvers
-from eval.models import open_checkpoint
+from eval.models import Checkpoint, open_checkpoint
 from eval.recovery import Slice
 from eval.rows import Results, row_key
+from eval.tables import group
 from eval.text import drawn_prompts, held_out_text
 
 FILE = Path(__file__).parent / "curves.yaml"
@@ -48,23 +49,15 @@ Methods = dict[str, dict[str, Solver]]
 
 @dataclass(frozen=True)
 class Point:
-    """What is asked of one architecture.
-
-    Attributes:
-        width, depth, step: of the model; 0 steps: untrained.
-        layer: whose output is shown.
-        channels: how many of it.
-        length: tokens of a prompt.
-        noise: of what is shown, over its root mean square.
-    """
+    """What is asked of one architecture."""
 
     width: int
     depth: int
-    layer: int
-    step: int
-    channels: int
-    length: int
-    noise: float
+    layer: int  # whose output is shown
+    step: int  # of training
+    channels: int  # so many of the output's are shown
+    length: int  # tokens of a prompt
+    noise: float  # of what is shown, over its root mean square
 
     @property
     def state(self) -> str:
@@ -100,38 +93,24 @@ class Ask(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """The values of one thing, and how they are asked.
-
-    Attributes:
-        steps: of training, at each of which every value is asked.
-        unasked: methods that a value is not asked by.
-    """
+    """The values of one thing, and how they are asked."""
 
     values: tuple[Any, ...]
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # of training, at each of which every value is asked
     methods: Methods
-    unasked: dict[Any, list[str]]
+    unasked: dict[Any, list[str]]  # methods that a value is not asked by
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The points of all curves, and how they are asked.
+    """The points of all curves, and how they are asked."""
 
-    Attributes:
-        architectures: fields of a `ModelConfig` by name.
-        base: the point that all axes share, before training.
-        context, seeds: of the models.
-        axes: by name; `BASE` is the first, on which there is the base alone.
-        stories: per model, at the base and off it (`axes`); a seed's begin `apart` stories after
-            those of the seed before.
-    """
-
-    architectures: dict[str, dict[str, Any]]
-    base: Point
+    architectures: dict[str, dict[str, Any]]  # fields of a `ModelConfig`
+    base: Point  # that all axes share, before training
     context: int
     seeds: int
-    axes: dict[str, Axis]
-    stories: dict[str, int]
+    axes: dict[str, Axis]  # `BASE` is the first, on which there is the base alone
+    stories: dict[str, int]  # per model, at `base` and off it (`axes`); seeds begin `apart`
 
     def curve(self, name: str) -> list[Point]:
         """The points of an axis, at each of its steps."""
@@ -182,17 +161,14 @@ def read_plan(data: dict[str, Any]) -> Plan:
     Raises:
         RequestError: a method or a setting that does not exist.
     """
-    base, methods = dict(data["base"]), _methods(data["methods"])
+    base = dict(data["base"])
     context = base.pop("context")
-    axes = {
-        name: Axis(
-            tuple(entry["values"]),
-            tuple(entry.get("steps", (0,))),
-            methods | _methods(entry.get("methods", {})),
-            entry.get("unasked", {}),
-        )
-        for name, entry in ({BASE: {"values": [0], "steps": data["steps"]}} | data["axes"]).items()
-    }
+    axes = {}
+    for name, entry in ({BASE: {"values": [0], "steps": data["steps"]}} | data["axes"]).items():
+        named = data["methods"] | entry.get("methods", {})
+        methods = {kind: parse_solvers(solvers) for kind, solvers in named.items()}
+        steps, unasked = tuple(entry.get("steps", (0,))), entry.get("unasked", {})
+        axes[name] = Axis(tuple(entry["values"]), steps, methods, unasked)
     point = Point(layer=base["depth"], step=0, channels=base["width"], **base)
     return Plan(data["architectures"], point, context, data["seeds"], axes, data["stories"])
 
@@ -202,75 +178,6 @@ def family(method: Solver) -> str:
     if method.name == "descent":
         return PUBLISHED
     return TUNED if method.family == "gradient" else SEARCH
-
-
-@dataclass(frozen=True)
-class _Model:
-    """One model, and all that is asked of it.
-
-    Attributes:
-        path: of a trained model; None for one that is drawn from its seed.
-        skip: stories before the first that it is asked.
-        corpus: where stories come from.
-        tokenizer, device: of models that are drawn.
-    """
-
-    architecture: str
-    config: ModelConfig
-    seed: int
-    skip: int
-    path: Path | None
-    asks: dict[Point, Ask]
-    corpus: str
-    tokenizer: Tokenizer
-    device: torch.device
-
-    @property
-    def task(self) -> ClaimTask:
-        """All of it, as a task of the claim that is called `CURVES`."""
-        asked = [
-            (point, kind, label, method.name, method.record, ask.stories)
-            for point, ask in self.asks.items()
-            for kind in KINDS
-            for label, method in ask.methods[kind].items()
-        ]
-        model = row_key(str(self.path) if self.path else self.config.to_json(), self.seed)
-        tags = {
-            "claim": CURVES,
-            "arm": self.architecture,
-            "protocol": FAIR,
-            "entry": row_key(asked),
-            "bench": BENCH,
-            "setting": row_key(model, self.skip, self.corpus),
-            "of": 1,
-        }
-        work = sum(point.depth * ask.stories for point, ask in self.asks.items())
-        return ClaimTask(tags, self.answer, cost=float(self.config.d_model * work))
-
-    def answer(self, results: Results) -> list[str]:
-        """Saves the rows that answer as they come, and returns their keys."""
-        if self.path:
-            checkpoint = open_checkpoint(self.path, self.device)
-        else:
-            size = f"d{self.config.d_model}-n{self.config.n_layers}"
-            name = f"{self.architecture}-{size}-s{self.seed}"
-            checkpoint = drawn(name, self.config, self.seed, self.tokenizer, self.device)
-        text = held_out_text(checkpoint, self.corpus)
-        most: dict[int, int] = defaultdict(int)  # stories of each length
-        for point, ask in self.asks.items():
-            most[point.length] = max(ask.stories, most[point.length])
-        with too_few_named("curves"):
-            prompts = {
-                n: drawn_prompts("story", text, count, n, self.skip) for n, count in most.items()
-            }
-        jobs: list[Job] = []
-        for (point, ask), kind in product(self.asks.items(), KINDS):
-            shown, noise = (point.shown(kind),), (point.noise,)
-            question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
-            stories = prompts[point.length][: ask.stories]
-            jobs += plan_jobs(checkpoint, question, stories, self.corpus)
-        run_jobs(jobs, results)
-        return list(dict.fromkeys(key for job in jobs for key in job.keys))
 
 
 def tasks(
@@ -284,14 +191,12 @@ def tasks(
     """A task for each model, and a line for each architecture without its trained models."""
     there = [(one, (kind_of(one.config), shape_of(one.config)))
              for one in trained(models) if one.config]  # fmt: skip
-    sizes: dict[tuple[int, int, int], dict[Point, Ask]] = defaultdict(dict)
-    for point, ask in asks.items():
-        sizes[point.width, point.depth, point.step][point] = ask
+    sizes = group(asks, lambda point: (point.width, point.depth, point.step))
     several, missing = [], []
     for name in plan.architectures:
         lacking: dict[int, ModelConfig] = {}
         for (_, _, step), points in sizes.items():
-            config = plan.config(name, next(iter(points)), tokenizer.get_vocab_size())
+            config = plan.config(name, points[0], tokenizer.get_vocab_size())
             paths: Sequence[Path | None] = [None] * plan.seeds
             if step:
                 wanted = kind_of(config), shape_of(config)
@@ -299,14 +204,66 @@ def tasks(
                 paths = [one.path for one in alike if one.step == step][: plan.seeds]
             if not paths:
                 lacking[step] = config
-            several += [
-                _Model(name, config, seed, seed * plan.stories["apart"], path, points,
-                       corpus, tokenizer, device).task
-                for seed, path in enumerate(paths)
-            ]  # fmt: skip
+            asked = {point: asks[point] for point in points}
+            for seed, path in enumerate(paths):
+                size = f"d{config.d_model}-n{config.n_layers}"
+                make = (
+                    partial(open_checkpoint, path, device) if path else
+                    partial(drawn, f"{name}-{size}-s{seed}", config, seed, tokenizer, device)
+                )  # fmt: skip
+                model = row_key(str(path) if path else config.to_json(), seed)
+                skip = seed * plan.stories["apart"]
+                several.append(_task(name, model, make, asked, skip, corpus))
         if lacking:
             missing.append(_lack(name, lacking, models))
     return several, missing
+
+
+def _task(
+    architecture: str,
+    model: str,
+    make: Callable[[], Checkpoint],
+    asks: dict[Point, Ask],
+    skip: int,
+    corpus: str,
+) -> ClaimTask:
+    """All that is asked of one model, from the story `skip` on, as a task of the claim `CURVES`."""
+    asked = [
+        (point, kind, label, method.name, method.record, ask.stories)
+        for point, ask in asks.items()
+        for kind in KINDS
+        for label, method in ask.methods[kind].items()
+    ]
+    tags = {
+        "claim": CURVES,
+        "arm": architecture,
+        "protocol": FAIR,
+        "entry": row_key(asked),
+        "bench": BENCH,
+        "setting": row_key(model, skip, corpus),
+        "of": 1,
+    }
+
+    def answer(results: Results) -> list[str]:
+        checkpoint = make()
+        text = held_out_text(checkpoint, corpus)
+        most: dict[int, int] = defaultdict(int)  # stories of each length
+        for point, ask in asks.items():
+            most[point.length] = max(ask.stories, most[point.length])
+        with too_few_named("curves"):
+            prompts = {n: drawn_prompts("story", text, count, n, skip)
+                       for n, count in most.items()}  # fmt: skip
+        jobs: list[Job] = []
+        for (point, ask), kind in product(asks.items(), KINDS):
+            shown, noise = (point.shown(kind),), (point.noise,)
+            question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
+            stories = prompts[point.length][: ask.stories]
+            jobs += plan_jobs(checkpoint, question, stories, corpus)
+        run_jobs(jobs, results)
+        return list(dict.fromkeys(key for job in jobs for key in job.keys))
+
+    work = sum(point.width * point.depth * ask.stories for point, ask in asks.items())
+    return ClaimTask(tags, answer, cost=float(work))
 
 
 def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:
@@ -319,7 +276,3 @@ def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> st
     fix = train_command(f"{recipe}-small", f"{name}-s0", *size, more)
     after = ", ".join(map(str, sorted(lacking)))
     return f"{name} after {after} steps: {where}; left out. {fix}"
-
-
-def _methods(data: dict[str, dict[str, Any]]) -> Methods:
-    return {kind: parse_solvers(names) for kind, names in data.items()}
