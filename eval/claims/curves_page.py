@@ -26,6 +26,7 @@ from eval.drawing import Figure, write_figures
 from eval.recovery import channel_count, weights
 from eval.schema import Row
 from eval.summary import measure
+from eval.tables import group
 
 Record = dict[str, Any]
 
@@ -68,15 +69,9 @@ def curve_records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[s
     for key, architecture in asked.items():
         row = by_key[key]
         about, kind, label = row["checkpoint"], NONSELF if row["hidden"] else SELF, row["method"]
-        point = Point(
-            width=about["d_model"],
-            depth=about["n_layers"],
-            layer=row["site"]["layer"],
-            step=about["step"],
-            channels=channel_count(row) or 0,
-            length=row["length"],
-            noise=row["noise"],
-        )
+        channels, layer = channel_count(row) or 0, row["site"]["layer"]
+        size = about["d_model"], about["n_layers"], layer, about["step"]
+        point = Point(*size, channels, row["length"], row["noise"])
         method = asks[point].methods[kind].get(label) if point in asks else None
         if method is None or method.settings != row["settings"]:
             fewer += 1
@@ -100,36 +95,36 @@ def curve_records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[s
 
 def write(directory: str | Path, rows: list[Record]) -> list[Path]:
     """Writes every figure that there are records for, as SVG."""
-    by_axis = {axis: [r for r in rows if r["axis"] == axis] for axis in (BASE, *TITLES)}
     figures = [_curve(axis, several) if axis != BASE else _summary(several)
-               for axis, several in by_axis.items() if several]  # fmt: skip
+               for axis, several in _by_axis(rows).items()]  # fmt: skip
     return write_figures(directory, figures, "svg")
 
 
 def curves_markdown(rows: list[Record], drawn: str = "") -> str:
     """The tables as Markdown: the base point's open, the others folded.
 
-    Args:
-        rows: records.
-        drawn: where the figures lie, seen from the page; "" leaves them out.
+    `drawn` is where the figures lie, seen from the page; "" leaves them out.
     """
     parts = []
-    for axis, title in {BASE: "", **TITLES}.items():
+    for axis, chosen in _by_axis(rows).items():
         name = "summary" if axis == BASE else axis
         image = [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
-        if not (chosen := [r for r in rows if r["axis"] == axis]):
-            continue
         if axis == BASE:
-            parts += [*image, _table(chosen, ["architecture", "training"], "asked")]
-            parts.append(_counts(chosen))
+            table = _table(chosen, ["architecture", "training"], "asked")
+            parts += [*image, table, _counts(chosen)]
             continue
-        parts += [f"### Against {title}\n", *image, f"`{COMMAND} --axis {axis}`\n"]
+        parts += [f"### Against {TITLES[axis]}\n", *image, f"`{COMMAND} --axis {axis}`\n"]
         parts.append("<details><summary>the numbers</summary>\n")
-        for kind in KINDS:
-            shown = [r for r in chosen if r["slice"] == kind]
+        for kind, shown in group(chosen, lambda r: r["slice"]).items():
             parts.append(_table(shown, [SHOWN[kind], "training", "by"], "x"))
         parts += [_counts(chosen), "</details>\n"]
     return "\n".join(parts)
+
+
+def _by_axis(rows: list[Record]) -> dict[str, list[Record]]:
+    """The records of each axis, in the order of the page."""
+    axes = group(rows, lambda record: record["axis"])
+    return {axis: axes[axis] for axis in (BASE, *TITLES) if axis in axes}
 
 
 def _summary(rows: list[Record]) -> Figure:
@@ -191,10 +186,10 @@ def _percent(rows: list[Record]) -> list[Record]:
         {name: r[name] for name in ("x", "architecture", "family")}
         | {"slice": SHOWN[r["slice"]]}
         | {"state": STATES[AFTER if r["axis"] == "step" else r["state"]]}
-        | {"value": round(100 * r["share"], 2)}
-        | {name: round(100 * r[name], 2) for name in ("low", "high")}
+        | {to: round(100 * r[name], 2)
+           for to, name in (("value", "share"), ("low", "low"), ("high", "high"))}
         for r in rows
-    ]
+    ]  # fmt: skip
 
 
 def _table(rows: list[Record], places: list[str], over: str) -> str:
@@ -212,16 +207,17 @@ def _table(rows: list[Record], places: list[str], over: str) -> str:
 def _counts(rows: list[Record]) -> str:
     """How many tokens a figure is of, at the least and at the most."""
 
-    def span(name: str, *kinds: str) -> str:
-        counts = [r[name] for r in rows if r["slice"] in kinds]
-        ends = dict.fromkeys((min(counts), max(counts)))
-        return " to ".join(map(str, ends))
+    def span(name: str, several: list[Record]) -> str:
+        counts = [r[name] for r in several]
+        return " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
-    known = [kind for kind in KINDS if any(r["slice"] == kind for r in rows)]
-    tokens = [f"{span('tokens', kind)} {SHOWN[kind].removesuffix('s')}s" for kind in known]
+    tokens = [
+        f"{span('tokens', several)} {SHOWN[kind].removesuffix('s')}s"
+        for kind, several in group(rows, lambda r: r["slice"]).items()
+    ]
     return (
         f"Percent of tokens, 95 % interval; a figure is of {' and '.join(tokens)}, "
-        f"of {span('prompts', *KINDS)} prompts and {span('models', *KINDS)} models.\n"
+        f"of {span('prompts', rows)} prompts and {span('models', rows)} models.\n"
     )
 
 
