@@ -1,7 +1,7 @@
 """Prompts as rows of coloured tokens, and the sentences and the example that open the page."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -42,46 +42,31 @@ Verdicts = dict[Hashable, Joined]
 """Verdicts across methods by `recovery.question`."""
 
 
-@dataclass(frozen=True)
-class Strip:
-    """The tokens of one method at one checkpoint, or the verdicts of all methods together.
-
-    Attributes:
-        cells: `(mark, text)` per position; the mark is "" right, "w" wrong, "a" ambiguous, or one
-            of `LETTERS`.
-        correct: how many positions are right, of all.
-        joined: whether this is the verdict across methods.
-    """
+class Strip(NamedTuple):
+    """The tokens of one method at one checkpoint, or the verdicts of all methods together."""
 
     phase: str
     name: str
-    cells: list[tuple[str, str]]
-    correct: int
-    joined: bool = False
+    cells: list[tuple[str, str]]  # mark and text; marks: "" right, w wrong, a ambiguous, `LETTERS`
+    correct: int  # positions that are right, of all
+    joined: bool = False  # whether this is the verdict across methods
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """All strips of one prompt, model, site and slice, aligned by position.
-
-    Attributes:
-        truth: the prompt's tokens; `hidden[i]` says whether position i is withheld.
-        spans: `(start, stop)` of the positions that go on one line.
-    """
+class Sheet(NamedTuple):
+    """All strips of one prompt, model, site and slice, aligned by position."""
 
     model: str
     layer: int
     part: str
     slice: str
     shown: int
-    truth: list[str]
-    hidden: list[bool]
+    truth: list[str]  # the prompt's tokens
+    hidden: list[bool]  # whether each is withheld
     strips: list[Strip]
-    spans: list[tuple[int, int]]
+    spans: list[tuple[int, int]]  # start and stop of the positions that go on one line
 
 
-@dataclass(frozen=True)
-class DrawnPrompt:
+class DrawnPrompt(NamedTuple):
     """One prompt: its sheets at the deepest site, and those of the other sites."""
 
     kind: str
@@ -91,18 +76,12 @@ class DrawnPrompt:
     others: list[Sheet]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The prompts that are drawn, as many as a page of reasonable size can hold.
-
-    Attributes:
-        left_out: how many prompts are not.
-        turns: whether each is drawn for one model only, as all of them would take too much room.
-    """
+class Drawn(NamedTuple):
+    """The prompts that are drawn, as many as a page of reasonable size can hold."""
 
     prompts: list[DrawnPrompt]
-    left_out: int
-    turns: bool
+    left_out: int  # prompts that are not drawn
+    turns: bool  # each is drawn for one model only, as all of them would take too much room
 
 
 def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Drawn:
@@ -112,13 +91,14 @@ def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Draw
     """
     placed = [s for s in placed if s.phase != BETWEEN]
     groups = group(placed, lambda s: (s.row["prompt"], prompt_order(s.prompts), *s.row["truth"]))
-    keys = sorted(groups)
-    whole = [_prompt(groups[key], verdicts) for key in keys[:1]]
-    turns = bool(whole) and _cost(whole[0].sheets) > cells / 8
-    with_others = bool(whole) and _cost(whole[0].sheets + whole[0].others) <= cells / 2
+    turns = with_others = False
     drawn: list[DrawnPrompt] = []
-    for i, key in enumerate(keys):
+    for i, key in enumerate(sorted(groups)):
         several = groups[key]
+        if not i:
+            whole = _prompt(several, verdicts)
+            turns = _cost(whole.sheets) > cells / 8
+            with_others = _cost(whole.sheets + whole.others) <= cells / 2
         if turns:
             models = list(group(several, lambda s: s.model).values())
             several = models[i % len(models)]
@@ -128,7 +108,7 @@ def sample(placed: list[Placed], verdicts: Verdicts, cells: int = CELLS) -> Draw
             break
         cells -= cost
         drawn.append(prompt)
-    return Drawn(drawn, len(keys) - len(drawn), turns and len({s.model for s in placed}) > 1)
+    return Drawn(drawn, len(groups) - len(drawn), turns and len({s.model for s in placed}) > 1)
 
 
 def sentences(lines: list[Record], placed: list[Placed]) -> list[Markup]:
@@ -167,27 +147,18 @@ def _sheet(placed: list[Placed], verdicts: Verdicts) -> Sheet:
         names = {m: method(m).title for m in methods}
     strips = []
     for phase in (BEFORE, AFTER):
-        rows = [
-            min((s.row for s in groups[phase, name]), key=_seed)
-            for name in methods
-            if (phase, name) in groups
-        ]
+        rows = [min((s.row for s in groups[phase, m]), key=_seed)
+                for m in methods if (phase, m) in groups]  # fmt: skip
         strips += [_strip(phase, names[r["method"]], r) for r in rows]
         joined = verdicts.get(question(rows[0])) if rows else None
         if joined and joined.decisive:
-            strips.append(_verdict_strip(phase, joined))
+            right = sum(v in (GRADIENT, SEARCH) for v in joined.verdicts)
+            letters = [LETTERS[v] for v in joined.verdicts]
+            strips.append(Strip(phase, "all methods", letters, right, joined=True))
     truth = [visible(token) for token in first.row["truth_text"]]
-    return Sheet(
-        model=first.model,
-        layer=first.layer,
-        part=first.part,
-        slice=first.row["slice"],
-        shown=len(truth) - len(hidden),
-        truth=truth,
-        hidden=[i in hidden for i in range(len(truth))],
-        strips=strips,
-        spans=_spans(truth, strips),
-    )
+    length, place = len(truth), (first.model, first.layer, first.part, first.row["slice"])
+    withheld = [i in hidden for i in range(length)]
+    return Sheet(*place, length - len(hidden), truth, withheld, strips, _spans(truth, strips))
 
 
 def _cost(sheets: list[Sheet]) -> int:
@@ -219,21 +190,14 @@ def _prompt(placed: list[Placed], verdicts: Verdicts, others: bool = True) -> Dr
     )
 
 
-def _verdict_strip(phase: str, joined: Joined) -> Strip:
-    correct = sum(v in (GRADIENT, SEARCH) for v in joined.verdicts)
-    return Strip(phase, "all methods", [LETTERS[v] for v in joined.verdicts], correct, joined=True)
-
-
 def _strip(phase: str, name: str, row: Row) -> Strip:
-    cells = []
     verdicts = row["verdict"] or [NOT_FOUND] * row["length"]  # a shuffled target has none
-    for true, token, text, verdict in zip(
-        row["truth"], row["found"], row["found_text"], verdicts, strict=True
-    ):
-        mark = "a" if verdict == "ambiguous" else "" if token == true else "w"
-        cells.append((mark, visible(text)))
-    correct = sum(t == f for t, f in zip(row["truth"], row["found"], strict=True))
-    return Strip(phase, name, cells, correct)
+    right = [true == token for true, token in zip(row["truth"], row["found"], strict=True)]
+    cells = [
+        ("a" if verdict == "ambiguous" else "" if hit else "w", visible(text))
+        for hit, text, verdict in zip(right, row["found_text"], verdicts, strict=True)
+    ]
+    return Strip(phase, name, cells, sum(right))
 
 
 def _spans(truth: list[str], strips: list[Strip]) -> list[tuple[int, int]]:
@@ -258,19 +222,15 @@ def _sentence(line: Record, several: bool) -> Markup:
         model += f" (prompts: {prompt_set(line['prompts'])})"
     text = Markup()
     for phase, state in ((AFTER, "trained"), (BEFORE, "untrained")):
-        shares = {
-            column: Markup("<b>{}\u00a0%</b>").format(percent(line["cells"][phase, column]["top1"]))
-            for column in column_order({c for when, c in line["cells"] if when == phase})
-        }
-        if not shares:
+        named = []
+        for c in column_order({c for when, c in line["cells"] if when == phase}):
+            share = percent(line["cells"][phase, c]["top1"])
+            first = not text and not named
+            name = method(c).title if first or c == BEST else method(c).short
+            words = f" recovers <b>{{}}\u00a0%</b> of {asked}" if first else " <b>{}\u00a0%</b>"
+            named.append(Markup("{}" + words).format(name, share))
+        if not named:
             continue
-        named = [
-            Markup("{} {}").format(method(c).title if c == BEST else method(c).short, share)
-            for c, share in shares.items()
-        ]
-        if not text:
-            first, share = next(iter(shares.items()))
-            named[0] = Markup("{} recovers {} of {}").format(method(first).title, share, asked)
         *most, last = named
         listed = Markup(", ").join(most) + (Markup(" and ") if most else Markup()) + last
         if text:
