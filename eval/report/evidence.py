@@ -42,29 +42,21 @@ class TokenQuestion(NamedTuple):
 
 @dataclass(frozen=True)
 class Placed:
-    """One row's answer to one question.
-
-    Attributes:
-        layer: the deepest of those shown; `part` names the others.
-        column: the method; all searches share the column `exact`.
-        variation: in what the question departs from the plain one; empty if in nothing.
-        noise, channels: how much, and how many of the first ones, are shown; None where the
-            question departs in something else too.
-    """
+    """One row's answer to one question."""
 
     model: str
     phase: str
     step: int
-    layer: int
-    part: str
+    layer: int  # the deepest of those shown
+    part: str  # names the others too
     task: TokenQuestion
     prompts: str
-    column: str
+    column: str  # the method; all searches share the column `exact`
     method: str
     family: str
-    variation: tuple[tuple[str, Any], ...]
-    noise: float | None
-    channels: int | None
+    variation: tuple[tuple[str, Any], ...]  # in what the question departs from the plain one
+    noise: float | None  # None where it departs in something else too
+    channels: int | None  # so many of the first ones are shown; None likewise
     row: Row
 
     @property
@@ -140,10 +132,10 @@ def headline(placed: list[Placed]) -> list[Placed]:
     One search per question, the one made for it where it was run. Where more than `COLUMNS` methods
     remain: the published gradient method, the best other one of each cell, search, and chance.
     """
-    placed = [s for cell in group(placed, _cell).values() for s in _one_search(cell)]
+    placed = [s for cell in _cells(placed) for s in _one_search(cell)]
     if len({s.column for s in placed}) <= COLUMNS:
         return placed
-    return [s for cell in group(placed, _cell).values() for s in _best(cell)]
+    return [s for cell in _cells(placed) for s in _best(cell)]
 
 
 def asked_in_tables(placed: list[Placed], ends: bool = True) -> list[Placed]:
@@ -185,11 +177,10 @@ class Method(NamedTuple):
     text: str = ""
 
 
-COLUMN_WORDS = {
+COLUMN_WORDS = {  # of columns of several solvers
     BEST: Method("the best of the other gradient methods", "other gradient", "other grad."),
     "exact": Method("exact search", "exact search", "exact"),
 }
-"""Columns of several solvers."""
 
 
 def method(name: str) -> Solver | Method:
@@ -228,8 +219,7 @@ def prompt_set(name: str) -> str:
 
 def prompt_order(name: str) -> tuple[int, str]:
     """The place of a prompt set in the order of reading."""
-    names = list(PROMPTS)
-    return (names.index(name) if name in names else len(names), name)
+    return ([*PROMPTS, name].index(name), name)
 
 
 def task_label(task: TokenQuestion) -> str:
@@ -251,14 +241,16 @@ def site_label(layer: int, part: str) -> str:
     return str(layer) if part == "block" else f"{layer} {part}"
 
 
-def _cell(s: Placed) -> Hashable:
-    return (s.model, s.step, s.layer, s.part, s.task, s.prompts, s.variation)
+def _cells(placed: list[Placed]) -> Iterable[list[Placed]]:
+    """Those of equal model, site, question and prompt set together: they differ in their method."""
+    return group(
+        placed, lambda s: (s.model, s.step, s.layer, s.part, s.task, s.prompts, s.variation)
+    ).values()
 
 
 def _one_search(cell: list[Placed]) -> list[Placed]:
-    preferred = EXACT[cell[0].kind]
     present = {s.method for s in cell if s.column == "exact"}
-    order = [*preferred, *sorted(present - set(preferred))]
+    order = [*EXACT[cell[0].kind], *sorted(present)]
     chosen = next((name for name in order if name in present), None)
     return [s for s in cell if s.column != "exact" or s.method == chosen]
 

@@ -3,8 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -67,8 +66,7 @@ PANELS = 24
 """Panels of a kind, at most; the table has every number."""
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A drawing under its heading."""
 
     model: str
@@ -76,8 +74,7 @@ class Panel:
     svg: Markup
 
 
-@dataclass(frozen=True)
-class KindSection:
+class KindSection(NamedTuple):
     """Rows of one kind: a heading, a description, a table of every figure, and panels."""
 
     name: str
@@ -96,13 +93,15 @@ def colour(column: str, columns: Iterable[str]) -> int:
 def recovery(records: list[Record], field: str) -> list[tuple[str, list[Panel]]]:
     """Top-1 against a field: one panel per model and question, one line per method and phase.
 
-    Noise and channels are evenly spaced, whatever the values.
+    Noise and channels are evenly spaced, whatever the values. Along training all points are of one
+    line.
     """
     axis, even = WORDS.get(field, field), field in ("noise", "channels")
     columns = column_order({r["column"] for r in records})
     panels = []
     for model, title, cells in _questions(records):
         xs = sorted({r[field] for r in cells})
+        phases = [AFTER if field == "step" else r["phase"] for r in cells]
         points = [
             {
                 axis: xs.index(r[field]) if even else r[field],
@@ -110,11 +109,12 @@ def recovery(records: list[Record], field: str) -> list[tuple[str, list[Panel]]]
                 "low": 100 * r["low"],
                 "high": 100 * r["high"],
                 "by": method(r["column"]).short,
-                "training": _phase(r, field),
+                "training": phase,
                 "tip": _tip(r, field),
             }
-            for r in sorted(cells, key=lambda r: (_phase(r, field) != BEFORE, r[field]))
+            for r, phase in zip(cells, phases, strict=True)
         ]
+        points.sort(key=lambda point: (point["training"] != BEFORE, point[axis]))
         series = {method(c).short: colour(c, columns)
                   for c in column_order({r["column"] for r in cells})}  # fmt: skip
         panels.append(_panel(
@@ -126,11 +126,15 @@ def recovery(records: list[Record], field: str) -> list[tuple[str, list[Panel]]]
 
 def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
     """For exact search: the floor, the margin above it, and their ratio in bits, by layer."""
-    records = [r for r in records if r["column"] == "exact" and r["margin_floor"]]
+    records = [
+        r | {"top": max(r["margin"], r["margin_floor"])}
+        for r in records
+        if r["column"] == "exact" and r["margin_floor"]
+    ]
     if not records:
         return []
     low = math.floor(math.log10(min(r["margin_floor"] for r in records)))
-    high = max(math.ceil(math.log10(max(map(_top, records)))), low + 1)
+    high = max(math.ceil(math.log10(max(r["top"] for r in records))), low + 1)
     powers = [10.0**power for power in range(low, high + 1, max(1, round((high - low) / 5)))]
     upright = {
         "scale": {"type": "log", "domain": [10.0**low, 10.0**high]},
@@ -143,9 +147,9 @@ def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
         points = [
             {
                 "layer": layers.index(r["layer"]) + apart.get(r["phase"], 0),
-                "value": _top(r),
+                "value": r["top"],
                 "low": r["margin_floor"],
-                "high": _top(r),
+                "high": r["top"],
                 "by": "margin",
                 "training": r["phase"],
                 "text": f"{r['margin_bits']:.0f}",
@@ -162,20 +166,13 @@ def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
 
 def sections(summed: Iterable[Cell]) -> list[KindSection]:
     """A section for each kind of rows, but for recoveries, lenses and claims."""
-    kinds = group(
-        (cell for cell in summed if cell.kind not in ("recovery", "lens", "claim")),
-        lambda cell: cell.kind,
-    )
-    if "bits" in kinds:
-        kinds["bits"] = [cell for cell in kinds["bits"] if _is_plain(cell)]
+    kinds = group(filter(_is_shown, summed), lambda cell: cell.kind)
     made = []
-    for kind in [*(k for k in ABOUT if kinds.get(k)), *sorted(kinds.keys() - {*ABOUT})]:
-        cells = kinds[kind]
+    for kind in [*(k for k in ABOUT if k in kinds), *sorted(kinds.keys() - {*ABOUT})]:
+        cells, panels = kinds[kind], []
         if kind == "curve":
             panels = [_curve(cell.about, row) for cell in cells for row in cell.rows]
-        elif kind == "retrieval":  # drawn with the lenses
-            panels = []
-        else:
+        elif kind != "retrieval":  # which is drawn with the lenses
             main = [quantity for quantity in quantities_of(cells) if quantity.main]
             panels = [panel for quantity in main for panel in _panels(cells, quantity)]
         about = ABOUT.get(kind, (kind, ""))
@@ -183,9 +180,11 @@ def sections(summed: Iterable[Cell]) -> list[KindSection]:
     return made
 
 
-def _is_plain(cell: Cell) -> bool:
-    """Bits under the uniform prior, of all channels; effects and margins have neither."""
-    return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
+def _is_shown(cell: Cell) -> bool:
+    """Whether a section shows it; bits under the uniform prior, of all channels."""
+    if cell.kind == "bits":
+        return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
+    return cell.kind not in ("recovery", "lens", "claim")
 
 
 def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
@@ -240,11 +239,10 @@ def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
 
 def _kept(places: list[Any], name: str, which: Any) -> list[Any]:
     """The places of each model with some of the values of a field."""
-    values: dict[str, set[Any]] = {}
-    for place, _ in places:
-        values.setdefault(place["model"], set()).add(place.get(name))
-    return [item for item in places
-            if item[0].get(name) in which(sorted(values[item[0]["model"]]))]  # fmt: skip
+    models = group(places, lambda item: item[0]["model"])
+    wanted = {model: which(sorted({place.get(name) for place, _ in several}))
+              for model, several in models.items()}  # fmt: skip
+    return [item for item in places if item[0].get(name) in wanted[item[0]["model"]]]
 
 
 def _point(
@@ -293,15 +291,6 @@ def _evenly(values: list[float]) -> dict[str, Any]:
     """An axis over the numbers of values, which it names."""
     names = f"{json.dumps([text(value) for value in values])}[datum.value]"
     return AXIS | {"values": [*range(len(values))], "labelExpr": names}
-
-
-def _top(record: Record) -> float:
-    return max(record["margin"], record["margin_floor"])
-
-
-def _phase(record: Record, field: str) -> str:
-    """Along training all points are of one line."""
-    return AFTER if field == "step" else record["phase"]
 
 
 def _tip(record: Record, field: str) -> str:

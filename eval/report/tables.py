@@ -5,7 +5,6 @@ Recoveries are pooled by any of the fields of `evidence.Placed`, by `eval.summar
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 from eval.lenses.markup import visible
 from eval.quantities import MEASURED
@@ -104,12 +103,12 @@ def pool(placed: Sequence[Placed], *by: str) -> list[Record]:
         "column": names.index,
         "family": lambda name: FAMILIES.index(name if name in FAMILIES else ""),
     }
-
-    def place(key: tuple[Any, ...]) -> list[Any]:
-        return [order.get(name, lambda same: same)(v) for name, v in zip(by, key, strict=True)]
-
     cells = group(placed, lambda s: tuple(getattr(s, name) for name in by))
-    return [_record(cells[key]) for key in sorted(cells, key=place)]
+    keys = sorted(cells, key=lambda key: [
+        order[name](value) if name in order else value
+        for name, value in zip(by, key, strict=True)
+    ])  # fmt: skip
+    return [_record(cells[key]) for key in keys]
 
 
 def pivot(
@@ -124,12 +123,12 @@ def pivot(
     """
     pivoted = []
     for key, several in group(rows, lambda r: tuple(r[name] for name in lines)).items():
-        counts = sorted({r["count"] for r in several})
-        pivoted.append(
-            dict(zip(lines, key, strict=True))
-            | {"cells": {tuple(r[name] for name in cells): r for r in several}}
-            | {"count": f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"}
-        )
+        counts = [r["count"] for r in several]
+        pivoted.append({
+            **dict(zip(lines, key, strict=True)),
+            "cells": {tuple(r[name] for name in cells): r for r in several},
+            "count": "–".join(map(str, dict.fromkeys((min(counts), max(counts))))),
+        })  # fmt: skip
     return pivoted
 
 
@@ -147,15 +146,10 @@ def by_method(
     """Every method at the sites of a table's lines: by model these, and a line for each method."""
     sites = {tuple(line[name] for name in PLACE) for line in lines}
     here = [s for s in asked_in_tables(placed) if s.place in sites]
-    of_methods = pivot(
-        pool(here, "model", "family", "method", *PLACE[1:], "phase"),
-        ("model", "family", "method"),
-        (*PLACE[1:], "phase"),
-    )
-    several = group(of_methods, lambda line: line["model"])
-    return [
-        (model, rows, several[model]) for model, rows in group(lines, lambda r: r["model"]).items()
-    ]
+    place, fields = ("model", "family", "method"), (*PLACE[1:], "phase")
+    of_methods = group(pivot(pool(here, *place, *fields), place, fields), lambda r: r["model"])
+    models = group(lines, lambda line: line["model"])
+    return [(model, rows, of_methods[model]) for model, rows in models.items()]
 
 
 def varied(placed: list[Placed]) -> list[Record]:
@@ -171,12 +165,8 @@ def outcomes(
     """The verdicts on the tokens of a table's lines over all methods together, by model.
 
     Of the lines where both gradients and search were tried: each with the `shares` of the verdicts
-    and how many `tokens` they are of, both by phase.
-
-    Args:
-        lines: of `pivot`.
-        placed: the rows that they were made of.
-        joined: verdicts by `recovery.question`.
+    and how many `tokens` they are of, both by phase. `placed` are the rows that the lines were made
+    of, `joined` the verdicts by `recovery.question`.
     """
     cells = group(placed, lambda s: (*s.place, s.phase))
     kept = []
@@ -245,25 +235,25 @@ def checkpoint_lines(placed: list[Placed]) -> list[Record]:
     lines = []
     for model, several in group(placed, lambda s: s.model).items():
         groups = group(several, lambda s: (s.step, s.row["checkpoint"]["path"]))
-        for _, cell in sorted(groups.items(), key=lambda item: item[0]):
-            floors = [s.row["floor"] for s in cell if s.row["floor"] is not None]
+        for key in sorted(groups):
+            floors = [s.row["floor"] for s in groups[key] if s.row["floor"] is not None]
             place = {"label": model, "floor": max(floors, default=None)}
-            lines.append(cell[0].row["checkpoint"] | place)
+            lines.append(groups[key][0].row["checkpoint"] | place)
     return lines
 
 
 def method_lines(placed: list[Placed]) -> list[Record]:
     """Every method used, with its settings and its cost."""
-    groups = group(once(placed), lambda s: s.method)
+    groups = group((s.row for s in once(placed)), lambda row: row["method"])
     lines = []
     for name in column_order(set(groups)):
-        rows = [s.row for s in groups[name]]
         settings = [
             ", ".join(f"{n} {v if isinstance(v, str) else json.dumps(v)}"
                       for n, v in row["settings"].items())
-            for row in rows
+            for row in groups[name]
         ]  # fmt: skip
-        lines.append({"name": name, "settings": list(dict.fromkeys(settings))} | _cost(rows))
+        cost = _cost(groups[name])
+        lines.append({"name": name, "settings": list(dict.fromkeys(settings))} | cost)
     return lines
 
 
