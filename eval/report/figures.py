@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from markupsafe import Markup
 
 from eval.drawing import inline
@@ -21,41 +23,8 @@ X_SCALE = {"zero": False, "nice": False, "padding": 14}
 AXIS = {"grid": False, "domain": False, "ticks": False, "labelPadding": 8, "labelOverlap": "greedy"}
 WORDS = {"step": "training step", "channels": "channels shown"}
 """The titles of fields that a curve is over."""
-ABOUT = {
-    "loss": ("How well text is predicted", "Of held-out stories, or of texts that were given."),
-    "probe": (
-        "What probes read",
-        "Linear probes, and trained inverters, are fitted to a layer's outputs and judged on other "
-        "text: which token stands at the position itself (offset 0), before it, or after it?",
-    ),
-    "geometry": (
-        "How outputs move with hidden tokens",
-        "The Jacobian of the visible outputs with respect to the vectors of the hidden tokens: its "
-        "singular values, medians over prompts.",
-    ),
-    "basin": (
-        "How near a start must be",
-        "Adam starts at a distance from the truth, in lengths of each token's embedding. Shares of "
-        "hidden tokens, and of whole prompts, that come right.",
-    ),
-    "retrieval": (
-        "Retrieval, every number",
-        "A sentence is taken out of its story, and the story found again among so many.",
-    ),
-    "bits": (
-        "What outputs say of one token, in bits",
-        "All other tokens are given, and the posterior over all choices of the token is exact: "
-        "under Gaussian noise, in units of the output's RMS or of the token's effect on it, and "
-        "where outputs are rounded. Alone: one output; cumulative: all from distance 1 on. Uniform "
-        "prior, all channels; the rows hold other priors and fewer channels.",
-    ),
-    "curve": (
-        "How much must be shown",
-        "Tokens recovered over the channels shown, or over the noise on the vectors, and where "
-        "recovery crosses one half.",
-    ),
-}
-"""Heading and description of each kind, in the order of reading."""
+KINDS = yaml.safe_load((Path(__file__).parent / "templates" / "kinds.yaml").read_text("utf-8"))
+"""Heading and description of the sections, in the order of reading."""
 AXES = ("radius", "distance", "layer", "step")
 """The x axis of a kind's panels: the first of these that takes several values."""
 LINES = ("offset", "hidden", "method", "slice", "model")
@@ -168,15 +137,16 @@ def sections(summed: Iterable[Cell]) -> list[KindSection]:
     """A section for each kind of rows, but for recoveries, lenses and claims."""
     kinds = group(filter(_is_shown, summed), lambda cell: cell.kind)
     made = []
-    for kind in [*(k for k in ABOUT if k in kinds), *sorted(kinds.keys() - {*ABOUT})]:
+    for kind in [*(k for k in KINDS if k in kinds), *sorted(kinds.keys() - {*KINDS})]:
         cells, panels = kinds[kind], []
         if kind == "curve":
             panels = [_curve(cell.about, row) for cell in cells for row in cell.rows]
         elif kind != "retrieval":  # which is drawn with the lenses
             main = [quantity for quantity in quantities_of(cells) if quantity.main]
             panels = [panel for quantity in main for panel in _panels(cells, quantity)]
-        about = ABOUT.get(kind, (kind, ""))
-        made.append(KindSection(kind, *about, figures_table(cells), _by_model(panels[:PANELS])))
+        words = KINDS.get(kind, {"title": kind, "about": ""})
+        drawn = _by_model(panels[:PANELS])
+        made.append(KindSection(kind, table=figures_table(cells), panels=drawn, **words))
     return made
 
 

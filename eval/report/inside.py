@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,49 +14,49 @@ from eval.lenses.lens import Document, Documents, Lens, lenses, model_name
 from eval.schema import Row
 
 
-@dataclass(frozen=True)
-class LensSection:
-    """The figures of one lens.
-
-    Attributes:
-        name: the lens's.
-        title: its heading.
-        about: a sentence about it.
-        figures: charts.
-        texts: anything else, as HTML.
-    """
+class LensSection(NamedTuple):
+    """The figures of one lens."""
 
     name: str
     title: str
-    about: str
+    about: str  # a sentence
     figures: list[Figure]
-    texts: list[Markup] = field(default_factory=list)
+    texts: Sequence[Markup] = ()  # anything else
 
 
 def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[LensSection]:
     """A section for each lens that has documents, in the order of `lenses`, and one for retrieval.
 
     A lens that is not registered was a plug-in; its section asks for its file. Of two documents of
-    one lens and checkpoint the one asked last counts.
+    one lens and checkpoint the one asked last counts, by the order of their rows.
     """
-    documents = _in_order(documents, rows)
+    order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
+    documents = sorted(documents, key=lambda document: order.get(document.get("key"), -1))
     matched = [row for row in rows if row["kind"] == "retrieval"]
-    names = _names([*documents, *matched])
+    every = {_weights(one) for one in (*documents, *matched)}
+    alike = Counter((name, step) for name, step, _ in every)
+
+    def named(one: Document | Row) -> dict[str, Any]:
+        """With a hash of the weights in the checkpoint's name, where name and step are shared."""
+        name, step, weights = _weights(one)
+        name = f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
+        return {**one, "checkpoint": one["checkpoint"] | {"name": name}}
+
     by_lens: dict[str, dict[Hashable, Document]] = defaultdict(dict)
     for document in documents:
-        by_lens[document["lens"]][_weights(document)] = _named(document, names)
+        by_lens[document["lens"]][_weights(document)] = named(document)
     known = lenses()
     parts = []
-    for name in [*known, *(name for name in by_lens if name not in known)]:
+    for name in [*(n for n in known if n in by_lens), *(n for n in by_lens if n not in known)]:
         several = Documents(document for _, document in sorted(by_lens[name].items()))
-        if several:
-            about = several[0]["about"]
-            about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
-            parts.append(_section(name, about, several, known.get(name)))
+        about = several[0]["about"]
+        about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
+        parts.append(_section(name, about, several, known.get(name)))
     if matched:
         about = "A sentence taken out of its story, and the story found again by hidden states."
-        drawn = _retrieval([_named(row, names) for row in matched])
-        parts.append(LensSection("retrieval", "Retrieval", about, drawn))
+        parts.append(
+            LensSection("retrieval", "Retrieval", about, _retrieval([*map(named, matched)]))
+        )
     return parts
 
 
@@ -70,30 +69,10 @@ def _section(name: str, about: str, documents: Documents, lens: Lens | None) -> 
     return LensSection(name, lens.title or name, about, drawn, lens.texts(documents))
 
 
-def _in_order(documents: Sequence[Document], rows: Sequence[Row]) -> list[Document]:
-    """As they were asked, by the order of their rows."""
-    order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
-    return sorted(documents, key=lambda document: order.get(document.get("key"), -1))
-
-
-def _names(given: Sequence[Document | Row]) -> dict[tuple[str, int, str], str]:
-    """The name of each checkpoint; with a hash of the weights where name and step are shared."""
-    every = {_weights(one) for one in given}
-    alike = Counter((name, step) for name, step, _ in every)
-    return {
-        (name, step, weights): f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
-        for name, step, weights in every
-    }
-
-
 def _weights(one: Document | Row) -> tuple[str, int, str]:
     """One model at one training step."""
     about = one["checkpoint"]
     return about["name"], about["step"], about.get("weights_sha256", "")
-
-
-def _named(one: Document | Row, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
-    return {**one, "checkpoint": one["checkpoint"] | {"name": names[_weights(one)]}}
 
 
 def _retrieval(rows: Sequence[Row]) -> list[Figure]:

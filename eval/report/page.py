@@ -42,13 +42,19 @@ def render_page(
     Raises:
         RequestError: there is nothing to show.
     """
-    inside, summed = _inside(documents, rows), cells(rows)
-    measured = figures.sections(summed)
+    summed, inside = cells(rows), []
+    if documents or any(row["kind"] == "retrieval" for row in rows):
+        from eval.report.inside import lens_sections  # which imports torch
+
+        inside = lens_sections(documents, rows)
+    shared: dict[str, Any] = {"inside": inside, "measured": figures.sections(summed)}
+    shared |= {"title": title or TITLE, "colours": colours()}
+    if inside:
+        shared |= {"theme": theme(), "library": vega_script(), "inside_style": STYLE}
     recovered = [cell for cell in summed if cell.kind == "recovery"]
-    if (inside or measured) and not recovered:
-        return _environment().get_template("lenses.html").render(
-            title=title or LENSES_TITLE, inside=inside, measured=measured, **_drawing(inside)
-        )  # fmt: skip
+    if (inside or shared["measured"]) and not recovered:
+        shared["title"] = title or LENSES_TITLE
+        return _environment().get_template("lenses.html").render(shared)
     every = evidence.place_rows(rows)
     main = plain_questions(every)
     placed = headline(main)
@@ -61,7 +67,6 @@ def render_page(
     sample = strips.sample(once(looking), joined)
     return _environment().get_template("page.html").render(
         verdicts=VERDICTS,
-        title=title or TITLE,
         sentences=strips.sentences(lines, placed),
         example=strips.example(sample.prompts),
         phases=[p for p in (BEFORE, AFTER) if any(p in cell for r in lines for cell in r["cells"])],
@@ -91,25 +96,8 @@ def render_page(
         checkpoints=tables.checkpoint_lines(every),
         methods=tables.method_lines(every),
         totals=tables.totals(every),
-        inside=inside,
-        measured=measured,
-        **_drawing(inside),
+        **shared,
     )  # fmt: skip
-
-
-def _inside(documents: Sequence[dict[str, Any]], rows: list[Row]) -> list[Any]:
-    """Sections of figures; lenses import torch, which takes a second and is not always needed."""
-    if not documents and not any(row["kind"] == "retrieval" for row in rows):
-        return []
-    from eval.report.inside import lens_sections
-
-    return lens_sections(documents, rows)
-
-
-def _drawing(inside: list[Any]) -> dict[str, Any]:
-    if not inside:
-        return {"colours": colours()}
-    return {"colours": colours(), "theme": theme(), "library": vega_script(), "inside_style": STYLE}
 
 
 def _environment() -> Environment:
