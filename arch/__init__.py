@@ -20,20 +20,17 @@ if TYPE_CHECKING:
     from arch.reference import import_reference
     from arch.sampling import generate
 
-LATE = {
-    "convert": ("export_transformers", "import_transformers"),
-    "costs": ("Cost", "Description", "describe"),
-    "directory": ("LoadedModel", "add_to_meta", "check_model", "load_model", "save_model"),
-    "mixers": ("MIXERS", "TokenMixer"),
-    "model": ("Block", "LanguageModel", "State", "count_parameters", "embedding_scale"),
-    "pretrained": ("load_pretrained",),
-    "reference": ("import_reference",),
-    "sampling": ("generate",),
-}
+__all__ = [
+    "MIXERS", "Block", "Cost", "Description", "LanguageModel", "LoadedModel", "ModelConfig",
+    "ModelError", "State", "TokenMixer", "add_to_meta", "check_model", "count_parameters",
+    "describe", "embedding_scale", "export_transformers", "generate", "import_reference",
+    "import_transformers", "load_model", "load_pretrained", "save_model",
+]  # fmt: skip
+LATE = ("model", "mixers", "directory", "sampling", "costs", "convert", "reference", "pretrained")
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in LATE.items():
-        if name in names:
+    for module in LATE if name in __all__ else ():
+        if name in vars(import_module(f"arch.{module}")):
             return getattr(import_module(f"arch.{module}"), name)
     raise AttributeError(f"module 'arch' has no attribute {name!r}")

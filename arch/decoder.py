@@ -224,6 +224,7 @@ class WholeLayer(TokenMixer):
         self.layer, self.number, self.body = body.layers[number], number, body
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         memory = Memory.make(0) if self.body.cached else None
         return self.body.layer(self.number, x, memory=memory)
 
@@ -236,6 +237,7 @@ class WholeLayer(TokenMixer):
         return y, (memory.start + x.shape[1], memory.keys, memory.values)
 
     def step(self, x: Tensor, state: Any) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         if self.body.cached:
             return self.body.layer(self.number, x, state[0], Memory.make(*state))
         before = _repeated(state.values, len(x) // len(state.values))

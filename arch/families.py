@@ -13,8 +13,6 @@ from arch.errors import ModelError
 from arch.mixers import CausalAttention, rotate
 from arch.model import Block
 
-QKV = "q_proj k_proj v_proj"
-
 
 class ParallelBlock(Block):
     """x + token_mixer(norm_token(x)) + channel_mixer(norm_channel(x)): GPT-J's, with one norm.
@@ -91,6 +89,7 @@ class WrappedAttention(CausalAttention):
         return q, k, v
 
     def merge(self, y: Tensor) -> Tensor:
+        """`(B, T, heads * width) -> (B, T, D)`."""
         return self.output(y)
 
 
@@ -106,112 +105,90 @@ class Anatomy(NamedTuple):
     first_position: int = 0  # the row of `positions` for the first token
 
 
+class Family(NamedTuple):
+    """Where a family keeps its parts: names within the model, its body, a layer, its attention."""
+
+    body: str
+    embedding: str
+    layers: str
+    norm: str
+    norms: tuple[str, str]  # before the token mixer, and before the channel mixer
+    attention: str
+    inputs: str
+    output: str
+    channel: str  # several are one after the other
+    positions: str = ""
+
+
+QKV = "q_proj k_proj v_proj"
+GPT = ("transformer", "wte", "h", "ln_f")
+LLAMA = Family(
+    *("model", "embed_tokens", "layers", "norm"), ("input_layernorm", "post_attention_layernorm"),
+    *("self_attn", QKV, "o_proj", "mlp"),
+)  # fmt: skip
+FAMILIES = {
+    "gpt2": Family(*GPT, ("ln_1", "ln_2"), "attn", "c_attn", "c_proj", "mlp", "wpe"),
+    "gptj": Family(*GPT, ("ln_1", "ln_1"), "attn", QKV, "out_proj", "mlp"),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "opt": Family(
+        *("model.decoder", "embed_tokens", "layers", "final_layer_norm"),
+        ("self_attn_layer_norm", "final_layer_norm"),
+        *("self_attn", QKV, "out_proj", "fc1 activation_fn fc2", "embed_positions"),
+    ),
+}
+
+
 def anatomy(model: Any) -> Anatomy:
     """Takes a transformers causal model apart.
 
     Raises:
         ModelError: a family, or a variant of one, whose parts are not known.
     """
-    family = model.config.model_type
-    if family not in FAMILIES:
-        raise ModelError(f"the parts of {family!r} are not known; known: {', '.join(FAMILIES)}")
-    return FAMILIES[family](model)
-
-
-def _mixer(
-    attention: Any, inputs: str, output: str, heads: int, rotation: nn.Module | None = None
-) -> WrappedAttention:
-    """Attention, by the names of its projections."""
-    scaling = getattr(attention, "scaling", attention.head_dim**-0.5)
-    return WrappedAttention(
-        [getattr(attention, name) for name in inputs.split()],
-        getattr(attention, output),
-        heads,
-        attention.head_dim,
-        scaling,
-        rotation,
-    )
-
-
-def _gpt2(model: Any) -> Anatomy:
-    def block(layer: Any) -> Block:
-        mixer = _mixer(layer.attn, "c_attn", "c_proj", layer.attn.num_heads)
-        return Block(layer.ln_1, mixer, layer.ln_2, layer.mlp)
-
-    body = model.transformer
-    return Anatomy(
-        embedding=body.wte,
-        blocks=[block(layer) for layer in body.h],
-        norm=body.ln_f,
-        head=model.lm_head,
-        context=model.config.n_positions,
-        positions=body.wpe,
-    )
-
-
-def _opt(model: Any) -> Anatomy:
-    config, body = model.config, model.model.decoder
-    _require(config, "do_layer_norm_before", True)
-    _require(config, "word_embed_proj_dim", config.hidden_size)
-
-    def block(layer: Any) -> Block:
-        mixer = _mixer(layer.self_attn, QKV, "out_proj", layer.self_attn.num_heads)
-        channel_mixer = nn.Sequential(layer.fc1, layer.activation_fn, layer.fc2)
-        return Block(layer.self_attn_layer_norm, mixer, layer.final_layer_norm, channel_mixer)
-
-    return Anatomy(
-        embedding=body.embed_tokens,
-        blocks=[block(layer) for layer in body.layers],
-        norm=body.final_layer_norm or nn.Identity(),
-        head=model.lm_head,
-        context=config.max_position_embeddings,
-        positions=body.embed_positions,
-        first_position=body.embed_positions.offset,
-    )
-
-
-def _gptj(model: Any) -> Anatomy:
-    def block(layer: Any) -> Block:
-        rotation = PairsRotation(layer.attn.embed_positions)
-        mixer = _mixer(layer.attn, QKV, "out_proj", layer.attn.num_attention_heads, rotation)
-        return ParallelBlock(layer.ln_1, mixer, layer.ln_1, layer.mlp)
-
-    body = model.transformer
-    return Anatomy(
-        embedding=body.wte,
-        blocks=[block(layer) for layer in body.h],
-        norm=body.ln_f,
-        head=model.lm_head,
-        context=model.config.n_positions,
-    )
-
-
-def _llama(model: Any) -> Anatomy:
-    config, body = model.config, model.model
-    kind = config.rope_parameters["rope_type"]
-    if kind in ("dynamic", "longrope"):
+    config, kind = model.config, model.config.model_type
+    if kind not in FAMILIES:
+        raise ModelError(f"the parts of {kind!r} are not known; known: {', '.join(FAMILIES)}")
+    names = FAMILIES[kind]
+    if kind == "opt":
+        _require(config, "do_layer_norm_before", True)
+        _require(config, "word_embed_proj_dim", config.hidden_size)
+    if names is LLAMA and (rope := config.rope_parameters["rope_type"]) in ("dynamic", "longrope"):
         raise ModelError(
-            f"rope_type is {kind!r}, whose angles depend on the length of the text; allowed: "
+            f"rope_type is {rope!r}, whose angles depend on the length of the text; allowed: "
             "default, linear, llama3, yarn"
         )
-    rotation = HalvesRotation(body.rotary_emb)
+    body = model.get_submodule(names.body)
+    halves = HalvesRotation(body.rotary_emb) if names is LLAMA else None
 
     def block(layer: Any) -> Block:
-        mixer = _mixer(layer.self_attn, QKV, "o_proj", config.num_attention_heads, rotation)
-        return Block(layer.input_layernorm, mixer, layer.post_attention_layernorm, layer.mlp)
+        attention = getattr(layer, names.attention)
+        rotation = PairsRotation(attention.embed_positions) if kind == "gptj" else halves
+        mixer = WrappedAttention(
+            [getattr(attention, name) for name in names.inputs.split()],
+            getattr(attention, names.output),
+            config.num_attention_heads,
+            attention.head_dim,
+            getattr(attention, "scaling", attention.head_dim**-0.5),
+            rotation,
+        )
+        channel = [getattr(layer, name) for name in names.channel.split()]
+        norm_token, norm_channel = (getattr(layer, name) for name in names.norms)
+        channel_mixer = channel[0] if len(channel) == 1 else nn.Sequential(*channel)
+        form = ParallelBlock if kind == "gptj" else Block
+        return form(norm_token, mixer, norm_channel, channel_mixer)
 
     # Within its window, a model with a sliding window is like any other; further we do not go.
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    limits = config.max_position_embeddings, getattr(config, "sliding_window", None)
+    positions = getattr(body, names.positions) if names.positions else None
     return Anatomy(
-        embedding=body.embed_tokens,
-        blocks=[block(layer) for layer in body.layers],
-        norm=body.norm,
+        embedding=getattr(body, names.embedding),
+        blocks=[block(layer) for layer in getattr(body, names.layers)],
+        norm=getattr(body, names.norm) or nn.Identity(),
         head=model.lm_head,
-        context=min(config.max_position_embeddings, window),
+        context=min(limit for limit in limits if limit),
+        positions=positions,
+        first_position=getattr(positions, "offset", 0),
     )
-
-
-FAMILIES = {"gpt2": _gpt2, "gptj": _gptj, "llama": _llama, "mistral": _llama, "opt": _opt}
 
 
 def _require(config: Any, name: str, allowed: object) -> None:

@@ -14,3 +14,8 @@ from tokenizer.bpe import (
 from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import PackedData
 from tokenizer.pack import VALID_FRACTION, pack
+
+__all__ = [
+    "END_OF_TEXT", "PAD", "VALID_FRACTION", "Corpus", "CorpusError", "PackedData",
+    "load_tokenizer", "open_corpus", "pack", "tokenizer_hash", "train_tokenizer",
+]  # fmt: skip

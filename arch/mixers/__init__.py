@@ -20,6 +20,10 @@ from arch.mixers.masked import (
 )
 from arch.mixers.recurrent import Recurrent
 
+__all__ = [
+    "MIXERS", "Cache", "CausalAttention", "Diagonals", "Rectangular", "Rotary", "TokenMixer",
+    "Triangle", "build_mixer", "masked_rows", "parse_mixer", "rotate", "share_rotary",
+]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,
     "expanded": Expanded,

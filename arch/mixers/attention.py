@@ -39,6 +39,7 @@ class CausalAttention(TokenMixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         return self._attend(*self.project(x, 0))
 
     def unmasked(self, x: Tensor) -> Tensor:
@@ -188,6 +189,7 @@ class Attention(CausalAttention):
         return self.rotary(q, start), self.rotary(k, start), v
 
     def merge(self, y: Tensor) -> Tensor:
+        """`(B, T, heads * width) -> (B, T, D)`."""
         return self.o_proj(y)
 
 

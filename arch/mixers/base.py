@@ -80,12 +80,15 @@ class Identity(TokenMixer):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         return x
 
     def prefix(self, x: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """`(P, T, D) -> (P, T, D)`; nothing is remembered."""
         return x, None
 
     def step(self, x: Tensor, state: None) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         return x
 
 
@@ -97,6 +100,7 @@ class SideBySide(TokenMixer):
         self.mixers = nn.ModuleList(mixers)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         y = self.mixers[0](x)
         for mixer in self.mixers[1:]:
             y = y + mixer(x)
@@ -109,4 +113,5 @@ class SideBySide(TokenMixer):
         return sum(y for y, _ in pairs), tuple(s for _, s in pairs)  # pyright: ignore
 
     def step(self, x: Tensor, state: tuple[Any, ...]) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         return sum(m.step(x, s) for m, s in zip(self.mixers, state, strict=True))  # pyright: ignore

@@ -114,9 +114,11 @@ class Masked(TokenMixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         return self.after(x[:, :0], x)
 
     def step(self, x: Tensor, state: Cache) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         return self.after(state.values, x)
 
 
@@ -128,6 +130,7 @@ class Flat(Masked):
         self.mix: Triangle | Diagonals = Triangle(context, bias=bias)
 
     def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """`(N, S, D)`, the outputs at x."""
         return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
@@ -151,6 +154,7 @@ class Softmax(Flat):
     """
 
     def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+        """Of the softmax, as `Triangle.rows`."""
         weight, bias = self.mix.rows(start, count)
         future = torch.ones_like(weight, dtype=torch.bool).triu(start + 1)
         return weight.masked_fill(future, -torch.inf).softmax(dim=-1), bias
@@ -203,6 +207,7 @@ class Kernel(Masked):
         self.mix = Triangle(context, bias=bias, stack=(size,), summed=True)
 
     def after(self, past: Tensor, x: Tensor) -> Tensor:
+        """`(N, S, D)`, the outputs at x."""
         weight, bias = self.mix.rows(past.shape[1], x.shape[1])
         y = x.new_zeros(())
         for shifted, before, w in zip(self._shifted(x), self._shifted(past), weight, strict=True):
@@ -245,6 +250,7 @@ class Headed(TokenMixer):
         self.o_proj = nn.Linear(d_model, d_model, bias=projection_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         return self.o_proj(self.mix(self.in_proj(x)))
 
     def prefix(self, x: Tensor, state: Cache | None = None) -> tuple[Tensor, Cache]:
@@ -255,6 +261,7 @@ class Headed(TokenMixer):
         return self.o_proj(self.mix.step(x, state.values)), state.append(x)
 
     def step(self, x: Tensor, state: Cache) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         return self.o_proj(self.mix.step(self.in_proj(x), state.values))
 
 
@@ -272,6 +279,7 @@ class Expanded(TokenMixer):
         self.contract = Triangle(context, bias=bias, stack=(factor,), summed=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         return self._after(x, x[:, :0], None)[0]
 
     def prefix(
@@ -286,6 +294,7 @@ class Expanded(TokenMixer):
         return y, (inputs.append(x), rows.append(torch.stack(hidden, dim=2)))
 
     def step(self, x: Tensor, state: tuple[Cache, Cache]) -> Tensor:
+        """`(N, S, D) -> (N, S, D)`."""
         inputs, rows = state
         return self._after(x, inputs.values, rows.values)[0]
 
@@ -327,6 +336,7 @@ class Rectangular(Expanded):
         return (hidden - context) * (context + (self.expand.bias is not None))
 
     def rows(self, start: int, count: int) -> Rows:
+        """As `Expanded.rows`, of the square part of each rectangle."""
         expand, expand_bias = self.expand.rows(start, count)
         expand_bias = None if expand_bias is None else expand_bias[None]
         contract, bias = self.contract.rows(start, count)

@@ -45,6 +45,7 @@ class Recurrent(TokenMixer):
         self.o_proj = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`(B, T, D) -> (B, T, D)`."""
         q, k, v, decay = self._project(x)
         return self._merge(x, self._within(q, k, v, decay))
 

@@ -256,6 +256,7 @@ def test_weights_of_the_wrong_family_and_no_weights_at_all(weights, tmp_path, mo
 def test_three_whole_claims_run_twice_have_one_verdict(tmp_path, capsys):
     tables = []
     for name in ("a", "b"):
-        assert run("--group", "random-init", "--limit", 3, "--out", tmp_path / name) == 0
+        words = ["--group", "random-init", "--limit", "3", "--corpus", "toy:20000"]
+        assert main(["claims", "run", *words, "--out", str(tmp_path / name)]) == 0
         tables.append(table(tmp_path / name, capsys))
     assert tables[0] == tables[1]
