@@ -20,7 +20,7 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens, word_tokens
-from eval.lenses.trace import gather, run_variants
+from eval.lenses.trace import gather, read_on, run_variants
 from eval.models import Checkpoint
 from tokenizer import PAD
 
@@ -39,9 +39,8 @@ class Output(NamedTuple):
 
     def of(self, model: LanguageModel, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to `(B,)`."""
-        before = embeddings[:, : self.position + 1]
-        hidden = model.hidden(before, len(model.blocks))
-        return model.logits(hidden[:, -1:])[:, 0, self.token]
+        x = model.with_positions(embeddings[:, : self.position + 1])
+        return read_on(model, x)[:, self.token]
 
 
 class Integral(NamedTuple):
@@ -50,12 +49,6 @@ class Integral(NamedTuple):
     scores: Tensor  # (T,), what each token adds between the baseline and the prompt
     error: float  # of their sum, relative to the output's change between the two
     steps: int  # gradients that were taken
-
-
-@torch.no_grad()
-def own_answer(model: LanguageModel, tokens: Tensor) -> Output:
-    """The likeliest next token after a prompt `(T,)`, as an output."""
-    return Output(len(tokens) - 1, int(model(tokens[None])[0, -1].argmax()))
 
 
 def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
@@ -86,38 +79,39 @@ def integrated_gradients(
     start = baseline.expand_as(end)
     nodes, weights = (torch.from_numpy(x).to(end) for x in np.polynomial.legendre.leggauss(NODES))
     places, shares = (1 + nodes) / 2, weights / 2  # of [0, 1] instead of [-1, 1]
-    change = float(output.of(model, end) - output.of(model, start))
 
-    def walk(edges: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of each piece `(P, T)` and the errors of their sums `(P,)`, for edges `(P, 2)`."""
-        length = edges[:, 1:] - edges[:, :1]
-        at = edges[:, :1] + length * places
-        slopes = [
-            (
-                _gradients(model, start + some[:, None, None] * (end - start), output)
-                * (end - start)
-            ).sum(-1)
-            for some in at.flatten().split(max(1, BATCH // len(tokens)))
-        ]
-        every = torch.cat(slopes).unflatten(0, (len(edges), NODES))
-        scores = torch.einsum("pnt,pn->pt", every, length * shares)
-        before, after = (start + edge[:, None, None] * (end - start) for edge in edges.T)
-        return scores, scores.sum(-1) - (output.of(model, after) - output.of(model, before))
+    def along(at: Tensor) -> Tensor:
+        """The embeddings at places `(N,)` of the line, `(N, T, D)`."""
+        return start + at[:, None, None] * (end - start)
 
+    def slopes(at: Tensor) -> Tensor:
+        """By how much each token moves the output at places `(N,)`, `(N, T)`."""
+        parts = at.split(max(1, BATCH // len(tokens)))
+        every = [_gradients(model, along(some), output) * (end - start) for some in parts]
+        return torch.cat([each.sum(-1) for each in every])
+
+    ends = torch.tensor([0.0, 1.0], device=end.device)
+    pieces = torch.cat([ends, output.of(model, along(ends))])[None]  # places and outputs, (P, 4)
+    change = float(pieces[0, 3] - pieces[0, 2])
     allowed, steps = tolerance * abs(change), 0
-    edges = torch.tensor([[0.0, 1.0]], device=end.device)
     total, error = torch.zeros_like(end[0, :, 0]), 0.0
     for halvings in range(HALVINGS + 1):
-        scores, missed = walk(edges)
-        steps += NODES * len(edges)
+        low, high, before, after = pieces.T
+        length = (high - low)[:, None]
+        every = slopes((low[:, None] + length * places).flatten()).unflatten(0, (-1, NODES))
+        scores = torch.einsum("pnt,pn->pt", every, length * shares)
+        missed = scores.sum(-1) - (after - before)
+        steps += NODES * len(pieces)
         enough = halvings == HALVINGS or abs(error + float(missed.sum())) <= allowed
         done = (missed.abs() <= allowed / 4) | enough
         total, error = total + scores[done].sum(0), error + float(missed[done].sum())
         if done.all():
             break
-        low, high = edges[~done].unbind(1)
+        low, high, before, after = pieces[~done].T
         middle = (low + high) / 2
-        edges = torch.cat([torch.stack([low, middle], 1), torch.stack([middle, high], 1)])
+        between = output.of(model, along(middle))
+        halves = ([low, middle, before, between], [middle, high, between, after])
+        pieces = torch.cat([torch.stack(half, 1) for half in halves])
     return Integral(total, abs(error) / max(abs(change), 1e-6), steps)
 
 
@@ -130,17 +124,16 @@ def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tens
 
 
 @torch.no_grad()
-def occluded(model: LanguageModel, tokens: Tensor, replacement: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits after a prompt `(T,)`, `(V,)`, and with each token in turn replaced, `(T, V)`.
+def occluded(model: LanguageModel, streams: Tensor, replacement: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits after a prompt, `(V,)`, and with each token in turn replaced, `(T, V)`.
 
-    All in one batched pass; the replacement is an embedding, `(D,)`.
+    The prompt's streams are `(n + 1, T, D)`; the replacement is an embedding, `(D,)`.
     """
-    T = len(tokens)
-    rows = model.embed(tokens[None]).repeat(T + 1, 1, 1)  # the last one is the prompt itself
-    rows[range(T), range(T)] = replacement
-    first, x = torch.arange(T + 1).clamp(max=T - 1), model.with_positions(rows)
-    logits = run_variants(model, x[-1], x, first, 0)
-    return logits[-1], logits[:-1]
+    T = streams.shape[1]
+    variants, each = streams[0].repeat(T, 1, 1), range(T)
+    variants[each, each] = model.with_positions(replacement.expand(1, T, -1))[0]
+    whole = model.logits(streams[-1:, -1:])[0, 0]
+    return whole, run_variants(model, streams, variants, each, 0)
 
 
 def replacement(model: LanguageModel, pad: int | None) -> tuple[str, Tensor]:
@@ -158,17 +151,16 @@ def combined(gradient: Tensor, change: Tensor) -> Tensor:
 
 
 def attribute(
-    model: LanguageModel, tokens: Tensor, outputs: list[Output], pad: int | None
+    model: LanguageModel, tokens: Tensor, streams: Tensor, outputs: list[Output], pad: int | None
 ) -> tuple[dict[str, Tensor], list[Integral]]:
-    """Of all outputs of one position: every method's scores `(outputs, T)`, and the integrals.
+    """Of outputs after a prompt's end: every method's scores `(outputs, T)`, and the integrals.
 
     Occlusion's are what the output falls by; "every logit" is by how much all logits of
     the position change together (L1). Badger's combination takes that and the absolute gradient.
     The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
     """
-    tokens = tokens[: outputs[0].position + 1]
     name, silent = replacement(model, pad)
-    whole, without = occluded(model, tokens, silent)
+    whole, without = occluded(model, streams, silent)
     change = (without - whole).abs().sum(-1)
     products = [gradient_x_input(model, tokens, output) for output in outputs]
     absolute = [product.abs().sum(-1) for product in products]
@@ -224,12 +216,12 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     words = word_tokens(checkpoint, request.words)
     pad = checkpoint.tokenizer.token_to_id(PAD)
-    every, integrals, answers = [], [], []
-    for tokens, last in zip(batch.tokens, batch.last.tolist(), strict=True):
-        likeliest = own_answer(model, tokens[: last + 1])
-        answers.append(likeliest.token)
-        outputs = [Output(last, token) for token in words.values()] or [likeliest]
-        scores, integral = attribute(model, tokens, outputs, pad)
+    answers = model.logits(batch.at_last(batch.streams[-1])[:, None])[:, 0].argmax(-1).tolist()
+    every, integrals = [], []
+    for row, (last, answer) in enumerate(zip(batch.last.tolist(), answers, strict=True)):
+        outputs = [Output(last, token) for token in words.values() or [answer]]
+        streams = batch.streams[:, row, : last + 1]
+        scores, integral = attribute(model, batch.tokens[row, : last + 1], streams, outputs, pad)
         every.append(scores)
         integrals += integral
     methods = list(every[0])

@@ -79,7 +79,7 @@ def _draw(documents: Documents) -> list[plots.Figure]:
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """What the final vector's length, or a temperature, decides."""
     model, batch, finding = checkpoint.model, gather(checkpoint, request.prompts), Finding()
-    hidden = model.hidden(model.embed(batch.tokens), len(model.blocks))[batch.real]
+    hidden = batch.streams[-1][batch.real]
     hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
     final = model.norm(hidden)
     logits = model.head(final)

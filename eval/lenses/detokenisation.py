@@ -26,7 +26,7 @@ from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import WINDOW, StoryWindows, stories, whole_windows
-from eval.lenses.trace import gather, spaced_layers, streams_of
+from eval.lenses.trace import gather, spaced_layers
 from eval.models import Checkpoint
 from eval.statistics import wilson
 
@@ -221,7 +221,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     text = stories(checkpoint, request, "fitting", count)
     judged = stories(checkpoint, request, "evaluation", count // 4)
     train, valid = text.tokens, judged.tokens
-    prompt = gather(checkpoint, request.prompts[:1]).tokens
+    batch = gather(checkpoint, request.prompts)
+    prompt = batch.tokens[0, : int(batch.last[0]) + 1]
     classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
     layers = [0, *spaced_layers(len(checkpoint.model.blocks), LAYERS)]
     probes = _probes(checkpoint, request, text, layers, classes)
@@ -251,7 +252,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     finding.numbers(word_lengths(words_of(train.cpu(), known)))
     axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
     finding.array("detokenisation", values, axes)
-    _add_reading(finding, streams_of(checkpoint.model, prompt)[:, 0], prompt[0], probes, classes)
+    _add_reading(finding, batch.streams[:, 0], prompt, probes, classes)
     finding.notes["examples"] = _examples(checkpoint, valid, words)
     return finding
 

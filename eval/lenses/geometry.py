@@ -227,14 +227,13 @@ def add_neighbours(
     |q - k|^2 = |q|^2 - 2 q k + |k|^2, so that for a long query distance is nearly the product.
     """
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
-    embedded = model.embed(batch.tokens)
-    stream = model.hidden(embedded, len(model.blocks))
+    stream = batch.streams[-1]
     final = model.norm(stream)
     answers = model.head(final).argmax(dim=-1)[batch.real]
     both = both_embeddings(model)
     unit = F.normalize(final, dim=-1) * both["output"].norm(dim=1).median()
     queries = {
-        "embedding": embedded,
+        "embedding": model.embed(batch.tokens),
         "last stream": stream,
         "after norm": final,
         "as long as tokens": unit,

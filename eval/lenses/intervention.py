@@ -146,21 +146,21 @@ def causal_trace(
         )
     if torch.equal(source, target):
         raise RequestError("the two prompts are the same; give two that differ")
-    streams, T = streams_of(model, torch.stack([target, source])), len(target)
-    ends = model.logits(streams[-1, :, -1:])[:, 0]
+    streams, others = streams_of(model, torch.stack([target, source])).unbind(1)
+    ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
     answers = answers or telling_answers(ends[1], ends[0])
     low, high = answers.difference(ends).tolist()
     if abs(high - low) < 1e-6:
         raise RequestError(
             "the two prompts are answered alike; give two that differ in their answer"
         )
-    runs = spans(T, int((source != target).nonzero()[0]), rows)
-    first, effects = torch.tensor([run.start for run in runs]), []
-    for layer, (stream, other) in enumerate(streams):
+    runs = spans(len(target), int((source != target).nonzero()[0]), rows)
+    first, effects = [run.start for run in runs], []
+    for layer, (stream, other) in enumerate(zip(streams, others, strict=True)):
         variants = stream.repeat(len(runs), 1, 1)
         for row, run in enumerate(runs):
             variants[row, run.start : run.stop] = other[run.start : run.stop]
-        logits = run_variants(model, stream, variants, first, layer)
+        logits = run_variants(model, streams, variants, first, layer)
         effects.append((answers.difference(logits) - low) / (high - low))
     return answers, runs, torch.stack(effects)
 

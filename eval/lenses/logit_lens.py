@@ -24,7 +24,7 @@ from arch import LanguageModel
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, averaged, lens, word_tokens
-from eval.lenses.trace import PromptBatch, gather, readers, streams_of
+from eval.lenses.trace import PromptBatch, gather, readers
 from eval.models import Checkpoint
 
 TOP = 5
@@ -224,22 +224,21 @@ def _words(documents: Documents) -> Any:
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Every layer's stream read as the output is, and token energy."""
     batch = gather(checkpoint, request.prompts)
-    streams = streams_of(checkpoint.model, batch.tokens)
-    finding = read_finding(checkpoint, request, batch, streams, plain_read(checkpoint))
-    _add_energy(finding, checkpoint, batch, streams)
+    finding = read_finding(checkpoint, request, batch, plain_read(checkpoint))
+    _add_energy(finding, checkpoint, batch)
     return finding
 
 
 def read_finding(
-    checkpoint: Checkpoint, request: Request, batch: PromptBatch, streams: Tensor, read: Read
+    checkpoint: Checkpoint, request: Request, batch: PromptBatch, read: Read
 ) -> Finding:
     """What the logit and the tuned lens show, by the way in which each reads a layer.
 
     Raises:
         RequestError: a word of several tokens.
     """
-    words = word_tokens(checkpoint, request.words)
-    followed = words or _answers(checkpoint, batch, streams)
+    words, streams = word_tokens(checkpoint, request.words), batch.streams
+    followed = words or _answers(checkpoint, batch)
     seen = read_layers(streams, batch.tokens, [*followed.values()], read)
     layers, finding = range(len(streams)), Finding()
     where = {"layer": layers, **batch.axes}
@@ -273,16 +272,15 @@ def read_finding(
     return finding
 
 
-def _answers(checkpoint: Checkpoint, batch: PromptBatch, streams: Tensor) -> dict[str, int]:
+def _answers(checkpoint: Checkpoint, batch: PromptBatch) -> dict[str, int]:
     """The model's likeliest tokens after each prompt, the first few."""
-    best = checkpoint.model.logits(batch.at_last(streams[-1])).topk(TOP).indices
+    best = checkpoint.model.logits(batch.at_last(batch.streams[-1])).topk(TOP).indices
     tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
     return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
 
 
-def _add_energy(
-    finding: Finding, checkpoint: Checkpoint, batch: PromptBatch, streams: Tensor
-) -> None:
+def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: PromptBatch) -> None:
+    streams = batch.streams
     whole, centred = (TokenSpace.of(checkpoint.model, centred) for centred in (False, True))
     layers, D = {"layer": range(len(streams))}, streams.shape[-1]
     for space, name in ((whole, "token energy"), (centred, "token energy, centred")):

@@ -14,7 +14,7 @@ from torch import Tensor
 from eval import plots
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
-from eval.lenses.trace import gather, readers, streams_of
+from eval.lenses.trace import gather, readers
 from eval.models import Checkpoint
 
 MEASURES = ("x", "y", "share", "cosine first", "cosine second", "length")
@@ -115,8 +115,8 @@ def _points(documents: Documents, model: str, array: str, label: str) -> list[pl
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """A position's way through the layers, on the plane of two tokens."""
     batch, model = gather(checkpoint, request.prompts), checkpoint.model
-    streams = streams_of(model, batch.tokens)
-    rows, logits = readers(model).float(), model.logits(streams[-1])
+    streams, rows = batch.streams, readers(model).float()
+    logits = model.logits(streams[-1])
     chosen = list(word_tokens(checkpoint, request.words).values())[:2]
     points, corners, pairs = [], [], []
     for prompt, last in enumerate(batch.last.tolist()):

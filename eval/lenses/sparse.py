@@ -71,7 +71,7 @@ def fit_sparse(streams: Tensor, fit: SparseFit = SparseFit()) -> SparseAutoencod
     decoder = torch.nn.functional.normalize(decoder, dim=-1)
     encoder, bias = decoder.mT.clone(), torch.zeros_like(decoder[..., 0])[:, None]
     parameters = [p.requires_grad_() for p in (encoder, bias, decoder)]
-    optimiser = torch.optim.Adam(parameters, lr=fit.rate)
+    optimiser = torch.optim.Adam(parameters, lr=fit.rate, fused=True)
     steps = max(1, fit.epochs * N // fit.batch)
     with torch.enable_grad():
         for step in range(steps):

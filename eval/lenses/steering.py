@@ -31,7 +31,14 @@ from eval.lenses.stories import (
     swaps,
     tell_story,
 )
-from eval.lenses.trace import PromptBatch, blocks_of, side_by_side, spaced_layers, streams_of
+from eval.lenses.trace import (
+    PromptBatch,
+    blocks_of,
+    read_on,
+    side_by_side,
+    spaced_layers,
+    states_of,
+)
 from eval.models import Checkpoint
 from tokenizer import END_OF_TEXT
 
@@ -82,7 +89,7 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXT
             for frame, chosen in frames
         ]
         batch = batch_stories(checkpoint, stories)
-        streams = streams_of(checkpoint.model, batch.tokens)
+        streams = batch.streams
         rows, places = range(len(stories)), [one.places[attribute] for one in stories]
         for place, position in (("word", places), ("last", batch.last)):
             read = streams[:, rows, position].unflatten(1, (len(words), len(frames)))
@@ -155,23 +162,19 @@ def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Te
 
 
 @torch.no_grad()
-def logits_after(
-    model: LanguageModel,
-    batch: PromptBatch,
-    stream: Tensor,
-    layer: int,
-    vectors: Tensor,
-    start: Tensor,
-) -> Tensor:
-    """Logits after each story `(B, V)`, vectors `(B, 1, D)` added to its stream at a layer.
+def logits_after(batch: PromptBatch, layer: int, vectors: Tensor, start: Tensor) -> Tensor:
+    """Logits after each story, `(B, K, V)`, with each of K vectors `(B, K, D)` added to its stream.
 
-    The stream is `(B, T, D)`; each story's vector is added from position `start` `(B,)` on.
+    They are added after block `layer`, from each story's position `start` `(B,)` on; what all
+    stories have before is not computed again.
     """
-    positions = torch.arange(stream.shape[1], device=stream.device)
-    x = stream + vectors * (positions >= start[:, None])[..., None]
-    for block in blocks_of(model)[layer:]:
-        x = block(x)
-    return model.logits(batch.at_last(x)[:, None])[:, 0]
+    model, (B, K, _), first = batch.model, vectors.shape, int(start.min())
+    states = states_of(model, batch.streams, layer, first) if first else []
+    stream = batch.streams[layer, :, None, first:]
+    later = torch.arange(stream.shape[2], device=start.device) >= (start - first)[:, None]
+    x = stream + vectors[:, :, None] * later[:, None, :, None]
+    last = (batch.last - first).repeat_interleave(K)
+    return read_on(model, x.flatten(0, 1), layer, states, last).unflatten(0, (B, K))
 
 
 def _draw(documents: Documents) -> list[plots.Figure]:
@@ -206,27 +209,26 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     pairs = swaps(checkpoint.tokenizer, max(4, request.tokens // TOKENS), request.seed)
     generator = torch.Generator().manual_seed(request.seed)
     values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
+    told = batch_stories(checkpoint, [p.story for p in pairs if p.attribute == pairs[0].attribute])
+    other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
+    before = model.logits(told.at_last(told.streams[-1])[:, None])[:, 0]
+    swapped = read_on(model, model.with_positions(model.embed(other.tokens)), last=other.last)
     for a, attribute in enumerate(words):
         asked = [pair for pair in pairs if pair.attribute == attribute]
         originals = [pair.story for pair in asked]
-        batch = batch_stories(checkpoint, originals)
-        streams = streams_of(model, batch.tokens)
-        before = batch.at_last(model.logits(streams[-1]))
-        other = batch_stories(checkpoint, [pair.swapped for pair in asked])
-        moved = log_odds_change(words, originals, before, other.at_last(model(other.tokens)))
-        _add_effect(finding, asked, moved, by="text")
+        after = swapped[a * len(asked) :][: len(asked)]
+        _add_effect(finding, asked, log_odds_change(words, originals, before, after), by="text")
         old = [one.words[attribute] for one in originals]
-        at_word = [one.places[attribute] for one in originals]
-        starts = (torch.tensor(at_word, device=batch.last.device), batch.last)
-        for p, (place, start) in enumerate(zip(PLACES, starts, strict=True)):
+        at_word = torch.tensor([one.places[attribute] for one in originals]).to(told.last)
+        for p, (place, start) in enumerate(zip(PLACES, (at_word, told.last), strict=True)):
             means = directions[attribute, place]
             for column, layer in enumerate(layers):
                 real = swap_vectors(means[:, layer], words[attribute], old)
                 noise = torch.randn(real.shape, generator=generator).to(real)
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-                for e, (by, vectors) in enumerate(zip(EFFECTS, (real, noise), strict=True)):
-                    after = logits_after(model, batch, streams[layer], layer, vectors, start)
-                    moved = log_odds_change(words, originals, before, after)
+                after = logits_after(told, layer, torch.cat([real, noise], dim=1), start)
+                for e, by in enumerate(EFFECTS):
+                    moved = log_odds_change(words, originals, before, after[:, e])
                     _add_effect(finding, asked, moved, by=by, place=place, layer=layer)
                     means_of = [record["value"] for record in finding.figures[-2:]]
                     values[a, p, column, e] = torch.tensor(means_of)

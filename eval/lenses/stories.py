@@ -31,7 +31,7 @@ from eval.models import Checkpoint
 from eval.text import Use, held_out_text
 
 WINDOW = 128  # tokens, or the context
-PART = 1 << 24  # numbers of streams that are computed at once
+PART = 1 << 22  # numbers of streams that are computed at once: more are no faster
 KEPT = 1 << 27  # numbers of streams that are held; of more text they are computed anew
 WORDS = {
     "name": "Lily Tom Max Ben Mia Sam Lucy Tim Anna Jack Sue Bob Amy Spot Sara Billy",

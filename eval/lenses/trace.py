@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -21,16 +22,22 @@ from eval.models import Checkpoint
 from eval.text import Prompt
 
 SUBLAYERS = ("token mixer", "channel mixer")
-VARIANTS = 16  # of a prompt, that share a prefix
+TOGETHER = 512  # positions of variants of a prompt that run at once
 
 
 @dataclass(frozen=True)
 class PromptBatch:
     """Prompts side by side, the shorter ones padded at their ends, unseen by causal models."""
 
+    model: LanguageModel
     tokens: Tensor  # (B, T)
     real: Tensor  # (B, T), whether a position belongs to the prompt
     labels: list[str]  # a name for each prompt
+
+    @cached_property
+    def streams(self) -> Tensor:
+        """What `streams_of` gives, `(n + 1, B, T, D)`."""
+        return streams_of(self.model, self.tokens)
 
     @property
     def last(self) -> Tensor:
@@ -83,7 +90,7 @@ class Trace:
 
 
 def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> PromptBatch:
-    """Prompts as one batch on the model's device.
+    """Prompts as one batch on the model's device, the same for every lens.
 
     Raises:
         RequestError: a prompt that is longer than the model's context.
@@ -96,7 +103,10 @@ def gather(checkpoint: Checkpoint, prompts: Sequence[Prompt]) -> PromptBatch:
                 f"{checkpoint.path} is {context}: give a shorter --text or --length"
             )
     labels = [f"{prompt.kind} {prompt.index}" for prompt in prompts]
-    return side_by_side(checkpoint, [prompt.tokens[: prompt.real] for prompt in prompts], labels)
+    rows = [prompt.tokens[: prompt.real] for prompt in prompts]
+    return checkpoint.keep(
+        ("prompts", tuple(prompts)), lambda: side_by_side(checkpoint, rows, labels)
+    )
 
 
 def side_by_side(
@@ -107,7 +117,8 @@ def side_by_side(
     length = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=device)
     sizes = torch.tensor([len(row) for row in rows], device=device)
-    return PromptBatch(tokens, torch.arange(length, device=device) < sizes[:, None], labels)
+    real = torch.arange(length, device=device) < sizes[:, None]
+    return PromptBatch(checkpoint.model, tokens, real, labels)
 
 
 @torch.no_grad()
@@ -165,31 +176,65 @@ def spaced_layers(depth: int, most: int) -> list[int]:
     return [round(depth * (i + 1) / count) for i in range(count)]
 
 
+def states_of(
+    model: LanguageModel, streams: Tensor, layer: int, stop: int, before: Sequence[Any] = ()
+) -> list[Any]:
+    """What the mixers after block `layer` remember of P prompts' positions before `stop`.
+
+    The prompts' streams are `(n + 1, P, T, D)`. `before` is what they remember of the positions
+    before those that the streams begin with.
+    """
+    blocks = blocks_of(model)[layer:]
+    known = before or [None] * len(blocks)
+    return [
+        block.token_mixer.prefix(block.norm_token(stream[:, :stop]), state)[1]
+        for block, stream, state in zip(blocks, streams[layer:-1], known, strict=True)
+    ]
+
+
+def read_on(
+    model: LanguageModel,
+    x: Tensor,
+    layer: int = 0,
+    states: Sequence[Any] = (),
+    last: Tensor | None = None,
+) -> Tensor:
+    """Logits after the `last` position `(R,)` of each row of streams, or the final one, `(R, V)`.
+
+    The streams `(R, S, D)` are those after block `layer`, at positions that follow those of which
+    the mixers have `states`.
+    """
+    blocks, rows = blocks_of(model)[layer:], torch.arange(len(x), device=x.device)
+    last = torch.full_like(rows, x.shape[1] - 1) if last is None else last
+    for i, block in enumerate(blocks):
+        read = block.norm_token(x)
+        mixed = block.token_mixer.step(read, states[i]) if states else block.token_mixer(read)
+        if block is blocks[-1]:
+            x, mixed = x[rows, last, None], mixed[rows, last, None]
+        x = block.combine(x, mixed)
+    return model.logits(x if blocks else x[rows, last, None])[:, 0]
+
+
 def run_variants(
-    model: LanguageModel, stream: Tensor, variants: Tensor, first: Tensor, layer: int
+    model: LanguageModel, streams: Tensor, variants: Tensor, first: Sequence[int], layer: int
 ) -> Tensor:
     """Logits after the last position of many variants of one prompt, `(R, V)`.
 
     A causal model computes the same as for the prompt itself at every position before the first one
-    that a variant changes, so those are computed once for some variants together, as a prefix. The
-    prompt's stream after block `layer` is `(T, D)`; the variants `(R, T, D)` are like it before the
-    positions `first` `(R,)`, which are in order.
+    that a variant changes, so those are not computed again. The prompt's streams are
+    `(n + 1, T, D)`; the variants `(R, T, D)` are like its stream after block `layer` before the
+    positions `first`, which are in order.
     """
-    ends, blocks = [], blocks_of(model)[layer:]
-    for some, starts in zip(variants.split(VARIANTS), first.split(VARIANTS), strict=True):
-        start = int(starts[0])
-        before, x = stream[None, :start], some[:, start:]
-        for block in blocks:
-            read = block.norm_token(x)
-            if start:
-                before, state = block.prefix(before)
-                mixed = block.token_mixer.step(read, state)
-            else:
-                mixed = block.token_mixer(read)
-            kept = slice(-1 if block is blocks[-1] else 0, None)
-            x = block.combine(x[:, kept], mixed[:, kept])
-        ends.append(x[:, -1:])
-    return model.logits(torch.cat(ends))[:, 0]
+    row, known, states, ends = 0, 0, [], []
+    while row < len(variants):
+        start = first[row]
+        if start > known:
+            states = states_of(model, streams[:, None, known:], layer, start - known, states)
+            known = start
+        some = slice(row, row + max(1, TOGETHER // (variants.shape[1] - start)))
+        ends.append(read_on(model, variants[some, start:], layer, states))
+        row = some.stop
+    return torch.cat(ends)
 
 
 def fixed_norm(norm: Any, x: Tensor, writes: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from eval.artefacts import fitted
 from eval.lenses.lens import Finding, Request, lens
 from eval.lenses.logit_lens import WIDEST, draw, read_finding
 from eval.lenses.stories import StoryWindows, stories, whole_windows
-from eval.lenses.trace import gather, streams_of
+from eval.lenses.trace import gather
 from eval.models import Checkpoint
 
 HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
@@ -66,14 +67,15 @@ def fit_tuned(
     identity, descended = Tuned.plain(model), least_squares(model, train)
     if steps:
         descended = descend(model, descended, train, steps, seed)
-    gain = divergences(model, identity, choice) - divergences(model, descended, choice)
+    plain, tuned = divergences(model, (identity, descended), choice)
+    gain = plain - tuned
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
     best = Tuned(
         torch.where(learnt[:, None, None], descended.weight, identity.weight),
         torch.where(learnt[:, None], descended.bias, identity.bias),
     )
-    losses = {"plain": divergences(model, identity, report)}
-    return best, losses | {"tuned": divergences(model, best, report), "learnt": learnt}
+    plain, tuned = divergences(model, (identity, best), report)
+    return best, {"plain": plain, "tuned": tuned, "learnt": learnt}
 
 
 @torch.no_grad()
@@ -87,8 +89,8 @@ def least_squares(model: LanguageModel, text: StoryWindows) -> Tuned:
     for windows, streams in text.batches():
         streams = streams.flatten(1, 2) - near[:, None]
         total += streams.sum(1)
-        pairs = torch.cat([streams[:-1], streams[-1:].expand(n, -1, -1)], dim=-1)
-        products += streams[:-1].transpose(1, 2) @ pairs
+        turned = streams[:-1].transpose(1, 2)
+        products += torch.cat([turned @ streams[:-1], turned @ streams[-1]], dim=-1)
         count += windows.numel()
         if count >= EXAMPLES * D:
             break
@@ -112,7 +114,7 @@ def descend(model: LanguageModel, start: Tuned, text: StoryWindows, steps: int, 
     scale = text.streams(slice(8))[:-1].flatten(1).std(1)
     weight = (start.weight * scale[:, None, None]).requires_grad_()
     bias = start.bias.clone().requires_grad_()
-    optimiser = torch.optim.Adam([weight, bias], lr=RATE)
+    optimiser = torch.optim.Adam([weight, bias], lr=RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / steps)
     count, length = text.tokens.shape
     rows = max(1, min(count, 2 * POSITIONS // length))
@@ -122,32 +124,33 @@ def descend(model: LanguageModel, start: Tuned, text: StoryWindows, steps: int, 
             streams = text.streams(chosen.to(text.tokens.device)).flatten(1, 2)
             some = torch.randperm(streams.shape[1], generator=generator)[:POSITIONS]
             streams = streams[:, some.to(streams.device)]
-            output = model.logits(streams[-1]).float().log_softmax(-1)
+            likely = model.logits(streams[-1]).float().softmax(-1)
         mapped = (streams[:-1] / scale[:, None, None]) @ weight + bias[:, None]
-        optimiser.zero_grad()
-        for layer in mapped.unbind(0):
+        leaf = mapped.detach().requires_grad_()
+        for layer in leaf:  # logits of one layer at a time
             logs = model.logits(layer).float().log_softmax(-1)
-            loss = -(output.exp() * logs).sum(-1).mean()
-            loss.backward(retain_graph=True)
+            (-(likely * logs).sum(-1).mean()).backward()
+        optimiser.zero_grad()
+        mapped.backward(leaf.grad)
         optimiser.step()
         schedule.step()
     return Tuned((weight / scale[:, None, None]).detach(), bias.detach())
 
 
 @torch.no_grad()
-def divergences(model: LanguageModel, lens: Tuned, text: StoryWindows) -> Tensor:
-    """Mean D(output || layer) in bits over the positions of every window, `(N, n)`."""
+def divergences(model: LanguageModel, lenses: Sequence[Tuned], text: StoryWindows) -> Tensor:
+    """Mean D(output || layer) in bits over every window's positions, of L lenses, `(L, N, n)`."""
     parts = []
     for _, streams in text.batches(WIDEST // model.config.vocab_size):
         output = model.logits(streams[-1]).float().log_softmax(-1)
         share = output.exp()
         floor = (share * output).sum(-1)
-        by_layer = [
-            floor - (share * lens.read(model, layer, stream).float().log_softmax(-1)).sum(-1)
-            for layer, stream in enumerate(streams[:-1])
-        ]
-        parts.append(torch.stack(by_layer, dim=-1).mean(1) / math.log(2))
-    return torch.cat(parts)
+        means = []
+        for maps, layer in product(lenses, range(len(streams) - 1)):
+            logs = maps.read(model, layer, streams[layer]).float().log_softmax(-1)
+            means.append((floor - (share * logs).sum(-1)).mean(1))
+        parts.append(torch.stack(means).unflatten(0, (len(lenses), -1)).mT / math.log(2))
+    return torch.cat(parts, dim=1)
 
 
 def split_stories(
@@ -189,8 +192,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     def read(layer: int, stream: Tensor) -> Tensor:
         return best.read(model, layer, stream)
 
-    streams = streams_of(model, batch.tokens)
-    finding = read_finding(checkpoint, request, batch, streams, read)
+    finding = read_finding(checkpoint, request, batch, read)
     for method in ("plain", "tuned"):
         losses = tensors[method]
         means, errors = losses.mean(0), 1.96 * losses.std(0) / len(losses) ** 0.5

@@ -6,13 +6,18 @@ from captum.attr import FeatureAblation, IntegratedGradients
 
 from eval import RequestError
 from eval.lenses import attribution
-from eval.lenses.attribution import Output, integrated_gradients, own_answer
+from eval.lenses.attribution import Output, integrated_gradients
+from eval.lenses.trace import streams_of
 from eval.models import open_checkpoint
 from tests.eval.lenses.cases import at, look
 
 
 def prompt(length=12):
     return torch.randint(250, (length,), generator=torch.Generator().manual_seed(3))
+
+
+def own_answer(model, tokens):
+    return Output(len(tokens) - 1, int(model(tokens[None])[0, -1].argmax()))
 
 
 def test_embeddings_predict_what_ids_do(model):
@@ -27,7 +32,7 @@ def test_embeddings_predict_what_ids_do(model):
 
 def test_occlusion_together_is_one_by_one(model):
     tokens, nothing = prompt(), torch.randn(model.config.d_model)
-    whole, without = attribution.occluded(model, tokens, nothing)
+    whole, without = attribution.occluded(model, streams_of(model, tokens[None])[:, 0], nothing)
     torch.testing.assert_close(whole, model(tokens[None])[0, -1], atol=1e-5, rtol=1e-5)
     for t in range(len(tokens)):
         embeddings = model.embed(tokens[None]).clone()
@@ -41,7 +46,7 @@ def test_captum_gives_the_same(small_model):
     name, mean = attribution.replacement(model, None)
     assert name == "mean"
     output, embeddings = own_answer(model, tokens), model.embed(tokens[None])
-    whole, without = attribution.occluded(model, tokens, mean)
+    whole, without = attribution.occluded(model, streams_of(model, tokens[None])[:, 0], mean)
     ours = {
         FeatureAblation: (whole - without)[:, output.token],
         IntegratedGradients: integrated_gradients(model, tokens, output, mean, 1e-6).scores,

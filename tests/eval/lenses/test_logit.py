@@ -113,7 +113,7 @@ def test_the_tuned_lens_is_never_worse_on_held_out_text(model):
     assert (report["tuned"].mean(0) <= report["plain"].mean(0)).all()
     kept = ~report["learnt"]
     assert torch.equal(report["tuned"][:, kept], report["plain"][:, kept])
-    torch.testing.assert_close(divergences(model, lens, windows[2]), report["tuned"])
+    torch.testing.assert_close(divergences(model, [lens], windows[2])[0], report["tuned"])
 
 
 def test_its_last_layer_is_the_models_output_and_fitting_twice_gives_the_same(small_model):

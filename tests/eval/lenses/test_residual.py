@@ -120,7 +120,7 @@ def test_likeness_of_streams(small_model):
     real = torch.ones(2, 12, dtype=torch.bool)
     real[1, 5:] = False
     traced = trace(model, tokens)
-    alike = similarity(traced.streams, PromptBatch(tokens, real, ["a", "b"]))
+    alike = similarity(traced.streams, PromptBatch(model, tokens, real, ["a", "b"]))
     torch.testing.assert_close(alike.diagonal(), torch.ones(4))
     torch.testing.assert_close(alike, alike.T)
     each = torch.cosine_similarity(traced.streams[1], traced.streams[3], dim=-1)

@@ -16,7 +16,7 @@ from eval.lenses.steering import (
     swap_vectors,
 )
 from eval.lenses.stories import attribute_words, following, swaps
-from eval.lenses.trace import spaced_layers, trace
+from eval.lenses.trace import spaced_layers
 from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
 
 MIXERS = ["flat", "attention(heads=2)", "attention+flat"]
@@ -88,7 +88,7 @@ def test_directions_are_differences_of_streams():
             torch.testing.assert_close(at_last, at_last[:1].expand_as(at_last))
 
 
-def test_nothing_added_changes_nothing_and_the_whole_difference_is_the_other_story():
+def test_logits_of_stories_are_those_of_steered_models():
     checkpoint = story_checkpoint(mixers=("attention",))
     model, words = checkpoint.model, attribute_words(checkpoint.tokenizer)
     pairs = swaps(checkpoint.tokenizer, 3)[:9]
@@ -97,14 +97,15 @@ def test_nothing_added_changes_nothing_and_the_whole_difference_is_the_other_sto
     assert [story.cue for story in told] == ["name", "animal", "mood"] * 3
     batch = batch_stories(checkpoint, told)
     other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
-    streams, theirs = (trace(model, b.tokens).streams[1] for b in (batch, other))
-    zero = torch.zeros(len(streams), 1, 32)
-    start = torch.zeros(len(streams), dtype=torch.long)
-    before = batch.at_last(model(batch.tokens))
-    torch.testing.assert_close(logits_after(model, batch, streams, 1, zero, start), before)
+    before, after = (one.at_last(model(one.tokens)) for one in (batch, other))
     assert not log_odds_change(words, told, before, before).any()
-    after = logits_after(model, batch, streams, 1, theirs - streams, start)
-    torch.testing.assert_close(after, other.at_last(model(other.tokens)))
+    vectors, start = torch.randn(len(told), 2, 32), batch.last - 3
+    found = logits_after(batch, 1, vectors * torch.tensor([[0.0], [1.0]]), start)
+    torch.testing.assert_close(found[:, 0], before)
+    for row, story in enumerate(told):
+        changed = steered(model, 1, vectors[row, 1], int(start[row]))
+        alone = changed(torch.tensor([story.tokens]))[0, -1]
+        torch.testing.assert_close(found[row, 1], alone, atol=1e-5, rtol=1e-4)
     row = told[0]
     own, new = row.words["name"], following(words["name"], row.words["name"])
     moved = after - before
