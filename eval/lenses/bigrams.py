@@ -1,7 +1,5 @@
 """Is W_E W_U' a table of bigrams? Its rows against what follows each token in a corpus.
 
-    python -m eval lens DIR --lens bigrams --corpus stories.txt --out results
-
 With no block at all a model could learn nothing but bigrams (Elhage et al. 2021, "A Mathematical
 Framework for Transformer Circuits"), and it would answer from this table.
 """

@@ -1,7 +1,4 @@
-"""Length as confidence: what a factor on the final vector, or a temperature, does to the answer.
-
-python -m eval lens DIR --lens confidence --out results
-"""
+"""Length as confidence: what a factor on the final vector, or a temperature, does to the answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Where the tokens of a word can be read from its last one: put together early, apart again late?
 
-    python -m eval lens DIR --lens detokenisation --corpus stories.txt --out results
-
 A linear probe for every layer and offset is fitted at all positions and judged at the last tokens
 of words, as in Feucht et al. (2024), "Token Erasure as a Footprint of Implicit Vocabulary Items in
 LLMs". Words of several tokens are compared with words of one and with any position, and every score

@@ -1,7 +1,5 @@
 """The tokens' vectors: lengths, alignment of input and output, the way back, the nearest.
 
-    python -m eval lens DIR --lens geometry --corpus stories.txt --out results
-
 W_E turns a token into a vector, W_U a vector into logits; both are `(V, D)`, one row a token.
 """
 

@@ -1,7 +1,5 @@
 """Where every layer looks: patterns and masked matrices, how far, how rich, and what training did.
 
-    python -m eval lens DIR --lens mixing --corpus stories.txt --out results
-
 A matrix over positions has the positions written as rows and those read as columns; nothing stands
 above the diagonal. The weights are compared with those of the run's start, `step-000000`. A model
 without one is compared with a fresh draw from its initialisation, which has the same statistics but
@@ -16,8 +14,6 @@ last makes none (Elhage et al. 2021, "A Mathematical Framework for Transformer C
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -38,8 +34,8 @@ from arch.mixers import (
 from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Record, Request, lens
 from eval.lenses.ov import value_maps
-from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_of
-from eval.models import Checkpoint
+from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_in, mixers_of
+from eval.models import Checkpoint, draw
 from eval.ranks import effective_rank, participation
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
@@ -118,10 +114,9 @@ def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
 def maps_of(model: LanguageModel, tokens: Tensor) -> list[Map]:
     """The matrices of every layer for `(B, T)` tokens: patterns, and triangles for T positions."""
     x, maps = model.with_positions(model.embed(tokens)), []
-    mixers = list(mixers_of(model))
     for layer, block in enumerate(blocks_of(model), start=1):
         read = block.norm_token(x)
-        for mixer in (one for depth, one in mixers if depth == layer):
+        for mixer in mixers_in(block):
             if isinstance(mixer, CausalAttention):
                 heads = attention_pattern(mixer, read).unbind(1)
                 parts = {f"head {h}": pattern for h, pattern in enumerate(heads)}
@@ -172,45 +167,32 @@ def mean_distance(weights: Tensor) -> Tensor:
     return ((sizes * back).sum(dim=-1) / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
 
 
-@dataclass(frozen=True)
-class MapChange:
-    """One matrix now and at its start, `(T, T)`, which is `saved` or `drawn`."""
+class MapChange(NamedTuple):
+    """One matrix since its start, which is `saved` or `drawn`."""
 
     now: Map
-    before: Tensor
     start: str
+    lags: Tensor  # mean absolute weight by lag now and before, signed of the difference, (3, T)
+    spectra: Tensor  # largest singular values now, before and of the difference, (3, CORNER)
+    figures: dict[str, Tensor]  # growth; from a saved start also how far, and in which direction
 
-    @property
-    def stages(self) -> Tensor:
-        """Now, at the start, and what lies between, `(3, T, T)`."""
-        now = self.now.weights
-        return torch.stack([now, self.before, now - self.before])
-
-    def lags(self) -> Tensor:
-        """Mean absolute weight by lag: now, before, and signed change; `(3, T)`."""
-        absolute, signed = by_lag(self.stages)
-        return torch.cat([absolute[:2], signed[2:]])
-
-    @cached_property
-    def spectra(self) -> Tensor:
-        """Largest singular values now, before and of the difference, `(3, CORNER)`, or zeros."""
-        values = spectrum(self.stages)
-        return F.pad(values, (0, max(0, CORNER - values.shape[1])))
-
-    def figures(self) -> dict[str, Tensor]:
-        """Growth of the size; from a saved start also how far, and in which direction."""
-        now, before, moved = self.stages
-        size = before.norm().clamp(min=TINY)
-        figures = {"weights grown": now.norm() / size}
-        if self.start == SAVED:
-            angle = (now * before).sum() / size / now.norm().clamp(min=TINY)
+    @classmethod
+    def of(cls, now: Map, before: Tensor, start: str) -> MapChange:
+        """From its weights at the start, `(T, T)`."""
+        stages = torch.stack([now.weights, before, now.weights - before])
+        absolute, signed = by_lag(stages)
+        values = spectrum(stages)
+        spectra = F.pad(values, (0, max(0, CORNER - values.shape[1])))
+        size, before_size, _ = stages.norm(dim=(1, 2)).clamp(min=TINY)
+        figures = {"weights grown": size / before_size}
+        if start == SAVED:
             figures |= {
-                "weights changed": moved.norm() / size,
-                "weights cosine with start": angle,
-                "change effective rank": effective_rank(self.spectra[2]),
-                "change participation": participation(self.spectra[2]),
+                "weights changed": stages[2].norm() / before_size,
+                "weights cosine with start": (now.weights * before).sum() / before_size / size,
+                "change effective rank": effective_rank(spectra[2]),
+                "change participation": participation(spectra[2]),
             }
-        return figures
+        return cls(now, start, torch.cat([absolute[:2], signed[2:]]), spectra, figures)
 
 
 def changes(checkpoint: Checkpoint, seed: int) -> list[MapChange]:
@@ -223,19 +205,21 @@ def changes(checkpoint: Checkpoint, seed: int) -> list[MapChange]:
     if not masked or type(config) is not ModelConfig:
         return []
     device = model.embedding.weight.device
-    saved, start = checkpoint.path.parent / START, None
-    if saved.is_dir() and (loaded := load_model(saved, device)).config == config:
-        kind, start = SAVED, loaded.model
-    if start is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            kind, start = DRAWN, LanguageModel(config).to(device)
-    made = []
-    for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True):
-        before = triangles(first, config.context)
-        for part, weights in triangles(mixer, config.context).items():
-            made.append(MapChange(Map(layer, mixer_name(mixer), part, weights), before[part], kind))
-    return made
+    saved, kind = checkpoint.path.parent / START, SAVED
+    start = load_model(saved, device) if saved.is_dir() else None
+    if start is None or start.config != config:
+        kind, start = DRAWN, draw(lambda: LanguageModel(config).to(device), seed)
+    else:
+        start = start.model
+    return [
+        MapChange.of(Map(layer, mixer_name(mixer), part, weights), before, kind)
+        for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True)
+        for (part, weights), before in zip(
+            triangles(mixer, config.context).items(),
+            triangles(first, config.context).values(),
+            strict=True,
+        )
+    ]
 
 
 @torch.no_grad()
@@ -254,12 +238,11 @@ def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[Record]:
         "features turned": lambda x: x @ turn,
         "positions reversed": lambda x: x.flip(-2),
     }
-    mixers = list(mixers_of(model))
     for layer, block in enumerate(blocks_of(model), start=1):
         read = block.norm_token(x)
         both = (block.token_mixer, block.channel_mixer)
         parts: dict[str, Act] = dict(zip(SUBLAYERS, both, strict=True))
-        for mixer in (one for depth, one in mixers if depth == layer):
+        for mixer in mixers_in(block):
             if isinstance(mixer, CausalAttention):
                 pattern = attention_pattern(mixer, read)
                 ov = torch.einsum("hdw,hwe->hde", *value_maps(mixer, read))
@@ -323,16 +306,16 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     if moved:
         axes = {"map": [one.now.label for one in moved], "stage": ("now", "start", "change")}
         context = range(checkpoint.config.context)
-        lags = torch.stack([one.lags() for one in moved])
-        finding.array("change by lag", lags, {**axes, "lag": context})
+        lags = torch.stack([one.lags for one in moved])
         spectra = torch.stack([one.spectra for one in moved])
+        finding.array("change by lag", lags, {**axes, "lag": context})
         finding.array("change spectrum", spectra, {**axes, "rank": range(CORNER)})
     for one in maps:
         finding.numbers(one.figures(), **one.place)
     for record in separated(model, tokens[:1, :CORNER], request.seed):
         finding.number("minds", **record)
     for one in moved:
-        finding.numbers(one.figures(), **one.now.place, start=one.start)
+        finding.numbers(one.figures, **one.now.place, start=one.start)
     finding.notes["start"] = moved[0].start if moved else None
     return finding
 

@@ -1,7 +1,5 @@
 """OV circuits: what a head of attention writes for what it reads, wherever it looks.
 
-    python -m eval lens DIR --lens ov --out results
-
 Of a head h, W_V W_O `(D, D)`, and as tokens see it, W_E W_V W_O W_U' `(V, V)`: does reading a token
 raise that token? Its eigenvalues say so without the table being made (Elhage et al. 2021). A headed
 masked mixer has such circuits too.

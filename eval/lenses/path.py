@@ -1,7 +1,4 @@
-"""The way of a position through the layers, seen on the plane of two tokens' directions.
-
-python -m eval lens DIR --lens path --words " dog" " cat" --out results
-"""
+"""The way of a position through the layers, seen on the plane of two tokens' directions."""
 
 from __future__ import annotations
 

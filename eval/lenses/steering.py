@@ -209,9 +209,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     pairs = swaps(checkpoint.tokenizer, max(4, request.tokens // TOKENS), request.seed)
     generator = torch.Generator().manual_seed(request.seed)
     values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
-    told = batch_stories(checkpoint, [p.story for p in pairs if p.attribute == pairs[0].attribute])
+    plain = batch_stories(checkpoint, [p.story for p in pairs if p.attribute == pairs[0].attribute])
     other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
-    before = model.logits(told.at_last(told.streams[-1])[:, None])[:, 0]
+    before = model.logits(plain.at_last(plain.streams[-1])[:, None])[:, 0]
     swapped = read_on(model, model.with_positions(model.embed(other.tokens)), last=other.last)
     for a, attribute in enumerate(words):
         asked = [pair for pair in pairs if pair.attribute == attribute]
@@ -219,14 +219,14 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         after = swapped[a * len(asked) :][: len(asked)]
         _add_effect(finding, asked, log_odds_change(words, originals, before, after), by="text")
         old = [one.words[attribute] for one in originals]
-        at_word = torch.tensor([one.places[attribute] for one in originals]).to(told.last)
-        for p, (place, start) in enumerate(zip(PLACES, (at_word, told.last), strict=True)):
+        at_word = torch.tensor([one.places[attribute] for one in originals]).to(plain.last)
+        for p, (place, start) in enumerate(zip(PLACES, (at_word, plain.last), strict=True)):
             means = directions[attribute, place]
             for column, layer in enumerate(layers):
                 real = swap_vectors(means[:, layer], words[attribute], old)
                 noise = torch.randn(real.shape, generator=generator).to(real)
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-                after = logits_after(told, layer, torch.cat([real, noise], dim=1), start)
+                after = logits_after(plain, layer, torch.cat([real, noise], dim=1), start)
                 for e, by in enumerate(EFFECTS):
                     moved = log_odds_change(words, originals, before, after[:, e])
                     _add_effect(finding, asked, moved, by=by, place=place, layer=layer)

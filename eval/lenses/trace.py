@@ -7,7 +7,7 @@ read as the sum of their readings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -157,12 +157,16 @@ def blocks_of(model: LanguageModel) -> list[Any]:
     return list(model.blocks)
 
 
-def mixers_of(model: LanguageModel) -> Iterator[tuple[int, TokenMixer]]:
-    """Every token mixer with its layer, those side by side one after the other."""
-    for layer, block in enumerate(blocks_of(model), start=1):
-        mixer = block.token_mixer
-        several = isinstance(mixer, SideBySide)
-        yield from ((layer, one) for one in (mixer.mixers if several else [mixer]))  # pyright: ignore
+def mixers_in(block: Any) -> list[TokenMixer]:
+    """The token mixer of a block, or those that stand side by side in it."""
+    mixer = block.token_mixer
+    return list(mixer.mixers) if isinstance(mixer, SideBySide) else [mixer]  # pyright: ignore
+
+
+def mixers_of(model: LanguageModel) -> list[tuple[int, TokenMixer]]:
+    """Every token mixer with its layer."""
+    blocks = enumerate(blocks_of(model), start=1)
+    return [(layer, mixer) for layer, block in blocks for mixer in mixers_in(block)]
 
 
 def mixer_name(mixer: TokenMixer) -> str:
