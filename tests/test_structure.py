@@ -40,7 +40,7 @@ LIMITS = {  # measure: limit, target
     "lines: tokenizer": (1_736, 1_100),
     "lines: eval": (21_040 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_067 + _room("scripts"), 1_600 + _room("scripts")),
-    "lines: tests": (20_365 + TESTS, 13_000 + TESTS),
+    "lines: tests": (20_266 + TESTS, 13_000 + TESTS),
     "files in eval": (113, 85),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),

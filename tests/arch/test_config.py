@@ -63,20 +63,10 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
         ("rectangular(factor=0)", "rectangular: factor is 0; it must be a whole number of at le"),
-        *(
-            (text, f"mixer {text!r} cannot be read; write name, name(key=value, ...), or several")
-            for text in (
-                "",
-                "flat(2)",
-                "flat-flat",
-                "flat(bias=not)",
-                "flat(",
-                "flat(bias=-x)",
-                "+",
-            )
-        ),
+        *((t, f"mixer {t!r} cannot be read; write name, name(key=value, ...), or several")
+          for t in ("", "flat(2)", "flat-flat", "flat(", "flat(bias=-x)", "flat(bias=not)", "+")),
     ],
-)
+)  # fmt: skip
 def test_a_pattern_that_does_not_fit_says_so(entry, message):
     with one_line(ModelError, message):
         LanguageModel(ModelConfig(16, 8, 8, 1, mixers=(entry,)))

@@ -235,8 +235,6 @@ def test_meta_and_configuration_of_another_kind(directory):
     assert says(directory) == f"{directory / 'meta.json'} is not a JSON object"
     edit(directory / "config.json", mixers=["mamba"])
     assert "there is no 'mamba'" in says(directory)
-    edit(directory / "config.json", width=3)
-    assert says(directory).startswith(f"{directory / 'config.json'} has unknown fields: width; ")
 
 
 def names(folder: Path) -> list[str]:

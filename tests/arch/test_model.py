@@ -53,19 +53,15 @@ def test_hidden_is_the_blocks_one_by_one_and_logits_what_follows():
     assert torch.equal(x, model.embedding.weight[tokens])
     assert model.hidden(x, 0) is x
     for layer, block in enumerate(model.blocks, start=1):
+        mixed = block.token_mixer(block.norm_token(x))
+        middle = x + mixed
+        expected = middle + block.channel_mixer(block.norm_channel(middle))
+        assert torch.equal(block.combine(x, mixed), expected)
         x = block(x)
+        assert torch.equal(x, expected)
         assert torch.equal(model.hidden(model.embed(tokens), layer), x)
     assert torch.equal(model(tokens), model.head(model.norm(x)))
     assert torch.equal(model.logits(x), model(tokens))
-
-
-def test_a_block_is_its_four_parts():
-    block, x = small_model("flat").blocks[0], torch.randn(2, 12, 8)
-    mixed = block.token_mixer(block.norm_token(x))
-    middle = x + mixed
-    expected = middle + block.channel_mixer(block.norm_channel(middle))
-    assert torch.equal(block(x), expected)
-    assert torch.equal(block.combine(x, mixed), expected)
 
 
 def test_a_length_above_the_context_says_so():

@@ -19,26 +19,16 @@ transformers = pytest.importorskip("transformers")
 AutoModelForCausalLM = transformers.AutoModelForCausalLM
 
 V, T, D = 258, 24, 32
-LLAMA = {
-    "hidden_size": D,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": T,
-    "initializer_range": 0.2,
-}
+LLAMA = {"hidden_size": D, "intermediate_size": 48, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "max_position_embeddings": T,
+         "initializer_range": 0.2}  # fmt: skip
 GPT = {"n_positions": T, "n_embd": D, "n_layer": 3, "n_head": 4, "initializer_range": 0.2}
 OPT = {"hidden_size": D, "word_embed_proj_dim": D, "ffn_dim": 48, "num_hidden_layers": 3,
        "num_attention_heads": 4, "max_position_embeddings": T, "init_std": 0.2}  # fmt: skip
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 8}  # fmt: skip
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+GROUPED = {**LLAMA, "num_key_value_heads": 2}
 FAMILIES = {
     "gpt2": ("GPT2", GPT),
     "gpt2, scores scaled by layer": ("GPT2", {**GPT, "scale_attn_by_inverse_layer_idx": True}),
@@ -46,25 +36,11 @@ FAMILIES = {
     "opt without biases": ("OPT", {**OPT, "enable_bias": False}),
     "gptj": ("GPTJ", {**GPT, "rotary_dim": 4}),
     "llama 1": ("Llama", LLAMA),
-    "llama 2, grouped, scaled": (
-        "Llama",
-        {**LLAMA, "num_key_value_heads": 2, "rope_parameters": LINEAR_ROPE},
-    ),
-    "llama 3": (
-        "Llama",
-        {
-            **LLAMA,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "tie_word_embeddings": True,
-            "rope_parameters": LLAMA3_ROPE,
-        },
-    ),
-    "mistral": (
-        "Mistral",
-        {**LLAMA, "num_key_value_heads": 2, "max_position_embeddings": 64, "sliding_window": T},
-    ),
-}
+    "llama 2, grouped, scaled": ("Llama", {**GROUPED, "rope_parameters": LINEAR_ROPE}),
+    "llama 3": ("Llama", {**LLAMA, "num_key_value_heads": 1, "head_dim": 16,
+                          "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "mistral": ("Mistral", {**GROUPED, "max_position_embeddings": 64, "sliding_window": T}),
+}  # fmt: skip
 families = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -228,16 +204,13 @@ def test_what_the_family_says_of_itself_is_in_the_configuration():
     assert not pair("llama 1")[1].config.tied
 
 
-def test_a_model_that_is_not_there_says_so_in_one_line(tmp_path):
-    with one_line(ModelError, f"{tmp_path / 'nothing'} cannot be loaded: "):
-        load_pretrained(str(tmp_path / "nothing"))
-
-
-def test_weights_that_are_no_weights_are_named_in_one_line(tmp_path):
-    saved(their_model("gpt2"), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"junk" * 100)
-    with one_line(ModelError, f"{tmp_path} cannot be loaded: "):
-        load_pretrained(str(tmp_path))
+@pytest.mark.parametrize("junk", [False, True])
+def test_a_model_that_cannot_be_read_says_so_in_one_line(tmp_path, junk):
+    place = Path(saved(their_model("gpt2"), tmp_path)) if junk else tmp_path / "nothing"
+    if junk:
+        (place / "model.safetensors").write_bytes(b"junk" * 100)
+    with one_line(ModelError, f"{place} cannot be loaded: "):
+        load_pretrained(str(place))
 
 
 def test_without_transformers_the_fix_is_named(monkeypatch):

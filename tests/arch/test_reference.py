@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from arch import ModelError, import_reference, load_model, save_model
 from arch.reference import from_reference
 from tests.arch.cases import tokenizer_json
+from tests.said import one_line
 
 V, L, D, N = 11, 12, 8, 2
 
@@ -131,33 +132,35 @@ def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp
         torch.testing.assert_close(import_reference(tmp_path)(tokens), theirs(tokens))
 
 
-def says(state):
-    with pytest.raises(ModelError) as caught:
+def lacking(state, part):
+    return {name: tensor for name, tensor in state.items() if part not in name}
+
+
+FLATS = Mixer([flat(), flat()]).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "here has no wte.weight and mixerblocks.0.*: not a reference mixer"),
+        (
+            FLATS | {"mixerblocks.1.conv.weight": torch.ones(L, L + 1, 1)},
+            "here: mixerblocks.1.conv.* has the shapes {'weight': (12, 13, 1)} and the biases "
+            "['bias']; allowed: weight (L, L, k), or 0.weight (n L, L, 1) and 2.weight (L, n L, 1)",
+        ),
+        (lacking(Mixer([expanded(2)]).state_dict(), "conv.0.bias"), "the biases ['2.bias']"),
+        (FLATS | {"memory.weight": torch.ones(1)}, "unknown memory.weight"),
+        (lacking(FLATS, "0.seq_layernorm"), "no blocks.0.norm_token.weight"),
+        (lacking(FLATS, "0.conv"), "mixerblocks.0.conv.* has the shapes {}"),
+        (
+            Mixer([flat(), nn.Conv1d(6, 6, 1)]).state_dict(),
+            "mix.weight is (6, 6), the configuration says (12, 12)",
+        ),
+    ],
+)
+def test_other_names_and_shapes_say_so(state, message):
+    with one_line(ModelError, message):
         from_reference(state, "here")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_other_names_and_shapes_say_so():
-    state = Mixer([flat(), flat()]).state_dict()
-    assert says({}) == "here has no wte.weight and mixerblocks.0.*: not a reference mixer"
-    wide = {**state, "mixerblocks.1.conv.weight": torch.ones(L, L + 1, 1)}
-    assert says(wide).startswith(
-        "here: mixerblocks.1.conv.* has the shapes {'weight': (12, 13, 1)} and the biases ['bias']"
-    )
-    assert "allowed: weight (L, L, k), or 0.weight (n L, L, 1) and 2.weight" in says(wide)
-    broken = Mixer([expanded(2)]).state_dict()
-    del broken["mixerblocks.0.conv.0.bias"]
-    assert "the biases ['2.bias']" in says(broken)
-    assert "unknown memory.weight" in says({**state, "memory.weight": torch.ones(1)})
-    assert "no blocks.0.norm_token.weight" in says(
-        {name: tensor for name, tensor in state.items() if "0.seq_layernorm" not in name}
-    )
-    assert "mixerblocks.0.conv.* has the shapes {}" in says(
-        {name: tensor for name, tensor in state.items() if "0.conv" not in name}
-    )
-    mixed = Mixer([flat(), nn.Conv1d(6, 6, 1)]).state_dict()
-    assert "mix.weight is (6, 6), the configuration says (12, 12)" in says(mixed)
 
 
 def test_files_that_are_none_say_so(tmp_path):

@@ -1,8 +1,6 @@
 """Llama-style models to and from transformers' layout; transformers is the judge."""
 
 import json
-import resource
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from transformers import (
 from arch import (
     ModelError,
     export_transformers,
-    generate,
     import_transformers,
     load_model,
     save_model,
@@ -35,25 +32,13 @@ SHAPES = {
     "plain": {"num_attention_heads": 4, "num_key_value_heads": 4},
     "tied": {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "grouped": {"num_attention_heads": 8, "num_key_value_heads": 2, "rms_norm_eps": 1e-3},
-    "one key head, biases": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "other base": {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
-    },
-    "normed queries": {
-        "model_type": "qwen3",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rms_norm_eps": 1e-5,
-    },
-}
+    "one key head, biases": {"num_attention_heads": 4, "num_key_value_heads": 1,
+                             "attention_bias": True, "mlp_bias": True},
+    "other base": {"num_attention_heads": 2, "num_key_value_heads": 2,
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "normed queries": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2,
+                       "head_dim": 8, "rms_norm_eps": 1e-5},
+}  # fmt: skip
 
 
 def their_model(model_type: str = "llama", **settings) -> LlamaForCausalLM | Qwen3ForCausalLM:
@@ -154,20 +139,15 @@ def test_a_padded_llama_is_imported_without_its_padding(tmp_path, rows, tied):
 
 
 def test_a_model_in_training_is_exported_with_its_padding(tmp_path):
-    ours = scramble(our_model(vocab_multiple=64))
+    ours = scramble(our_model(vocab_multiple=64)).bfloat16()
     export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert theirs.dtype == torch.bfloat16
+    ours, theirs = ours.float(), theirs.float()
     tokens = random_tokens(ours)
     expected = theirs(tokens).logits
     assert expected.shape[-1] == 320
     torch.testing.assert_close(ours(tokens), expected[..., :V], atol=1e-4, rtol=1e-5)
-
-
-def test_precision_is_kept(tmp_path):
-    export_transformers(tmp_path / "out", our_model().bfloat16(), TOKENIZER.to_str())
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert theirs.dtype == torch.bfloat16
-    assert import_transformers(tmp_path / "out").model.head.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", [AutoTokenizer, PreTrainedTokenizerFast])
@@ -181,15 +161,6 @@ def test_the_exported_tokenizer_loads_and_splits_the_same(tmp_path, kind):
     assert theirs.model_max_length == 40
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["eos_token_id"], config["pad_token_id"]) == (256, 257)
-
-
-def test_transformers_generates_what_we_generate(tmp_path):
-    ours = scramble(our_model())
-    export_transformers(tmp_path / "out", ours, TOKENIZER.to_str())
-    theirs: Any = LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
-    prompt = random_tokens(ours, batch=2, length=5)
-    expected = theirs.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
-    assert torch.equal(generate(ours, prompt, 30, temperature=0), expected)
 
 
 def test_weights_may_be_in_several_files_and_hold_old_tables(llama_directory):
@@ -243,17 +214,6 @@ def test_a_configuration_of_transformers_four_is_read_too(llama_directory):
 def test_a_model_that_is_no_llama_is_not_exported(tmp_path, settings, named):
     with one_line(ModelError, f"not Llama-style: {named}"):
         export_transformers(tmp_path / "out", our_model(**settings), TOKENIZER.to_str())
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_full_disk_leaves_nothing(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            export_transformers(tmp_path / "out", our_model(), TOKENIZER.to_str())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not any(tmp_path.iterdir())
 
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 
 STORIES = [
@@ -149,24 +150,24 @@ def test_the_real_hub():
 
 
 BAD_FILES = {
-    "empty.txt": (b"", r"holds no story; at least two"),
-    "blank.txt": (b"\n \n<|endoftext|>\n\n<|endoftext|>", r"holds no story; at least two"),
-    "one.txt": (b"Once.\n<|endoftext|>\n", r"holds one story only; at least two"),
-    "plain.txt": (b"Once upon a time.\nThe end.\n", r"no separator after byte 0; end each story"),
+    "empty.txt": (b"", "holds no story; at least two"),
+    "blank.txt": (b"\n \n<|endoftext|>\n\n<|endoftext|>", "holds no story; at least two"),
+    "one.txt": (b"Once.\n<|endoftext|>\n", "holds one story only; at least two"),
+    "plain.txt": (b"Once upon a time.\nThe end.\n", "no separator after byte 0; end each story"),
     "latin.txt": (
         b"One.\n<|endoftext|>\nA caf\xe9.\n<|endoftext|>\n",
-        r"byte 24 \(line 3\) is 0xe9, not valid UTF-8; convert",
+        "byte 24 (line 3) is 0xe9, not valid UTF-8; convert",
     ),
-    "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', r"byte 24 \(line 2\) is 0xff"),
-    "empty.jsonl": (b"\n", r"holds no story"),
-    "broken.jsonl": (b'{"text": "a"}\n\n{"text": \n', r"line 3 is not an object with a text"),
-    "other.jsonl": (b'{"text": "a"}\n{"story": "b"}\n', r"line 2 is not an object with a text"),
-    "late.jsonl": (b'{"text": "a"}\n' * 5 + b'{"text": null}\n', r"line 6 is not an object"),
-    "number.jsonl": (b'{"text": "a"}\n{"text": 3}\n', r"line 2 is not an object with a text"),
-    "list.jsonl": (b"[1]\n", r"line 1 is not an object with a text"),
-    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r"line 1 is not an object with a text"),
-    "broken.parquet": (b"PAR1 no PAR1", r"not a Parquet file"),
-    "stories.csv": (b"text\n", r"unknown kind of file; the name must end in \.txt, \.jsonl"),
+    "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', "byte 24 (line 2) is 0xff"),
+    "empty.jsonl": (b"\n", "holds no story"),
+    "broken.jsonl": (b'{"text": "a"}\n\n{"text": \n', "line 3 is not an object with a text"),
+    "other.jsonl": (b'{"text": "a"}\n{"story": "b"}\n', "line 2 is not an object with a text"),
+    "late.jsonl": (b'{"text": "a"}\n' * 5 + b'{"text": null}\n', "line 6 is not an object"),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 3}\n', "line 2 is not an object with a text"),
+    "list.jsonl": (b"[1]\n", "line 1 is not an object with a text"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1 is not an object with a text"),
+    "broken.parquet": (b"PAR1 no PAR1", "not a Parquet file"),
+    "stories.csv": (b"text\n", "unknown kind of file; the name must end in .txt, .jsonl"),
 }
 
 
@@ -175,9 +176,8 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, name):
     content, message = BAD_FILES[name]
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(CorpusError, match=f"{name}: {message}") as caught:
+    with one_line(CorpusError, f"{name}: {message}"):
         list(open_corpus(str(path), "train"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_text_that_is_too_long_is_not_called_bad_utf_8(tmp_path, monkeypatch):
@@ -203,39 +203,26 @@ def test_parquet_needs_a_column_of_texts(tmp_path):
         list(open_corpus(str(path), "train"))
 
 
-@pytest.mark.parametrize("source", ["toy:", "toy:1", "toy:x", "toy:10:", "toy:10:1:2"])
-def test_a_toy_source_is_checked(source):
-    with pytest.raises(CorpusError, match="must be toy, toy:STORIES or toy:STORIES:SEED"):
-        open_corpus(source, "train")
-
-
-def test_a_source_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match="no such file or directory; a source is toy"):
-        open_corpus(str(tmp_path / "nowhere"), "train")
-    with pytest.raises(CorpusError, match=r"no train\.\* or valid\.\* in it"):
-        open_corpus(str(tmp_path), "train")
-
-
-def test_a_directory_must_be_clear_about_its_splits(tmp_path):
-    write(tmp_path / "train.txt", STORIES)
-    with pytest.raises(CorpusError, match="has no valid split; choose a source that has one"):
-        open_corpus(str(tmp_path), "valid")
-    assert open_corpus(str(tmp_path), "train", valid_fraction=0.5).share == 0.5
-    write(tmp_path / "train.jsonl", STORIES)
-    with pytest.raises(CorpusError, match=r"several kinds of file for train \(train\.jsonl, train"):
-        open_corpus(str(tmp_path), "train")
-
-
-def test_settings_are_checked(tmp_path):
-    def opened(**settings):
-        return open_corpus("toy:10", **{"split": "train", **settings})
-
-    with pytest.raises(CorpusError, match="split test: must be train or valid"):
-        opened(split="test")
-    with pytest.raises(CorpusError, match="--limit 1: must be 2 or more"):
-        opened(limit=1)
-    with pytest.raises(CorpusError, match=r"--valid-fraction 1\.5: must lie between 0 and 1"):
-        opened(valid_fraction=1.5)
-    few = str(write(tmp_path / "few.txt", STORIES))
-    with pytest.raises(CorpusError, match=r"holds no story for valid; at least two"):
-        open_corpus(few, "valid", valid_fraction=1e-9)
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        *((toy, {}, "must be toy, toy:STORIES or toy:STORIES:SEED")
+          for toy in ("toy:", "toy:1", "toy:x", "toy:10:", "toy:10:1:2")),
+        ("toy:10", {"split": "test"}, "split test: must be train or valid"),
+        ("toy:10", {"limit": 1}, "--limit 1: must be 2 or more"),
+        ("toy:10", {"valid_fraction": 1.5}, "--valid-fraction 1.5: must lie between 0 and 1"),
+        ("{}/few.txt", {"split": "valid", "valid_fraction": 1e-9}, "holds no story for valid; at"),
+        ("{}/nowhere", {}, "no such file or directory; a source is toy"),
+        ("{}/empty", {}, "no train.* or valid.* in it"),
+        ("{}/one", {"split": "valid"}, "has no valid split; choose a source that has one"),
+        ("{}/two", {}, "two: several kinds of file for train (train.jsonl, train.txt); keep one"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_be_used_is_refused(tmp_path, source, settings, message):
+    for folder in ("empty", "one", "two"):
+        (tmp_path / folder).mkdir()
+    for name in ("few.txt", "one/train.txt", "two/train.txt", "two/train.jsonl"):
+        write(tmp_path / name, STORIES)
+    with one_line(CorpusError, message):
+        open_corpus(source.format(tmp_path), **{"split": "train", **settings})
+    assert open_corpus(str(tmp_path / "one"), "train", valid_fraction=0.5).share == 0.5

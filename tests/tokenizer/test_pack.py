@@ -272,19 +272,22 @@ def test_directories_of_one_file_a_split_are_read(packed, tokenizer):
         assert [shard.verify() for shard in data.shards(split)] == [None]
 
 
-def test_a_directory_that_is_not_packed_data_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match="nowhere: no such directory of packed data; make one"):
-        PackedData(tmp_path / "nowhere")
-    with pytest.raises(CorpusError, match=r"not a directory of packed data \(no meta\.json\)"):
-        PackedData(tmp_path)
-    for text, message in (
-        ('{"step": 0}', r"not a directory of packed data \(no splits in"),  # a model has one, too
-        ("{", r"meta\.json: not JSON \(.*\); pack the data again"),
-        ('{"schema": 9, "splits": {}}', r"meta\.json: schema 9, known is 1"),
-    ):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "not a directory of packed data (no meta.json)"),
+        ('{"step": 0}', "not a directory of packed data (no splits in"),  # a model has one, too
+        ("{", "meta.json: not JSON ("),
+        ('{"schema": 9, "splits": {}}', "meta.json: schema 9, known is 1"),
+    ],
+)
+def test_a_directory_that_is_not_packed_data_is_refused(tmp_path, text, message):
+    if text is not None:
         (tmp_path / "meta.json").write_text(text)
-        with pytest.raises(CorpusError, match=message):
-            PackedData(tmp_path)
+    with one_line(CorpusError, message):
+        PackedData(tmp_path)
+    with one_line(CorpusError, "nowhere: no such directory of packed data; make one"):
+        PackedData(tmp_path / "nowhere")
 
 
 def test_another_tokenizer_is_noticed(data):
