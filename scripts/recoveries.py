@@ -22,7 +22,7 @@ from typing import Any
 
 from eval import RequestError
 from eval.drawing import Figure
-from eval.information.hypotheses import Record, mean_of, records
+from eval.information.hypotheses import mean_of, records
 from eval.information.page import panels
 from eval.inversion.questions import LAST, Question
 from eval.inversion.run import plan
@@ -30,7 +30,7 @@ from eval.inversion.solvers import parse_solvers
 from eval.models import Checkpoint
 from eval.recovery import Slice
 from eval.schema import Row
-from eval.tables import Table
+from eval.tables import Table, group
 from eval.tasks import Task
 from eval.text import Prompt, drawn_prompts, held_out_text, padded
 
@@ -39,6 +39,7 @@ FILLED = "pads", "stories", "random"
 FACTORS = ("hidden", "shown", "filled", "upto")
 COMPARED = (3, 4)  # tokens hidden and states shown, at which methods are compared
 SEARCH, DESCENT = "alternating", "descent"
+LOG = {"type": "log", "base": 2, "nice": False}
 PANELS = 620  # the width of all together, at most, in pixels
 
 
@@ -106,12 +107,42 @@ def cut(passage: Prompt, before: int, place: Mapping[str, Any], checkpoint: Chec
 
 def figures(registration: Mapping[str, Any], rows: Sequence[Row]) -> list[Figure]:
     """Recovery against work and hidden positions; or, of descents, against the positions shown."""
-    flat = [
-        {**each, "model": f"{each['architecture']}, step {each['step']}"} for each in records(rows)
+    flat = [{**r, "model": f"{r['architecture']}, step {r['step']}"} for r in records(rows)]
+    if filled := [r for r in flat if r["filled"] != NOTHING]:
+        models, kinds = {r["model"] for r in filled}, dict.fromkeys(r["filled"] for r in filled)
+        bare = [r for r in flat if r["filled"] == NOTHING and r["model"] in models]
+        alike = [*filled, *({**r, "filled": kind} for kind in kinds for r in bare)]
+        points = [
+            {**point, "positions after": upto}
+            for upto in sorted({r["upto"] for r in alike})
+            for point in _points(alike, "named", "filled", upto=upto, method=DESCENT)
+        ]
+        said = "Hidden first tokens that the published descent names, by positions after them"
+        return [
+            _lines("positions", said, points, "positions after", "filled", LOG | {"padding": 6})
+        ]
+    budget, (hidden, shown) = registration["design"]["budget"], COMPARED
+    by_work = [
+        {**point, "tokens": spent}
+        for spent in [*(2**power for power in range(10, budget.bit_length())), budget]
+        for point in _points(
+            [{**r, "within": r["whole"] and r["spent"] <= spent} for r in flat],
+            *("within", "method"), hidden=hidden, shown=shown,
+        )
+    ]  # fmt: skip
+    searched = [r for r in flat if r["method"] == SEARCH]
+    by_hidden = [
+        {**point, "tokens hidden": n, "states": "1 state" if states == 1 else f"{states} states"}
+        for n, states in dict.fromkeys((r["hidden"], r["shown"]) for r in searched)
+        for point in _points(searched, "whole", "method", hidden=n, shown=states)
     ]
-    if any(each["filled"] != NOTHING for each in flat):
-        return [_against_positions(flat)]
-    return [_against_work(flat, registration["design"]["budget"]), _against_hidden(flat)]
+    by_hidden.sort(key=lambda point: point["states"])
+    work = f"Prompts found whole, {hidden} tokens from {shown} states, within so many tokens run"
+    whole = "Prompts that alternating search finds whole within the budget, by tokens hidden"
+    return [
+        _lines("work", work, by_work, "tokens", "method", LOG),
+        _lines("hidden", whole, by_hidden, "tokens hidden", "states"),
+    ]
 
 
 def every_cell(rows: Sequence[Row]) -> Table:
@@ -119,81 +150,27 @@ def every_cell(rows: Sequence[Row]) -> Table:
     places = ("architecture", "step", "hidden", "shown", "filled", "upto", "method")
     shares = {"whole": "whole", "named": "hidden named", "seen": "shown named",
               "arrived": "arrived"}  # fmt: skip
-    grouped: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records(rows):
-        grouped.setdefault(tuple(record[name] for name in places), []).append(record)
+    cells = group(records(rows), lambda record: tuple(record[name] for name in places))
     lines = []
-    for place, group in sorted(grouped.items()):
-        known = [mean_of(group, value) for value in shares]
+    for place, several in sorted(cells.items()):
+        known = [mean_of(several, value) for value in shares]
         means = [
             "–" if each is None else "{:.0f} ({:.0f} to {:.0f})".format(*(100 * x for x in each))
             for each in known
         ]
-        work = statistics.median(record["spent"] for record in group)
-        lines.append([*map(str, place), *means, f"{work:,.0f}", str(len(group))])
+        work = statistics.median(record["spent"] for record in several)
+        lines.append([*map(str, place), *means, f"{work:,.0f}", str(len(several))])
     return Table([*places, *shares.values(), "tokens, median", "pairs"], lines)
 
 
-def _against_work(flat: Sequence[dict[str, Any]], budget: int) -> Figure:
-    """The share of prompts found whole within so much work, by method."""
-    hidden, shown = COMPARED
-    drawn = []
-    for spent in [*(2**power for power in range(10, budget.bit_length())), budget]:
-        within = [{**r, "within": r["whole"] and r["spent"] <= spent} for r in flat]
-        where = {"hidden": hidden, "shown": shown}
-        drawn += [
-            {**point, "tokens": spent} for point in _points(within, "within", "method", where)
-        ]
-    said = f"Prompts found whole, {hidden} tokens from {shown} states, within so many tokens run"
-    scale = {"type": "log", "base": 2, "nice": False}
-    return _lines("work", said, drawn, "tokens", "method", scale)
-
-
-def _against_hidden(flat: Sequence[dict[str, Any]]) -> Figure:
-    """The share of prompts that search finds whole, by the number of hidden tokens."""
-    drawn, searched = [], [r for r in flat if r["method"] == SEARCH]
-    for hidden, shown in dict.fromkeys((r["hidden"], r["shown"]) for r in searched):
-        where = {"hidden": hidden, "shown": shown}
-        states = "1 state" if shown == 1 else f"{shown} states"
-        drawn += [
-            {**point, "tokens hidden": hidden, "states": states}
-            for point in _points(searched, "whole", "method", where)
-        ]
-    said = "Prompts that alternating search finds whole within the budget, by tokens hidden"
-    return _lines(
-        "hidden", said, sorted(drawn, key=lambda r: r["states"]), "tokens hidden", "states"
-    )
-
-
-def _against_positions(flat: Sequence[dict[str, Any]]) -> Figure:
-    """The share of hidden tokens that the descent names, by the positions after them."""
-    filled = [r for r in flat if r["filled"] != NOTHING]
-    models, kinds = {r["model"] for r in filled}, dict.fromkeys(r["filled"] for r in filled)
-    bare = [r for r in flat if r["filled"] == NOTHING and r["model"] in models]
-    alike = [{**r, "filled": kind} for kind in kinds for r in bare]
-    drawn = [
-        {**point, "positions after": upto}
-        for upto in sorted({r["upto"] for r in [*filled, *alike]})
-        for point in _points(
-            [*filled, *alike], "named", "filled", {"upto": upto, "method": DESCENT}
-        )
-    ]
-    said = "Hidden first tokens that the published descent names, by positions after them"
-    scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
-    return _lines("positions", said, drawn, "positions after", "filled", scale)
-
-
 def _points(
-    flat: Sequence[dict[str, Any]], value: str, colour: str, where: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+    flat: Sequence[dict[str, Any]], value: str, colour: str, **where: Any
+) -> Iterator[dict[str, Any]]:
     """A mean in per cent for each model and each of what lines are coloured by."""
-    drawn = []
     for model, name in dict.fromkeys((r["model"], r[colour]) for r in flat):
         if known := mean_of(flat, value, **{**where, "model": model, colour: name}):
-            shares = zip(("value", "low", "high"), known, strict=True)
-            point = {"model": model, colour: name}
-            drawn.append(point | {limit: 100 * share for limit, share in shares})
-    return drawn
+            limits = zip(("value", "low", "high"), known, strict=True)
+            yield {"model": model, colour: name, **{end: 100 * share for end, share in limits}}
 
 
 def _lines(
