@@ -1,8 +1,11 @@
 """An experiment's page: its hypotheses and their outcomes, tables and figures of its rows."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
+
+from jinja2 import StrictUndefined, Template
 
 from eval import RequestError, plots
 from eval.drawing import Figure
@@ -18,8 +21,9 @@ from eval.information.hypotheses import (
 )
 from eval.schema import Row
 from eval.statistics import Interval, clustered
-from eval.tables import Table, markdown
+from eval.tables import Table, group, markdown
 
+TEMPLATE = Path(__file__).parent / "templates" / "page.md"
 MARKS = {"up": "↑↓", "down": "↓↑", "same": "=≠"}
 """Of an expected change: where it is as expected, and where it is not."""
 CHANGES = (
@@ -56,25 +60,23 @@ def page(
         beside: what their files' names begin with, seen from the page.
         cells: everything that was measured.
     """
-    findings = findings_of(registration, rows)
-    name, progress = registration["name"], state(registration, rows)
+    findings, progress = findings_of(registration, rows), state(registration, rows)
     bits = "in_words" not in registration["design"]
-    parts = [
-        f"# {registration['title']}",
-        f"*Made by `python -m scripts.experiment {name} --page` from the rows beside its "
-        f"[registration](experiments/{name}.yaml) (hash {digest}); not written by hand.*",
-        progress,
-        registration["question"].strip(),
-        f"## Hypotheses{'' if progress.startswith('**Complete') else ', by the rows so far'}",
-        "\n".join(_line(finding) for finding in findings),
-        f"How they are judged: {registration['analysis'].strip()}",
-        *(f"![{figure.title}]({beside}{figure.name}.svg)\n\n*{figure.about}*" for figure in drawn),
-        *_comparisons(findings, bits),
-        *(["## All cells", markdown(cells)] if cells else []),
-        "## What was measured",
-        _design(registration) if bits else _measured(registration),
-    ]
-    return "\n\n".join(parts) + "\n"
+    source = TEMPLATE.read_text(encoding="utf-8")
+    template = Template(source, trim_blocks=True, undefined=StrictUndefined)
+    return template.render(
+        about=registration,
+        design=registration["design"],
+        digest=digest,
+        progress=progress,
+        complete=progress.startswith("**Complete"),
+        hypotheses=[_line(finding) for finding in findings],
+        drawn=drawn,
+        beside=beside,
+        comparisons=_comparisons(findings, bits),
+        cells=markdown(cells) if cells else "",
+        bits=bits,
+    ).rstrip() + "\n"  # fmt: skip
 
 
 def state(registration: dict[str, Any], rows: Sequence[Row]) -> str:
@@ -144,19 +146,10 @@ def panels(
 ) -> Figure:
     """A figure of lines with bands, a panel for each value of `column` and of `row`.
 
-    Args:
-        name: of its file.
-        title: above it, and said below it.
-        points: with the fields named here, and `value`, `low`, `high`.
-        x: field along.
-        y: title of the axis up.
-        colour: field of the lines.
-        column: field of the panels from left to right.
-        row: field of the panels from top to bottom; one row where points lack it.
-        label: title of the axis along; x when not given.
-        about: said below it after the title.
-        ticks: of the axis along; every value of x when not given.
-        style: of `eval.plots.lines`.
+    `points` have the fields named here, and `value`, `low`, `high`; without the field `row` there
+    is one row. `y` is the title of the axis up, `label` and `ticks` are those of the axis along (x
+    and all its values when not given). `about` is said below after the title, `style` is of
+    `eval.plots.lines`.
     """
     points = [{row: " ", **point} for point in points]
     axis = {"title": None, "values": ticks or sorted({point[x] for point in points}), "grid": False}
@@ -202,9 +195,9 @@ def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
          "Bits of single outputs at noise of a quarter RMS, by distance", distance),
     ):  # fmt: skip
         points = [
-            {"x": x, "architecture": architecture, "step": f"step {step}"} | _mean(group, field)
+            {"x": x, "architecture": architecture, "step": f"step {step}"} | _mean(several, field)
             for x, field, where in asked
-            for (architecture, step), group in _grouped(flat, where)
+            for (architecture, step), several in _grouped(flat, where)
         ]
         about = (
             ", before, during and after training. Bands are 95 % intervals over passages and seeds."
@@ -218,15 +211,12 @@ def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
 
 def _grouped(flat: Sequence[Record], where: Record) -> list[tuple[tuple[str, int], list[Record]]]:
     """Records of some fields by architecture and step."""
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in flat:
-        if where.items() <= record.items():
-            groups.setdefault((record["architecture"], record["step"]), []).append(record)
-    return list(groups.items())
+    chosen = (record for record in flat if where.items() <= record.items())
+    return list(group(chosen, lambda record: (record["architecture"], record["step"])).items())
 
 
-def _mean(group: Sequence[Record], field: str) -> dict[str, float]:
-    known = [record for record in group if record[field] is not None]
+def _mean(several: Sequence[Record], field: str) -> dict[str, float]:
+    known = [record for record in several if record[field] is not None]
     prompts, seeds = ([record[name] for record in known] for name in ("prompt", "seed"))
     mean = clustered([record[field] for record in known], [1.0] * len(known), prompts, seeds)
     return dict(zip(("value", "low", "high"), mean, strict=True))
@@ -236,8 +226,8 @@ def _against_effect(flat: Sequence[Record], field: str) -> Figure:
     """Mean bits of each architecture, step and distance against its mean effect."""
     points = []
     for distance in dict.fromkeys(record["distance"] for record in flat):
-        for (architecture, step), group in _grouped(flat, {"distance": distance}):
-            known = [r for r in group if r["effect_sampled"] and r[field] is not None]
+        for (architecture, step), several in _grouped(flat, {"distance": distance}):
+            known = [r for r in several if r["effect_sampled"] and r[field] is not None]
             points.append(
                 {
                     "effect": geometric_mean(record["effect_sampled"] for record in known),
@@ -285,7 +275,7 @@ def _mark(finding: Judged, change: Contrast) -> str:
     return "?" if change.answer == OPEN else marks[change.answer == NO]
 
 
-def _comparisons(findings: Sequence[Judged], bits: bool) -> list[str]:
+def _comparisons(findings: Sequence[Judged], bits: bool) -> str:
     """The comparisons of all hypotheses, as a part of the page."""
     lines = []
     for finding in findings:
@@ -308,33 +298,9 @@ def _comparisons(findings: Sequence[Judged], bits: bool) -> list[str]:
             seeds = " ".join(format(seed, "+.2f" if bits else ".2f") for seed in c.seeds)
             lines.append([about["id"], *place, p, seeds, str(c.pairs)])
     title, said, head = CHANGES if bits else COMPARISONS
-    return [title, said, markdown(Table(["", *head, "p, corrected", "seeds", "pairs"], lines))]
+    table = markdown(Table(["", *head, "p, corrected", "seeds", "pairs"], lines))
+    return f"{title}\n\n{said}\n\n{table}"
 
 
 def _said(value: Interval) -> str:
     return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
-
-
-def _measured(registration: dict[str, Any]) -> str:
-    name, design = registration["name"], registration["design"]
-    corpus = "" if "recall" in design else " --corpus STORIES"
-    return (
-        f"{registration['background'].strip()} {design['in_words'].strip()} All of it stands in "
-        f"the [registration](experiments/{name}.yaml). "
-        f"Run it: `python -m scripts.experiment {name}{corpus} --out DIR`."
-    )
-
-
-def _design(registration: dict[str, Any]) -> str:
-    design = registration["design"]
-    passages, measured = design["passages"], design["measured"]
-    return (
-        f"{len(design['architectures'])} architectures ({', '.join(design['architectures'])}), "
-        f"training seeds {', '.join(map(str, design['seeds']))}, steps "
-        f"{', '.join(map(str, design['steps']))}; `{design['fit'].strip()}`. "
-        f"{passages['count']} passages from inside held-out stories, {passages['before']} tokens "
-        f"before the one asked about and {max(measured['distances'])} after it; "
-        f"{passages['candidates']:,} candidates. {design['why_so_small'].strip()} "
-        "Distances, noise and quantisers are those of [bits.md](../bits.md). "
-        f"Run it: `python -m scripts.experiment {registration['name']} --corpus STORIES --out DIR`."
-    )
