@@ -10,7 +10,7 @@ of the text.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -44,26 +44,11 @@ Probes = dict[tuple[int, int], Classifier]
 """By layer and offset."""
 
 
-class Alphabet(NamedTuple):
-    """What each token is, by its text."""
+def alphabet(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Of every token, whether white space stands before or in it, and if it has a letter, `(V,)`.
 
-    begins: Tensor  # whether white space stands before or in it, (V,)
-    lettered: Tensor  # whether it has a letter, (V,)
-
-
-class Words(NamedTuple):
-    """Words of windows of tokens: pieces of text between white space, of which letters count.
-
-    So `"Hello,` with its quote and comma apart is one token long; `'s` and the like are no letters.
-    A window's last position is not known to end a word, and so counts as none.
+    `'s` and the like have none.
     """
-
-    length: Tensor  # of the word up to and with this token, (N, T); 0 for tokens without letters
-    last: Tensor  # whether the word's last lettered token is here, (N, T)
-
-
-def alphabet(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
-    """Looks at every token of a tokenizer."""
     begins, lettered = [], []
     special = tokenizer.get_added_tokens_decoder()
     for token in range(vocabulary):
@@ -72,33 +57,27 @@ def alphabet(tokenizer: Tokenizer, vocabulary: int) -> Alphabet:
         piece = tokenizer.decode([token]).strip()
         word = any(map(str.isalpha, piece)) and not piece.startswith(APOSTROPHES)
         lettered.append(word and token not in special)
-    return Alphabet(torch.tensor(begins), torch.tensor(lettered))
+    return torch.tensor(begins), torch.tensor(lettered)
 
 
-def words_of(tokens: Tensor, known: Alphabet) -> Words:
-    """Finds the words in `(N, T)` tokens."""
-    lettered = known.lettered[tokens]
-    goes_on = lettered & ~known.begins[tokens]
-    goes_on[:, 1:] &= lettered[:, :-1]
-    goes_on[:, 0] = False
-    length = lettered.long()
+def words_of(tokens: Tensor, begins: Tensor, lettered: Tensor) -> tuple[Tensor, Tensor]:
+    """The words in `(N, T)` tokens: pieces of text between white space, of which letters count.
+
+    So `"Hello,` with its quote and comma apart is one token long. A window's last position is not
+    known to end a word, and so counts as none.
+
+    Returns:
+        Tokens of the word up to and with this one, 0 for those without letters, `(N, T)`; whether
+        the word's last lettered token is here, `(N, T)`.
+    """
+    here = lettered[tokens]
+    goes_on = F.pad(here[:, 1:] & here[:, :-1] & ~begins[tokens[:, 1:]], (1, 1))
+    length = here.long()
     for t in range(1, tokens.shape[1]):
         length[:, t] += goes_on[:, t] * length[:, t - 1]
-    last = lettered.clone()
-    last[:, :-1] &= ~goes_on[:, 1:]
+    last = here & ~goes_on[:, 1:]
     last[:, -1] = False
-    return Words(length, last)
-
-
-def word_lengths(words: Words) -> dict[str, float]:
-    """How many words there are, and what share of them has so many tokens."""
-    lengths = words.length[words.last]
-    total = max(1, len(lengths))
-    return {
-        "words": float(len(lengths)),
-        "share of several tokens": float((lengths > 1).sum()) / total,
-        "share of three and more": float((lengths > 2).sum()) / total,
-    }
+    return length, last
 
 
 def around(tokens: Tensor) -> Tensor:
@@ -154,13 +133,13 @@ def fit_probes(text: StoryWindows, layers: list[int], classes: Tensor) -> Probes
     return probes
 
 
-def groups(words: Words, seed: int) -> dict[tuple[str, int], Tensor]:
+def groups(length: Tensor, last: Tensor, seed: int) -> dict[tuple[str, int], Tensor]:
     """Which inner positions are judged, `(K,)` into the flattened `(N, T - 3)`.
 
-    By group and offset: an earlier token of a word is asked for where the word has it only.
+    By group and offset: an earlier token of a word is asked for where the word has it only. The
+    words are as `words_of` gives them.
     """
-    inner = slice(BACK, words.length.shape[1] - AHEAD)
-    length, last = words.length[:, inner].flatten(), words.last[:, inner].flatten()
+    length, last = (part[:, BACK : part.shape[1] - AHEAD].flatten() for part in (length, last))
     generator = torch.Generator().manual_seed(seed)
     chosen = {}
     for o in OFFSETS:
@@ -223,45 +202,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     prompt = batch.tokens[0, : int(batch.last[0]) + 1]
     classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
     layers = [0, *spaced_layers(len(checkpoint.model.blocks), LAYERS)]
-    probes = _probes(checkpoint, request, text, layers, classes)
-    known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
-    words, finding = words_of(valid.cpu(), known), Finding()
-    streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
-    right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
-    counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))
-    counts = counts.double() + SMOOTHING
-    unigram = -(counts / counts.sum()).log()
-    values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
-    for (group, o), chosen in groups(words, request.seed).items():
-        if not len(chosen):
-            continue
-        i, places = OFFSETS.index(o), chosen.to(valid.device)
-        tokens = right[places, i]
-        chance = float(unigram[tokens].mean())
-        for n, layer in enumerate(layers):
-            hits = score_probe(probes[layer, o], streams[n, places], tokens)
-            top1, nats = hits.mean(dim=1).tolist()
-            values[i, GROUPS.index(group), n] = torch.tensor([top1, nats, chance])
-            share = wilson(int(hits[0].sum()), len(tokens))
-            place = {"group": group, "offset": o, "layer": layer, "n": len(tokens)}
-            finding.number("read", top1, **place, low=share.low, high=share.high)
-            finding.number("nats gained", chance - nats, **place)
-    _add_turns(finding, values, layers)
-    finding.numbers(word_lengths(words_of(train.cpu(), known)))
-    axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
-    finding.array("detokenisation", values, axes)
-    _add_reading(finding, batch.streams[:, 0], prompt, probes, classes)
-    finding.notes["examples"] = _examples(checkpoint, valid, words)
-    return finding
 
-
-def _probes(
-    checkpoint: Checkpoint,
-    request: Request,
-    text: StoryWindows,
-    layers: list[int],
-    classes: Tensor,
-) -> Probes:
     def fit() -> dict[str, Tensor]:
         return {
             f"{layer} {o} {name}": tensor
@@ -270,26 +211,55 @@ def _probes(
         }
 
     about = {"lens": "detokenisation", "layers": layers}
-    tensors = fitted(request.store, checkpoint, about, [text.tokens, classes], fit)
-    return {
+    tensors = fitted(request.store, checkpoint, about, [train, classes], fit)
+    probes = {
         (layer, o): Classifier(*(tensors[f"{layer} {o} {name}"] for name in Classifier._fields))
-        for layer in layers
-        for o in OFFSETS
+        for layer, o in product(layers, OFFSETS)
     }
-
-
-def _add_turns(finding: Finding, values: Tensor, layers: list[int]) -> None:
-    """Where a token is read best, how much of that is lost by the last layer, what comes back."""
-    for i, o in enumerate(OFFSETS):
-        for g, group in enumerate(GROUPS):
-            top1 = values[i, g, :, 0]
-            if top1.isfinite().all():
-                turns = {
-                    "read best at layer": layers[int(top1.argmax())],
-                    "lost by the end": top1.max() - top1[-1],
-                    "back at the end": top1[-1] - top1.min(),
-                }
-                finding.numbers(turns, group=group, offset=o)
+    known = alphabet(checkpoint.tokenizer, checkpoint.config.vocab_size)
+    length, last = words_of(valid.cpu(), *known)
+    finding = Finding()
+    streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
+    right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
+    counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))
+    counts = counts.double() + SMOOTHING
+    unigram = -(counts / counts.sum()).log()
+    values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
+    for (group, o), chosen in groups(length, last, request.seed).items():
+        if not len(chosen):
+            continue
+        i, g, places = OFFSETS.index(o), GROUPS.index(group), chosen.to(valid.device)
+        tokens, where = right[places, i], {"group": group, "offset": o}
+        chance = float(unigram[tokens].mean())
+        for n, layer in enumerate(layers):
+            hits = score_probe(probes[layer, o], streams[n, places], tokens)
+            top1, nats = hits.mean(dim=1).tolist()
+            values[i, g, n] = torch.tensor([top1, nats, chance])
+            share = wilson(int(hits[0].sum()), len(tokens))
+            place = {**where, "layer": layer, "n": len(tokens)}
+            finding.number("read", top1, **place, low=share.low, high=share.high)
+            finding.number("nats gained", chance - nats, **place)
+        read = values[i, g, :, 0]
+        turns = {
+            "read best at layer": layers[int(read.argmax())],
+            "lost by the end": read.max() - read[-1],
+            "back at the end": read[-1] - read.min(),
+        }
+        finding.numbers(turns, **where)
+    axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
+    finding.array("detokenisation", values, axes)
+    fitted_on, ends = words_of(train.cpu(), *known)
+    lengths = fitted_on[ends]
+    total = max(1, len(lengths))
+    finding.number("words", len(lengths))
+    finding.number("share of several tokens", int((lengths > 1).sum()) / total)
+    finding.number("share of three and more", int((lengths > 2).sum()) / total)
+    _add_reading(finding, batch.streams[:, 0], prompt, probes, classes)
+    examples: dict[tuple[int, ...], None] = {}
+    for row, end in (last & (length > 1)).nonzero().tolist():
+        examples[tuple(valid[row, end + 1 - int(length[row, end]) : end + 1].tolist())] = None
+    finding.notes["examples"] = [checkpoint.pieces(list(word)) for word in list(examples)[:20]]
+    return finding
 
 
 def _add_reading(
@@ -299,18 +269,8 @@ def _add_reading(
     layers, T = list(dict.fromkeys(layer for layer, _ in probes)), len(prompt)
     tokens = torch.searchsorted(classes, prompt)
     values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
-    for i, o in enumerate(OFFSETS):
-        here = torch.tensor([t for t in range(T) if 0 <= t + o < T], dtype=torch.long)
-        for n, layer in enumerate(layers):
-            p = probes[layer, o](streams[layer, here].float()).softmax(dim=-1)
-            values[i, n, here] = p.gather(1, tokens[here + o, None])[:, 0].cpu()
+    for (i, o), (n, layer) in product(enumerate(OFFSETS), enumerate(layers)):
+        here = torch.arange(max(0, -o), min(T, T - o))
+        p = probes[layer, o](streams[layer, here].float()).softmax(dim=-1)
+        values[i, n, here] = p.gather(1, tokens[here + o, None])[:, 0].cpu()
     finding.array("reading", values, {"offset": OFFSETS, "layer": layers, "position": range(T)})
-
-
-def _examples(checkpoint: Checkpoint, windows: Tensor, words: Words) -> list[list[str]]:
-    """Some words of several tokens, in pieces."""
-    examples: dict[tuple[int, ...], None] = {}
-    for row, end in (words.last & (words.length > 1)).nonzero().tolist():
-        first = end - int(words.length[row, end]) + 1
-        examples[tuple(windows[row, first : end + 1].tolist())] = None
-    return [checkpoint.pieces(list(tokens)) for tokens in list(examples)[:20]]

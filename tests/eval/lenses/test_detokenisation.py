@@ -11,14 +11,12 @@ from eval import RequestError
 from eval.lenses.detokenisation import (
     GROUPS,
     OFFSETS,
-    Alphabet,
     alphabet,
     around,
     fit_probes,
     groups,
     inner,
     score_probe,
-    word_lengths,
     words_of,
 )
 from eval.lenses.stories import StoryWindows
@@ -43,11 +41,12 @@ def test_words_are_those_of_the_text(small_tokenizer):
     text = "the elephant and a hippopotamus went walking (slowly) to Constantinople again"
     encoded = small_tokenizer.encode(text)
     ids = torch.tensor([encoded.ids])
-    found = words_of(ids, alphabet(small_tokenizer, small_tokenizer.get_vocab_size()))
-    ends = found.last[0].nonzero()[:, 0].tolist()
+    known = alphabet(small_tokenizer, small_tokenizer.get_vocab_size())
+    lengths, last = words_of(ids, *known)
+    ends = last[0].nonzero()[:, 0].tolist()
     expected = plain_words(text, encoded.offsets)
     assert expected[-1][0] == ids.shape[1] - 1  # it may go on after the window
-    assert list(zip(ends, found.length[0, ends].tolist(), strict=True)) == expected[:-1]
+    assert list(zip(ends, lengths[0, ends].tolist(), strict=True)) == expected[:-1]
     assert max(length for _, length in expected) >= 3
 
 
@@ -59,22 +58,19 @@ def test_a_sentencepiece_tokenizer_has_words_too():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     known = alphabet(tokenizer, len(pieces))
-    found = words_of(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 5, 3, 4]]), known)
-    assert found.length.tolist() == [[1, 2, 3, 1, 0, 1, 0, 1, 1, 0]]
-    assert found.last[0].nonzero()[:, 0].tolist() == [2, 3, 5, 7, 8]
+    length, last = words_of(torch.tensor([[0, 1, 2, 3, 4, 5, 6, 5, 3, 4]]), *known)
+    assert length.tolist() == [[1, 2, 3, 1, 0, 1, 0, 1, 1, 0]]
+    assert last[0].nonzero()[:, 0].tolist() == [2, 3, 5, 7, 8]
+
+
+KNOWN = torch.tensor([True, False, False]), torch.tensor([True, True, False])
+"""Of a beginning, a continuation, a comma: whether it begins a word, and has letters."""
 
 
 def test_what_begins_and_what_ends_a_word():
-    known = Alphabet(
-        begins=torch.tensor([True, False, False]), lettered=torch.tensor([True, True, False])
-    )  # a beginning, a continuation, a comma
-    found = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), known)
-    assert found.length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
-    assert found.last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
-    counted = word_lengths(found)
-    assert counted["words"] == 4
-    assert counted["share of several tokens"] == 2 / 4
-    assert counted["share of three and more"] == 1 / 4
+    length, last = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), *KNOWN)
+    assert length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
+    assert last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
 
 
 def test_tokens_around_a_position():
@@ -85,11 +81,9 @@ def test_tokens_around_a_position():
         assert found[1, 3, i] == tokens[1, 2 + 3 + o]
 
 
-def test_positions_are_judged_where_the_word_has_what_is_asked(small_tokenizer):
-    known = Alphabet(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
+def test_positions_are_judged_where_the_word_has_what_is_asked():
     tokens = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]])
-    words = words_of(tokens, known)
-    found = groups(words, seed=0)
+    found = groups(*words_of(tokens, *KNOWN), seed=0)
     inner = {key: (places + 2).tolist() for key, places in found.items()}
     assert inner[GROUPS[0], -1] == [2, 5]
     assert inner[GROUPS[0], -2] == [5]
