@@ -5,6 +5,8 @@ W_E turns a token into a vector, W_U a vector into logits; both are `(V, D)`, on
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
@@ -124,37 +126,31 @@ def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> Non
     """
     from scipy.stats import spearmanr
 
-    both = both_embeddings(checkpoint.model)
-    plain = {name: rows.norm(dim=1).cpu() for name, rows in both.items()}
-    units = {name: norms / norms.median().clamp(min=TINY) for name, norms in plain.items()}
-    unseen, shown = counts == 0, []
-    for name, unit in units.items():
+    units, unseen = {}, counts == 0
+    finding.notes["outliers"] = []
+    for name, rows in both_embeddings(checkpoint.model).items():
+        norms = rows.norm(dim=1).cpu()
+        units[name] = unit = norms / norms.median().clamp(min=TINY)
         z, odd = robust_z(unit), outliers(unit)
-        values: dict[str, float | Tensor] = {
-            "length median": plain[name].median(),
-            "length spread": unit.std(),
-            "length outliers": len(odd) / len(unit),
-        }
+        place: dict[str, Any] = {"matrix": name}
+        finding.number("length median", norms.median(), **place)
+        finding.number("length spread", unit.std(), **place)
+        finding.number("length outliers", len(odd) / len(unit), **place)
         if odd:
-            values["length outliers unseen"] = _share(unseen[odd])
-        values["tokens unseen"] = _share(unseen)
+            finding.number("length outliers unseen", _share(unseen[odd]), **place)
+        finding.number("tokens unseen", _share(unseen), **place)
         if unit.min() < unit.max() and counts.min() < counts.max():
-            values["length with frequency"] = spearmanr(unit, counts).statistic  # pyright: ignore
+            alike = spearmanr(unit, counts).statistic  # pyright: ignore
+            finding.number("length with frequency", alike, **place)
         if unseen.any():
-            values["length of unseen"] = unit[unseen].mean()
-        finding.numbers(values, matrix=name)
-        shown += [
-            {
-                "matrix": name,
-                "token": token,
-                "piece": checkpoint.pieces([token])[0],
-                "length": float(unit[token]),
-                "z": float(z[token]),
-                "count": int(counts[token]),
-            }
-            for token in odd[:SHOWN]
+            finding.number("length of unseen", unit[unseen].mean(), **place)
+        pieces = zip(odd[:SHOWN], checkpoint.pieces(odd[:SHOWN]), strict=True)
+        finding.notes["outliers"] += [
+            place
+            | {"token": token, "piece": piece, "length": float(unit[token])}
+            | {"z": float(z[token]), "count": int(counts[token])}
+            for token, piece in pieces
         ]
-    finding.notes["outliers"] = shown
     edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)
     finding.array("lengths", *_histogram(units, edges, "matrix", "length"))
 
@@ -182,32 +178,39 @@ def add_round_trips(
 ) -> None:
     """One-hot to vector to tokens, by every method: figures over N tokens, a table of `shown`.
 
-    A variant of a word differs from it in capitals and in the space before it only.
+    A variant of a word differs from it in capitals and in the space before it only: whether a token
+    with variants has one among the others, and how often by chance.
     """
-    both = both_embeddings(checkpoint.model)
-    words = [piece.strip().lower() for piece in checkpoint.pieces([*range(len(both["input"]))])]
-    names = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    word_of = torch.tensor([names[word] for word in words])
-    asked, N = torch.cat([rows, torch.tensor(shown, device=rows.device)]), len(rows)
+    both, N = both_embeddings(checkpoint.model), len(rows)
+    pieces = checkpoint.pieces([*range(len(both["input"]))])
+    words: dict[str, int] = {}
+    word_of = torch.tensor([words.setdefault(p.strip().lower(), len(words)) for p in pieces])
+    asked = torch.cat([rows.cpu(), torch.tensor(shown)])
+    variants = word_of.bincount()[word_of][asked[:N]] - 1
+    has = variants > 0
     finding.notes["round trip"] = table = []
     for method in UNEMBEDDINGS:
-        values = round_trip(both["input"], both["output"], asked, method).cpu()
-        same = values.gather(1, asked[:, None].cpu())[:, 0]
-        top, tokens = others(values, asked.cpu(), OTHERS)
+        values = round_trip(both["input"], both["output"], asked.to(rows.device), method).cpu()
+        same = values.gather(1, asked[:, None])[:, 0]
+        top, tokens = others(values, asked, OTHERS)
         back = {
             "own value": same[:N].mean(),
             "largest other": top[:N, 0].mean(),
             "spread of others": values[:N].std(dim=1).mean(),
             "own largest": _share(same[:N] > top[:N, 0]),
-            **_variants(word_of, rows.cpu(), tokens[:N]),
         }
+        if has.any():
+            hits = (word_of[tokens[:N]] == word_of[asked[:N], None]).any(dim=1)
+            chance = tokens.shape[1] * variants[has].float() / (len(word_of) - 1)
+            back["variant among others"] = _share(hits[has])
+            back["variant by chance"] = chance.clamp(max=1).mean()
         finding.numbers({f"round trip {name}": v for name, v in back.items()}, method=method, n=N)
         table += [
             {
-                "piece": checkpoint.pieces([token])[0],
+                "piece": pieces[token],
                 "method": method,
                 "own": float(same[i]),
-                "others": checkpoint.pieces(tokens[i].tolist()),
+                "others": [pieces[other] for other in tokens[i]],
                 "values": top[i].tolist(),
             }
             for i, token in enumerate(shown, start=N)
@@ -225,16 +228,14 @@ def add_neighbours(
     |q - k|^2 = |q|^2 - 2 q k + |k|^2, so that for a long query distance is nearly the product.
     """
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
-    stream = batch.streams[-1]
+    stream, both = batch.streams[-1], both_embeddings(model)
     final = model.norm(stream)
     answers = model.head(final).argmax(dim=-1)[batch.real]
-    both = both_embeddings(model)
-    unit = F.normalize(final, dim=-1) * both["output"].norm(dim=1).median()
     queries = {
         "embedding": model.embed(batch.tokens),
         "last stream": stream,
         "after norm": final,
-        "as long as tokens": unit,
+        "as long as tokens": F.normalize(final, dim=-1) * both["output"].norm(dim=1).median(),
     }
     every = [
         metric_agreement(vectors[batch.real].float(), keys, answers, NEIGHBOURS)
@@ -247,11 +248,9 @@ def add_neighbours(
     finding.array("overlap", shared, {**axes, "other": METRICS})
     finding.rows("agrees", agreed, axes)
     finding.notes["nearest"] = table = []
-    chosen = both["input"][torch.tensor(shown, device=both["input"].device)]
     for metric in METRICS:
-        tokens = nearest(chosen, both["input"], metric, OTHERS + 1).tolist()
-        for token, near in zip(shown, tokens, strict=True):
-            piece = checkpoint.pieces([token])[0]
+        tokens = nearest(both["input"][shown], both["input"], metric, OTHERS + 1).tolist()
+        for piece, near in zip(checkpoint.pieces(shown), tokens, strict=True):
             table.append({"piece": piece, "metric": metric, "nearest": checkpoint.pieces(near)})
 
 
@@ -342,20 +341,6 @@ def _histogram(
 ) -> tuple[Tensor, Axes]:
     bars = torch.stack([torch.histogram(values, edges).hist for values in groups.values()])
     return bars, {axis: list(groups), unit: ((edges[1:] + edges[:-1]) / 2).tolist()}
-
-
-def _variants(word_of: Tensor, rows: Tensor, others: Tensor) -> dict[str, float]:
-    """Share of tokens with variants that have one among others `(N, K)`, and that by chance."""
-    alike = torch.bincount(word_of)[word_of][rows] - 1
-    has = alike > 0
-    if not has.any():
-        return {}
-    hits = (word_of[others] == word_of[rows][:, None]).any(dim=1)[has]
-    chance = others.shape[1] * alike[has].float() / (len(word_of) - 1)
-    return {
-        "variant among others": _share(hits),
-        "variant by chance": float(chance.clamp(max=1).mean()),
-    }
 
 
 def _share(flags: Tensor) -> float:
