@@ -93,14 +93,14 @@ class ReadBack:
 
 
 def whitening(scatter: Tensor, shrink: float) -> Tensor:
-    """A matrix `(C, C)` that gives differences of a scatter `(C, C)` unit scatter.
+    """Matrices `(..., C, C)` that give differences of a scatter `(..., C, C)` unit scatter.
 
     To each channel's variance, above 0, a share of it is added: `shrink`.
     """
-    size = scatter.diagonal().sqrt()
-    like = scatter / size / size[:, None]
-    like = like + shrink * torch.eye(len(size)).to(like)
-    return torch.linalg.cholesky(torch.linalg.inv(like)) / size[:, None]
+    size = scatter.diagonal(dim1=-2, dim2=-1).sqrt()[..., None]
+    unit = torch.eye(scatter.shape[-1]).to(scatter)
+    lower = torch.linalg.cholesky_ex(scatter / size / size.mT + shrink * unit).L
+    return torch.linalg.solve_triangular(lower, unit, upper=False).mT / size
 
 
 class _Moments:

@@ -167,8 +167,8 @@ SEARCH: dict[str, Entry] = {
     ),
     "the first guess is taken for the answer": (
         "hidden: alternating",
-        "inversion.search.alternating:_Search._solved",
-        instead(lambda self, hidden, visible: True),
+        "inversion.search.turns:Turns.solved",
+        instead(lambda self, rows, hidden, visible: torch.ones(len(rows), dtype=torch.bool)),
     ),
     "the other pairs are not tried": (
         "enumerated, two: enumerate",

@@ -1,16 +1,19 @@
 """The additive model: the changes that hidden tokens make in the visible outputs nearly add up.
 
-With the change that each token makes at each hidden position known (one exact pass of the whole
-vocabulary a position), the outputs of any of the V^k choices follow by addition. The choice that
-explains what is missing is then a sparse code over k dictionaries: a beam through the positions and
-coordinate descent find it by matrix products alone. It is a guess: solvers run it exactly.
+With the change that each token makes at each hidden position known, the outputs of any of the V^k
+choices follow by addition. The choice that explains what is missing is then a sparse code over k
+dictionaries: a beam through the positions and coordinate descent find it by matrix products alone.
+It is a guess: solvers run it exactly.
 
 Where V is large, only a sample's changes are known, and the others are guessed from them by a
 linear map. Changes are then compared in the metric of that map's errors: a few channels of a
 trained transformer are a thousand times as large as the others and say the least of a token.
+
+P prompts are treated at once, and the host never waits for the device.
 """
 
 import itertools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,82 +27,143 @@ PASSES = 2  # of coordinate descent over all positions; it rarely moves after
 ALL_ORDERS = 4  # up to here every permutation of the hidden tokens is tried, beyond only swaps
 
 
-def explain(
-    changes: list[Tensor],
-    missing: Tensor,
-    keep: int,
-    beams: int,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+@dataclass
+class Changes:
+    """The changes that n tokens make in F outputs, at each of k hidden positions of P prompts.
+
+    Attributes:
+        slopes: `(P, k, n, F)`, or `(P, k, M, F)` where they are linear in features.
+        features: of each token, `(n, M)`; None where `slopes` are the changes.
+    """
+
+    slopes: Tensor
+    features: Tensor | None = None
+
+    def lengths(self) -> Tensor:
+        """The squared length of each change, `(P, k, n)`."""
+        if self.features is None:
+            return self.slopes.square().sum(dim=-1)
+        parts = self.slopes.unbind(dim=1)
+        each = [((self.features @ (s @ s.mT)) * self.features).sum(dim=-1) for s in parts]
+        return torch.stack(each, dim=1)
+
+    def match(self, j: int, remaining: Tensor) -> Tensor:
+        """Products of `(P, b, F)` with each token's change at position j, `(P, b, n)`."""
+        products = remaining @ self.slopes[:, j].mT
+        return products if self.features is None else products @ self.features.T
+
+    def take(self, j: int, tokens: Tensor) -> Tensor:
+        """The changes of `(P, b)` tokens at position j, `(P, b, F)`."""
+        if self.features is not None:
+            return self.features[tokens] @ self.slopes[:, j]
+        return self.slopes[torch.arange(len(tokens), device=tokens.device)[:, None], j, tokens]
+
+    def singles(self, missing: Tensor) -> Tensor:
+        """How far each change alone lies from what is missing `(P, F)`, squared, `(P, k, n)`."""
+        apart, k = (
+            self.lengths() + missing.square().sum(dim=-1)[:, None, None],
+            self.slopes.shape[1],
+        )
+        products = torch.cat([self.match(j, missing[:, None]) for j in range(k)], dim=1)
+        return (apart - 2 * products).clamp(min=0)
+
+
+def explain(changes: Changes, missing: Tensor, beams: int, drawn: Tensor | None = None) -> Tensor:
     """Choices of one token a position whose changes add up to about what is missing.
 
     Args:
-        changes: of each of k positions, each candidate's, `(V_j, F)`.
-        missing: `(F,)`.
-        keep: choices to give, at most.
+        changes: of n tokens at k positions.
+        missing: `(P, F)`.
         beams: choices followed.
-        generator: the source of as many random choices that are followed beside them, if given.
+        drawn: choices that are improved beside them, `(P, b, k)`.
 
     Returns:
-        `(n, k)` numbers of candidates, the best first, all different, n <= keep.
+        `(P, choices, k)` numbers of tokens, the best first; some stand there more than once.
     """
-    k = len(changes)
-    lengths = [change.square().sum(dim=1) for change in changes]
+    lengths = changes.lengths()
+    P, k, n = lengths.shape
     # the position with the largest changes goes first: the remainder is then least blurred
-    order = sorted(range(k), key=lambda j: -float(lengths[j].mean()))
-    remaining, chosen = missing[None], torch.zeros(1, k, dtype=torch.long, device=missing.device)
-    for j in order:
-        apart = remaining.square().sum(dim=1)[:, None] + lengths[j] - 2 * remaining @ changes[j].T
-        best = apart.flatten().topk(min(beams, apart.numel()), largest=False).indices
-        beam, picked = best // len(changes[j]), best % len(changes[j])
-        chosen = chosen[beam].clone()
-        chosen[:, j] = picked
-        remaining = remaining[beam] - changes[j][picked]
-    if k > 1 and generator is not None:
-        rows = [torch.randint(len(c), (beams,), generator=generator) for c in changes]
-        drawn = torch.stack(rows, dim=1).to(chosen)
-        chosen = torch.cat([chosen, drawn])
-        taken = torch.stack([changes[j][drawn[:, j]] for j in range(k)]).sum(dim=0)
-        remaining = torch.cat([remaining, missing - taken])
-    if k > 1:
-        for j in list(range(k)) * PASSES:
-            remaining = remaining + changes[j][chosen[:, j]]
-            chosen[:, j] = (lengths[j] - 2 * remaining @ changes[j].T).argmin(dim=1)
-            remaining = remaining - changes[j][chosen[:, j]]
-    ranked = chosen[remaining.square().sum(dim=1).argsort()]
-    return _different(ranked)[:keep]
+    order = lengths.mean(dim=-1).argsort(dim=1, descending=True)
+    lengths = lengths.take_along_dim(order[..., None], dim=1)
+    slopes = changes.slopes.take_along_dim(order[..., None, None], dim=1)
+    changes = Changes(slopes, changes.features)
+    rows = torch.arange(P, device=missing.device)[:, None]
+    remaining, chosen = missing[:, None], order.new_empty(P, 1, 0)
+    for j in range(k):
+        apart = lengths[:, j, None] - 2 * changes.match(j, remaining)
+        apart += remaining.square().sum(dim=-1, keepdim=True)
+        best = apart.flatten(1).topk(min(beams, apart[0].numel()), largest=False).indices
+        beam, picked = best // n, best % n
+        chosen = torch.cat([chosen[rows, beam], picked[..., None]], dim=-1)
+        remaining = remaining[rows, beam] - changes.take(j, picked)
+    if k > 1 and drawn is not None:
+        drawn = drawn.take_along_dim(order[:, None], dim=2)
+        taken = torch.stack([changes.take(j, drawn[..., j]) for j in range(k)]).sum(dim=0)
+        chosen = torch.cat([chosen, drawn], dim=1)
+        remaining = torch.cat([remaining, missing[:, None] - taken], dim=1)
+    for j in list(range(k)) * PASSES if k > 1 else ():
+        remaining = remaining + changes.take(j, chosen[..., j])
+        chosen[..., j] = (lengths[:, j, None] - 2 * changes.match(j, remaining)).argmin(dim=-1)
+        remaining = remaining - changes.take(j, chosen[..., j])
+    best = remaining.square().sum(dim=-1).argsort(dim=1)
+    return chosen[rows, best].take_along_dim(order.argsort(dim=1)[:, None], dim=2)
 
 
-def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> Tensor:
-    """Guesses every token's change, `(V, F)`, from that of a sample, by ridge regression.
+def different(choices: Tensor) -> tuple[Tensor, Tensor]:
+    """Each prompt's `(P, b, k)` choices with repetitions last, and how many differ, `(P,)`."""
+    same = (choices[:, :, None] == choices[:, None]).all(dim=-1)
+    again = same.tril(diagonal=-1).any(dim=-1)
+    first = again.byte().argsort(dim=1, stable=True)
+    return choices.take_along_dim(first[..., None], dim=1), (~again).sum(dim=1)
+
+
+def extrapolate(features: Tensor, sample: Tensor, changes: Tensor) -> tuple[Changes, Tensor]:
+    """Guesses every token's change from those of a sample, by ridge regression.
 
     Args:
         features: of each token, `(V, M)`, of about unit size.
-        sample: the tokens whose changes are known, `(n,)`; they stay as given.
-        changes: those, `(n, F)`.
+        sample: the tokens whose changes are known, `(P, n)`.
+        changes: those, `(P, k, n, F)`.
+
+    Returns:
+        The guesses, and a metric that gives unit scatter to their errors, of all positions added:
+        `(P, F, F)`, to multiply changes with. An error is that of a token of the sample when it is
+        guessed from the others.
     """
-    mean = changes.mean(dim=0)
-    guessed = mean + features @ (_fit(features[sample]) @ (changes - mean))
-    guessed[sample] = changes
-    return guessed
+    X = features[sample]
+    ridge = RIDGE * torch.eye(X.shape[-1]).to(X)
+    fit = torch.linalg.solve_ex(X.mT @ X + ridge, X.mT).result  # (P, M, n)
+    mean = changes.mean(dim=2, keepdim=True)
+    around = changes - mean
+    slopes = fit[:, None] @ around
+    share = (X * fit.mT).sum(dim=-1).clamp(max=1 - ALONE)
+    missed = (around - X[:, None] @ slopes) / (1 - share)[:, None, :, None]
+    missed = missed.flatten(1, 2) / sample.shape[1] ** 0.5
+    least = LEAST * around.square().mean(dim=(2, 3)).sum(dim=1, keepdim=True)
+    scatter = missed.mT @ missed
+    variances = scatter.diagonal(dim1=1, dim2=2)
+    variances.copy_(torch.maximum(variances, least.where(least > 0, torch.ones_like(least))))
+    constant = torch.cat([torch.ones_like(features[:, :1]), features], dim=1)
+    guesses = Changes(torch.cat([mean, slopes], dim=2), constant)
+    return guesses, whitening(scatter, SHRINK)
 
 
-def metric_of_misses(features: Tensor, changes: list[Tensor]) -> Tensor:
-    """A metric that gives unit scatter to the errors of `extrapolate`, of all positions added.
+def promising(
+    guessed: Changes, sample: Tensor, sampled: Tensor, missing: Tensor, beams: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """The tokens beside a sample whose changes are worth computing, `(P, k, n)`.
 
-    `(F, F)`, to multiply changes with. Each token of the sample is guessed from the others of it,
-    by its features `(n, M)` and its changes at each position, `(n, F)`.
+    First those that explain what is missing together with others, then those that do alone. With
+    them, how well each token of the vocabulary fits, `(P, k, V)`.
     """
-    fit = _fit(features)
-    share = (features * fit.T).sum(dim=1).clamp(max=1 - ALONE)
-    scatter = least = torch.zeros((), dtype=torch.float64, device=features.device)
-    for change in changes:
-        change = change - change.mean(dim=0)
-        missed = ((change - features @ (fit @ change)) / (1 - share)[:, None]).double()
-        scatter = scatter + missed.T @ missed / len(missed)
-        least = least + LEAST * change.double().square().mean()
-    scatter.diagonal().clamp_(min=float(least) or 1.0)
-    return whitening(scatter, SHRINK).to(features)
+    apart = guessed.singles(missing)
+    fits = -apart.scatter(2, sample, (sampled - missing[:, None, None]).square().sum(dim=-1)).sqrt()
+    chosen = explain(guessed, missing, beams).mT
+    first = torch.arange(-chosen.shape[2], 0, device=chosen.device).to(apart)
+    apart = apart.scatter_reduce(2, chosen, first.expand_as(chosen), "amin")
+    apart = apart.scatter(2, sample, torch.inf)
+    count = min(count, apart.shape[2] - sample.shape[2])
+    return apart.topk(count, largest=False).indices, fits
 
 
 def orders(k: int) -> list[tuple[int, ...]]:
@@ -113,23 +177,3 @@ def orders(k: int) -> list[tuple[int, ...]]:
         swapped[i], swapped[j] = j, i
         swaps.append(tuple(swapped))
     return [here, *swaps, *(here[r:] + here[:r] for r in range(1, k))]
-
-
-def _fit(X: Tensor) -> Tensor:
-    """Ridge regression on `(n, M)` features: the map of `(n, F)` changes to slopes, `(M, n)`."""
-    return torch.linalg.solve(X.T @ X + RIDGE * torch.eye(X.shape[1]).to(X), X.T)
-
-
-def nearest_single(changes: Tensor, missing: Tensor, count: int) -> Tensor:
-    """The numbers of the `(n, F)` changes that alone come nearest to what is missing."""
-    apart = (changes - missing).square().sum(dim=1)
-    return apart.topk(min(count, len(apart)), largest=False).indices
-
-
-def _different(rows: Tensor) -> Tensor:
-    """Rows without repetition, in the order of their first appearance."""
-    _, number = torch.unique(rows, dim=0, return_inverse=True)
-    place = torch.arange(len(rows), device=rows.device)
-    first = place.new_full((int(number.max()) + 1,), len(rows))
-    first.scatter_reduce_(0, number, place, "amin")
-    return rows[first.sort().values]

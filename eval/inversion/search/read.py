@@ -59,12 +59,13 @@ def read(
     fits = readback([problem.circuit for problem in problems])
     reading = Reading(problems, fits, min(likely, V), min(shortlist, V))
     paths = reading.together()
+    good = paths.good.tolist()
     shared = (perf_counter() - started) / batch.size
     answers = []
     for i, problem in enumerate(problems):
         for p in range(len(problem.target)):
             started = perf_counter()
-            row = reading.alone(i, p, paths)
+            row = reading.alone(i, p, paths, good[i][p])
             answers.append(
                 Answer(
                     tokens=row.tokens,
@@ -79,12 +80,12 @@ def read(
 
 
 class Paths(NamedTuple):
-    """The result of the pass of all layers: L layers, P prompts, T positions.
+    """The result of the pass of all layers: L layers, P prompts, S of T positions shown.
 
     Attributes:
-        path: the tokens that the pass went on with, `(P, T)`.
-        reads: of each layer, as `LayerAnswer.reads`, `(L, P, T, D)`.
-        good: whether a layer's token is within the limit and the path's, `(L, P, T)`, on the CPU.
+        path: the hidden tokens as given and those that the pass went on with, `(P, T)`.
+        reads: of each layer, as `LayerAnswer.reads`, `(L, P, S, D)`.
+        good: whether a layer's token is within the limit and the path's, `(L, P, S)`.
     """
 
     path: Tensor
@@ -98,7 +99,7 @@ class LayerAnswer:
 
     Attributes:
         tokens: `(T,)`.
-        reads: the read-back's weights of embeddings at each position, `(T, D)`.
+        reads: the read-back's weights of embeddings at each position shown, `(S, D)`.
         proved: whether every token is within the limit.
         evaluations: tokens sent through the circuit for this layer.
         searched: positions that the pass of all layers did not settle.
@@ -113,14 +114,17 @@ class LayerAnswer:
     swept: int = 0
 
     def scores(self, problem: Problem, readback: ReadBack) -> Tensor:
-        """How well each token fits each position by the read-back, `(T, V)`."""
-        shown = problem.slice.low, problem.slice.high
-        later = readback.guesser(*shown, first=False).scores(self.reads[1:])
-        return torch.cat([readback.guesser(*shown, first=True).scores(self.reads[:1]), later])
+        """How well each token fits each position shown by the read-back, `(S, V)`."""
+        shown, start = (problem.slice.low, problem.slice.high), int(not problem.hidden)
+        later = readback.guesser(*shown, first=False).scores(self.reads[start:])
+        first = readback.guesser(*shown, first=True).scores(self.reads[:start])
+        return torch.cat([first, later])
 
 
 class Reading:
     """The search for problems whose circuits differ in their layers only.
+
+    Positions are shown from some position on, `problem.hidden`; the tokens before it are given.
 
     Args:
         problems: L of them, each of the same P prompts.
@@ -140,29 +144,39 @@ class Reading:
         self.text = Circuit(self.model, self.model.config.n_layers, without=self.whole.without)
         self.hidden = problems[0].hidden
 
-    def together(self) -> Paths:
-        """One pass of all positions, layers and prompts; the host waits once, at the end."""
-        T = self.problems[0].length
-        state, likely = None, None
+    def together(self, given: Tensor | None = None) -> Paths:
+        """One pass of all positions, layers and prompts, for which the host never waits.
+
+        Args:
+            given: the tokens that are hidden, `(P, k)`.
+        """
+        T, state, likely = self.problems[0].length, None, None
         path, reads, good = [], [], []
-        for t in range(T):
+        if given is not None and given.shape[1]:
+            path = list(given.T)
+            state, likely = self._go_on(given, None)
+        for t in range(self.hidden, T):
             known = self._known(self.whole, state, likely)
             outputs = None if known is None else self.cut(known)
             chosen, hits, read, best = [], [], [], []
             for i, problem in enumerate(self.problems):
                 of_layer = None if outputs is None else outputs[i]
                 read.append(self._read(i, t, problem, of_layer, likely))
-                best.append(self._guesser(i, t).scores(read[i]).topk(self.shortlist).indices)
+                scores = self._guesser(i, t).scores(read[i])
+                if likely is not None:
+                    scores = scores.scatter(1, likely, -torch.inf)
+                best.append(scores.topk(self.shortlist).indices)
             ran = step_together(self.circuits, self.model.embed(torch.stack(best)), state)
             for i, problem in enumerate(self.problems):
                 tokens, candidates = best[i], ran[i]
                 if outputs is not None and likely is not None:
                     tokens = torch.cat([likely, tokens], dim=1)
                     candidates = torch.cat([outputs[i], candidates], dim=1)
-                apart = _distances(problem, t, candidates)
+                apart = _distances(problem, t - self.hidden, candidates)
                 nearest = apart.argmin(dim=1, keepdim=True)
                 chosen.append(tokens.gather(1, nearest)[:, 0])
-                hits.append(apart.gather(1, nearest)[:, 0] <= problem.limit[:, t])
+                limit = problem.limit[:, t - self.hidden]
+                hits.append(apart.gather(1, nearest)[:, 0] <= limit)
             token, hit = torch.stack(chosen), torch.stack(hits)
             first = hit.int().argmax(dim=0, keepdim=True)  # the first layer that hits, or the first
             path.append(token.gather(0, first)[0])
@@ -170,46 +184,33 @@ class Reading:
             good.append(hit & (token == path[-1]))
             if t + 1 < T:
                 state, likely = self._go_on(path[-1][:, None], state)
-        return Paths(
-            torch.stack(path, dim=1), torch.stack(reads, dim=2), torch.stack(good, dim=2).cpu()
-        )
+        path, reads, good = (torch.stack(each, dim=-1) for each in (path, reads, good))
+        return Paths(path, reads.transpose(-1, -2), good)
 
-    def alone(self, i: int, p: int, paths: Paths) -> LayerAnswer:
-        """Layer i of prompt p: positions that the pass settled, and the others searched."""
-        problem, good = self.problems[i].of([p]), paths.good[i, p].tolist()
-        row = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone())
-        on_path = True
-        for t in range(len(good)):
+    def alone(self, i: int, p: int, paths: Paths, good: list[bool]) -> LayerAnswer:
+        """Layer i of prompt p: positions that the pass settled, and the others searched.
+
+        Args:
+            i: number of the problem.
+            p: number of the prompt.
+            paths: of the pass.
+            good: theirs of this layer and prompt.
+        """
+        row, on_path = LayerAnswer(paths.path[p].clone(), paths.reads[i, p].clone()), True
+        for t, settled in enumerate(good, start=self.hidden):
             row.evaluations += 1 + (self.likely if t else 0) + self.shortlist
-            if not (on_path and good[t]):
+            if not (on_path and settled):
                 row.searched += 1
-                self._search(i, t, problem, row)
+                self._search(i, t, self.problems[i].of([p]), row)
                 on_path &= bool(row.tokens[t] == paths.path[p, t])
         return row
 
-    def after(self, hidden: Tensor, most: int | None = None) -> LayerAnswer:
-        """The first layer's row of the first prompt, its hidden tokens taken as given, `(k,)`.
-
-        Args:
-            hidden: the first tokens, of which nothing is shown.
-            most: tokens run at a position, where none hits; None for the whole vocabulary.
-        """
-        problem = self.problems[0].of([0])
-        shown = hidden.new_zeros(problem.length - self.hidden)
-        reads = problem.target.new_zeros(problem.length, self.whole.vocabulary.shape[1])
-        row = LayerAnswer(torch.cat([hidden, shown]), reads)
-        for t in range(self.hidden, problem.length):
-            self._search(0, t, problem, row, most)
-        return row
-
-    def _search(
-        self, i: int, t: int, problem: Problem, row: LayerAnswer, most: int | None = None
-    ) -> None:
+    def _search(self, i: int, t: int, problem: Problem, row: LayerAnswer) -> None:
         """Puts the nearest token at position t, those before it being settled."""
         state, likely = self._go_on(row.tokens[None, :t], None) if t else (None, None)
         known, circuit = self._known(problem.circuit, state, likely), problem.circuit
         guesser, V, size = self._guesser(i, t), len(circuit.vocabulary), self.shortlist
-        s, most = t - self.hidden, min(most or V, V)
+        s = t - self.hidden
         read = self._read(i, t, problem, known, likely)
         tokens = row.tokens.new_empty(0) if likely is None else likely[0]
         outputs = row.reads.new_empty(0, circuit.width) if known is None else known[0]
@@ -222,9 +223,9 @@ class Reading:
             tokens, outputs = torch.cat([tokens, best]), torch.cat([outputs, ran])
             row.evaluations += len(best)
             apart = _distances(problem, s, outputs[None])[0]
-            row.reads[t] = read[0]
+            row.reads[s] = read[0]
             hit = bool(apart.min() <= problem.limit[0, s])
-            if hit or len(tokens) >= most:
+            if hit or len(tokens) == V:
                 break
             shown = problem.slice.narrow(outputs)
             nearest = guesser.nearest(problem.target[0, s], shown)

@@ -56,6 +56,7 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
     P, T = problems[0].target.shape[:2]
     chosen: list[Tensor] = []
     distances: list[list[Tensor]] = []  # of each position and problem, (P, V)
+    apart = torch.zeros((), dtype=torch.bool, device=whole.vocabulary.device)  # layers
 
     def look(circuit: Circuit, t: int, x: Tensor, state: State | None, P: int) -> list[Tensor]:
         outputs = zip(problems, cut(circuit.step(x[:, None], state)[:, 0]), strict=True)
@@ -76,28 +77,30 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
             again = look(whole, t, whole.vocabulary[near.flatten()], state, P)
             each = [d.scatter(1, near, exact) for d, exact in zip(each, again, strict=True)]
         tokens = torch.stack([distance.argmin(dim=1) for distance in each])
-        if len(problems) > 1 and (tokens != tokens[0]).any():
-            return [answer for problem in problems for answer in _sweep([problem], coarse)]
         chosen.append(tokens[0])
+        apart = apart | (tokens != tokens[0]).any()
         distances.append(each)
         if watched():
             tell(_progress(problems[0], chosen, [apart[0] for apart in distances]))
         token = tokens[0, :, None]
         state = whole.prefix(token, state)
         rough = whole.coarse.prefix(token, rough) if coarse else None
+    if len(problems) > 1 and apart:  # the host waits here for the first time
+        return [answer for problem in problems for answer in _sweep([problem], coarse)]
     seconds = (time.perf_counter() - started) / P / len(problems)
     tokens, proof = torch.stack(chosen, dim=1), "screened" if coarse else "enumerated"
     answers = []
     for problem, apart in zip(problems, zip(*distances, strict=True), strict=True):
         apart = torch.stack(apart, dim=1)
         near = apart.gather(-1, tokens[..., None])[..., 0] <= problem.limit
+        proved, collisions = near.all(dim=1).tolist(), _collisions(apart, problem.limit)
         answers += [
             Answer(
                 tokens=tokens[p],
                 scores=-apart[p],
                 runner_up=runner_up(apart[p]),
-                collisions=_collisions(apart[p], problem.limit[p]),
-                certificate=proof if near[p].all() else None,
+                collisions=collisions[p],
+                certificate=proof if proved[p] else None,
                 evaluations=T * apart.shape[-1],
                 seconds=seconds,
             )
@@ -145,11 +148,14 @@ def runner_up(distances: Tensor) -> Tensor:
     return distances.topk(2, dim=-1, largest=False).values[..., 1]
 
 
-def _collisions(distances: Tensor, limit: Tensor) -> dict[int, list[int]]:
-    """Positions where several tokens lie within the limit: `(S, V)` distances, `(S,)` limits."""
-    near = distances <= limit[:, None]
-    several = (near.sum(dim=-1) > 1).nonzero()[:, 0].tolist()
-    return {t: near[t].nonzero()[:, 0].tolist() for t in several}
+def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
+    """Each prompt's positions where several tokens lie within the limit, `(P, S, V)`, `(P, S)`."""
+    near = distances <= limit[..., None]
+    several = near & (near.sum(dim=-1, keepdim=True) > 1)
+    collisions: list[dict[int, list[int]]] = [{} for _ in distances]
+    for p, t, token in several.nonzero().tolist():
+        collisions[p].setdefault(t, []).append(token)
+    return collisions
 
 
 @solver(

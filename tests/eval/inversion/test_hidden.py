@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from eval.inversion.answer import verdicts
+from eval.inversion.problem import Batch
 from eval.inversion.search.alternating import COMBINED, CROSSED, _End, _Search, alternating
+from eval.inversion.search.turns import Turns
 from tests.eval.inversion.search_cases import (
     MIXERS,
+    Waits,
     chance,
     misread,
     posed,
@@ -110,7 +113,7 @@ def test_a_hidden_token_with_a_twin_is_ambiguous(small_model, shown, at, proof):
 
 def test_a_hidden_token_and_the_next_one_held_wrong_together(small_model):
     """One start comes to rest beside the truth; with one more token hidden it does not."""
-    model, truth = sharpened(small_model(mixers=("flat",), d_model=64)), prompts(4, 8, seed=8)
+    model, truth = sharpened(small_model(mixers=("flat",), d_model=64)), prompts(4, 8, seed=14)
     answers = solve(alternating, posed(model, truth, "[:, 1:, :]"), starts=1, rounds=2)
     assert [answer.notes["starts"] for answer in answers] == [2] * 4
     assert tokens_of(answers).equal(truth)
@@ -165,12 +168,16 @@ def test_ends_of_starts_are_combined_in_little_memory(small_model, monkeypatch, 
     k, tried = ends.shape[1], []
     truth = prompts(1, k + 2)
     problem = posed(small_model(), truth, f"[:, {k}:, :]", 1)
-    search = _Search(problem, truth[:, :0], readback(problem.circuit), chance(1)[0], 1, 8)
+    turns = Turns(problem, truth[:, :0], readback(problem.circuit), chance(1), 8)
+    search = _Search(turns, 1, torch.ones(1))
+    search.ends[0] = [_End(float(i), end, False) for i, end in enumerate(ends)]
     monkeypatch.setattr(
-        search, "_nearest", lambda guesses, visible: tried.append(guesses) or (guesses[:1], 0.0)
+        turns,
+        "nearest",
+        lambda rows, guesses, *_: tried.append(guesses[0]) or (guesses[:, 0], torch.zeros(1)),
     )
     tracemalloc.start()
-    search._cross([_End(end[None], float(i), False) for i, end in enumerate(ends)])
+    assert search._cross([0]) == []  # it is none but the first of them
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
@@ -181,3 +188,31 @@ def test_ends_of_starts_are_combined_in_little_memory(small_model, monkeypatch, 
         assert len(tried[0]) == CROSSED + COMBINED
         assert all(set(c.tolist()) == set(ends[:, j].tolist()) for j, c in enumerate(tried[0].T))
         assert len(tried[0].unique(dim=0)) > COMBINED / 2
+
+
+@pytest.mark.parametrize("shown", ["[:, 1:, :]", "[:, 3:, :]", "[:, 2:5+6:, :]"])
+@pytest.mark.parametrize("factor", [1.0, 4.0])  # solved at once, and by several starts
+def test_prompts_are_answered_together_as_alone(small_model, shown, factor):
+    model = sharpened(small_model(mixers=(HEADS,), d_model=64), factor)
+    problem = posed(model, prompts(5, 9), shown)
+    fit, short = readback(problem.circuit), {"starts": 4, "rounds": 3}
+    together = alternating(Batch((problem,)), chance(5), lambda _: [fit], **short)
+    for p, answer in enumerate(together):
+        (alone,) = alternating(Batch((problem.of([p]),)), [chance(5)[p]], lambda _: [fit], **short)
+        assert alone.tokens.equal(answer.tokens)
+        for name in ("certificate", "collisions", "evaluations"):
+            assert getattr(alone, name) == getattr(answer, name)
+        assert alone.notes == pytest.approx(answer.notes, rel=1e-3)
+
+
+def test_the_host_waits_as_often_for_many_prompts_and_positions(small_model):
+    model = small_model(mixers=(HEADS,), d_model=64)
+    counts = []
+    for count, length in ((1, 9), (6, 9), (6, 20)):
+        problem = posed(model, prompts(count, length), "[:, 1:, :]")
+        fit = readback(problem.circuit)
+        with Waits() as waits:  # each is solved in one turn
+            answers = solve(alternating, problem, lambda _, fit=fit: fit, starts=1, rounds=1)
+        assert all(answer.certificate for answer in answers)
+        counts.append(waits.count)
+    assert counts[0] == counts[1] == counts[2] < 15

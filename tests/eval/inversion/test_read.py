@@ -2,19 +2,27 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from eval.circuit import Circuit
 from eval.inversion.problem import measure, measure_layers
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.search.read import read
+from eval.inversion.search.sweep import sweep
 from eval.inversion.solvers import parse_solvers
 from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.text import Prompt
 from tests.conftest import VOCAB
-from tests.eval.inversion.search_cases import misread, posed, prompts, readback, solve, tokens_of
+from tests.eval.inversion.search_cases import (
+    Waits,
+    misread,
+    posed,
+    prompts,
+    readback,
+    solve,
+    tokens_of,
+)
 
 P, T = 3, 7
 LAYERS = (1, 2)
@@ -52,28 +60,17 @@ def test_a_layer_is_read_by_its_own_stream_alone(small_model):
             torch.testing.assert_close(before.scores / size, after.scores / size, atol=1e-3, rtol=0)
 
 
-class _Waits(TorchDispatchMode):
-    """Counts what makes the host wait for the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        names = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
-        self.count += func.name().startswith(names)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_the_host_does_not_wait_at_each_position(count, small_model):
-    def waits(length):
+@pytest.mark.parametrize(("solver", "settings"), [(read, {"shortlist": 32}), (sweep, {})])
+def test_the_host_does_not_wait_for_each_position_or_prompt(solver, settings, small_model):
+    def waits(count, length):
         asked = problems(small_model(), prompts(count, length))
         fits = {problem.circuit: readback(problem.circuit) for problem in asked}
-        with _Waits() as counted:
-            answers = solve(read, asked, fits.__getitem__, shortlist=32)
-            assert all(answer.certificate for answer in answers)
+        with Waits() as counted:
+            answers = solve(solver, asked, fits.__getitem__, **settings)
+        assert all(answer.certificate for answer in answers)
         return counted.count
 
-    assert waits(20) == waits(5)
+    assert waits(2, 5) == waits(2, 20) == waits(5, 5) < 8
 
 
 def test_layers_are_measured_together_as_alone(small_model):

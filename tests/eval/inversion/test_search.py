@@ -9,7 +9,7 @@ from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
 from eval.inversion.problem import Problem
-from eval.inversion.search.additive import RIDGE, explain, extrapolate
+from eval.inversion.search.additive import RIDGE, Changes, different, explain, extrapolate
 from eval.inversion.search.enumerate import enumerate_hidden
 from eval.inversion.search.snap import snap
 from eval.inversion.search.sweep import expected, guess, sweep
@@ -132,49 +132,46 @@ def test_too_many_possible_pairs_leave_the_answer_as_it_was():
 def test_the_additive_model_explains_as_brute_force_does(k):
     """With every choice followed, the best sums of changes first; with few, the best one too."""
     generator = torch.Generator().manual_seed(k)
-    changes = [torch.randn(12, 9, generator=generator, dtype=torch.float64) for _ in range(k)]
-    for _ in range(5):
-        picked = torch.randint(12, (k,), generator=generator)
-        missing = torch.stack([changes[j][picked[j]] for j in range(k)]).sum(dim=0)
-        missing = missing + 0.05 * torch.randn(9, generator=generator, dtype=torch.float64)
-        choices = torch.tensor(list(itertools.product(range(12), repeat=k)))
+    double = {"generator": generator, "dtype": torch.float64}
+    changes = torch.randn(5, k, 12, 9, **double)
+    picked = torch.randint(12, (5, k), generator=generator)
+    choices = torch.tensor(list(itertools.product(range(12), repeat=k)))
 
-        def distances(choices, missing=missing):
-            sums = torch.stack([changes[j][choices[:, j]] for j in range(k)]).sum(dim=0)
-            return (sums - missing).square().sum(dim=1)
+    def sums(p, choices):
+        return torch.stack([changes[p, j, choices[:, j]] for j in range(k)]).sum(dim=0)
 
-        best = choices[distances(choices).argmin()]
-        assert best.equal(picked)
-        for keep, beams, chances in ((5, 2000, None), (5, 8, 0), (50, 64, 1)):
-            drawn = None if chances is None else torch.Generator().manual_seed(chances)
-            given = explain(changes, missing, keep, beams, drawn)
-            assert given[0].equal(best)
-            assert len(given.unique(dim=0)) == len(given) <= keep
-            assert distances(given).equal(distances(given).sort().values)
-
-
-def test_lists_of_different_lengths_are_explained():
-    generator = torch.Generator().manual_seed(0)
-    changes = [torch.randn(n, 8, generator=generator) for n in (3, 20, 1)]
-    missing = changes[0][2] + changes[1][11] + changes[2][0]
-    assert explain(changes, missing, 4, 16, generator)[0].tolist() == [2, 11, 0]
+    missing = torch.cat([sums(p, picked[p : p + 1]) for p in range(5)])
+    missing += 0.05 * torch.randn(5, 9, **double)
+    for beams, chances in ((2000, 0), (8, 8), (64, 64)):
+        drawn = torch.randint(12, (5, chances, k), generator=generator)
+        given, counts = different(explain(Changes(changes), missing, beams, drawn))
+        for p, (count, of_prompt) in enumerate(zip(counts.tolist(), given, strict=True)):
+            best = choices[(sums(p, choices) - missing[p]).square().sum(dim=1).argmin()]
+            assert of_prompt[0].equal(best)
+            assert best.equal(picked[p])
+            assert len(of_prompt.unique(dim=0)) == len(of_prompt[:count].unique(dim=0)) == count
+            apart = (sums(p, of_prompt[:count]) - missing[p]).square().sum(dim=1)
+            assert apart.equal(apart.sort().values)
 
 
 def test_extrapolation_is_ridge_regression():
     """As numpy solves it: least squares with sqrt(ridge) rows below the features."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(50, 6, generator=generator, dtype=torch.float64)
-    sample = torch.randperm(50, generator=generator)[:20]
-    changes = torch.randn(20, 4, generator=generator, dtype=torch.float64)
-    given = extrapolate(features, sample, changes)
-    X = np.vstack([features[sample].numpy(), np.sqrt(RIDGE) * np.eye(6)])
-    mean = changes.mean(dim=0).numpy()
-    Y = np.vstack([changes.numpy() - mean, np.zeros((6, 4))])
-    weights = np.linalg.lstsq(X, Y, rcond=None)[0]
-    predicted = features.numpy() @ weights + mean
-    others = [i for i in range(50) if i not in sample.tolist()]
-    np.testing.assert_allclose(given.numpy()[others], predicted[others], rtol=1e-9)
-    assert given[sample].equal(changes)
+    sample = torch.stack([torch.randperm(50, generator=generator)[:20] for _ in range(2)])
+    changes = torch.randn(2, 3, 20, 4, generator=generator, dtype=torch.float64)
+    guesses, metric = extrapolate(features, sample, changes)
+    everything = torch.arange(50).expand(2, -1)
+    for p, j in itertools.product(range(2), range(3)):
+        X = np.vstack([features[sample[p]].numpy(), np.sqrt(RIDGE) * np.eye(6)])
+        mean = changes[p, j].mean(dim=0).numpy()
+        Y = np.vstack([changes[p, j].numpy() - mean, np.zeros((6, 4))])
+        predicted = features.numpy() @ np.linalg.lstsq(X, Y, rcond=None)[0] + mean
+        given = guesses.take(j, everything)[p].numpy()
+        np.testing.assert_allclose(given, predicted, rtol=1e-9)
+        lengths = guesses.lengths()[p, j].numpy()
+        np.testing.assert_allclose(lengths, (predicted**2).sum(axis=1), rtol=1e-9)
+    assert metric.shape == (2, 4, 4)
 
 
 @pytest.mark.parametrize("shown", ["[:, 1:, :]", "[:, :3+4:, :]"])
