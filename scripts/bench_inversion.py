@@ -23,12 +23,10 @@ from torch import Tensor
 from arch import LanguageModel, ModelConfig
 from eval.circuit import Circuit
 from eval.inversion.gradient.descent import descent
-from eval.inversion.lexicon import Lexicon
+from eval.inversion.guesses import Lexicon, ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, pose
-from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.inversion.search.alternating import alternating
-from eval.inversion.search.propose import propose
-from eval.inversion.search.sweep import sweep
+from eval.inversion.search.sweep import propose, sweep
 from eval.inversion.solvers import LexiconOf, ReadBacksOf
 from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice

@@ -8,10 +8,10 @@ row of kind "curve".
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -28,85 +28,66 @@ from eval.text import Prompt
 
 HALF = 0.5
 """The share of tokens at which a curve is read."""
-NOISES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 QUIETEST = 1e-6  # tokens lost to less noise than this are lost to rounding
 RESOLUTION = 1.0  # dB: noise is bisected to this
 
 
-@dataclass(frozen=True)
-class Channels:
-    """How many channels are shown, `[:, :, :c]`, of a site that has `width`.
+class Axis(NamedTuple):
+    """What a curve runs along.
 
-    `grid` has the values asked at first, the easiest first; `asked` the fields of a question that
-    ask some values; `of` is the value of a cell; `middle` the value to ask next between an easy and
-    a hard one, None where they are near enough. `difficulty` of a value rises along the curve, and
-    `value` is its inverse, infinite beyond the grid.
+    Attributes:
+        name: as in rows.
+        grid: the values asked at first, the easiest first.
+        field: of a question, and `asked` a value of it.
+        of: the value of a cell.
+        middle: the value to ask next between an easy and a hard one; None where they are near
+            enough.
+        difficulty: of a value; it rises along the curve.
+        value: its inverse, infinite beyond the grid.
     """
 
-    width: int
-    name = "channels"
-
-    @property
-    def grid(self) -> tuple[float, ...]:
-        """Powers of two, and the width."""
-        powers = {1 << i for i in range(self.width.bit_length())}
-        return tuple(sorted(powers | {self.width}, reverse=True))
-
-    def asked(self, values: Iterable[float]) -> dict[str, Any]:
-        """Slices."""
-        counts = [int(value) for value in values]
-        return {"slices": tuple(Slice(high=None if c == self.width else c) for c in counts)}
-
-    def of(self, cell: GridCell) -> float:
-        """Channels of its slice."""
-        return self.width if cell.slice.high is None else cell.slice.high
-
-    def middle(self, easy: float, hard: float) -> float | None:
-        """The mean."""
-        return (easy + hard) // 2 if easy - hard > 1 else None
-
-    def difficulty(self, value: float) -> float:
-        """Minus the logarithm."""
-        return -math.log(value)
-
-    def value(self, difficulty: float) -> float:
-        """Whole channels, one at least."""
-        if difficulty == -math.inf:
-            return math.inf
-        return math.ceil(math.exp(-min(difficulty, 0.0)) - 1e-9)
+    name: str
+    grid: tuple[float, ...]
+    field: str
+    asked: Callable[[float], Any]
+    of: Callable[[GridCell], float]
+    middle: Callable[[float, float], float | None]
+    difficulty: Callable[[float], float]
+    value: Callable[[float], float]
 
 
-@dataclass(frozen=True)
-class Noise:
-    """The noise in the target, as a fraction of its root mean square; methods as of `Channels`."""
-
-    name = "noise"
-    grid = NOISES
-
-    def asked(self, values: Iterable[float]) -> dict[str, Any]:
-        """Noise."""
-        return {"noise": tuple(values)}
-
-    def of(self, cell: GridCell) -> float:
-        """Noise of its target."""
-        return cell.noise
-
-    def middle(self, easy: float, hard: float) -> float | None:
-        """The geometric mean; a quarter of the least noise where that is too much already."""
-        if not easy:
-            return hard / 4 if hard > QUIETEST else None
-        return math.sqrt(easy * hard) if hard > easy * 10 ** (RESOLUTION / 20) else None
-
-    def difficulty(self, value: float) -> float:
-        """The logarithm."""
-        return math.log(value) if value else -math.inf
-
-    def value(self, difficulty: float) -> float:
-        """Zero where recovery is below one half without any noise."""
-        return math.exp(difficulty)
+def channels(width: int) -> Axis:
+    """How many channels are shown, `[:, :, :c]`, of a site: powers of two, and the width."""
+    return Axis(
+        "channels",
+        tuple(sorted({width, *(1 << i for i in range(width.bit_length()))}, reverse=True)),
+        "slices",
+        lambda c: Slice(high=None if c == width else int(c)),
+        lambda cell: width if cell.slice.high is None else cell.slice.high,
+        lambda easy, hard: (easy + hard) // 2 if easy - hard > 1 else None,
+        lambda count: -math.log(count),
+        lambda d: math.inf if d == -math.inf else math.ceil(math.exp(-min(d, 0.0)) - 1e-9),
+    )
 
 
-Axis = Channels | Noise
+def _between_noises(easy: float, hard: float) -> float | None:
+    """The geometric mean; a quarter of the least noise where that is too much already."""
+    if not easy:
+        return hard / 4 if hard > QUIETEST else None
+    return math.sqrt(easy * hard) if hard > easy * 10 ** (RESOLUTION / 20) else None
+
+
+NOISE = Axis(
+    "noise",
+    (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0),
+    "noise",
+    float,
+    lambda cell: cell.noise,
+    _between_noises,
+    lambda noise: math.log(noise) if noise else -math.inf,
+    math.exp,  # 0 where recovery is below one half without any noise
+)
+"""The noise in the target, as a fraction of its root mean square."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +122,8 @@ class Curve:
 
     def jobs(self, values: Iterable[float]) -> list[Job]:
         """The work that some points make."""
-        asked = self.axis.asked(values)
-        methods = {self.solver.name: self.solver}
-        question = Question(methods, layers=(self.site.layers,), **asked)
+        asked: Any = {self.axis.field: tuple(map(self.axis.asked, values))}
+        question = Question({self.solver.name: self.solver}, layers=(self.site.layers,), **asked)
         return plan(self.checkpoint, question, list(self.prompts), self.corpus)
 
     def run(self, results: Results) -> list[Row]:
@@ -203,12 +183,9 @@ class Curve:
             "low": finite_or_none(low),
             "high": finite_or_none(high),
         }
-        if isinstance(self.axis, Noise):
-            row |= {
-                "snr50": decibels(estimate),
-                "snr50_low": decibels(high),
-                "snr50_high": decibels(low),
-            }
+        if self.axis is NOISE:
+            limits = {"snr50": estimate, "snr50_low": high, "snr50_high": low}
+            row |= {name: decibels(noise) for name, noise in limits.items()}
         return row
 
 
@@ -269,7 +246,7 @@ def plan_curves(
             )
     curves = []
     for site in Question(methods, layers=layers).sites(checkpoint):
-        all_axes: tuple[Axis, ...] = Channels(site.circuit(checkpoint).width), Noise()
+        all_axes = channels(site.circuit(checkpoint).width), NOISE
         for axis in (axis for axis in all_axes if axis.name in axes):
             curves += [
                 Curve(checkpoint, site, axis, method, tuple(prompts), corpus)

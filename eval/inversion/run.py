@@ -22,10 +22,9 @@ from eval.inversion.answer import (
     set_recall,
     verdicts,
 )
-from eval.inversion.lexicon import Lexicon
+from eval.inversion.guesses import WINDOWS, Lexicon, ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, Measured, Problem, measure_layers, pose
 from eval.inversion.questions import GridCell, Question, Site
-from eval.inversion.readback import WINDOWS, ReadBack, fit_readbacks
 from eval.inversion.solvers import Solver, Tools
 from eval.models import Checkpoint, candidates_at_once, rows_at_once
 from eval.rows import Results, Row, row_key

@@ -34,9 +34,8 @@ from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
 if TYPE_CHECKING:
     from eval.circuit import Circuit
     from eval.inversion.answer import Answer
-    from eval.inversion.lexicon import Lexicon
+    from eval.inversion.guesses import Lexicon, ReadBack
     from eval.inversion.problem import Batch
-    from eval.inversion.readback import ReadBack
     from eval.recovery import Slice
 
 PACKAGES = ("eval.inversion.gradient", "eval.inversion.search")

@@ -152,7 +152,7 @@ SEARCH: dict[str, Entry] = {
     ),
     "guesses are read backwards": (
         "shown: propose",
-        "inversion.lexicon:Reader.first",
+        "inversion.guesses:Reader.first",
         gives(lambda read: -read if read.is_floating_point() else read.flip(-1)),
     ),
     "the prior counts three times": (
@@ -177,7 +177,7 @@ SEARCH: dict[str, Entry] = {
     ),
     "the farthest of the likeliest is taken": (
         "snap: snap",
-        "inversion.search.snap:_nearest",
+        "inversion.search.by_gradient:_nearest",
         instead(lambda problem, hidden, visible: hidden[-1]),
     ),
 }

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.inversion.readback import LEAST, whitening
+from eval.inversion.guesses import LEAST, whitening
 
 RIDGE = 100.0  # in squared features of unit size
 SHRINK = 0.1  # of each feature's variance, added to it

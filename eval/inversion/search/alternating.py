@@ -18,8 +18,6 @@ All prompts take their turns together: their candidates go through the model in 
 host waits for the device three times a turn, however many prompts and positions there are.
 """
 
-import itertools
-import math
 from time import perf_counter
 from typing import NamedTuple
 
@@ -202,26 +200,21 @@ class _Search:
         """
         turns = self.turns
         nearest = [_by_distance(self.ends[p])[:CROSSED] for p in rows]
-        listed = iter(torch.stack([end.hidden for ends in nearest for end in ends]).tolist())
-        tried, known = [], [[tuple(next(listed)) for _ in ends] for ends in nearest]
-        for p, ends in zip(rows, known, strict=True):
-            columns = [sorted(set(column)) for column in zip(*ends, strict=True)]
-            if math.prod(map(len, columns)) <= COMBINED:
-                chosen = list(itertools.product(*columns))
-            else:  # 5 ** k of them: too many to list where k is large
-                size, generator = (COMBINED,), turns.chance[p]
-                drawn = [torch.randint(len(c), size, generator=generator) for c in columns]
-                picked = [[c[i] for i in d.tolist()] for c, d in zip(columns, drawn, strict=True)]
-                chosen = list(zip(*picked, strict=True))
-            tried.append([*ends, *chosen])
-        counts = [len(choices) for choices in tried]
-        repeated = [choices + choices[:1] * (max(counts) - len(choices)) for choices in tried]
-        guesses = torch.tensor(repeated).to(turns.hidden)
-        turns.hidden[rows] = guesses[:, 0]
-        best, _ = turns.nearest(rows, guesses, turns.read(rows), counts)
+        ends = torch.stack([torch.stack([end.hidden for end in several]) for several in nearest])
+        count = ends.shape[1]
+        if count**turns.k <= COMBINED:
+            choices = torch.cartesian_prod(*[torch.arange(count)] * turns.k).view(-1, turns.k)
+            choices = choices.expand(len(rows), -1, -1)
+        else:
+            size = COMBINED, turns.k
+            drawn = [torch.randint(count, size, generator=turns.chance[p]) for p in rows]
+            choices = torch.stack(drawn)
+        guesses = torch.cat([ends, ends.gather(1, choices.to(ends.device))], dim=1)
+        turns.hidden[rows] = ends[:, 0]
+        best, _ = turns.nearest(rows, guesses, turns.read(rows))
         turns.hidden[rows] = best
-        new = zip(rows, best.tolist(), known, strict=True)
-        return [p for p, choice, ends in new if tuple(choice) not in ends]
+        new = (best[:, None] != ends).any(dim=2).all(dim=1).tolist()
+        return [p for p, each in zip(rows, new, strict=True) if each]
 
     def _descend(self, rows: list[int], patient: bool) -> None:
         """From a start to where neither turn improves; if patient, not even a thorough one."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit, join, step_together
 from eval.inversion.answer import Answer
+from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Batch, Problem
-from eval.inversion.readback import Guesser, ReadBack
 from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 

@@ -1,10 +1,9 @@
-"""The exhaustive causal sweep: exact recovery of every token whose own position is shown.
+"""Exact searches for tokens whose own positions are shown, and the control that answers by chance.
 
 A causal model's output at position t depends on the tokens up to t only. With those before t known,
-all V tokens are tried at t on the shared prefix and the nearest one is kept. If it lies at the
-floor it is proved. The candidates of all prompts go through the model together.
-
-Beside it stand a sweep with a prior and the control that answers by chance.
+all tokens of the vocabulary, or some, are tried at t on the shared prefix and the nearest one is
+kept. If it lies at the floor it is proved. The candidates of all prompts go through the model
+together.
 """
 
 import time
@@ -15,11 +14,14 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit, join
 from eval.inversion.answer import Answer
+from eval.inversion.guesses import Reader
 from eval.inversion.problem import Batch, Problem
-from eval.inversion.solvers import Chance, solver
+from eval.inversion.solvers import Chance, LexiconOf, solver
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
+SHORTLIST = 32  # tokens tried at a position before all of them are, by outputs and by the text
+PATIENCE = 1  # passes that a miss may stay where it is before the shortlist
 VERIFIED = 64  # tokens that are run again where the first run was coarse
 
 
@@ -116,25 +118,18 @@ def _progress(problem: Problem, chosen: list[Tensor], distances: list[Tensor]) -
     return SoFar(torch.stack(chosen, dim=1), nearest <= problem.limit[:, :t], margins)
 
 
-def try_all(problem: Problem, t: int, state: State | None) -> Tensor:
-    """Distance of every token's output at the t-th shown position from the target, `(P, V)`.
+def try_tokens(
+    problem: Problem, t: int, state: State | None, tokens: Tensor | None = None
+) -> Tensor:
+    """Distance of tokens' outputs at the t-th shown position from the target, `(P, n)`.
 
-    With no prefix all prompts share one set of candidates.
+    Of `(n,)` tokens, or the whole vocabulary. With no prefix all prompts share the candidates.
     """
-    prefixes = 1 if state is None else len(problem.target)
-    at_once = max(1, candidates_at_once(problem.circuit.model) // prefixes)
-    parts = problem.circuit.vocabulary.split(at_once)
-    tried = [_try(problem, t, state, some.repeat(prefixes, 1), prefixes) for some in parts]
-    return torch.cat(tried, dim=1)
-
-
-def try_some(problem: Problem, t: int, state: State | None, tokens: Tensor) -> Tensor:
-    """As `try_all`, of a few tokens `(n,)` after one prompt's prefix: `(1, n)`."""
-    return _try(problem, t, state, problem.circuit.embed(tokens), 1)
-
-
-def _try(problem: Problem, t: int, state: State | None, x: Tensor, prefixes: int) -> Tensor:
-    return _distances(problem, t, problem.circuit.step(x[:, None], state)[:, 0], prefixes)
+    circuit, prefixes = problem.circuit, 1 if state is None else len(problem.target)
+    x = circuit.vocabulary if tokens is None else circuit.embed(tokens)
+    parts = x.split(max(1, candidates_at_once(circuit.model) // prefixes))
+    outputs = [circuit.step(some.repeat(prefixes, 1)[:, None], state)[:, 0] for some in parts]
+    return torch.cat([_distances(problem, t, part, prefixes) for part in outputs], dim=1)
 
 
 def _distances(problem: Problem, t: int, outputs: Tensor, prefixes: int) -> Tensor:
@@ -156,6 +151,93 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
     for p, t, token in several.nonzero().tolist():
         collisions[p].setdefault(t, []).append(token)
     return collisions
+
+
+@solver(
+    "search",
+    hidden=range(1),
+    cost=lambda V, T, k: 10 * T,
+    title="exact search, propose and verify",
+    short="exact search",
+    word="exact",
+)
+def propose(batch: Batch, chance: Chance, lexicon: LexiconOf) -> list[Answer]:
+    """Guesses the whole prompt and checks it in one pass, which proves all before the first miss.
+
+    There it searches. For positions that are shown. A position at which no token of the vocabulary
+    lies within the limit keeps the nearest one; the search goes on after it.
+
+    Args:
+        batch: one problem, every position shown.
+        chance: not used.
+        lexicon: for the guesses.
+    """
+    (problem,) = batch.problems
+    reader = Reader(lexicon(problem.circuit), problem.slice.low, problem.slice.high)
+    target, limit, circuit = problem.target, problem.limit, problem.circuit
+    P, S = target.shape[:2]
+    distances = reader.distances(target)  # the last guess's, of every token at each position
+    distances[:, 0] = reader.first(target[:, 0])
+    tokens = distances.argmin(dim=-1)
+    answers = [
+        Answer(tokens[p], distances[p], certificate="residual", notes={"swept": 0})
+        for p in range(P)
+    ]
+    settled, stayed = [0] * P, [0] * P  # positions that need no more; passes without one more
+    rows = list(range(P))
+    while rows:
+        whole = tokens[rows]
+        outputs = problem.slice.select(circuit.of_tokens(whole))
+        hit = torch.linalg.vector_norm(outputs - target[rows], dim=-1) <= limit[rows]
+        again = reader.again(target[rows], outputs, tokens[rows])
+        distances[rows] = torch.where(hit[..., None], distances[rows], again)
+        guesses = torch.where(hit, tokens[rows], again.argmin(dim=-1))
+        guesses[:, 0] = tokens[rows, 0]  # its entries are exact
+        hits = hit.tolist()
+        for i, p in enumerate(rows):
+            answers[p].evaluations += S
+            before = settled[p]
+            settled[p] = next((t for t in range(before, S) if not hits[i][t]), S)
+            stayed[p] = stayed[p] + 1 if settled[p] == before else 0
+            if settled[p] == S:
+                continue
+            tokens[p, settled[p] :] = guesses[i, settled[p] :]
+            if stayed[p] >= PATIENCE:
+                _search_at(problem.of([p]), settled[p], whole[i : i + 1, : settled[p]], answers[p])
+                settled[p] += 1
+        if watched():
+            known = torch.tensor(settled, device=tokens.device)[:, None]
+            tell(SoFar(tokens, torch.arange(S, device=tokens.device) < known))
+        rows = [p for p in rows if settled[p] < S]
+    for answer in answers:
+        answer.scores = -answer.scores
+    return answers
+
+
+def _search_at(problem: Problem, t: int, prefix: Tensor, answer: Answer) -> None:
+    """Puts the nearest token at the t-th shown position of a prompt, all before it being settled.
+
+    The shortlist first; the whole vocabulary where none of it lies within the limit. The answer's
+    scores are distances still.
+    """
+    state = problem.circuit.prefix(prefix) if prefix.shape[1] else None
+    count = min(SHORTLIST, answer.scores.shape[-1])
+    best = answer.scores[t].topk(count, largest=False).indices
+    if prefix.shape[1]:
+        likely = problem.circuit.model(prefix)[0, -1].topk(count).indices
+        best = torch.cat([best, likely]).unique()
+        answer.evaluations += prefix.shape[1]
+    apart = try_tokens(problem, t, state, best)[0]
+    answer.evaluations += len(apart)
+    answer.tokens[t] = best[apart.argmin()]
+    if apart.min() > problem.limit[0, t]:
+        apart = try_tokens(problem, t, state)[0]
+        answer.evaluations += len(apart)
+        answer.notes["swept"] += 1
+        answer.scores[t] = apart
+        answer.tokens[t] = apart.argmin()
+    if apart.min() > problem.limit[0, t]:
+        answer.certificate = None
 
 
 @solver(
@@ -186,7 +268,7 @@ def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answe
     state, after, tokens, scores = None, None, [], []
     prior = problem.target.new_zeros(P, len(problem.circuit.vocabulary))  # nothing stands before
     for t in range(S):
-        apart = try_all(problem, t, state)
+        apart = try_tokens(problem, t, state)
         rounding = problem.floor[:, t, None].square() / C
         variance = problem.noise[:, t, None].square() + rounding  # of each channel
         scores.append(-apart.square() / (2 * variance) + weight * prior)

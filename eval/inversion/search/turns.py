@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from eval.inversion.guesses import ReadBack
 from eval.inversion.problem import Problem
-from eval.inversion.readback import ReadBack
 from eval.inversion.search.additive import (
     Changes,
     different,
@@ -20,7 +20,7 @@ from eval.inversion.search.additive import (
     promising,
 )
 from eval.inversion.search.read import Reading
-from eval.inversion.search.sweep import try_all
+from eval.inversion.search.sweep import try_tokens
 from eval.inversion.solvers import Chance
 from eval.models import candidates_at_once
 
@@ -100,7 +100,7 @@ class Turns:
             return paths.path[:, self.first :]
         state, read = self.circuit.prefix(given), []
         for s in range(S):
-            read.append(try_all(window, s, state).argmin(dim=1, keepdim=True))
+            read.append(try_tokens(window, s, state).argmin(dim=1, keepdim=True))
             state = self.circuit.prefix(read[-1], state)
         return torch.cat(read, dim=1)
 
@@ -191,14 +191,14 @@ class Turns:
             yield self._shown(rows, circuit.step(tried.flatten(0, 1), state), self.k - j)
 
     def nearest(
-        self, rows: list[int], guesses: Tensor, visible: Tensor, counts: list[int]
+        self, rows: list[int], guesses: Tensor, visible: Tensor, counts: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The guess of `(A, N, k)` that comes nearest, the first of equals, and its distance.
 
-        Of each prompt the first so many guesses are other than repetitions.
+        Where `counts` are given, the other guesses of a prompt are repetitions.
         """
         tried = self.whole(rows, guesses, visible)
-        self.spent[rows] += torch.tensor(counts) * tried.shape[2]
+        self.spent[rows] += torch.tensor(counts or guesses.shape[1]) * tried.shape[2]
         at_once = max(1, candidates_at_once(self.circuit.model) // (len(rows) * tried.shape[2]))
         shown = [
             self._shown(rows, self.circuit.of_tokens(some.flatten(0, 1)))

@@ -11,9 +11,8 @@ from torch.overrides import TorchFunctionMode
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
-from eval.inversion.lexicon import Lexicon
+from eval.inversion.guesses import Lexicon, ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, Problem, pose
-from eval.inversion.readback import ReadBack, fit_readbacks
 from eval.recovery import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]

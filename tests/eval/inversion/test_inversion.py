@@ -9,9 +9,8 @@ from eval.circuit import Circuit
 from eval.inversion.answer import Answer, rank_tally, verdicts
 from eval.inversion.problem import ACCEPT, Problem, pose
 from eval.inversion.search.alternating import alternating
-from eval.inversion.search.propose import propose
-from eval.inversion.search.sipit import sipit
-from eval.inversion.search.sweep import sweep
+from eval.inversion.search.by_gradient import sipit
+from eval.inversion.search.sweep import propose, sweep
 from eval.ranks import token_ranks
 from eval.recovery import Slice
 from tests.eval.inversion.search_cases import (

@@ -12,7 +12,7 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.inversion.controls import derive
-from eval.inversion.search.propose import propose
+from eval.inversion.search.sweep import propose
 from eval.models import open_checkpoint
 from eval.rows import read_rows
 from tests.arch import test_decoder

@@ -10,8 +10,8 @@ from torch import Tensor
 from arch import LanguageModel, ModelConfig
 from eval.inversion.problem import Problem
 from eval.inversion.search.additive import RIDGE, Changes, different, explain, extrapolate
+from eval.inversion.search.by_gradient import snap
 from eval.inversion.search.enumerate import enumerate_hidden
-from eval.inversion.search.snap import snap
 from eval.inversion.search.sweep import expected, guess, sweep
 from tests.eval.inversion.search_cases import (
     posed,
