@@ -23,6 +23,7 @@ TO_COME = {  # capability: its room, the lines that it may add there and to the 
     "a loss for earlier tokens": ("train", 70, 115),
     "recall, and what recoverability costs": ("scripts", 500, 240),
     "hidden tokens at any vocabulary": ("eval", 60, 0),
+    "hidden tokens of many prompts at once": ("eval", 115, 30),
     "correlations over cells": ("eval", 150, 25),
     "how few states, and padding": ("scripts", 300, 150),
 }
