@@ -192,7 +192,8 @@ def test_ends_of_starts_are_combined_in_little_memory(small_model, monkeypatch, 
 def test_prompts_are_answered_together_as_alone(small_model, shown, factor):
     model = sharpened(small_model(mixers=(HEADS,), d_model=64), factor)
     problem = posed(model, prompts(5, 9), shown)
-    fit, short = readback(problem.circuit), {"starts": 4, "rounds": 3}
+    fit = readback(problem.circuit)
+    short: dict[str, Any] = {"starts": 4, "rounds": 3}
     together = alternating(Batch((problem,)), chance(5), lambda _: [fit], **short)
     for p, answer in enumerate(together):
         (alone,) = alternating(Batch((problem.of([p]),)), [chance(5)[p]], lambda _: [fit], **short)
