@@ -107,7 +107,7 @@ MIXERS: dict[str, Entry] = {
 SEARCH: dict[str, Entry] = {
     "the slice shows one channel too many": (
         "channels",
-        "slices:Slice.narrow",
+        "recovery:Slice.narrow",
         instead(lambda self, outputs: outputs[..., self.low : self.high and self.high + 1]),
     ),
     "the layer below is read": (
