@@ -171,15 +171,9 @@ def is_permuted(tokens: list[int], truth: list[int], positions: list[int]) -> bo
 def nearest_rival(runner_up: Tensor | None, floor: Tensor) -> dict[str, float | None]:
     """How near the second-best token comes to the best, at the position where it comes nearest.
 
-    Args:
-        runner_up: distance of the second-best token at each position shown, `(S,)`; None for
-            methods that do not try all tokens.
-        floor: distance that rounding alone makes at those positions, `(S,)`.
-
-    Returns:
-        `margin_bits`: the least over positions of log2(distance / floor), 0 where rounding alone
-        could hide the difference; `margin` and `margin_floor`: distance and floor at that position.
-        All None where they are not known, or not finite.
+    `margin_bits` is the least of log2(distance / floor) over the S positions shown, 0 where
+    rounding alone could hide the difference; `margin` and `margin_floor` are distance and floor
+    there. All are None where they are not known, or not finite.
     """
     unknown: dict[str, float | None] = dict.fromkeys(("margin", "margin_floor", "margin_bits"))
     if runner_up is None or not len(runner_up):

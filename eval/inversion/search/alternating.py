@@ -273,10 +273,8 @@ class _Search:
         paths = reading.together(turns.whole(rows, turns.hidden))
         read = [reading.alone(0, p, paths, good) for p, good in enumerate(paths.good[0].tolist())]
         turns.spent += turns.first + torch.tensor([each.evaluations for each in read])
-        scores, collisions = list(turns.fits), [{} for _ in rows]
-        for p, each in enumerate(read):
-            if each.proved:
-                scores[p] = one_hot(turns.hidden[p], V).to(turns.unit)
+        proved, collisions = one_hot(turns.hidden, V).to(turns.unit), [{} for _ in rows]
+        scores = [proved[p] if each.proved else turns.fits[p] for p, each in enumerate(read)]
         # ranks of the others; where one token is hidden, this is every other choice
         over = (turns.spent + turns.cost_of_all() > self.budget).tolist()
         asked = [p for p in rows if k == 1 or (k and not read[p].proved and not over[p])]
@@ -302,10 +300,8 @@ class _Search:
     def _collisions(self, apart: Tensor, visible: Tensor) -> list[dict[int, list[int]]]:
         """Each prompt's choices of a single hidden token within the limit, if there are several.
 
-        Args:
-            apart: how far each choice's outputs lie off at the positions on the screen,
-                `(P, V, S)`, in units of the targets' lengths.
-            visible: the tokens shown, `(P, length)`.
+        By how far each choice's outputs lie off at the first positions shown, `(P, V, S)`, in units
+        of the targets' lengths, and all tokens shown.
         """
         turns, S = self.turns, apart.shape[-1]
         near = apart * turns.unit[:, None, :S, 0] <= turns.window.limit[:, None, :S]

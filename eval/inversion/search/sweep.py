@@ -49,10 +49,7 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
         coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
             the others stays that of bfloat16, and the certificate is "screened".
     """
-    return _sweep(list(batch.problems), coarse)
-
-
-def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
+    problems = batch.problems
     whole, cut = join([problem.circuit for problem in problems])
     started, state, rough = time.perf_counter(), None, None
     P, T = problems[0].target.shape[:2]
@@ -83,12 +80,16 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
         apart = apart | (tokens != tokens[0]).any()
         distances.append(each)
         if watched():
-            tell(_progress(problems[0], chosen, [apart[0] for apart in distances]))
+            nearest = torch.stack([apart[0].amin(dim=1) for apart in distances], dim=1)
+            margins = (runner_up(each[0]) / problems[0].floor[:, t]).log2()
+            settled = nearest <= problems[0].limit[:, : t + 1]
+            tell(SoFar(torch.stack(chosen, dim=1), settled, margins))
         token = tokens[0, :, None]
         state = whole.prefix(token, state)
         rough = whole.coarse.prefix(token, rough) if coarse else None
     if len(problems) > 1 and apart:  # the host waits here for the first time
-        return [answer for problem in problems for answer in _sweep([problem], coarse)]
+        alone = [sweep(Batch((problem,)), chance, coarse=coarse) for problem in problems]
+        return [answer for answers in alone for answer in answers]
     seconds = (time.perf_counter() - started) / P / len(problems)
     tokens, proof = torch.stack(chosen, dim=1), "screened" if coarse else "enumerated"
     answers = []
@@ -109,13 +110,6 @@ def _sweep(problems: list[Problem], coarse: bool) -> list[Answer]:
             for p in range(P)
         ]
     return answers
-
-
-def _progress(problem: Problem, chosen: list[Tensor], distances: list[Tensor]) -> SoFar:
-    nearest = torch.stack([apart.amin(dim=1) for apart in distances], dim=1)
-    t = len(chosen)
-    margins = (runner_up(distances[-1]) / problem.floor[:, t - 1]).log2()
-    return SoFar(torch.stack(chosen, dim=1), nearest <= problem.limit[:, :t], margins)
 
 
 def try_tokens(
