@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,19 +39,17 @@ LETTERS = [chr(code) for code in (*range(0x100, 0x180), *range(0x400, 0x480))]
 BYTES = 258  # entries of a tokenizer before its symbols: the special ones and the bytes
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences of one number of pairs, as symbols: keys from 0, values after them.
+class Sequences(NamedTuple):
+    """Sequences of one number of pairs, as symbols: keys from 0, values after them."""
 
-    Attributes:
-        symbols: `(N, T)`.
-        asked: `(N, T)` booleans: the queries that count.
-        places: `(N, T)`, where the value that a query asks for stands among the pairs; 0 elsewhere.
-    """
+    symbols: np.ndarray  # (N, T)
+    asked: np.ndarray  # (N, T), whether a query stands there that counts
+    places: np.ndarray  # (N, T), where the value that it asks for stands among the pairs; else 0
 
-    symbols: np.ndarray
-    asked: np.ndarray
-    places: np.ndarray
+    @property
+    def tokens(self) -> Tensor:
+        """By the ids of `symbol_tokenizer`."""
+        return torch.from_numpy(self.symbols) + BYTES
 
 
 @dataclass(frozen=True)
@@ -171,11 +169,11 @@ class RecallTask:
 
     def run(self, results: Results) -> Iterable[Row]:
         """The summary, and a row for each passage."""
-        circuit = Circuit(self.checkpoint.model, self.checkpoint.config.n_layers)
-        chance = np.random.default_rng([self.asked.seed, self.pairs])
+        asked, circuit = self.asked, Circuit(self.checkpoint.model, self.checkpoint.config.n_layers)
+        chance = np.random.default_rng([asked.seed, self.pairs])
         fitted, scored, drawn = (
             self.recall.draw(self.pairs, count, chance)
-            for count in (self.asked.probe, self.asked.sequences, self.asked.passages)
+            for count in (asked.probe, asked.sequences, asked.passages)
         )
         about = {
             "checkpoint": self.checkpoint.provenance,
@@ -185,21 +183,19 @@ class RecallTask:
         }
         shares = self._shares(circuit, fitted, scored)
         yield {"key": self.keys[0], "kind": "recall", **about, **shares}
-        tokens = torch.from_numpy(drawn.symbols) + BYTES
+        tokens, known = drawn.tokens, measure(circuit, drawn.tokens)
         ends = [int(chance.choice(np.flatnonzero(row))) for row in drawn.asked]
         places = [int(row[end]) for row, end in zip(drawn.places, ends, strict=True)]
         named = circuit.model(tokens).argmax(dim=-1)
-        measured = measure(circuit, tokens)
-        largest = measured.outputs.abs().amax(dim=(0, 1))
-        descended = self._adam(circuit, tokens, places, ends, measured)
+        largest = known.outputs.abs().amax(dim=(0, 1))
+        descended = self._adam(circuit, tokens, places, ends, known)
         for number, (place, end) in enumerate(zip(places, ends, strict=True)):
             passage = Passage(number, tuple(tokens[number, : end + 1].tolist()), place)
             question = Question(
-                (end - place,), self.asked.noise, self.asked.quantisers, self.asked.draws,
-                self.asked.seed,
-            )  # fmt: skip
-            to_end = Measured(
-                measured.outputs[:, : end + 1], measured.apart[:, :, : end + 1], measured.precision
+                (end - place,), asked.noise, asked.quantisers, asked.draws, asked.seed
+            )
+            to_end = known._replace(
+                outputs=known.outputs[:, : end + 1], apart=known.apart[:, :, : end + 1]
             )
             figures = measure_bits(
                 circuit, passage, self.candidates, largest, to_end, number, question
@@ -243,8 +239,7 @@ class RecallTask:
         As windows of two positions, `(N, 2, F)` and `(N, 2)`: the output stands at the first, the
         value at the second, as `eval.probes.linear` reads them.
         """
-        tokens = torch.from_numpy(sequences.symbols) + BYTES
-        asked = torch.from_numpy(sequences.asked)
+        tokens, asked = sequences.tokens, torch.from_numpy(sequences.asked)
         outputs = outputs_of(circuit, tokens)[asked]
         pairs = torch.stack([tokens[:, :-1][asked[:, :-1]], tokens[:, 1:][asked[:, :-1]]], dim=1)
         return outputs[:, None].expand(-1, 2, -1), pairs
@@ -253,19 +248,22 @@ class RecallTask:
         self, circuit: Circuit, tokens: Tensor, places: list[int], ends: list[int], known: Measured
     ) -> dict[int, bool]:
         """Whether Adam names the value from the output at the query, all other tokens given."""
-        some = range(min(self.asked.adam, len(places)))
+        some = [*range(min(self.asked.adam, len(places)))]
         if not some:
             return {}
-        problems = []
-        for n in some:
-            alone = Measured(known.outputs[n : n + 1], known.apart[:, n : n + 1], known.precision)
-            problems.append(
-                pose(circuit, tokens[n : n + 1], Slice(ends[n], ends[n] + 1), measured=alone)
+        alone = (
+            known._replace(outputs=known.outputs[n : n + 1], apart=known.apart[:, n : n + 1])
+            for n in some
+        )
+        batch = Batch(
+            tuple(
+                pose(circuit, tokens[n : n + 1], Slice(ends[n], ends[n] + 1), measured=one)
+                for n, one in zip(some, alone, strict=True)
             )
-        batch = Batch(tuple(problems))
+        )
         chance = [torch.Generator().manual_seed(self.asked.seed * 1_000_003 + n) for n in some]
         free = torch.zeros(len(some), tokens.shape[1])
-        free[list(some), places[: len(some)]] = 1.0
+        free[some, places[: len(some)]] = 1.0
         start = torch.where(
             free[..., None] > 0, scaled_start(batch, chance), circuit.embed(tokens[: len(some)])
         )
@@ -303,17 +301,6 @@ def figures(registration: dict[str, Any], rows: Sequence[Row]) -> list[Figure]:
         f"{title} in the output at the query: the share of all bits, or of values named. A point "
         "is one architecture and number of pairs, the mean of all seeds."
     )
-    return [Figure("readers", title, about, _points(points))]
-
-
-def readings(rows: Sequence[Row]) -> Table:
-    """Recall, and each measure's mean, by architecture and number of pairs."""
-    flat, names = records(rows), ["architecture", "pairs"]
-    fields = {"recall": "recall", **READERS, "effect": "relative effect"}
-    return mean_table(names, {title: means(flat, field, names) for field, title in fields.items()})
-
-
-def _points(points: list[dict[str, Any]]) -> plots.Chart:
     share = {"type": "quantitative", "scale": {"domain": [0, 1]}, "axis": {"values": [0, 0.5, 1]}}
     panel = {
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 0.85},
@@ -327,4 +314,12 @@ def _points(points: list[dict[str, Any]]) -> plots.Chart:
         "height": 150,
     }
     header = {"title": "share read", "titleOrient": "bottom", "labelOrient": "top"}
-    return plots.facets(points, panel, "reader", "of", header=header)
+    chart = plots.facets(points, panel, "reader", "of", header=header)
+    return [Figure("readers", title, about, chart)]
+
+
+def readings(rows: Sequence[Row]) -> Table:
+    """Recall, and each measure's mean, by architecture and number of pairs."""
+    flat, names = records(rows), ["architecture", "pairs"]
+    fields = {"recall": "recall", **READERS, "effect": "relative effect"}
+    return mean_table(names, {title: means(flat, field, names) for field, title in fields.items()})
