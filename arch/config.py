@@ -21,7 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from arch.errors import ModelError, check_count
 
-_WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
+WORDS = {"true": True, "false": False, "none": None}  # as YAML and JSON write them
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,56 @@ def parse(
         ModelError: not an expression of this form, an unknown name, a module that cannot be
             imported, an unknown argument, or a value of another type than the argument's.
     """
+    place = f"{what} {entry!r}"
+    unreadable = ModelError(
+        f"{place} cannot be read; write name, name(key=value, ...), or several joined by +"
+    )
     try:
         tree = ast.parse(entry.strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        raise _unreadable(entry, what) from None
-    return [_term(node, entry, registry, what, base) for node in _terms(tree)]
+        raise unreadable from None
+    terms = []
+    for node in _terms(tree):
+        name, keywords = node, []
+        if isinstance(node, ast.Call) and not node.args:
+            name, keywords = node.func, node.keywords
+        written = ast.unparse(name)
+        if base is not None and isinstance(name, ast.Attribute):
+            chosen = _imported(written, place, base)
+        elif not isinstance(name, ast.Name):
+            raise unreadable
+        elif written not in registry:
+            near = difflib.get_close_matches(written, registry, n=1)
+            guess = f", did you mean {near[0]!r}?" if near else ""
+            of_your_own = "" if base is None else ", or module.Class of your own"
+            raise ModelError(
+                f"{place}: there is no {written!r}{guess}; "
+                f"allowed: {', '.join(sorted(registry))}{of_your_own}"
+            )
+        else:
+            chosen = registry[written]
+        parameters, hints = inspect.signature(chosen).parameters, get_type_hints(chosen.__init__)
+        allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        arguments = {}
+        for keyword in keywords:
+            if keyword.arg not in allowed:
+                raise ModelError(
+                    f"{place}: {written} has no argument {keyword.arg!r}; "
+                    f"allowed: {', '.join(allowed) or 'none'}"
+                )
+            kinds = _kinds(hints.get(keyword.arg, Any))
+            try:
+                value = _value(keyword.value, kinds)
+            except ValueError:
+                raise unreadable from None
+            if not any(_fits(value, kind) for kind in kinds):
+                kinds = " or ".join(
+                    k if isinstance(k, str) else KINDS.get(k, str(k)) for k in kinds
+                )
+                raise ModelError(f"{place}: {keyword.arg} is {value!r}; allowed: {kinds}")
+            arguments[keyword.arg] = value
+        terms.append((chosen, arguments))
+    return terms
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
@@ -158,67 +204,19 @@ def _terms(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _term(
-    node: ast.expr, entry: str, registry: Mapping[str, type], what: str, base: type | None
-) -> tuple[type, dict[str, Any]]:
-    name, keywords = node, []
-    if isinstance(node, ast.Call) and not node.args:
-        name, keywords = node.func, node.keywords
-    written = ast.unparse(name)
-    if base is not None and isinstance(name, ast.Attribute):
-        chosen = _imported(written, entry, what, base)
-    elif not isinstance(name, ast.Name):
-        raise _unreadable(entry, what)
-    elif written not in registry:
-        of_your_own = "" if base is None else ", or module.Class of your own"
-        raise ModelError(
-            f"{what} {entry!r}: there is no {written!r}{_nearest(written, registry)}; "
-            f"allowed: {', '.join(sorted(registry))}{of_your_own}"
-        )
-    else:
-        chosen = registry[written]
-    allowed = _parameters(chosen)
-    arguments = {}
-    for keyword in keywords:
-        if keyword.arg not in allowed:
-            raise ModelError(
-                f"{what} {entry!r}: {written} has no argument {keyword.arg!r}; "
-                f"allowed: {', '.join(allowed) or 'none'}"
-            )
-        kinds = _kinds(allowed[keyword.arg])
-        value = _value(keyword.value, kinds, entry, what)
-        if not any(_fits(value, kind) for kind in kinds):
-            raise ModelError(
-                f"{what} {entry!r}: {keyword.arg} is {value!r}; "
-                f"allowed: {' or '.join(_described(kind) for kind in kinds)}"
-            )
-        arguments[keyword.arg] = value
-    return chosen, arguments
-
-
-def _imported(name: str, entry: str, what: str, base: type) -> type:
+def _imported(name: str, place: str, base: type) -> type:
     """The class that `module.Class` names, a subclass of base."""
     module, _, attribute = name.rpartition(".")
     try:
         kind = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise ModelError(
-            f"{what} {entry!r}: {module} cannot be imported ({error}); run where {module}.py lies, "
+            f"{place}: {module} cannot be imported ({error}); run where {module}.py lies, "
             "or set PYTHONPATH to its folder"
         ) from None
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise ModelError(f"{what} {entry!r}: {module} has no {base.__name__} called {attribute}")
+        raise ModelError(f"{place}: {module} has no {base.__name__} called {attribute}")
     return kind
-
-
-def _parameters(kind: type) -> dict[str, Any]:
-    """The keyword-only parameters of a class, and their annotations."""
-    hints = get_type_hints(kind.__init__)
-    return {
-        p.name: hints.get(p.name, Any)
-        for p in inspect.signature(kind).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    }
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
@@ -228,36 +226,13 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _value(node: ast.expr, kinds: tuple[Any, ...], entry: str, what: str) -> Any:
+def _value(node: ast.expr, kinds: tuple[Any, ...]) -> Any:
     if isinstance(node, ast.Name):
-        return node.id if node.id in kinds else _WORDS.get(node.id.lower(), node.id)
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        raise _unreadable(entry, what) from None
+        return node.id if node.id in kinds else WORDS.get(node.id.lower(), node.id)
+    return ast.literal_eval(node)
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, str):
         return value == kind
-    if kind is float:
-        return type(value) in (int, float)
-    return kind is Any or type(value) is kind
-
-
-def _described(kind: Any) -> str:
-    if isinstance(kind, str):
-        return kind
-    named = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
-    return named.get(kind, str(kind))
-
-
-def _unreadable(entry: str, what: str) -> ModelError:
-    return ModelError(
-        f"{what} {entry!r} cannot be read; write name, name(key=value, ...), or several joined by +"
-    )
-
-
-def _nearest(name: str, registry: Mapping[str, type]) -> str:
-    near = difflib.get_close_matches(name, registry, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    return kind is Any or type(value) in ((int, float) if kind is float else (kind,))

@@ -7,10 +7,8 @@ backward pass is two products of the forward one's size, recomputation left out,
 costs three times the forward pass.
 """
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,8 +21,7 @@ from arch.mixers import Rectangular, Triangle
 from arch.model import LanguageModel
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Parameters, and forward FLOPs per token at some sequence length.
 
     `masked` parameters never act: they are above a diagonal, or read by nothing.
@@ -34,18 +31,13 @@ class Cost:
     masked: int = 0
     flops: int = 0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        these, others = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Cost(*map(sum, zip(these, others, strict=True)))
-
     @property
     def training_flops(self) -> int:
         """Forward and backward, per token."""
         return 3 * self.flops
 
 
-@dataclass(frozen=True)
-class ModelPart:
+class ModelPart(NamedTuple):
     """One line of the table: a part of the model, for example `blocks.0.token_mixer`.
 
     Its kind is as the configuration writes it; `shapes` are of its parameters, by their names
@@ -58,8 +50,7 @@ class ModelPart:
     cost: Cost
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """The table, from the embedding to the head, and its sum, at sequences of `length` tokens."""
 
     parts: tuple[ModelPart, ...]
@@ -82,7 +73,7 @@ def describe(config: ModelConfig, length: int | None = None) -> Description:
     with FakeTensorMode():
         model = LanguageModel(config)
         parts = tuple(_parts(model, config, length))
-    return Description(parts, sum((part.cost for part in parts), Cost()), length)
+    return Description(parts, Cost(*map(sum, zip(*(p.cost for p in parts), strict=True))), length)
 
 
 def _flops(model: LanguageModel, length: int) -> dict[str, int]:
