@@ -3,8 +3,8 @@
 import base64
 import gzip
 import json
-from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -55,18 +55,14 @@ def test_the_look_asked_last_is_shown(order):
 
 def test_models_of_one_name_are_told_apart():
     weights = [{"weights_sha256": letter * 64} for letter in "ab"]
+    expected = [f"flat ({letter * 10}) at 300" for letter in "ab"]
     (section,) = lens_sections([look("A", **weights[0]), look("B", **weights[1])])
-    assert names(section) == [f"flat ({letter * 10}) at 300" for letter in "ab"]
+    assert names(section) == expected
     (alone,) = lens_sections([look("A", **weights[0]), look("B", step=0)])
     assert names(alone) == ["flat at 0", "flat at 300"]
-
-
-def test_retrieval_tells_models_of_one_name_apart():
-    rows = [retrieval(0.5, weights_sha256="a" * 64), retrieval(1.0, weights_sha256="b" * 64)]
-    (section,) = lens_sections([], rows)
-    values = "".join(str(figure.spec) for figure in section.figures)
-    assert "flat (aaaaaaaaaa) at 300" in values
-    assert "flat (bbbbbbbbbb) at 300" in values
+    (matched,) = lens_sections([], [retrieval(share / 2, **weights[share]) for share in (0, 1)])
+    values = "".join(str(figure.spec) for figure in matched.figures)
+    assert all(name in values for name in expected)
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -97,44 +93,28 @@ def test_a_page_holds_figures_packed():
 PIECES = ["<script>", "alert('\"", " &amp;", "\n", " dog"]
 
 
-class Reader(HTMLParser):
-    """What a browser makes of it: tags with their attributes, and the text of each."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.texts.setdefault(self.tags[-1][0], []).append(data)
+def read(scores: dict[str, list[float]]) -> tuple[ElementTree.Element, list[ElementTree.Element]]:
+    """The pieces highlighted by scores, as a browser reads them, and its tokens."""
+    page = ElementTree.fromstring(f"<main>{highlighted(PIECES, scores)}</main>")
+    return page, list(page.iter("span"))
 
 
-def test_text_stays_text():
-    page = Reader(highlighted(PIECES, {"<b>gradient</b>": [0.0, 1.0, -2.0, 0.5, 0.1]}))
-    assert {tag for tag, _ in page.tags} == {"section", "h4", "p", "span"}
-    assert page.texts["span"] == ["<script>", "alert('\"", " &amp;", "↵\n", " dog"]
-    assert "".join(page.texts["h4"]) == "<b>gradient</b>"
-
-
-def test_every_token_says_its_number_to_mouse_and_keyboard():
-    page = Reader(highlighted(PIECES, {"a": [0.0, 1.0, -2.0, 0.5, 0.123456]}))
-    spans = [attributes for tag, attributes in page.tags if tag == "span"]
-    assert all(span["tabindex"] == "0" for span in spans)
-    assert [span["data-score"] for span in spans] == ["+0", "+1", "−2", "+0.5", "+0.123"]
-    assert spans[1]["title"] == "+1 " + repr("alert('\"")
+def test_text_stays_text_and_every_token_says_its_number_to_mouse_and_keyboard():
+    page, spans = read({"<b>gradient</b>": [0.0, 1.0, -2.0, 0.5, 0.123456]})
+    assert {each.tag for each in page.iter()} == {"main", "section", "h4", "p", "span"}
+    assert [span.text for span in spans] == ["<script>", "alert('\"", " &amp;", "↵\n", " dog"]
+    assert [each.text for each in page.iter("h4")] == ["<b>gradient</b>"]
+    assert all(span.get("tabindex") == "0" for span in spans)
+    assert [span.get("data-score") for span in spans] == ["+0", "+1", "−2", "+0.5", "+0.123"]
+    assert spans[1].get("title") == "+1 " + repr("alert('\"")
 
 
 def test_colours_tell_sign_and_strength():
-    page = Reader(highlighted(PIECES, {"a": [0.0, 1.0, -2.0, 2.0, 0.01], "b": [0.0] * 5}))
-    classes = [attributes["class"] for tag, attributes in page.tags if tag == "span"]
+    _, spans = read({"a": [0.0, 1.0, -2.0, 2.0, 0.01], "b": [0.0] * 5})
+    classes = [span.get("class") for span in spans]
     assert classes[:5] == ["", f"f{STRONGEST // 2}", f"a{STRONGEST}", f"f{STRONGEST}", ""]
     assert classes[5:] == [""] * 5  # nothing to colour, and nothing divided by zero
-    for style in {c for c in classes if c}:
-        assert f".attribution .{style} " in STYLE
+    assert all(f".attribution .{style} " in STYLE for style in classes if style)
     assert "prefers-color-scheme: dark" in STYLE
 
 
