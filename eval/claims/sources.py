@@ -175,28 +175,22 @@ class Shelf:
 
     def _check(self, claim: Claim, models: Models, directory: str) -> None:
         """Refuses weights that a claim is not about."""
-        path = Path(directory) / "config.json"
-        if not path.is_file():
-            raise RequestError(
-                f"--model {directory}: no config.json there; give a directory in transformers' "
-                f"layout with the weights of {models.hub}"
-            )
-        config = read_json(path)
-        family = config.get("model_type")
-        if family != models.family:
-            raise RequestError(
-                f"--model {directory}: its family is {family}, claim {claim.number} is about "
-                f"{models.family}; give the weights of {models.hub}"
-            )
-        size = tuple(
+        path, about = Path(directory) / "config.json", f"claim {claim.number} is about"
+        config = read_json(path) if path.is_file() else {}
+        width, depth = (
             next((int(config[name]) for name in names if name in config), 0)
             for names in (("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"))
         )
-        if size != models.size:
-            raise RequestError(
-                f"--model {directory}: {size[1]} blocks of width {size[0]}, claim {claim.number} "
-                f"is about {models.size[1]} of {models.size[0]}; give the weights of {models.hub}"
-            )
+        if not path.is_file():
+            wrong = "no config.json there; give a directory in transformers' layout with"
+        elif (family := config.get("model_type")) != models.family:
+            wrong = f"its family is {family}, {about} {models.family}; give"
+        elif (width, depth) != models.size:
+            asked = f"{models.size[1]} of {models.size[0]}"
+            wrong = f"{depth} blocks of width {width}, {about} {asked}; give"
+        else:
+            return
+        raise RequestError(f"--model {directory}: {wrong} the weights of {models.hub}")
 
     def _wrap(self, models: Models, directory: str, precision: str) -> Checkpoint:
         loaded = load_pretrained(

@@ -259,15 +259,20 @@ def test_pages_results_and_a_readme_are_made(records, tmp_path):
     assert (made.with_suffix("") / "74.md").read_text().startswith("# Claim 74\n")
 
 
+TEMPLATE = ("--markdown", "{}/page.md", "--findings")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--figures", "x"], "--figures x: are of the curves, and no curve is in the results"),
-        (["--findings", "{}/false.md", *TO], "false.md, line 1: {{ 74 nonself }}"),
-        (["--findings", "{}/absent.md", *TO], "absent.md"),
-        (["--group", "mixers"], "--group mixers: a page is of all claims; leave it out"),
-        (["--findings", "{}/true.md", "--readme", "{}/no.md"], "no.md: needs one <!-- finding -->"),
-        (["--findings", "{}/short.md", "--readme", "{}/no.md"], "needs one <!-- finding -->"),
+        ([*TEMPLATE, "{}/false.md", *TO], "false.md, line 1: {{ 74 nonself }}"),
+        ([*TEMPLATE, "{}/absent.md", *TO], "absent.md"),
+        (["--markdown", "{}/page.md", "--group", "mixers"], "--group mixers: a page is of all cl"),
+        ([*TEMPLATE, "{}/true.md", "--readme", "{}/no.md"], "no.md: needs one <!-- finding -->"),
+        ([*TEMPLATE, "{}/short.md", "--readme", "{}/no.md"], "needs one <!-- finding -->"),
+        (["--results", "x.md"], "--results x.md: it points to the page; give --markdown"),
+        (["--readme", "x.md"], "--readme x.md: it points to the page; give --markdown"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_line(words, message, records, tmp_path, capsys):
@@ -275,20 +280,12 @@ def test_what_cannot_be_made_is_refused_in_a_line(words, message, records, tmp_p
     (tmp_path / "true.md").write_text(f"{START}\nyes\n{END}\n")
     (tmp_path / "short.md").write_text("yes\n")
     (tmp_path / "no.md").write_text("# Name\n")
-    page = tmp_path / "page.md"
-    own = [word.format(tmp_path) for word in words]
-    assert run(records, "--markdown", page, *own) == 2
+    assert run(records, *(word.format(tmp_path) for word in words)) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error
-    assert not page.exists()
+    assert not (tmp_path / "page.md").exists()
     assert (tmp_path / "no.md").read_text() == "# Name\n"
-
-
-def test_results_without_a_page_are_refused(records, capsys):
-    for flag in ("--results", "--readme"):
-        assert run(records, flag, "x.md") == 2
-        assert f"{flag} x.md: it points to the page; give --markdown" in capsys.readouterr().err
 
 
 def test_the_committed_pages_are_what_their_records_say(tmp_path):
