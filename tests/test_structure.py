@@ -37,10 +37,10 @@ def _room(room):
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
     "lines: arch": (3_419 + _room("arch"), 2_450 + _room("arch")),
-    "lines: train": (2_927 + _room("train"), 1_900 + _room("train")),
+    "lines: train": (2_925 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_736, 1_100),
     "lines: eval": (20_970 + _room("eval"), 11_500 + _room("eval")),
-    "lines: scripts": (2_039 + _room("scripts"), 1_600 + _room("scripts")),
+    "lines: scripts": (2_036 + _room("scripts"), 1_600 + _room("scripts")),
     "lines: tests": (20_240 + TESTS, 13_000 + TESTS),
     "files in eval": (113, 85),
     "floors in eval": (5, 5),

@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -100,14 +101,12 @@ class Log:
         if run is None or run.settings.mode != "online":
             return
 
-        def log() -> None:
-            import wandb
+        import wandb
 
+        with self._tolerating("going on without it"):
             artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=meta)
             artifact.add_dir(str(path))
             run.log_artifact(artifact, aliases=["latest", path.name])
-
-        self._attempt(log, "going on without it")
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar."""
@@ -147,9 +146,8 @@ class Log:
         for logger in self._loggers:
             logger.finalize("failed" if failed else "success")
         if self._wandb is not None:
-            self._attempt(
-                lambda: self._wandb.finish(exit_code=int(failed)), "its last rows may lack"
-            )
+            with self._tolerating("its last rows may lack"):
+                self._wandb.finish(exit_code=int(failed))
             self._wandb = None
 
     def _path(self, name: str) -> Path:
@@ -162,10 +160,10 @@ class Log:
                 content = content[self._files[name].write(content) :]
 
     def _show(self, figures: dict[str, Any], step: int) -> None:
-        run = self._wandb
-        if run is not None and not self._attempt(
-            lambda: run.log(figures, step=step), "going on without it"
-        ):
+        if self._wandb is not None:
+            with self._tolerating("going on without it"):
+                self._wandb.log(figures, step=step)
+                return
             self._wandb = None
 
     def _start_wandb(self) -> None:
@@ -175,13 +173,15 @@ class Log:
             write_file(id_file, uuid.uuid4().hex[:8].encode())
         name = id_file.read_text().strip()
         if self._settings.wandb == "online":
-            if self._attempt(lambda: self._init(name, "online"), "going on offline"):
+            with self._tolerating("going on offline"):
+                self._init(name, "online")
                 return
             import wandb
 
-            # What remains of the attempt would hold the run's id.
-            self._attempt(wandb.teardown, "going on without it")
-        self._attempt(lambda: self._init(name, "offline"), "going on without it")
+            with self._tolerating("going on without it"):
+                wandb.teardown()  # what remains of the attempt would hold the run's id
+        with self._tolerating("going on without it"):
+            self._init(name, "offline")
 
     def _init(self, name: str, mode: str) -> None:
         import wandb
@@ -205,19 +205,17 @@ class Log:
             settings=how,
         )
 
-    def _attempt(self, action: Callable[[], Any], then: str) -> bool:
-        """Whether an action of W&B succeeded; an error is reported and ends nothing."""
+    @contextmanager
+    def _tolerating(self, then: str) -> Iterator[None]:
+        """An error of W&B is reported and ends nothing; what follows the block is done then."""
         try:
-            action()
+            yield
         except Exception as error:
-            if not (
-                isinstance(error, OSError | EOFError) or type(error).__module__.startswith("wandb")
-            ):
+            of_wandb = type(error).__module__.startswith("wandb")
+            if not (of_wandb or isinstance(error, OSError | EOFError)):
                 raise  # a mistake of ours
             reason = " ".join(str(error).split()) or type(error).__name__
             self.say(f"--wandb {self._settings.wandb}: {reason}; {then}")
-            return False
-        return True
 
 
 def architecture(model: dict[str, Any]) -> str:
