@@ -1,8 +1,7 @@
 """Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
 
-Occlusion replaces one token after the other, all in one batched pass. The gradients' scores and
-occlusion's can be compared: both say by how much the output would change. Captum, against which
-both are tested, takes as long to import as the gradients take to compute.
+The gradients' scores and occlusion's can be compared: both say by how much the output would change.
+Integrated gradients are written here, as Captum takes as long to import as they take to compute.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ TABLES = ("product", "direct", "input only")
 """W_E W_U'; the same with the final norm between, as in the model without its blocks; W_E W_E', in
 which a token's successors should not show."""
 PAIRED = ("corpus", "shuffled")
+MEASURES = ("rank", "top10", "conditional", "pmi")
 PAIRS = 512  # ranked at a time
 LIMIT = 3000  # pairs that are ranked
 SHOWN = 10  # tokens in the table of successors
@@ -94,50 +95,29 @@ def thinned(bigrams: Bigrams, limit: int, seed: int) -> Bigrams:
     return bigrams._replace(first=first, second=second, number=number)
 
 
-def structure(
-    model: LanguageModel, bigrams: Bigrams, table: str, seed: int
-) -> dict[str, dict[str, float]]:
+def structure(model: LanguageModel, bigrams: Bigrams, table: str, seed: int) -> Tensor:
     """How well a table knows a corpus' bigrams, and how well it does by chance.
 
     Chance keeps the first tokens and the second tokens and draws anew which goes with which, so
     that a table which knows single tokens' frequencies only does as well on both.
 
     Returns:
-        Under `corpus` and `shuffled`: `rank`, the mean rank as a share of V over all occurrences;
-        `top10`, the share ranked under 10; the correlation of scores over distinct pairs with log
-        p(b | a), `conditional`, and with log PMI, `pmi`, within the rows of the first tokens.
+        `(2, 4)`, of `PAIRED` by `MEASURES`: `rank`, the mean rank as a share of V over all
+        occurrences; `top10`, the share ranked under 10; the correlation of scores over distinct
+        pairs with log p(b | a), `conditional`, and with log PMI, `pmi`, within the rows of the
+        first tokens.
     """
-    V = len(bigrams.unigrams)
     generator = torch.Generator().manual_seed(seed)
     weight = (bigrams.number / bigrams.number.sum()).float()
     drawn = torch.multinomial(weight, len(weight), True, generator=generator)
     seconds = torch.stack([bigrams.second, bigrams.second[drawn]])  # as common as they are
-    known = [_within(x, bigrams.first) for x in (bigrams.log_conditional, bigrams.log_pmi)]
-    records = {}
-    for name, scores, ranks in zip(
-        PAIRED, *rank_pairs(model, bigrams.first, seconds, table), strict=True
-    ):
-        score = _within(scores.double(), bigrams.first)
-        records[name] = {
-            "rank": float((weight * ranks).sum() / (V - 1)),
-            "top10": float((weight * (ranks < 10)).sum()),
-            "conditional": _correlation(score, known[0]),
-            "pmi": _correlation(score, known[1]),
-        }
-    return records
-
-
-def _within(values: Tensor, groups: Tensor) -> Tensor:
-    """Values less their group's mean."""
-    size = int(groups.max()) + 1
-    total = torch.zeros(size, dtype=values.dtype).index_add_(0, groups, values)
-    members = torch.bincount(groups, minlength=size).clamp(min=1)
-    return values - (total / members)[groups]
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    return float((a * b).sum() / (a.norm() * b.norm()).clamp(min=1e-30))
+    scores, ranks = rank_pairs(model, bigrams.first, seconds, table)
+    first = (ranks @ weight) / (len(bigrams.unigrams) - 1), (ranks < 10).float() @ weight
+    known = torch.stack([*scores.double(), bigrams.log_conditional, bigrams.log_pmi])
+    members = torch.bincount(bigrams.first).clamp(min=1)
+    means = known.new_zeros(4, len(members)).index_add_(1, bigrams.first, known) / members
+    correlations = torch.corrcoef(known - means[:, bigrams.first])[:2, 2:].nan_to_num()
+    return torch.cat([torch.stack(first, dim=1), correlations], dim=1)
 
 
 def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dict[str, Any]]:
@@ -184,21 +164,15 @@ def _successor_table(documents: Documents) -> list[Markup]:
 @lens("bigrams", "What follows what", figures=_draw, texts=_successor_table, order=5)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Whether W_E W_U' is a table of what follows what."""
-    text = held_out_text(checkpoint, request.corpus)
+    model, text = checkpoint.model, held_out_text(checkpoint, request.corpus)
     tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
-    some, finding = thinned(bigrams, LIMIT, request.seed), Finding()
-    measured = {table: structure(checkpoint.model, some, table, request.seed) for table in TABLES}
-    for table, by_pairs in measured.items():
-        for pairs, record in by_pairs.items():
-            named = {f"bigram {name}": value for name, value in record.items()}
-            finding.numbers(named, table=table, pairs=pairs)
-    values = [[[*record.values()] for record in each.values()] for each in measured.values()]
-    measures = ("rank", "top10", "conditional", "pmi")
-    axes = {"table": TABLES, "pairs": PAIRED, "measure": measures}
-    finding.array("bigrams", torch.tensor(values), axes)
-    finding.notes |= {
-        "pairs": len(some.first),
-        "successors": successors(checkpoint, bigrams, "product"),
-    }
+    some = thinned(bigrams, LIMIT, request.seed)
+    shown = successors(checkpoint, bigrams, "product")
+    finding = Finding(notes={"pairs": len(some.first), "successors": shown})
+    values = torch.stack([structure(model, some, table, request.seed) for table in TABLES])
+    axes = {"table": TABLES, "pairs": PAIRED}
+    finding.array("bigrams", values, {**axes, "measure": MEASURES})
+    for measure, column in zip(MEASURES, values.unbind(-1), strict=True):
+        finding.rows(f"bigram {measure}", column, axes)
     return finding
