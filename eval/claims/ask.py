@@ -23,8 +23,7 @@ from eval.circuit import uncertified
 from eval.claims import BENCH
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
 from eval.claims.sources import Missing, ModelSource, Shelf
-from eval.inversion.controls import derive
-from eval.inversion.questions import LAST, Question, build_question
+from eval.inversion.questions import LAST, Question, build_question, derive
 from eval.inversion.run import SHUFFLED, plan
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look

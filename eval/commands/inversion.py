@@ -102,8 +102,7 @@ def invert(
         limit: stop after about N rows
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
-    from eval.inversion.controls import derive
-    from eval.inversion.questions import read_suite
+    from eval.inversion.questions import derive, read_suite
     from eval.inversion.run import SHUFFLED, plan
     from eval.models import open_models
     from eval.report.tables import terminal_table

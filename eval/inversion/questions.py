@@ -1,5 +1,7 @@
 """Questions: each is a grid of cells, and each cell one row to be. Suites are files of questions.
 
+Beside models stand their controls, which `derive` makes: models of a name of their own.
+
 Suites are `quick`, `standard`, `full`, or a YAML file of one's own:
 
     prompts: {set: [story], count: 100, length: 24}
@@ -11,23 +13,29 @@ Suites are `quick`, `standard`, `full`, or a YAML file of one's own:
 A question may also have parts, without, seeds, noise and shuffled.
 """
 
+import copy
+import hashlib
+import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import nn
 
+from arch import LanguageModel
 from eval import RequestError
 from eval.circuit import Circuit
 from eval.inversion.solvers import Solver, parse_solvers
-from eval.models import Checkpoint
+from eval.models import Checkpoint, draw, open_checkpoint
 from eval.recovery import Slice
 from eval.text import SETS, Prompt
 
 ALL, LAST = "all", "last"
 SUITES = Path(__file__).parent.parent / "suites"
+_SCALE = re.compile(r"scale=(\d*\.?\d+(?:e-?\d+)?)")
 PROMPTS = {"set": ["story"], "count": 8, "length": 16}
 
 
@@ -240,3 +248,55 @@ def _only(data: dict[str, Any], allowed: Collection[str], where: str) -> None:
             raise RequestError(
                 f"{where}: unknown key {key!r}; allowed: {', '.join(sorted(allowed))}"
             )
+
+
+def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
+    """A checkpoint's control.
+
+    Args:
+        checkpoint: of a model of our own.
+        control: `identity` (token mixers that pass their input on, freshly initialised),
+            `scale=S` (the model freshly initialised, its embedding with standard deviation S) or
+            `embedding=DIR` (the model with the embedding of another model directory).
+
+    Raises:
+        RequestError: another word, or a model that cannot be built anew.
+    """
+    scale, step, source = _SCALE.fullmatch(control), 0, ""
+    if control.startswith("embedding="):
+        model, source = _with_embedding(checkpoint, control)
+        step = int(checkpoint.meta.get("step", 0))
+    elif control != "identity" and not scale:
+        raise RequestError(
+            f"--controls {control}: allowed are shuffled, identity, scale=NUMBER, embedding=DIR"
+        )
+    elif type(checkpoint.model) is not LanguageModel:
+        raise RequestError(
+            f"--controls {control}: {checkpoint.path} was not built here and cannot be built anew; "
+            "leave it out"
+        )
+    else:
+        changed = {"embedding_std": float(scale[1])} if scale else {"mixers": ("identity",)}
+        model = draw(lambda: LanguageModel(replace(checkpoint.config, **changed)), seed=0)
+        model = model.to(checkpoint.model.embedding.weight.device)
+    name = f"{checkpoint.meta['name']} [{control}]"
+    meta = checkpoint.meta | {"step": step, "val_loss": None, "name": name}
+    digest = hashlib.sha256(f"{checkpoint.weights_sha256} {control}{source}".encode()).hexdigest()
+    return replace(
+        checkpoint, model=model, config=model.config, meta=meta, control=control, weights=digest
+    )
+
+
+def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:
+    """The model with another one's embedding, and the hash of that one's weights."""
+    weight = checkpoint.model.embedding.weight
+    source = open_checkpoint(control.removeprefix("embedding="), weight.device)
+    other = source.model.embedding.weight
+    if weight.shape != other.shape:
+        raise RequestError(
+            f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
+            f"{checkpoint.path} is {tuple(weight.shape)}; give a model of the same sizes"
+        )
+    model = copy.deepcopy(checkpoint.model)
+    model.embedding.weight = nn.Parameter(other.clone(), requires_grad=False)
+    return model, source.weights_sha256

@@ -16,7 +16,7 @@ from eval.claims.sources import seeds_of_one, trained
 from eval.comparison import enter
 from eval.gather import gather_models
 from eval.identity import identified, labels
-from eval.inversion.controls import derive
+from eval.inversion.questions import derive
 from eval.models import open_checkpoint
 from eval.report.page import render_page
 from eval.report.tables import summary_table

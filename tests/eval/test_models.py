@@ -8,7 +8,7 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel
-from eval.inversion.controls import derive
+from eval.inversion.questions import derive
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 

@@ -11,7 +11,7 @@ from arch.pretrained import PretrainedModel
 from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.inversion.controls import derive
+from eval.inversion.questions import derive
 from eval.inversion.search.sweep import propose
 from eval.models import open_checkpoint
 from eval.rows import read_rows
