@@ -41,7 +41,7 @@ LIMITS = {  # measure: limit, target
     "lines: tokenizer": (1_736, 1_100),
     "lines: eval": (20_920 + _room("eval"), 11_500 + _room("eval")),
     "lines: scripts": (2_036 + _room("scripts"), 1_600 + _room("scripts")),
-    "lines: tests": (20_240 + TESTS, 13_000 + TESTS),
+    "lines: tests": (20_230 + TESTS, 13_000 + TESTS),
     "files in eval": (111, 85),
     "floors in eval": (5, 5),
     "arrows between folders of eval": (29, 27),

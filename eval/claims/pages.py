@@ -102,9 +102,8 @@ def claim_page(one: Judgement) -> str:
 
 def description(one: Judgement) -> str:
     """What a claim says and asks, how it is judged, and all that was measured, for a terminal."""
-    return _filled("claim.txt", claim=one.claim, protocols=PROTOCOLS, details=_details(one)).rstrip(
-        "\n"
-    )
+    text = _filled("claim.txt", claim=one.claim, protocols=PROTOCOLS, details=_details(one))
+    return text.rstrip("\n")
 
 
 def claims_table(judgements: list[Judgement], width: int = 120) -> str:
