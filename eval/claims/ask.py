@@ -1,4 +1,7 @@
-"""Tasks of claims: each arm under both protocols, which give the ordinary rows of inversion.
+"""Tasks of claims and of the curves behind them, which give the ordinary rows of inversion.
+
+A claim has a task for each arm under both protocols. The curves, claim `CURVES`, have one for each
+model.
 
 The last row of a task names the rows that answer it. It holds `claim`, `arm`, `protocol`, `entry`
 (hash of the question), `criteria` (hash of the criteria that will judge it), `bench` (the version
@@ -9,26 +12,46 @@ are computed once.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+import torch
+from tokenizers import Tokenizer
+
+from arch import ModelConfig
 from eval import RequestError
 from eval.circuit import uncertified
-from eval.claims import BENCH
+from eval.claims import BENCH, CURVES
+from eval.claims.curves import KINDS, Ask, Plan, Point
 from eval.claims.entries import FAIR, PROTOCOLS, Arm, Claim, Protocol
-from eval.claims.sources import Missing, ModelSource, Shelf
+from eval.claims.sources import (
+    Missing,
+    ModelSource,
+    Shelf,
+    drawn,
+    kind_of,
+    seeds_of_one,
+    shape_of,
+    train_command,
+    trained,
+)
+from eval.inversion.curves import run_jobs
 from eval.inversion.questions import LAST, Question, build_question, derive
-from eval.inversion.run import SHUFFLED, plan
+from eval.inversion.run import SHUFFLED, Job, plan
 from eval.lenses.lens import Request, lenses
 from eval.lenses.questions import Look
-from eval.models import Checkpoint
+from eval.models import Checkpoint, open_checkpoint
 from eval.rows import Results, Row, row_key
+from eval.tables import group
 from eval.text import Prompt, drawn_prompts, held_out_text, padded, text_prompts
 
 
@@ -214,3 +237,101 @@ def _by(question: Question, name: str) -> Question:
     methods = question.methods.items()
     chosen = {label: method for label, method in methods if method.name == name}
     return replace(question, methods=chosen or dict([*methods][:1]))
+
+
+def curve_tasks(
+    curves: Plan,
+    asks: dict[Point, Ask],
+    models: Path | None,
+    corpus: str,
+    tokenizer: Tokenizer,
+    device: torch.device,
+) -> tuple[list[ClaimTask], list[str]]:
+    """A task for each model, and a line for each architecture without its trained models."""
+    there = [(one, (kind_of(one.config), shape_of(one.config)))
+             for one in trained(models) if one.config]  # fmt: skip
+    sizes = group(asks, lambda point: (point.width, point.depth, point.step))
+    several, missing = [], []
+    for name in curves.architectures:
+        lacking: dict[int, ModelConfig] = {}
+        for (_, _, step), points in sizes.items():
+            config = curves.config(name, points[0], tokenizer.get_vocab_size())
+            paths: Sequence[Path | None] = [None] * curves.seeds
+            if step:
+                wanted = kind_of(config), shape_of(config)
+                alike = seeds_of_one(one for one, size in there if size == wanted)
+                paths = [one.path for one in alike if one.step == step][: curves.seeds]
+            if not paths:
+                lacking[step] = config
+            asked = {point: asks[point] for point in points}
+            for seed, path in enumerate(paths):
+                size = f"d{config.d_model}-n{config.n_layers}"
+                make = (
+                    partial(open_checkpoint, path, device) if path else
+                    partial(drawn, f"{name}-{size}-s{seed}", config, seed, tokenizer, device)
+                )  # fmt: skip
+                model = row_key(str(path) if path else config.to_json(), seed)
+                skip = seed * curves.stories["apart"]
+                several.append(_curve_task(name, model, make, asked, skip, corpus))
+        if lacking:
+            missing.append(_lack(name, lacking, models))
+    return several, missing
+
+
+def _curve_task(
+    architecture: str,
+    model: str,
+    make: Callable[[], Checkpoint],
+    asks: dict[Point, Ask],
+    skip: int,
+    corpus: str,
+) -> ClaimTask:
+    """All that is asked of one model, from the story `skip` on, as a task of the claim `CURVES`."""
+    asked = [
+        (point, kind, label, method.name, method.record, ask.stories)
+        for point, ask in asks.items()
+        for kind in KINDS
+        for label, method in ask.methods[kind].items()
+    ]
+    tags = {
+        "claim": CURVES,
+        "arm": architecture,
+        "protocol": FAIR,
+        "entry": row_key(asked),
+        "bench": BENCH,
+        "setting": row_key(model, skip, corpus),
+        "of": 1,
+    }
+
+    def answer(results: Results) -> list[str]:
+        checkpoint = make()
+        text = held_out_text(checkpoint, corpus)
+        most: dict[int, int] = defaultdict(int)  # stories of each length
+        for point, ask in asks.items():
+            most[point.length] = max(ask.stories, most[point.length])
+        with too_few_named("curves"):
+            prompts = {n: drawn_prompts("story", text, count, n, skip)
+                       for n, count in most.items()}  # fmt: skip
+        jobs: list[Job] = []
+        for (point, ask), kind in product(asks.items(), KINDS):
+            shown, noise = (point.shown(kind),), (point.noise,)
+            question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
+            stories = prompts[point.length][: ask.stories]
+            jobs += plan(checkpoint, question, stories, corpus)
+        run_jobs(jobs, results)
+        return list(dict.fromkeys(key for job in jobs for key in job.keys))
+
+    work = sum(point.width * point.depth * ask.stories for point, ask in asks.items())
+    return ClaimTask(tags, answer, cost=float(work))
+
+
+def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:
+    config = next(iter(lacking.values()))
+    where = f"none under {models}" if models else "no --models given"
+    recipe = "llama" if config.channel_mixer == "swiglu" else "flat"
+    size = config.mixers, config.d_model, config.n_layers
+    steps = f" --save_steps '{json.dumps(sorted(lacking))}' --trainer.max_steps {max(lacking)}"
+    more = f" --model.context {config.context}{steps}"
+    fix = train_command(f"{recipe}-small", f"{name}-s0", *size, more)
+    after = ", ".join(map(str, sorted(lacking)))
+    return f"{name} after {after} steps: {where}; left out. {fix}"

@@ -13,6 +13,7 @@ methods of the column. Intervals of two compared figures must be disjoint.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -68,6 +69,23 @@ class Outcome(NamedTuple):
     left: Value
     right: Value | float
     answer: str
+
+
+SHOWN = {
+    "self": "shown tokens",
+    "nonself": "hidden tokens",
+    "others": "hidden tokens that are not the commonest",
+    "constant": "the commonest hidden token",
+    "exact": "whole prompts",
+    "self_top5": "shown tokens in the top 5",
+    "nonself_top5": "hidden tokens in the top 5",
+    "criterion": "outputs met",
+    "anywhere": "tokens at any place",
+    "set_recall": "hidden tokens anywhere",
+    "hidden_anywhere": "hidden tokens at any place",
+    "minimised": "angles below 0.15",
+}
+"""The shares among the figures, in words."""
 
 
 @dataclass(frozen=True)
@@ -234,3 +252,14 @@ def _pooled(term: Term, records: list[Record]) -> Value | None:
         return Value(value, chosen[0], *(None if None in e else fmean(e) for e in ends))
     same = next(record for record in chosen if record["value"] == value)
     return Value(value, same, same["low"], same["high"])
+
+
+def answers_of(judgements: list[Judgement], column: str) -> Counter[str]:
+    """How many claims have which answer in a column."""
+    return Counter(one.cells[column].answer for one in judgements)
+
+
+def tally_of(judgements: list[Judgement], column: str) -> str:
+    """How many claims have which answer in a column: `3 yes, 1 no`."""
+    counts = answers_of(judgements, column)
+    return ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])

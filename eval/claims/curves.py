@@ -1,40 +1,29 @@
-"""The curves behind the claims: the points that are asked, read from `curves.yaml`, as tasks.
+"""The curves behind the claims: their points, from `curves.yaml`, records, figures and tables.
 
-A curve varies one thing of the base point. A point that several curves share is one point. The last
-row of a task says which rows answer it, as of a claim, whose number is `CURVES`.
+A curve varies one thing of the base point. A point that several curves share is one point.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
-from tokenizers import Tokenizer
 
 from arch import ModelConfig
-from eval import RequestError
+from eval import RequestError, plots, tables
 from eval.claims import BENCH, CURVES
-from eval.claims.ask import ClaimTask, too_few_named
-from eval.claims.entries import FAIR
-from eval.claims.sources import drawn, kind_of, seeds_of_one, shape_of, train_command, trained
-from eval.inversion.curves import run_jobs
-from eval.inversion.questions import Question
-from eval.inversion.run import Job
-from eval.inversion.run import plan as plan_jobs
+from eval.drawing import Figure, write_figures
 from eval.inversion.solvers import Solver, parse_solvers
-from eval.models import Checkpoint, open_checkpoint
-from eval.recovery import Slice
-from eval.rows import Results, row_key
+from eval.recovery import Slice, channel_count, weights
+from eval.schema import Row
+from eval.summary import measure
 from eval.tables import group
-from eval.text import drawn_prompts, held_out_text
 
 FILE = Path(__file__).parent / "curves.yaml"
 BASE = "base"
@@ -42,6 +31,30 @@ BEFORE, AFTER = "before", "after"
 KINDS = SELF, NONSELF = "self", "nonself"
 """Every position shown, and the first one hidden."""
 FAMILIES = PUBLISHED, TUNED, SEARCH = "published descent", "tuned gradient", "search"
+Record = dict[str, Any]
+
+PANEL = (104, 120)  # of an axis' figure, width and height
+DOTS = (330, 190)  # of the base point's
+TITLES = {
+    "width": "width",
+    "depth": "blocks",
+    "layer": "layer shown",
+    "step": "training steps",
+    "channels": "channels shown",
+    "observed": "positions shown",
+    "noise": "noise / root mean square",
+}
+LOGARITHMIC = ("width", "depth", "channels", "observed")
+FROM_ZERO = {"step": 30, "noise": 1 / 256}
+"""Axes that begin with 0: symmetric logarithms, linear up to this."""
+SHOWN = {SELF: "shown tokens", NONSELF: "hidden first token"}
+STATES = {BEFORE: "before training", AFTER: "after training"}
+HEAD = """\
+# The curves
+
+What is found against one thing at a time, the others as in the first figure; each with its command.
+"""
+COMMAND = "python -m eval claims curves --models RUNS --corpus STORIES"
 
 Methods = dict[str, dict[str, Solver]]
 """Solvers by kind of token and label."""
@@ -180,99 +193,182 @@ def family(method: Solver) -> str:
     return TUNED if method.family == "gradient" else SEARCH
 
 
-def tasks(
-    plan: Plan,
-    asks: dict[Point, Ask],
-    models: Path | None,
-    corpus: str,
-    tokenizer: Tokenizer,
-    device: torch.device,
-) -> tuple[list[ClaimTask], list[str]]:
-    """A task for each model, and a line for each architecture without its trained models."""
-    there = [(one, (kind_of(one.config), shape_of(one.config)))
-             for one in trained(models) if one.config]  # fmt: skip
-    sizes = group(asks, lambda point: (point.width, point.depth, point.step))
-    several, missing = [], []
-    for name in plan.architectures:
-        lacking: dict[int, ModelConfig] = {}
-        for (_, _, step), points in sizes.items():
-            config = plan.config(name, points[0], tokenizer.get_vocab_size())
-            paths: Sequence[Path | None] = [None] * plan.seeds
-            if step:
-                wanted = kind_of(config), shape_of(config)
-                alike = seeds_of_one(one for one, size in there if size == wanted)
-                paths = [one.path for one in alike if one.step == step][: plan.seeds]
-            if not paths:
-                lacking[step] = config
-            asked = {point: asks[point] for point in points}
-            for seed, path in enumerate(paths):
-                size = f"d{config.d_model}-n{config.n_layers}"
-                make = (
-                    partial(open_checkpoint, path, device) if path else
-                    partial(drawn, f"{name}-{size}-s{seed}", config, seed, tokenizer, device)
-                )  # fmt: skip
-                model = row_key(str(path) if path else config.to_json(), seed)
-                skip = seed * plan.stories["apart"]
-                several.append(_task(name, model, make, asked, skip, corpus))
-        if lacking:
-            missing.append(_lack(name, lacking, models))
-    return several, missing
+def curve_records(plan: Plan, rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
+    """The records, the base by itself first, and a line for rows that were left out.
+
+    One for each place on an axis, architecture, state, method and slice. Rows that another version
+    of the bench asked for, and of methods with other settings, are left out; records among the rows
+    are taken as they are.
+    """
+    asks, by_key = plan.points(), {row["key"]: row for row in rows}
+    parts = [r for r in by_key.values() if r["kind"] == "claim" and r["claim"] == CURVES]
+    asked = {key: part["arm"] for part in parts if part["bench"] == BENCH for key in part["keys"]}
+    fewer = sum(len(part["keys"]) for part in parts if part["bench"] != BENCH)
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for key, architecture in asked.items():
+        row = by_key[key]
+        about, kind, label = row["checkpoint"], NONSELF if row["hidden"] else SELF, row["method"]
+        channels, layer = channel_count(row) or 0, row["site"]["layer"]
+        size = about["d_model"], about["n_layers"], layer, about["step"]
+        point = Point(*size, channels, row["length"], row["noise"])
+        method = asks[point].methods[kind].get(label) if point in asks else None
+        if method is None or method.settings != row["settings"]:
+            fewer += 1
+        else:
+            groups[architecture, point, kind, label].append(row)
+    figures = {key: _figures(several, key[2]) for key, several in groups.items()}
+    several = [row for row in by_key.values() if row["kind"] == "curve record"]
+    for axis in plan.axes:
+        for name, point, kind in product(plan.architectures, plan.curve(axis), KINDS):
+            about = {"axis": axis, "x": point.on(axis, kind), "architecture": name}
+            several += [
+                about
+                | {"state": point.state, "family": family(method), "method": label, "slice": kind}
+                | figures[name, point, kind, label]
+                for label, method in asks[point].methods[kind].items()
+                if (name, point, kind, label) in figures
+            ]
+    words = f"left out: {fewer} rows that this bench, or curves.yaml as it is now, asks otherwise"
+    return several, [words] if fewer else []
 
 
-def _task(
-    architecture: str,
-    model: str,
-    make: Callable[[], Checkpoint],
-    asks: dict[Point, Ask],
-    skip: int,
-    corpus: str,
-) -> ClaimTask:
-    """All that is asked of one model, from the story `skip` on, as a task of the claim `CURVES`."""
-    asked = [
-        (point, kind, label, method.name, method.record, ask.stories)
-        for point, ask in asks.items()
-        for kind in KINDS
-        for label, method in ask.methods[kind].items()
+def write(directory: str | Path, rows: list[Record]) -> list[Path]:
+    """Writes every figure that there are records for, as SVG."""
+    figures = [_curve(axis, several) if axis != BASE else _summary(several)
+               for axis, several in _by_axis(rows).items()]  # fmt: skip
+    return write_figures(directory, figures, "svg")
+
+
+def curves_markdown(rows: list[Record], drawn: str = "") -> str:
+    """The tables as Markdown: the base point's open, the others folded.
+
+    `drawn` is where the figures lie, seen from the page; "" leaves them out.
+    """
+    parts = []
+    for axis, chosen in _by_axis(rows).items():
+        name = "summary" if axis == BASE else axis
+        image = [f"![curves {name}]({drawn}/curves-{name}.svg)\n"] if drawn else []
+        if axis == BASE:
+            table = _table(chosen, ["architecture", "training"], "asked")
+            parts += [*image, table, _counts(chosen)]
+            continue
+        parts += [f"### Against {TITLES[axis]}\n", *image, f"`{COMMAND} --axis {axis}`\n"]
+        parts.append("<details><summary>the numbers</summary>\n")
+        for kind, shown in group(chosen, lambda r: r["slice"]).items():
+            parts.append(_table(shown, [SHOWN[kind], "training", "by"], "x"))
+        parts += [_counts(chosen), "</details>\n"]
+    return "\n".join(parts)
+
+
+def _by_axis(rows: list[Record]) -> dict[str, list[Record]]:
+    """The records of each axis, in the order of the page."""
+    axes = group(rows, lambda record: record["axis"])
+    return {axis: axes[axis] for axis in (BASE, *TITLES) if axis in axes}
+
+
+def _summary(rows: list[Record]) -> Figure:
+    size = "architecture", "family", "slice", "state", DOTS
+    about = (
+        "Tokens recovered from the last block's output, before and after training: those whose "
+        "own position is shown, and a first token that is hidden. By the published gradient "
+        "descent, by a tuned one, and by exact search. Lines are 95 % intervals."
+    )
+    chart = plots.dots(_percent(rows), "tokens found, %", *size)
+    return Figure("curves-summary", "What can be found again, and by what", about, chart)
+
+
+def _curve(axis: str, rows: list[Record]) -> Figure:
+    shown = sorted(_percent(rows), key=lambda r: r["state"], reverse=True)  # the last: whole
+    kind: dict[str, Any] = {"zero": False}
+    if axis in FROM_ZERO:
+        kind = {"type": "symlog", "constant": FROM_ZERO[axis]}
+    elif axis in LOGARITHMIC:
+        kind = {"type": "log", "base": 2}
+    fractions = "datum.value == 1/64 ? '1/64' : datum.value == 1/4 ? '1/4' : "
+    panel = plots.lines(
+        shown,
+        "x",
+        "tokens found, %",
+        "family",
+        "" if axis == "step" else "state",  # one line, which training is along
+        states=list(STATES.values()),
+        share=True,
+        x_scale=kind | {"nice": False, "padding": 7},
+        axis={
+            "title": None,
+            "values": sorted({r["x"] for r in rows if r["slice"] == NONSELF}),
+            "grid": False,
+            "labelFlush": False,
+            "labelFontSize": 10,
+            "labelOverlap": "greedy",
+            "labelSeparation": 4,
+            "labelExpr": f"{fractions}format(datum.value, ',')",
+        },
+        series={family: i for i, family in enumerate(FAMILIES)},
+        legend={"title": None, "orient": "top"},
+        band=True,
+        size=PANEL,
+    )
+    header = {"title": TITLES[axis], "titleOrient": "bottom", "labelOrient": "top",
+              "titlePadding": -6}  # fmt: skip
+    chart = plots.facets(shown, panel, "architecture", "slice", header=header)
+    about = (
+        f"Tokens recovered against {TITLES[axis]}, for each architecture, before and after "
+        "training: shown tokens above, a hidden first token below. Bands are 95 % intervals."
+    )
+    return Figure(f"curves-{axis}", f"Recovery against {TITLES[axis]}", about, chart)
+
+
+def _percent(rows: list[Record]) -> list[Record]:
+    """What the charts look at, in percent and words."""
+    return [
+        {name: r[name] for name in ("x", "architecture", "family")}
+        | {"slice": SHOWN[r["slice"]]}
+        | {"state": STATES[AFTER if r["axis"] == "step" else r["state"]]}
+        | {to: round(100 * r[name], 2)
+           for to, name in (("value", "share"), ("low", "low"), ("high", "high"))}
+        for r in rows
+    ]  # fmt: skip
+
+
+def _table(rows: list[Record], places: list[str], over: str) -> str:
+    """A line for each architecture and state of training."""
+    lines = [
+        r
+        | {SHOWN[r["slice"]]: r["architecture"], "training": r["state"], "by": r["family"]}
+        | {"asked": f"{SHOWN[r['slice']]}: {r['family']}"}
+        | {"share_low": r["low"], "share_high": r["high"]}
+        for r in rows
     ]
-    tags = {
-        "claim": CURVES,
-        "arm": architecture,
-        "protocol": FAIR,
-        "entry": row_key(asked),
-        "bench": BENCH,
-        "setting": row_key(model, skip, corpus),
-        "of": 1,
+    return tables.markdown(tables.across(lines, places, over, [("share", "", True)]))
+
+
+def _counts(rows: list[Record]) -> str:
+    """How many tokens a figure is of, at the least and at the most."""
+
+    def span(name: str, several: list[Record]) -> str:
+        counts = [r[name] for r in several]
+        return " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+
+    tokens = [
+        f"{span('tokens', several)} {SHOWN[kind].removesuffix('s')}s"
+        for kind, several in group(rows, lambda r: r["slice"]).items()
+    ]
+    return (
+        f"Percent of tokens, 95 % interval; a figure is of {' and '.join(tokens)}, "
+        f"of {span('prompts', rows)} prompts and {span('models', rows)} models.\n"
+    )
+
+
+def _figures(rows: list[Row], kind: str) -> Record:
+    """The share of shown tokens, or of the hidden one, with its interval."""
+    figures = measure(rows)
+    share = figures[kind]
+    return {
+        "share": round(share.value, 6),
+        "low": round(share.low or 0.0, 6),
+        "high": round(share.high or 0.0, 6),
+        "tokens": figures[f"{kind}_tokens"].value,
+        "prompts": share.n,
+        "models": len({weights(row) for row in rows}),
     }
-
-    def answer(results: Results) -> list[str]:
-        checkpoint = make()
-        text = held_out_text(checkpoint, corpus)
-        most: dict[int, int] = defaultdict(int)  # stories of each length
-        for point, ask in asks.items():
-            most[point.length] = max(ask.stories, most[point.length])
-        with too_few_named("curves"):
-            prompts = {n: drawn_prompts("story", text, count, n, skip)
-                       for n, count in most.items()}  # fmt: skip
-        jobs: list[Job] = []
-        for (point, ask), kind in product(asks.items(), KINDS):
-            shown, noise = (point.shown(kind),), (point.noise,)
-            question = Question(ask.methods[kind], shown, (point.layer,), noise=noise)
-            stories = prompts[point.length][: ask.stories]
-            jobs += plan_jobs(checkpoint, question, stories, corpus)
-        run_jobs(jobs, results)
-        return list(dict.fromkeys(key for job in jobs for key in job.keys))
-
-    work = sum(point.width * point.depth * ask.stories for point, ask in asks.items())
-    return ClaimTask(tags, answer, cost=float(work))
-
-
-def _lack(name: str, lacking: dict[int, ModelConfig], models: Path | None) -> str:
-    config = next(iter(lacking.values()))
-    where = f"none under {models}" if models else "no --models given"
-    recipe = "llama" if config.channel_mixer == "swiglu" else "flat"
-    size = config.mixers, config.d_model, config.n_layers
-    steps = f" --save_steps '{json.dumps(sorted(lacking))}' --trainer.max_steps {max(lacking)}"
-    more = f" --model.context {config.context}{steps}"
-    fix = train_command(f"{recipe}-small", f"{name}-s0", *size, more)
-    after = ", ".join(map(str, sorted(lacking)))
-    return f"{name} after {after} steps: {where}; left out. {fix}"

@@ -30,10 +30,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 
 from eval import RequestError
-from eval.claims.columns import COLUMNS, Judgement, Value, value_of
+from eval.claims.columns import COLUMNS, SHOWN, Judgement, Value, tally_of, value_of
 from eval.claims.entries import FAIR, Term
 from eval.claims.evidence import Record
-from eval.claims.pages import SHOWN, tally_of
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
 
@@ -23,30 +23,18 @@ from eval.claims.columns import (
     NOT_ASKED,
     OPEN,
     READ,
+    SHOWN,
     YES,
     Judgement,
     Outcome,
     Value,
+    answers_of,
+    tally_of,
 )
 from eval.claims.entries import FAIR, OPERATIONS, PROTOCOLS, Term
 from eval.claims.evidence import Record
 from eval.claims.registry import bibliography, stand_ins
 
-SHOWN = {
-    "self": "shown tokens",
-    "nonself": "hidden tokens",
-    "others": "hidden tokens that are not the commonest",
-    "constant": "the commonest hidden token",
-    "exact": "whole prompts",
-    "self_top5": "shown tokens in the top 5",
-    "nonself_top5": "hidden tokens in the top 5",
-    "criterion": "outputs met",
-    "anywhere": "tokens at any place",
-    "set_recall": "hidden tokens anywhere",
-    "hidden_anywhere": "hidden tokens at any place",
-    "minimised": "angles below 0.15",
-}
-"""The shares among the figures, in words."""
 QUOTED = re.compile(r"“[^”]*”")
 MARKS = str.maketrans({c: f"\\{c}" for c in "\\`*_[]$"})
 TICKS = {YES: "✓", OPEN: "?"}
@@ -71,7 +59,7 @@ def claims_page(judgements: list[Judgement], notes: list[str], beside: str = "cl
             models = [arm.models for arm in one.claim.arms if not arm.models.own]
             largest = max(models, key=lambda m: m.parameters, default=None)
             unasked[largest.needs if largest else "models of our own"].append(one.claim.number)
-    counts = [[c, *(str(_counts(ordered, c)[a] or "–") for a in ANSWERS)] for c in COLUMNS]
+    counts = [[c, *(str(answers_of(ordered, c)[a] or "–") for a in ANSWERS)] for c in COLUMNS]
     return _filled(
         "claims.md",
         notes=notes,
@@ -118,12 +106,6 @@ def claims_table(judgements: list[Judgement], width: int = 120) -> str:
         console.print(table)
     counts = (f"{column}: {tally_of(judgements, column)}" for column in COLUMNS)
     return "\n".join([capture.get().rstrip(), "", *counts])
-
-
-def tally_of(judgements: list[Judgement], column: str) -> str:
-    """How many claims have which answer in a column: `3 yes, 1 no`."""
-    counts = _counts(judgements, column)
-    return ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])
 
 
 def _details(one: Judgement) -> list[str]:
@@ -232,10 +214,6 @@ def _escaped(text: str) -> str:
     """For a page: nothing in it ends a line or is a tag; what stands in quotes is no Markdown."""
     plain = text.replace("\n", "↵").replace("<", "&lt;")
     return QUOTED.sub(lambda match: match[0].translate(MARKS), plain)
-
-
-def _counts(judgements: list[Judgement], column: str) -> Counter[str]:
-    return Counter(one.cells[column].answer for one in judgements)
 
 
 def _lines(judgements: list[Judgement], beside: str) -> str:

@@ -155,7 +155,7 @@ def table_of_claims(
         group: these alone
     """
     from arch.files import write_text
-    from eval.claims import columns, curves, curves_page, evidence, pages, registry
+    from eval.claims import columns, curves, evidence, pages, registry
     from eval.claims import findings as text_of
     from eval.rows import ROWS, read_rows, write_rows
 
@@ -172,7 +172,7 @@ def table_of_claims(
     there = read_rows(places or [PLACE])
     rows = [row for row in there if "experiment" not in row]
     known, notes = evidence.evidence(rows, registry.claims())
-    points, more = curves_page.curve_records(curves.plan(), rows)
+    points, more = curves.curve_records(curves.plan(), rows)
     notes += more
     if figures and not points:
         raise RequestError(
@@ -186,8 +186,8 @@ def table_of_claims(
         texts[markdown] = pages.claims_page(judgements, notes, folder.name)
         if points:
             drawn = _beside(figures, folder / "curves.md") if figures else ""
-            tables = curves_page.curves_markdown(points, drawn)
-            texts[str(folder / "curves.md")] = f"{curves_page.HEAD}\n{tables}"
+            tables = curves.curves_markdown(points, drawn)
+            texts[str(folder / "curves.md")] = f"{curves.HEAD}\n{tables}"
         for one in judgements:
             if one.asked or one.stand_ins:
                 texts[str(folder / f"{one.claim.number}.md")] = pages.claim_page(one)
@@ -201,7 +201,7 @@ def table_of_claims(
         write_rows(store, evidence.answers(rows))
     for path, text in texts.items():
         write_text(path, text)
-    written = map(str, curves_page.write(figures, points) if figures else ())
+    written = map(str, curves.write(figures, points) if figures else ())
     return Result(
         _columns(judgements), "\n".join([pages.claims_table(judgements), *notes, *written])
     )
@@ -235,7 +235,8 @@ def curves_of_claims(
         markdown: write the tables
     """
     from arch.files import write_text
-    from eval.claims import curves, curves_page
+    from eval.claims import curves
+    from eval.claims.ask import curve_tasks
     from eval.claims.sources import Shelf
     from eval.models import device_of
     from eval.tasks import open_results, run_tasks
@@ -245,15 +246,15 @@ def curves_of_claims(
     with open_results(out) as results:
         trained = Path(models) if models else None
         tokenizer = Shelf(results.directory, trained).tokenizer
-        todo, missing = curves.tasks(plan, points, trained, corpus, tokenizer, device_of(device))
+        todo, missing = curve_tasks(plan, points, trained, corpus, tokenizer, device_of(device))
         _say(missing)
         run_tasks(todo[:limit], results, "models")
-        known, notes = curves_page.curve_records(plan, results.rows())
+        known, notes = curves.curve_records(plan, results.rows())
     shown = [r for r in known if r["axis"] in (curves.BASE, *axes)] if axes else known
-    written = [str(path) for path in curves_page.write(figures, shown)] if figures else []
+    written = [str(path) for path in curves.write(figures, shown)] if figures else []
     if markdown:
         beside = _beside(figures, Path(markdown)) if figures else ""
-        write_text(markdown, curves_page.curves_markdown(shown, beside))
+        write_text(markdown, curves.curves_markdown(shown, beside))
         written.append(markdown)
     return Result(known, "\n".join([*written, *notes, results.note]))
 

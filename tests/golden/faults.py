@@ -321,7 +321,7 @@ READERS: dict[str, Entry] = {
     ),
     "loss: ends of text count as bytes": (
         "readers: loss",
-        "language:_tokens",
+        "commands.language:_tokens",
         gives(lambda counts: (counts[0], counts[1], counts[2] + 13)),
     ),
     "summary: intervals are half as wide": (

@@ -6,8 +6,18 @@ import pytest
 
 from eval.__main__ import main
 from eval.claims import BENCH, curves
-from eval.claims.curves import BASE, FAMILIES, KINDS, NONSELF, SELF, TUNED, Plan, Point
-from eval.claims.curves_page import curve_records, write
+from eval.claims.curves import (
+    BASE,
+    FAMILIES,
+    KINDS,
+    NONSELF,
+    SELF,
+    TUNED,
+    Plan,
+    Point,
+    curve_records,
+    write,
+)
 from eval.rows import ROWS, read_rows
 from eval.tables import share_text
 from tests.eval.claims.cases import prepared, use_tiny_curves
