@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from arch.config import ModelConfig
 from arch.errors import ModelError
@@ -179,6 +180,20 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
     return {**weights, **_lower(model, weights)}
 
 
+class _Undrawn(TorchFunctionMode):
+    """Draws no initial weights.
+
+    On the meta device torch would draw them by its compiler's references, whose import takes a
+    second.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) -> LanguageModel:
     """A model made of `weights`, in their precision, in evaluation mode.
 
@@ -188,7 +203,7 @@ def build_model(config: ModelConfig, weights: dict[str, Tensor], source: str) ->
     Raises:
         ModelError: names or shapes that the configuration does not have, or lacks.
     """
-    with torch.device("meta"):  # the initial weights are replaced: make and draw none
+    with torch.device("meta"), _Undrawn():  # its weights are replaced
         model = LanguageModel(config)
     if any(buffer.is_meta for buffer in model.buffers()):  # a mixer's own, not in the weights
         with torch.random.fork_rng(devices=[]):
