@@ -36,7 +36,7 @@ def _room(room):
 
 TESTS = sum(lines for _, _, lines in TO_COME.values())
 LIMITS = {  # measure: limit, target
-    "lines: arch": (3_419 + _room("arch"), 2_450 + _room("arch")),
+    "lines: arch": (3_430 + _room("arch"), 2_450 + _room("arch")),
     "lines: train": (2_925 + _room("train"), 1_900 + _room("train")),
     "lines: tokenizer": (1_736, 1_100),
     "lines: eval": (20_920 + _room("eval"), 11_500 + _room("eval")),
