@@ -189,10 +189,10 @@ def parse(
             except ValueError:
                 raise unreadable from None
             if not any(_fits(value, kind) for kind in kinds):
-                kinds = " or ".join(
-                    k if isinstance(k, str) else KINDS.get(k, str(k)) for k in kinds
+                words = (k if isinstance(k, str) else KINDS.get(k, str(k)) for k in kinds)
+                raise ModelError(
+                    f"{place}: {keyword.arg} is {value!r}; allowed: {' or '.join(words)}"
                 )
-                raise ModelError(f"{place}: {keyword.arg} is {value!r}; allowed: {kinds}")
             arguments[keyword.arg] = value
         terms.append((chosen, arguments))
     return terms
