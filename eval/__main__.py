@@ -196,8 +196,7 @@ def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> 
     if in_place:
         place.add_argument(parameter.name, **more)
     else:
-        option, dest = parameter.name.rstrip("_").replace("_", "-"), parameter.name
-        place.add_argument(f"--{option}", dest=dest, required=flag.required, **more)
+        place.add_argument(flag.option, dest=parameter.name, required=flag.required, **more)
 
 
 def _check_alone(name: str) -> None:

@@ -44,6 +44,7 @@ class Flag:
         repeated: it takes one word, and is given again for another.
         required: a command line must give it, though a Python caller may leave it out.
         in_place: it is positional, though it has a default.
+        option: its name on a command line, as a flag.
     """
 
     read: Callable[[Any], Any] = str
@@ -55,6 +56,7 @@ class Flag:
     repeated: bool = False
     required: bool = False
     in_place: bool = False
+    option: str = ""
 
 
 def _reader(
@@ -189,12 +191,16 @@ def command(
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         signature = inspect.signature(function)
+        flags = {
+            name: replace(flag_of(p.annotation), option=f"--{name.rstrip('_').replace('_', '-')}")
+            for name, p in signature.parameters.items()
+        }
 
         @functools.wraps(function)
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            bound.arguments.update(check(function, bound.arguments))
+            bound.arguments.update(check(flags, bound.arguments))
             with contextlib.ExitStack() as stack:
                 if {"models", "model"} & signature.parameters.keys():
                     import torch
@@ -202,7 +208,6 @@ def command(
                     stack.enter_context(torch.no_grad())
                 return function(*bound.args, **bound.kwargs)
 
-        flags = {name: flag_of(p.annotation) for name, p in signature.parameters.items()}
         for name, value in (("groups", groups), ("flags", flags)):
             setattr(run, name, value)
         return run
@@ -251,28 +256,27 @@ def run_plugins(files: str | Sequence[str] | None, never: Iterable[Any] = ()) ->
             ) from error
 
 
-def check(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check(flags: Mapping[str, Flag], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments as the function takes them: single values as lists, numbers in range.
 
     Raises:
         RequestError: a value that the command line would refuse.
     """
     checked = dict(arguments)
-    parameters = inspect.signature(function).parameters
     for name, value in arguments.items():
-        flag = flag_of(parameters[name].annotation)
+        flag = flags[name]
         if value is None or flag.switch:
             continue
         values = listed(value)
         for one in values:
             if flag.choices and one not in flag.choices:
                 allowed = ", ".join(map(str, flag.choices))
-                raise RequestError(f"{_option(name)} {one}: allowed are {allowed}")
+                raise RequestError(f"{flag.option} {one}: allowed are {allowed}")
             if flag.read not in (str, int, float):
                 try:
                     flag.read(one)
                 except argparse.ArgumentTypeError as error:
-                    raise RequestError(f"{_option(name)}: {error}") from None
+                    raise RequestError(f"{flag.option}: {error}") from None
         checked[name] = values if flag.several else value
     return checked
 
@@ -297,7 +301,3 @@ def flag_of(annotation: Any) -> Flag:
     if origin is Literal:
         return Flag(choices=inner)
     return Flag(switch=True) if annotation is bool else Flag(annotation)
-
-
-def _option(name: str) -> str:
-    return "--" + name.rstrip("_").replace("_", "-")
