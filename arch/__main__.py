@@ -1,18 +1,31 @@
-"""Models in and out: `python -m arch describe | import | smollm2 | export`."""
+"""Models in and out: `python -m arch describe | init | import | smollm2 | export`."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
 
 from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
 from arch.costs import ModelPart, describe
-from arch.directory import LoadedModel, check_model, check_vocabulary, load_model, save_model
+from arch.directory import (
+    LoadedModel,
+    check_model,
+    check_vocabulary,
+    load_model,
+    save_model,
+    vocabulary_size,
+)
 from arch.errors import ModelError
 from arch.files import read_text
+from arch.model import LanguageModel
 from arch.pretrained import GGUF, import_gguf
 from arch.reference import import_reference
 
@@ -48,6 +61,17 @@ def _parser() -> argparse.ArgumentParser:
     add = command("describe", _describe, about)
     add("model", metavar="DIR", help="a model directory, or its config.json")
     add("--context", type=int, metavar="T", help="tokens in a sequence")
+
+    add = command("init", _init, "write an untrained model of any size, drawn from a seed")
+    add("out", metavar="OUT", type=Path, help=out)
+    add("--tokenizer", metavar="FILE", type=Path, required=True, help="its tokenizer.json")
+    config = (
+        "a config.json, or a training recipe (YAML) for its section model; default: ModelConfig's"
+    )
+    add("--config", metavar="FILE", type=Path, help=config)
+    fields = "fields of the configuration, as in d_model=1024 'mixers=[parallel(branches=2)]'"
+    add("--set", metavar="NAME=VALUE", nargs="+", default=[], dest="fields", help=fields)
+    add("--seed", type=int, default=0, metavar="N", help="of the initial weights (0)")
 
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
@@ -109,6 +133,34 @@ def _alike(parts: tuple[ModelPart, ...]) -> list[tuple[str, int, ModelPart]]:
         (f"{len(group)} x {place}" if len(group) > 1 else group[0].name, len(group), group[0])
         for (place, *_), group in groups.items()
     ]
+
+
+def _init(options: argparse.Namespace) -> None:
+    tokenizer_json = read_text(options.tokenizer)
+    fields = _read_fields(options.config) if options.config else {}
+    for text in options.fields:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ModelError(f"--set {text}: must be NAME=VALUE, as in d_model=1024")
+        fields[name] = yaml.safe_load(value)
+    fields["vocab_size"] = vocabulary_size(options.tokenizer, tokenizer_json)
+    source = str(options.config or "--set")
+    config = ModelConfig.from_json(json.dumps(fields), source)
+    torch.manual_seed(options.seed)
+    meta = {"step": 0, "tokens_seen": 0, "seed": options.seed}
+    print(f"wrote {save_model(options.out, LanguageModel(config), tokenizer_json, meta)}")
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    """The fields of a `ModelConfig` in a config.json, or in the section `model` of a recipe."""
+    try:
+        data = yaml.safe_load(read_text(path))  # JSON is YAML too
+    except yaml.YAMLError as error:
+        raise ModelError(f"--config {path}: {str(error).splitlines()[0]}") from None
+    fields = data.get("model", data) if isinstance(data, dict) else data
+    if not isinstance(fields, dict):
+        raise ModelError(f"--config {path}: has no fields; give a config.json or a recipe")
+    return dict(fields)
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -137,6 +137,20 @@ def _read_all_but_weights(directory: Path) -> tuple[ModelConfig, str, dict[str, 
     return config, tokenizer_json, meta
 
 
+def vocabulary_size(path: Path, tokenizer_json: str) -> int:
+    """How many entries a `tokenizer.json` has, special ones included; `path` is for errors.
+
+    Raises:
+        ModelError: it is no tokenizer.
+    """
+    try:
+        tokenizer = json.loads(tokenizer_json)
+        added = {entry["content"] for entry in tokenizer["added_tokens"]}
+        return len(added | set(tokenizer["model"]["vocab"]))
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ModelError(f"{path} is not a tokenizer file") from None
+
+
 def check_vocabulary(
     path: Path, tokenizer_json: str, rows: int, multiples: tuple[int, ...] = (1,)
 ) -> int:
@@ -147,12 +161,7 @@ def check_vocabulary(
     Raises:
         ModelError: it is no tokenizer, or has another number of entries.
     """
-    try:
-        tokenizer = json.loads(tokenizer_json)
-        added = {entry["content"] for entry in tokenizer["added_tokens"]}
-        size = len(added | set(tokenizer["model"]["vocab"]))
-    except (json.JSONDecodeError, KeyError, TypeError):
-        raise ModelError(f"{path} is not a tokenizer file") from None
+    size = vocabulary_size(path, tokenizer_json)
     if rows not in {-(-size // multiple) * multiple for multiple in multiples}:
         raise ModelError(
             f"{path} has {size} entries, the model has {rows}; "

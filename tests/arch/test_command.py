@@ -123,3 +123,33 @@ def test_import_from_the_hub(llama, hub, tmp_path, capsys):
 def test_import_of_what_is_not_there(tmp_path, capsys):
     line = failed(capsys, "import", tmp_path / "none", tmp_path / "out")
     assert line.endswith("no such file or directory; models of the hub are hub:NAME")
+
+
+def test_init_writes_an_untrained_model_of_any_size(tmp_path, capsys):
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("seed: 3\nmodel:\n  vocab_size: 4096\n  d_model: 16\n  mixers: [flat]\n")
+    words = ["--tokenizer", tmp_path / "tokenizer.json", "--config", recipe]
+    sizes = ["--set", "n_layers=3", "context=24", "mixers=[attention(heads=2)+flat]"]
+
+    def drawn(name, *more):
+        assert main(["init", str(tmp_path / name), *map(str, words), *sizes, *more]) == 0
+        return load_model(tmp_path / name)
+
+    first, again, other = drawn("a"), drawn("b"), drawn("c", "--seed", "1")
+    config = first.config
+    assert (config.d_model, config.n_layers, config.context) == (16, 3, 24)
+    assert config.mixers == ("attention(heads=2)+flat",)
+    assert first.meta["step"] == 0
+    tokens = random_tokens(first.model)
+    assert torch.equal(first.model(tokens), again.model(tokens))
+    assert not torch.equal(first.model(tokens), other.model(tokens))
+    for flags, message in [
+        (["--set", "d_model"], "--set d_model: must be NAME=VALUE"),
+        (["--set", "width=3"], "unknown fields: width"),
+        (["--config", tmp_path / "none.yaml"], "none.yaml"),
+        (["--config", tmp_path / "tokenizer.json"], "unknown fields"),
+        (["--tokenizer", recipe], f"{recipe} is not a tokenizer file"),
+    ]:
+        assert message in failed(capsys, "init", tmp_path / "no", *words, *flags)
+        assert not (tmp_path / "no").exists()
