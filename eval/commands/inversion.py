@@ -1,5 +1,6 @@
 """The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
 
+import inspect
 import json
 from collections.abc import Sequence
 from textwrap import indent, wrap
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
 NOISE = "Tokens recovered, %, by noise / root mean square; SNR50 is where half are, in dB."
 WIDTH = 100
+QUICK = "quick"
 
 Words: TypeAlias = str | Sequence[str] | None
 Layers: TypeAlias = int | str | Sequence[int | str] | None
@@ -42,7 +44,7 @@ Layers: TypeAlias = int | str | Sequence[int | str] | None
 def invert(
     models: Models,
     out: Rows = None,
-    suite: Annotated[str, Flag(metavar="NAME|FILE")] = "quick",
+    suite: Annotated[str, Flag(metavar="NAME|FILE")] = QUICK,
     device: Device = "auto",
     layers: Annotated[Layers, Flag(metavar="L", several=True)] = None,
     parts: Annotated[Words, Flag(metavar="PART", several=True)] = None,
@@ -75,7 +77,8 @@ def invert(
     Args:
         models: model directories
         out: results directory
-        suite: quick (default), standard, full, or a YAML file; the flags below replace its fields
+        suite: quick (default), standard, full, sources, or a YAML file; the flags below replace
+            its fields
         device: where to compute; auto (default) takes a GPU that is in reach
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
         parts: of a layer: block, mixer, stream
@@ -87,7 +90,7 @@ def invert(
             times. It is run as your own code, with all your rights: give only files that you trust
         seeds: of the solvers
         noise: in the target's own units
-        controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR
+        controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR, embedding=untrained
         text: texts to recover as they are
         prompts: sets of prompts: story, inside, random
         count: prompts of each set
@@ -102,13 +105,16 @@ def invert(
         limit: stop after about N rows
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
-    from eval.inversion.questions import derive, read_suite
+    arguments = dict(locals())
+    from eval.inversion.questions import derive, read_calls, read_suite
     from eval.inversion.run import SHUFFLED, plan
     from eval.models import open_models
     from eval.report.tables import terminal_table
     from eval.tasks import open_results, run_tasks
 
     run_plugins(plugin, [*listed(models), out])
+    if calls := read_calls(suite):
+        return _run_calls(calls, arguments | {"models": open_models(models, device)})
     controls, given_texts = listed(controls or ()), listed(text or ())
     fields = {"parts": parts, "slices": slices, "seeds": seeds, "noise": noise}
     override: dict[str, Any] = {k: listed(v) for k, v in fields.items() if v is not None}
@@ -197,6 +203,33 @@ def curves(
         run_tasks(tasks, results, "curves")
         rows = results.rows()
     return Result(rows, curve_tables(rows), _next(results, out))
+
+
+def _run_calls(calls: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> Result:
+    """Runs `invert` for each entry of a suite of calls, with the flags that were given."""
+    from eval.report.tables import terminal_table
+
+    defaults = {name: p.default for name, p in inspect.signature(invert).parameters.items()}
+    given = {name: value for name, value in arguments.items() if value != defaults[name]}
+    rows: dict[str, Row] = {}
+    result, left_out = Result([], ""), []
+    for name, entry in calls.items():
+        try:
+            result = invert(**entry | given | {"suite": QUICK})
+        except TypeError:
+            allowed = ", ".join(defaults)
+            raise RequestError(
+                f"--suite {arguments['suite']}: {name} has an unknown key; allowed: {allowed}"
+            ) from None
+        except RequestError as error:
+            if not rows and name == list(calls)[-1]:
+                raise
+            left_out.append(f"left out: {name} ({error})")
+            continue
+        given["resume"] = True
+        rows |= {row["key"]: row for row in result.rows}
+    kept = list(rows.values())
+    return Result(kept, terminal_table(kept), "\n".join([*left_out, result.notes]))
 
 
 def _next(results: "Results", out: str | None) -> str:

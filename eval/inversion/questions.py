@@ -143,17 +143,7 @@ def read_suite(name: str, override: Mapping[str, Any] | None = None) -> Suite:
     Raises:
         RequestError: no such suite or file, not YAML, or a key or value that is not allowed.
     """
-    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
-    path = SUITES / f"{name}.yaml" if name in known else Path(name)
-    flag = f"--suite {path}"
-    if not path.is_file():
-        raise RequestError(
-            f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
-        )
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise RequestError(f"{flag}: not YAML ({str(error).splitlines()[0]})") from None
+    data, flag = _read_yaml(name)
     if not isinstance(data, dict) or not isinstance(data.get("questions"), list):
         raise RequestError(f"{flag}: needs a list under the key questions")
     _only(data, ("prompts", "questions"), flag)
@@ -169,6 +159,37 @@ def read_suite(name: str, override: Mapping[str, Any] | None = None) -> Suite:
         _only(entry, [field.name for field in fields(Question)], where)
         questions.append(build_question({**entry, **(override or {})}, where))
     return Suite(questions, PROMPTS | prompts)
+
+
+def read_calls(name: str) -> dict[str, dict[str, Any]] | None:
+    """The entries of a suite of calls, arguments of `eval.invert` each by its name.
+
+    Args:
+        name: as for `read_suite`. None is returned where it is a suite of questions.
+
+    Raises:
+        RequestError: no such suite or file, or not YAML.
+    """
+    data, _ = _read_yaml(name)
+    if not isinstance(data, dict) or "questions" in data or not data:
+        return None
+    calls = all(isinstance(entry, dict) and "set" not in entry for entry in data.values())
+    return data if calls else None
+
+
+def _read_yaml(name: str) -> tuple[Any, str]:
+    """What a suite's file holds, and the flag that named it."""
+    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
+    path = SUITES / f"{name}.yaml" if name in known else Path(name)
+    flag = f"--suite {path}"
+    if not path.is_file():
+        raise RequestError(
+            f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
+        )
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")), flag
+    except yaml.YAMLError as error:
+        raise RequestError(f"{flag}: not YAML ({str(error).splitlines()[0]})") from None
 
 
 def build_question(entry: Mapping[str, Any], where: str) -> Question:
@@ -256,8 +277,9 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
     Args:
         checkpoint: of a model of our own.
         control: `identity` (token mixers that pass their input on, freshly initialised),
-            `scale=S` (the model freshly initialised, its embedding with standard deviation S) or
-            `embedding=DIR` (the model with the embedding of another model directory).
+            `scale=S` (the model freshly initialised, its embedding with standard deviation S),
+            `embedding=DIR` (the model with the embedding of another model directory) or
+            `embedding=untrained` (with a freshly drawn one).
 
     Raises:
         RequestError: another word, or a model that cannot be built anew.
@@ -289,9 +311,13 @@ def derive(checkpoint: Checkpoint, control: str) -> Checkpoint:
 
 def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel, str]:
     """The model with another one's embedding, and the hash of that one's weights."""
-    weight = checkpoint.model.embedding.weight
-    source = open_checkpoint(control.removeprefix("embedding="), weight.device)
-    other = source.model.embedding.weight
+    weight, source = checkpoint.model.embedding.weight, control.removeprefix("embedding=")
+    if source == "untrained" and type(checkpoint.model) is LanguageModel:
+        drawn = draw(lambda: LanguageModel(checkpoint.config), seed=0)
+        other, digest = drawn.embedding.weight.to(weight.device), ""
+    else:
+        opened = open_checkpoint(source, weight.device)
+        other, digest = opened.model.embedding.weight, opened.weights_sha256
     if weight.shape != other.shape:
         raise RequestError(
             f"--controls {control}: its embedding is {tuple(other.shape)}, that of "
@@ -299,4 +325,4 @@ def _with_embedding(checkpoint: Checkpoint, control: str) -> tuple[LanguageModel
         )
     model = copy.deepcopy(checkpoint.model)
     model.embedding.weight = nn.Parameter(other.clone(), requires_grad=False)
-    return model, source.weights_sha256
+    return model, digest

@@ -127,11 +127,12 @@ def test_settings_and_models_without_mask(model_directory, tmp_path):
 
 
 def test_suites_that_come_with_it_can_be_read():
-    for path in SUITES.glob("*.yaml"):
-        suite = read_suite(path.stem)
+    names = {path.stem for path in SUITES.glob("*.yaml")}
+    assert names == {"quick", "standard", "full", "sources"}
+    for name in names - {"sources"}:
+        suite = read_suite(name)
         assert suite.questions
         assert all(question.methods for question in suite.questions)
-    assert {path.stem for path in SUITES.glob("*.yaml")} == {"quick", "standard", "full"}
 
 
 def test_a_suite_of_ones_own(model_directory, tmp_path):
