@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from arch.config import ModelConfig, parse
 from arch.errors import ModelError
-from arch.mixers import Diagonals, TokenMixer, Triangle, build_mixer, share_rotary
+from arch.mixers import TokenMixer, Triangle, build_mixer, share_rotary
 
 
 class GELU(nn.Module):
@@ -283,7 +283,7 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     | linear weight | N(0, 0.02) | U(+-1/sqrt(fan in)) |
     | linear weight into the residual stream | N(0, 0.02 / sqrt(2 n_layers)) | U(+-1/sqrt(fan in)) |
     | linear bias | 0 | U(+-1/sqrt(fan in)) |
-    | triangle, lower part; diagonals; their bias | none is there | U(+-1/sqrt(fan in)) |
+    | triangle, lower part; its bias | none is there | U(+-1/sqrt(fan in)) |
     | triangle, upper part | none is there | 0 |
     | anything else: norm scale, shift, ... | its module's `reset_parameters` | the same |
 
@@ -294,14 +294,14 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     Raises:
         ModelError: a parameter that is not in the table, of a module without `reset_parameters`.
     """
-    convolves = any(isinstance(module, Triangle | Diagonals) for module in model.modules())
+    convolves = any(isinstance(module, Triangle) for module in model.modules())
     small = config.init == "default" and not convolves
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(
                 module.weight, std=config.embedding_std or _embedding_std(config, small)
             )
-        elif isinstance(module, Triangle | Diagonals):
+        elif isinstance(module, Triangle):
             bound = module.fan_in**-0.5
             nn.init.uniform_(module.weight, -bound, bound)
             if isinstance(module, Triangle):
@@ -331,9 +331,9 @@ def matrices(module: nn.Module) -> list[nn.Parameter]:
     """What an optimiser treats as a matrix over features: it decays, and Muon may take it.
 
     The weights of linear layers, and any parameter with two dimensions that a module keeps itself.
-    Not embeddings, triangles and diagonals.
+    Not embeddings and triangles.
     """
-    kinds = nn.Embedding | Triangle | Diagonals
+    kinds = nn.Embedding | Triangle
     parts = [part for part in module.modules() if not isinstance(part, kinds)]
     weights = [p for part in parts for p in part.parameters(recurse=False) if p.dim() == 2]
     embeddings = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}

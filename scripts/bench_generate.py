@@ -29,8 +29,6 @@ MIXERS = (
     "parallel(branches=2, activation=gelu)",
     "headed(heads=4)",
     "kernel(size=4)",
-    "toeplitz",
-    "softmax",
     "attention(heads=4)",
 )
 FLAGS = {

@@ -6,22 +6,19 @@ from arch.config import parse
 from arch.mixers.attention import Attention, CausalAttention, Rotary, rotate, share_rotary
 from arch.mixers.base import Cache, Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
-    Diagonals,
     Expanded,
     Flat,
     Headed,
     Kernel,
     Parallel,
     Rectangular,
-    Softmax,
-    Toeplitz,
     Triangle,
     masked_rows,
 )
 from arch.mixers.recurrent import Recurrent
 
 __all__ = [
-    "MIXERS", "Cache", "CausalAttention", "Diagonals", "Rectangular", "Rotary", "TokenMixer",
+    "MIXERS", "Cache", "CausalAttention", "Rectangular", "Rotary", "TokenMixer",
     "Triangle", "build_mixer", "masked_rows", "parse_mixer", "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
@@ -34,8 +31,6 @@ MIXERS: dict[str, type[TokenMixer]] = {
     "parallel": Parallel,
     "rectangular": Rectangular,
     "recurrent": Recurrent,
-    "softmax": Softmax,
-    "toeplitz": Toeplitz,
 }
 
 

@@ -45,7 +45,7 @@ class TokenMixer(nn.Module):
     """The part of a block that moves information between positions; always causal.
 
     A class is built as `Mixer(d_model, context, **arguments)`, its arguments keyword-only: they are
-    what a pattern such as `attention(heads=4)` may set. A mixer made of `Triangle`, `Diagonals`,
+    what a pattern such as `attention(heads=4)` may set. A mixer made of `Triangle`,
     `nn.Linear` and norms is initialised, saved and loaded with nothing more said; a linear layer
     that ends in the residual stream is called `o_proj`. A mixer with parameters of its own starts
     them in its `reset_parameters`.

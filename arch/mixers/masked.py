@@ -67,23 +67,6 @@ class Triangle(nn.Module):
         return math.prod(stack) * above
 
 
-class Diagonals(nn.Module):
-    """A triangle with one weight for each lag: W[i,j] = weight[i-j]."""
-
-    def __init__(self, context: int, *, bias: bool = True) -> None:
-        super().__init__()
-        self.fan_in = context
-        self.weight = nn.Parameter(torch.empty(context))
-        self.bias = nn.Parameter(torch.empty(context)) if bias else None
-
-    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """As `Triangle.rows`, with zeros above the diagonal."""
-        end = start + count
-        lags = F.pad(self.weight[:end], (count - 1, 0)).flip(0)  # the longest first
-        weight = lags.unfold(0, end, 1).flip(0)
-        return weight, None if self.bias is None else self.bias[start:end]
-
-
 def masked_rows(x: Tensor, past: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Rows t ... t+S of a masked convolution, of x `(N, S, D)` after past `(P, t, D)`.
 
@@ -127,37 +110,11 @@ class Flat(Masked):
 
     def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.mix: Triangle | Diagonals = Triangle(context, bias=bias)
+        self.mix = Triangle(context, bias=bias)
 
     def after(self, past: Tensor, x: Tensor) -> Tensor:
         """`(N, S, D)`, the outputs at x."""
-        return masked_rows(x, past, *self.rows(past.shape[1], x.shape[1]))
-
-    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """Of the matrix that multiplies, as `Triangle.rows`."""
-        return self.mix.rows(start, count)
-
-
-class Toeplitz(Flat):
-    """Y[b,i,:] = sum over j <= i of w[i-j] X[b,j,:] + b[i]: a causal convolution over time."""
-
-    def __init__(self, d_model: int, context: int, *, bias: bool = True) -> None:
-        super().__init__(d_model, context, bias=bias)
-        self.mix = Diagonals(context, bias=bias)
-
-
-class Softmax(Flat):
-    """P X + b, where row i of P is the softmax of W[i, :i+1]: no weight for the future, at any T.
-
-    The normalised mixers of Badger's code either let exp(0) of masked entries through or rewrite
-    their weights at every call; this one does neither.
-    """
-
-    def rows(self, start: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """Of the softmax, as `Triangle.rows`."""
-        weight, bias = self.mix.rows(start, count)
-        future = torch.ones_like(weight, dtype=torch.bool).triu(start + 1)
-        return weight.masked_fill(future, -torch.inf).softmax(dim=-1), bias
+        return self.mix.step(x, past)
 
 
 class Parallel(Masked):

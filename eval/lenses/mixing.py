@@ -23,12 +23,10 @@ from torch import Tensor
 from arch import LanguageModel, ModelConfig, TokenMixer, load_model
 from arch.mixers import (
     CausalAttention,
-    Diagonals,
     Expanded,
     Headed,
     Kernel,
     Parallel,
-    Softmax,
     Triangle,
 )
 from eval import RequestError, plots
@@ -96,16 +94,14 @@ def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
 def triangles(mixer: TokenMixer, length: int) -> dict[str, Tensor]:
     """The masked matrices of a mixer for the first `length` positions, `(T, T)` by part.
 
-    An expanded mixer has them in two rows, into its hidden positions and out of them; a softmax
-    mixer's are as they act, normalised. Attention has none.
+    An expanded mixer has them in two rows, into its hidden positions and out of them.
+    Attention has none.
     """
     if isinstance(mixer, Expanded):
         return _stack(mixer.expand, length, "in") | _stack(mixer.contract, length, "out")
-    if isinstance(mixer, Softmax):
-        return {"": _softmax(mixer.mix.rows(0, length)[0])}
     parts: dict[str, Tensor] = {}
     for module in mixer.children():
-        if isinstance(module, Triangle | Diagonals):
+        if isinstance(module, Triangle):
             parts |= _stack(module, length, PARTS.get(type(mixer), ""))
     return parts
 
@@ -326,7 +322,7 @@ def _softmax(scores: Tensor) -> Tensor:
     return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
 
 
-def _stack(triangle: Triangle | Diagonals, length: int, name: str) -> dict[str, Tensor]:
+def _stack(triangle: Triangle, length: int, name: str) -> dict[str, Tensor]:
     rows = triangle.rows(0, length)[0].tril()
     if rows.dim() == 2:
         return {name if name in ("in", "out") else "": rows}

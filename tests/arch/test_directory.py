@@ -114,9 +114,9 @@ def test_loading_draws_no_random_number(directory):
 
 
 def test_saving_again_replaces_the_directory(directory):
-    save_model(directory, small_model("toeplitz"), tokenizer_json(), {"step": 4})
+    save_model(directory, small_model("parallel"), tokenizer_json(), {"step": 4})
     loaded = load_model(directory)
-    assert (loaded.config.mixers, loaded.meta["step"]) == (("toeplitz",), 4)
+    assert (loaded.config.mixers, loaded.meta["step"]) == (("parallel",), 4)
     assert [path.name for path in directory.parent.iterdir()] == ["a"]
 
 
@@ -149,7 +149,7 @@ def _save_and_be_killed(directory, moment):
     if child == 0:
         for name in ("fsync", "rename", "replace", "open"):
             setattr(os, name, dies(getattr(os, name)))
-        save_model(directory, small_model("toeplitz"), tokenizer_json(), {"step": 4})
+        save_model(directory, small_model("parallel"), tokenizer_json(), {"step": 4})
         os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
@@ -162,7 +162,7 @@ def test_a_killed_save_leaves_the_old_directory_or_the_new_one_whole(directory):
         assert {path.name for path in directory.iterdir()} == FILES
         found.append((loaded.config.mixers, loaded.meta["step"]))
         moment += 1
-    assert set(found) == {(("flat",), 3), (("toeplitz",), 4)}
+    assert set(found) == {(("flat",), 3), (("parallel",), 4)}
     assert found == sorted(found)  # old until the swap, new from then on
     assert moment > 12  # each file's write and flush, and more
     assert [path.name for path in directory.parent.iterdir()] == ["a"]
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_everything_as_it_was(directory, over):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # no file may grow further
     try:
         with pytest.raises(OSError, match="File too large"):
-            save_model(target, small_model("toeplitz"), tokenizer_json(), {})
+            save_model(target, small_model("parallel"), tokenizer_json(), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in directory.parent.iterdir()] == ["a"]
@@ -208,7 +208,7 @@ def test_a_tokenizer_of_another_model_or_none(directory):
         ({"n_layers": 3}, "no blocks.2.channel_mixer.down.bias; no blocks.2.channel_mixer.down.we"),
         ({"n_layers": 1}, "unknown blocks.1.channel_mixer.down.bias; "),
         ({"d_ff": 15}, "(and 3 more)"),
-        ({"mixers": ["toeplitz"]}, "mix.weight is (12, 12), the configuration says (12,)"),
+        ({"mixers": ["parallel"]}, "mix.weight is (12, 12), the configuration says (2, 12, 12)"),
     ],
 )
 def test_weights_of_another_configuration(directory, changes, message):

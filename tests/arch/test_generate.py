@@ -32,7 +32,7 @@ def test_it_ends_at_the_context():
 
 
 def test_it_ends_when_every_row_has_said_stop_and_fills_with_it():
-    model = small_model("toeplitz", init="reference", context=64, vocab_size=3)
+    model = small_model("flat", init="reference", context=64, vocab_size=3)
     prompt = random_tokens(model, batch=4, length=2)
     text = generate(model, prompt, 60, stop=0, generator=torch.Generator().manual_seed(1))[:, 2:]
     assert text.shape[1] < 60

@@ -16,8 +16,6 @@ MIXERS = {
     "parallel(branches=3)": {"mix": L},
     "headed(heads=4)": {"mix": L},
     "kernel(size=4)": {"mix": 4 * L},
-    "toeplitz": {"mix": L},
-    "softmax": {"mix": L},
 }  # fan-in of each triangle
 
 

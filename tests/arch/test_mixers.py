@@ -138,8 +138,6 @@ def mixed_shapes(draw_from):
                 f"parallel(branches={count}, activation=gelu, bias={bias})",
                 f"headed(heads={heads}, bias={bias})",
                 f"kernel(size={count}, bias={bias})",
-                f"toeplitz(bias={bias})",
-                f"softmax(bias={bias})",
                 f"attention(heads={heads}, kv_heads={kv_heads}, bias={bias})",
                 f"attention(heads={heads})+parallel(branches={count})",
             ]

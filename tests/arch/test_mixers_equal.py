@@ -112,25 +112,6 @@ def test_kernel_is_a_conv1d_over_features_with_every_tap_masked(x, size):
     torch.testing.assert_close(mixer(x), expected)
 
 
-def test_toeplitz_is_a_depthwise_causal_conv1d_over_time(x):
-    mixer = random_mixer("toeplitz", D, T)
-    taps = mixer.mix.weight.flip(0).expand(D, 1, T)
-    past = F.pad(x.mT, (T - 1, 0))  # (B, D, T - 1 zeros and T positions)
-    expected = F.conv1d(past, taps, groups=D).mT + mixer.mix.bias[:, None]
-    torch.testing.assert_close(mixer(x), expected)
-
-
-@pytest.mark.parametrize("length", [T, 3])
-def test_softmax_weighs_what_it_may_see_and_nothing_else(x, length):
-    mixer = random_mixer("softmax(bias=false)", D, T)
-    rows = [F.softmax(mixer.mix.weight[i, : i + 1], dim=0) @ x[:, : i + 1] for i in range(length)]
-    torch.testing.assert_close(mixer(x[:, :length]), torch.stack(rows, dim=1))
-    torch.testing.assert_close(mixer(torch.ones_like(x)), torch.ones_like(x))
-    before = mixer.mix.weight.clone()
-    mixer(x)
-    assert torch.equal(mixer.mix.weight, before)  # the reference rewrote it at every call
-
-
 def test_side_by_side_is_the_sum(x):
     both = random_mixer("attention(heads=2)+flat", D, T)
     torch.testing.assert_close(both(x), both.mixers[0](x) + both.mixers[1](x))

@@ -12,7 +12,7 @@ LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
 MODELS = [
     *(((mixer,), {}) for mixer in MIXERS),
     (("attention(heads=2)", "flat"), LLAMA),
-    (("kernel(size=3)+headed(heads=2)", "softmax"), {"final_norm": False, "tied": True}),
+    (("kernel(size=3)+headed(heads=2)", "expanded"), {"final_norm": False, "tied": True}),
 ]
 models = pytest.mark.parametrize(("mixers", "settings"), MODELS, ids=str)
 

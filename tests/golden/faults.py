@@ -71,16 +71,6 @@ MIXERS: dict[str, Entry] = {
         "mixers.masked:Triangle.rows",
         gives(lambda rows: (rows[0][:1], rows[1][:1])),
     ),
-    "softmax": (
-        BLIND,
-        "mixers.masked:Softmax.rows",
-        gives(lambda rows: (rows[0].tril(-1), rows[1])),
-    ),
-    "toeplitz": (
-        "the lags are off by one",
-        "mixers.masked:Diagonals.rows",
-        gives(lambda rows: (rows[0].roll(1, 0), rows[1])),
-    ),
     "hybrid": (
         "the second of two mixers side by side is lost",
         "mixers.base:SideBySide.forward",

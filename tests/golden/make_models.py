@@ -42,8 +42,6 @@ OURS: dict[str, dict[str, Any]] = {
     "parallel": {"mixers": ("parallel(branches=2, activation=gelu)",), **NARROW},
     "rectangular": {"mixers": ("rectangular(factor=2)",), **NARROW},
     "recurrent": {"mixers": ("recurrent(heads=2)",), **NARROW},
-    "softmax": {"mixers": ("softmax",), **NARROW},
-    "toeplitz": {"mixers": ("toeplitz",), **NARROW},
     "in-turn": {"mixers": ("flat", "attention(heads=2)"), "final_norm": False, **NARROW},
 }
 """Models of this project, of two blocks each."""

@@ -26,7 +26,7 @@ from tests.eval.inversion.search_cases import (
     with_twins,
 )
 
-ALL_MIXERS = [*MIXERS, "expanded(factor=2)", "parallel(branches=2)", "headed(heads=2)", "toeplitz"]
+ALL_MIXERS = [*MIXERS, "expanded(factor=2)", "parallel(branches=2)", "headed(heads=2)"]
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
