@@ -65,37 +65,32 @@ COMMANDS = {
 GROUPS = {"claims": "Lists the sources' claims, asks them again, and judges them in three columns."}
 """Descriptions of commands of two words, by their first word."""
 
-SHARED = ("loss", "invert", "curves", "probe", "geometry", "retrieval", "bits", "lens",
-          "claims run", "claims curves")  # fmt: skip
-"""Commands whose work torchrun's processes share."""
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0 when it answered, 2 when it could not."""
     words = sys.argv[1:] if arguments is None else arguments
     options = vars(_parser(words).parse_args(words))
-    name, function = options.pop("name"), options.pop("function")
+    function = options.pop("function")
     has_format = "format" in inspect.signature(function).parameters
     form = "table" if has_format else options.pop("format")
     options.pop("command")
     options.pop("action", None)
+    shard = options.pop("shard", (1, 1))
     try:
-        _check_alone(name)
-        result = function(**options)
+        with tasks.sharing(*shard):
+            result = function(**options)
     except Exception as error:
         from arch import ModelError  # it needs torch, which --help does without
         from tokenizer import CorpusError
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        process = f"process {tasks.rank()}: " if tasks.rank() else ""
-        print(f"{process}error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    if not tasks.rank():
-        try:
-            print(result.json() if form == "json" else result, flush=True)
-        except BrokenPipeError:  # a reader such as `head` has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        print(result.json() if form == "json" else result, flush=True)
+    except BrokenPipeError:  # a reader such as `head` has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -129,12 +124,12 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             action, help=line, description=description
         )
         add_command(sub, function)
-        sub.set_defaults(name=name, function=function)
+        sub.set_defaults(function=function)
     return parser
 
 
 def add_command(parser: argparse.ArgumentParser, function: Any) -> None:
-    """Adds a command's parameters to a parser, and `--format` where it has none of its own.
+    """Adds a command's parameters to a parser, `--format` where it has none, and `--shard`.
 
     The `Args` of its docstring name every parameter.
     """
@@ -145,11 +140,22 @@ def add_command(parser: argparse.ArgumentParser, function: Any) -> None:
         if name in function.groups:
             place = parser.add_argument_group(function.groups[name])
         _add(place, parameter, function.flags[name], " ".join(about[name].split()))
+    if {"models", "out"} <= parameters.keys():
+        about_shard = "run every N-th task from the I-th on; shards write into one directory"
+        parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help=about_shard)
     if "format" not in parameters:
         about_format = "json: the rows, to standard output"
         parser.add_argument(
             "--format", choices=("table", "json"), default="table", help=about_format
         )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Reads I/N, for argparse."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N, as in 1/2")
+    return int(number), int(count)
 
 
 def help_of(function: Callable[..., Any]) -> tuple[str, str]:
@@ -197,15 +203,6 @@ def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> 
         place.add_argument(parameter.name, **more)
     else:
         place.add_argument(flag.option, dest=parameter.name, required=flag.required, **more)
-
-
-def _check_alone(name: str) -> None:
-    """Refuses several processes for a command whose work is not shared out."""
-    if tasks.world() > 1 and name not in SHARED:
-        raise RequestError(
-            f"WORLD_SIZE {tasks.world()}: {name} is of one process, several share "
-            f"{', '.join(SHARED)} alone; start it without torchrun"
-        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What directories hold of models: model directories, runs, and rows of evidence about them."""
 
+import fnmatch
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from arch import Cost, ModelConfig, describe
 from arch.directory import check_weights
 from arch.files import read_json
 from eval import RequestError, identity
-from eval.rows import ROWS, Row, read_rows
+from eval.rows import SHARDS, Row, read_rows
 from eval.tables import group
 
 METRICS = "metrics.jsonl"
@@ -201,7 +202,8 @@ def _walk(place: Path) -> Iterator[Path]:
             yield Path(folder, "config.json")
             names.clear()
             continue
-        yield from (Path(folder, file) for file in (METRICS, ROWS) if file in files)
+        yield from (Path(folder, file) for file in (METRICS, *sorted(fnmatch.filter(files, SHARDS)))
+                    if file in files)  # fmt: skip
         names[:] = sorted(n for n in names if n not in UNSEARCHED and not n.startswith("."))
 
 

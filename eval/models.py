@@ -284,7 +284,7 @@ def windows_at_once(model: LanguageModel, length: int) -> int:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of --device; of several GPUs each of torchrun's processes takes its own.
+    """The device of --device.
 
     Raises:
         RequestError: no such device, or none in reach.
@@ -295,7 +295,4 @@ def device_of(name: str) -> torch.device:
         raise RequestError(f"--device {name}: allowed are cpu, cuda and auto")
     if name == "cuda" and not torch.cuda.is_available():
         raise RequestError("--device cuda: no CUDA device is in reach; use --device cpu")
-    number = os.environ.get("LOCAL_RANK")
-    if name == "cuda" and number is not None:  # "cuda" means this one from here on
-        torch.cuda.set_device(int(number) % torch.cuda.device_count())
     return torch.device(name)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from eval import RequestError
-from eval.schema import KINDS, SCHEMA, UNKNOWN, OfClaim, Row
+from eval.schema import KINDS, SCHEMA, Row
 
-ROWS = "rows.jsonl"
+ROWS, SHARDS = "rows.jsonl", "rows*.jsonl"
 
 
 def row_key(*parts: object) -> str:
@@ -31,15 +31,17 @@ class Results:
 
     Args:
         directory: made when missing, and written to once before anything is computed.
-        shard: number of this process, if several write; each has a file of its own then.
+        shard: its number from 1 and how many there are, where several processes write; each has a
+            file of its own.
 
     Raises:
         RequestError: it is a file, or cannot be written.
     """
 
-    def __init__(self, directory: str | Path, shard: int | None = None) -> None:
+    def __init__(self, directory: str | Path, shard: tuple[int, int] = (1, 1)) -> None:
         self.directory = Path(directory)
-        self.path = self.directory / (ROWS if shard is None else f"rows.{shard}.jsonl")
+        number, count = shard
+        self.path = self.directory / (ROWS if count == 1 else f"rows.{number}-of-{count}.jsonl")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab"):
@@ -49,8 +51,7 @@ class Results:
                 f"--out {directory}: cannot be written ({error.strerror}); give another directory"
             ) from None
         _cut_torn_line(self.path)
-        whole = self.directory / ROWS
-        self.keys = {row["key"] for row in read_rows([whole])} if whole.is_file() else set()
+        self.keys = {row["key"] for row in self.rows()}
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and flushes them to the disk; rows whose key is there already are left out.
@@ -75,19 +76,11 @@ class Results:
     @property
     def note(self) -> str:
         """The path of the rows, for the end of a command."""
-        return f"rows: {self.directory / ROWS}"
+        return f"rows: {self.path}"
 
     def rows(self) -> list[Row]:
-        """All rows that were there, and those that this process has added."""
-        places = dict.fromkeys([self.directory / ROWS, self.path])
-        return read_rows(place for place in places if place.is_file())
-
-    def merge(self) -> None:
-        """Moves the rows of every shard's file into this one."""
-        for path in sorted(self.directory.glob("rows.*.jsonl")):
-            _cut_torn_line(path)
-            self.append(read_rows([path]))
-            path.unlink()
+        """All rows of the directory, those of every shard."""
+        return read_rows([self.directory])
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
@@ -115,56 +108,20 @@ def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
 def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 
+    A directory holds one file of rows, or one for each shard; of equal keys the last row counts.
+
     Raises:
         RequestError: nothing there, a line that is not a row, or a schema of another version.
     """
     rows: list[Row] = []
     for place in map(Path, places):
-        path = place / ROWS if place.is_dir() else place
-        if not path.is_file():
+        paths = sorted(place.glob(SHARDS)) if place.is_dir() else [place]
+        if not paths or not paths[0].is_file():
             raise RequestError(f"{place}: no results here; give a directory that holds {ROWS}")
-        for number, line in enumerate(_lines(path), start=1):
-            rows.append(_parse(line, path, number))
+        lines = [(path, *line) for path in paths for line in enumerate(_lines(path), start=1)]
+        by_key = {row["key"]: row for row in (_parse(line, path, n) for path, n, line in lines)}
+        rows += by_key.values()
     return rows
-
-
-def migrate(row: Row) -> Row:
-    """A row of an earlier schema as one of this version; rows of this version as they are.
-
-    Schema 1 named the kind of a row only if it was no recovery, and its first rows lack fields.
-
-    Raises:
-        RequestError: a schema that this version does not know.
-    """
-    if row["schema"] == SCHEMA:
-        return row
-    if row["schema"] != 1:
-        raise RequestError(f"schema {row['schema']}, this version reads 1 and {SCHEMA}")
-    if row.get("kind") == "claim":  # its rows are there, but not which
-        return row | {"schema": SCHEMA, "bench": 0, "of": 1, "keys": []}
-    if "question" in row:  # a copy that a claim had of a row
-        tags = {"question", *OfClaim.__annotations__}
-        row = {name: value for name, value in row.items() if name not in tags} | {
-            "key": row["question"]
-        }
-    if row.get("kind", "recovery") != "recovery" or "found" not in row:
-        return {"kind": UNKNOWN} | row | {"schema": SCHEMA}
-    families = {"descent": "gradient", "adam": "gradient",
-                "sweep": "search", "alternating": "search"}  # fmt: skip
-    unknown = ("control", "criterion", "certificate", "uncertified", "set_recall", "permuted",
-               "margin", "margin_floor", "margin_bits", "steps_to_solve")  # fmt: skip
-    return {
-        **dict.fromkeys(unknown),
-        "padded": False,
-        "noise": 0.0,
-        "diverged": False,
-        "notes": {},
-        **row,
-        "schema": SCHEMA,
-        "kind": "recovery",
-        "site": {"part": "block", "without": [], **row["site"]},
-        "family": row.get("family") or families.get(row["method"], "other"),
-    }
 
 
 def finite_or_none(value: float) -> float | None:
@@ -186,7 +143,7 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _line(row: Row) -> str:
-    if row.get("kind") not in {*KINDS, UNKNOWN}:
+    if row.get("kind") not in KINDS:
         raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
     try:
         return json.dumps(row, allow_nan=False) + "\n"
@@ -218,10 +175,11 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
         raise RequestError(
             f"{path}, line {number}: not a row of results; delete that line and run the eval again"
         ) from None
-    try:
-        return migrate(row)
-    except RequestError as error:
-        raise RequestError(f"{path}, line {number}: {error}; run the eval anew") from None
+    if row["schema"] != SCHEMA:
+        raise RequestError(
+            f"{path}, line {number}: schema {row['schema']}, allowed is {SCHEMA}; run the eval anew"
+        )
+    return row
 
 
 def _cut_torn_line(path: Path) -> None:

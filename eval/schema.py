@@ -250,6 +250,3 @@ KINDS: dict[str, type] = {
     "curve record": dict,
 }
 """What a row of each kind holds, at least; records are rows summed up, where those are gone."""
-
-UNKNOWN = "unknown"
-"""The kind of rows of schema 1 that do not say theirs, and are of none of these."""

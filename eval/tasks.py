@@ -1,8 +1,7 @@
 """Work that gives rows, and the one runner of it: resumed by key, shared out, watched.
 
-A task's rows are on the disk before the next task begins. torchrun's processes take every n-th
-task, so that costs even out. Each appends to a file of its own, and the first process merges the
-files when all are done. Rows of an interrupted run are merged when the next one starts.
+A task's rows are on the disk before the next task begins. Several processes may share the work: of
+N shards, shard I takes every N-th task from the I-th on, and appends to a rows file of its own.
 
 A caller may watch the answers that solvers have so far, and stop the work:
 
@@ -10,14 +9,12 @@ A caller may watch the answers that solvers have so far, and stop the work:
         invert("runs/flat/models/step-020000", text="Once upon a time", methods="sweep")
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from eval.models import Checkpoint
 
 Item = TypeVar("Item")
-PATIENCE = timedelta(days=7)  # shares of the work differ by hours
 EVERY = 15.0  # seconds between lines on a pipe
 
 
@@ -56,6 +52,7 @@ class SoFar:
 
 Watcher = Callable[[SoFar], None]
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_SHARD: ContextVar[tuple[int, int]] = ContextVar("shard", default=(1, 1))
 
 
 @contextmanager
@@ -81,6 +78,22 @@ def tell(progress: SoFar) -> None:
     watcher = _WATCHER.get()
     if watcher is not None:
         watcher(progress)
+
+
+@contextmanager
+def sharing(number: int, count: int) -> Iterator[None]:
+    """Has the block run shard `number`, from 1, of `count`: every count-th task.
+
+    Raises:
+        RequestError: no such shard.
+    """
+    if not 1 <= number <= count:
+        raise RequestError(f"--shard {number}/{count}: give I/N with I from 1 to N, as in 1/2")
+    token = _SHARD.set((number, count))
+    try:
+        yield
+    finally:
+        _SHARD.reset(token)
 
 
 class Task(Protocol):
@@ -111,25 +124,18 @@ class Task(Protocol):
 
 @contextmanager
 def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
-    """Opens a results directory for tasks, and joins torchrun's processes meanwhile.
+    """Opens a results directory for tasks.
 
     Args:
         out: the directory; None for one that is deleted when the block ends.
         resume: whether there may be rows in it.
 
     Raises:
-        RequestError: it cannot be written, it holds rows and may not, or several processes have no
-            directory to share.
+        RequestError: it cannot be written, or it holds rows and may not.
     """
-    if out is None and world() > 1:
-        raise RequestError("--out: several processes need one results directory; give it")
     missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
-    with (
-        TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as place,
-        _joined(),
-    ):
-        _merge(place)
-        results = Results(place, rank() if world() > 1 else None)
+    with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as place:
+        results = Results(place, _SHARD.get())
         if results.keys and not resume:
             raise RequestError(
                 f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
@@ -153,7 +159,7 @@ def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Ro
 
 
 def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:
-    """Runs this process's share of the tasks whose rows are not there yet; all rows are merged.
+    """Runs this shard's tasks whose rows are not there yet.
 
     Args:
         tasks: those of one model stand together.
@@ -162,7 +168,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         limit: no more tasks than it takes for so many rows.
     """
     remaining, rows = [], 0
-    for task in tasks:
+    number, count = _SHARD.get()
+    for task in tasks[number - 1 :: count]:
         if task.keys and results.keys.issuperset(task.keys):
             continue
         if limit is None or rows < limit:
@@ -170,11 +177,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         rows += len(task.keys)
     if not remaining:
         print(f"{results.directory}: every row is there already", file=sys.stderr)
-    share = remaining[rank() :: world()]
-    for _ in _tracked(_run(share, results), [task.cost for task in share], what):
+    for _ in _tracked(_run(remaining, results), [task.cost for task in remaining], what):
         pass
-    _wait()
-    _merge(results.directory)
 
 
 def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
@@ -216,43 +220,3 @@ def _tracked(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterat
             print(f"{what} {count}/{len(costs)}, {seconds:.0f} s left", file=sys.stderr, flush=True)
             said = now
         yield item
-
-
-def rank() -> int:
-    """This process's number, 0 when it is the only one."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def world() -> int:
-    """How many processes there are."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-@contextmanager
-def _joined() -> Iterator[None]:
-    """The processes can wait for each other."""
-    if world() == 1:
-        yield
-        return
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _merge(place: object) -> None:
-    """The first process merges all files; the others wait until it has."""
-    if rank() == 0:
-        Results(str(place)).merge()
-    _wait()
-
-
-def _wait() -> None:
-    """Until every process has come here."""
-    if world() > 1:
-        import torch.distributed as dist
-
-        dist.monitored_barrier(timeout=PATIENCE)

@@ -284,10 +284,7 @@ def _of_stand_in(chosen: "list[Claim]", directory: str) -> "list[Claim]":
 
 
 def _say(lines: list[str]) -> None:
-    """What is missing, said by the first of several processes."""
-    from eval.tasks import rank
-
-    for line in lines if not rank() else ():
+    for line in lines:
         print(line, file=sys.stderr)
 
 

@@ -70,7 +70,7 @@ def loss(
     ]
     every, note = answered(tasks, out, "predicting")
     known = {row["key"]: row for row in every}
-    rows = [known[key] for task in tasks for key in task.keys]
+    rows = [known[key] for task in tasks for key in task.keys if key in known]
     records = []
     for row in rows:
         interval = bits_of_text([row["parts"]], [0])

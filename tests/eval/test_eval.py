@@ -14,7 +14,6 @@ from eval.__main__ import main
 from eval.rows import Results, read_rows
 from eval.schema import SCHEMA
 from eval.text import HeldOutText, drawn_prompts
-from tests.eval.report.cases import make_row
 from tests.said import complaint
 from tokenizer import load_tokenizer
 
@@ -126,20 +125,12 @@ def test_rows_of_one_key_are_kept_once(tmp_path):
         read_rows([tmp_path / "other"])
 
 
-def test_rows_of_schema_1_are_read(tmp_path):
-    """Those of no kind are recoveries; what their first versions did not say is as it was then."""
-    new = make_row(method="sweep", hidden=0)
-    gone = ("kind", "family", "noise", "control", "padded", "diverged", "permuted", "margin_bits")
-    old = {name: value for name, value in new.items() if name not in gone} | {"schema": 1}
-    loss = {"schema": 1, "key": "loss", "kind": "loss", "checkpoint": {}}
-    lines = (old, loss, {"schema": 1, "key": "odd"})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    rows = read_rows([tmp_path])
-    assert [row["kind"] for row in rows] == ["recovery", "loss", "unknown"]
-    assert {row["schema"] for row in rows} == {SCHEMA}
-    assert rows[0] == new | {"schema": SCHEMA, "permuted": None, "margin_bits": None}
+def test_rows_of_another_schema_are_refused(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 1, "key": "a"}) + "\n")
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"line 1: schema 1, allowed is {SCHEMA}" in complaint(capsys)
     with pytest.raises(ValueError, match=r"row b: kind None; it is one of .*recovery"):
-        Results(tmp_path).append([{"key": "b"}])
+        Results(tmp_path / "new").append([{"key": "b"}])
 
 
 def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):

@@ -136,7 +136,7 @@ def test_different_questions_are_different_lines(changes):
 
 def test_rows_of_other_questions_are_left_out():
     probe = {
-        "schema": 1,
+        "schema": 2,
         "key": "probe",
         "kind": "loss",
         "checkpoint": make_row()["checkpoint"],

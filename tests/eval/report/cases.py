@@ -59,7 +59,7 @@ def make_row(
     margin *= (rng.uniform(1, 3) if exact else 1) * (1.4 if trained else 1)
     near = floor / 3  # of one position, less than of all of them together
     row = {
-        "schema": 1,
+        "schema": 2,
         "kind": "recovery",
         "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
         "checkpoint": {
