@@ -214,8 +214,9 @@ def _run_calls(calls: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> R
     rows: dict[str, Row] = {}
     result, left_out = Result([], ""), []
     for name, entry in calls.items():
+        call: dict[str, Any] = {**entry, **given, "suite": QUICK}
         try:
-            result = invert(**entry | given | {"suite": QUICK})
+            result = invert(**call)
         except TypeError:
             allowed = ", ".join(defaults)
             raise RequestError(

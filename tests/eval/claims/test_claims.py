@@ -1,6 +1,5 @@
 """The registry of claims, and the verdicts made of evidence."""
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -331,18 +330,3 @@ def test_rows_that_answer_and_rows_summed_up_are_kept_and_read_again(name, tmp_p
     assert [row["key"] for row in kept] == ["x one", "end x one", "summed up"]
     assert evidence(kept, {7: LOST}) == evidence(rows, {7: LOST})
     assert len(evidence(kept, {7: LOST})[0]) == 2
-
-
-def test_rows_of_earlier_versions_are_read(tmp_path):
-    """Copies that claims had of rows are those rows again; which answer what is asked anew."""
-    row, end = part("x", "one")
-    tags = {name: end[name] for name in ("claim", "arm", "protocol", "bench", "entry", "setting")}
-    copy = row | tags | {"key": "copy", "question": row["key"], "schema": 1}
-    ended = {"key": "end", "kind": "claim", **tags, "of": 1, "seconds": 1.0, "schema": 1}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (copy, ended)))
-    rows = read_rows([tmp_path])
-    assert rows[0] == row | {"schema": SCHEMA}
-    assert evidence(rows, {7: LOST}) == (
-        [],
-        [f"left out: claim 7, which version 0 of the bench asked, this is {BENCH}; run it again"],
-    )

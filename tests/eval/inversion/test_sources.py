@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,14 +15,19 @@ ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "tests" / "golden" / "models"
 LLAMA = str(MODELS / "llama" / "step-000400")
 FLAT = str(MODELS / "flat" / "step-000400")
-ASKED = {
+ASKED: dict[str, Any] = {
     "models": LLAMA,
     "text": ["The dog was sad.", "The cat was sad."],
     "layers": "last",
     "corpus": str(ROOT / "tests" / "golden" / "stories"),
 }
-ENTRIES = read_calls("sources")
-assert ENTRIES is not None
+ENTRIES = read_calls("sources") or {}
+
+
+def ask(**more: Any):
+    """The result of `invert` for the two texts, at the last layer of a small Llama."""
+    asked: dict[str, Any] = {**ASKED, **more}
+    return invert(**asked)
 
 
 def coordinates(rows, *names):
@@ -70,11 +76,11 @@ def test_every_entry_has_what_it_must_show():
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_system_of_the_sources_is_asked_as_it_says(name):
-    entry = dict(ENTRIES[name])
+    entry: dict[str, Any] = dict(ENTRIES[name])
     methods = entry["methods"] if isinstance(entry["methods"], list) else [entry["methods"]]
     fewer = [f"{method}.steps=5" for method in methods if method in ("descent", "adam")]
     entry["set_"] = [*entry.get("set_", []), *fewer]
-    rows = invert(**ASKED | entry).rows
+    rows = ask(**entry).rows
     fields, expected = EXPECTED[name]
     assert coordinates(rows, *fields) == expected
     for row in rows:
@@ -85,7 +91,7 @@ def test_a_system_of_the_sources_is_asked_as_it_says(name):
 
 
 def test_top_5_any_order_and_permuted_scores_and_the_published_arrival_test_are_in_the_rows():
-    rows = invert(**ASKED | {"methods": "descent", "slices": "[:, 2:, :]"}).rows
+    rows = ask(methods="descent", slices="[:, 2:, :]").rows
     for row in rows:
         assert {"top1", "top5", "count"} <= row["self"].keys()
         assert 0 <= row["set_recall"] <= 1
@@ -109,11 +115,11 @@ def test_a_suite_of_calls_runs_what_fits_and_says_what_it_leaves_out(tmp_path):
         "no mask": {"methods": "adam", "without": "mask"},
         "first": {"methods": "chance", "slices": "[:, 1:, :]", "count": 1},
     }))  # fmt: skip
-    asked = ASKED | {"models": FLAT, "suite": str(suite), "out": str(tmp_path / "out")}
-    result = invert(**asked)
+    asked = {"models": FLAT, "suite": str(suite), "out": str(tmp_path / "out")}
+    result = ask(**asked)
     assert coordinates(result.rows, "method") == {("sweep",), ("chance",)}
     assert re.search(r"^left out: no mask \(.*--without mask", result.notes, re.MULTILINE)
-    assert invert(**asked).rows == result.rows
+    assert ask(**asked).rows == result.rows
     suite.write_text(yaml.safe_dump({"all": {"method": "sweep"}}))
     with pytest.raises(RequestError, match=r"mine.yaml: all has an unknown key"):
-        invert(**asked)
+        ask(**asked)
