@@ -101,9 +101,7 @@ def test_top_5_any_order_and_permuted_scores_and_the_published_arrival_test_are_
 
 def test_the_vocabulary_is_restricted():
     words = "The dog cat was sad."
-    rows = invert(
-        **ASKED | {"methods": "descent", "set_": "descent.steps=5", "allowed": words}
-    ).rows
+    rows = ask(methods="descent", set_="descent.steps=5", allowed=words).rows
     allowed = set(evals.open_model(LLAMA).tokenizer.encode(words).ids)
     assert {token for row in rows for token in row["found"]} <= allowed
 
