@@ -2,15 +2,13 @@
 
     python -m train sweep train/sweeps/mixers.yaml --data data/tinystories
 
-Reads what `wandb sweep` reads: `parameters` with values, or with limits to draw between, and the
-flags in `command`. The same command goes on where it was left, finished runs are skipped, and at
-the end the runs are compared.
+Reads the grids that `wandb sweep` reads: `parameters` with values, and the flags in `command`.
+Other methods run at W&B. The same command goes on where it was left, finished runs are skipped, and
+at the end the runs are compared.
 """
 
 import argparse
 import itertools
-import math
-import random
 import re
 import subprocess
 import sys
@@ -41,24 +39,19 @@ def main(words: list[str]) -> int:
     parser.add_argument("--data", metavar="DIR", help="packed data, instead of the file's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/sweeps/NAME")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N runs only")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn at random")
     end = words.index("--") if "--" in words else len(words)
     options, added = parser.parse_args(words[:end]), words[end + 1 :]
     content = read_sweep(options.file)
     if options.limit is not None and options.limit < 1:
         raise RunError(f"--limit is {options.limit}; at least 1")
-    if content["method"] == "random" and options.limit is None and "run_cap" not in content:
-        raise RunError(
-            f"{options.file}: method random without a run_cap never ends; add one, or --limit N"
-        )
-    trials = list(itertools.islice(plan(content, options.seed), options.limit))
+    trials = list(itertools.islice(plan(content), options.limit))
     flags = [word for word in content["command"] if str(word).startswith("--")]
     flags += [f"--data={options.data}"] if options.data else []
     out = options.out or Path("runs", "sweeps", content.get("name", options.file.stem))
     varied = [  # however many runs are asked for
         name
         for name, parameter in content["parameters"].items()
-        if "value" not in parameter and len(parameter.get("values", "..")) > 1
+        if "value" not in parameter and len(parameter["values"]) > 1
     ]
     runs = {out / trial_name(trial, varied): trial for trial in trials}
     return _run_all(runs, [*flags, *added], out)
@@ -78,36 +71,26 @@ def read_sweep(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: not YAML; see train/sweeps for some sweeps") from None
     if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
         raise RunError(f"{path}: has no parameters; see train/sweeps for some sweeps")
-    if content.get("method") not in ("grid", "random"):
+    if content.get("method") != "grid":
         raise RunError(
-            f"{path}: method {content.get('method')} runs at W&B only; allowed here: grid, random"
+            f"{path}: method {content.get('method')} runs at W&B only; allowed here: grid"
         )
     if ARGUMENTS not in content.get("command", ()):
         raise RunError(f"{path}: its command does not pass {ARGUMENTS} on; see train/sweeps")
-    cap = content.get("run_cap", 1)
-    if not isinstance(cap, int) or cap < 1:
-        raise RunError(f"{path}: run_cap is {cap}; it must be a whole number, at least 1")
     for name, parameter in content["parameters"].items():
-        if not isinstance(parameter, dict):
-            raise RunError(f"{path}: {name} must have a value, values, or min and max")
+        if not (isinstance(parameter, dict) and ("value" in parameter or parameter.get("values"))):
+            raise RunError(f"{path}: parameter {name} needs a value or values")
     return content
 
 
-def plan(content: dict[str, Any], seed: int = 0) -> Iterator[Trial]:
-    """The values of the flags of each run: all of a grid, or as many draws as `run_cap` says.
-
-    Raises:
-        RunError: a parameter without values, or a distribution that is not known here.
-    """
-    parameters = content["parameters"]
-    if content["method"] == "grid":
-        choices = {name: _values(name, parameter) for name, parameter in parameters.items()}
-        for values in itertools.product(*choices.values()):
-            yield dict(zip(choices, values, strict=True))
-        return
-    generator, cap = random.Random(seed), content.get("run_cap")
-    for _ in itertools.count() if cap is None else range(cap):
-        yield {name: _draw(name, given, generator) for name, given in parameters.items()}
+def plan(content: dict[str, Any]) -> Iterator[Trial]:
+    """The values of the flags of each run of a grid."""
+    choices = {
+        name: parameter["values"] if "values" in parameter else [parameter["value"]]
+        for name, parameter in content["parameters"].items()
+    }
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
 
 
 def trial_name(trial: Trial, varied: list[str]) -> str:
@@ -149,33 +132,3 @@ def _finished(run: Path) -> bool:
         return False
     steps = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["max_steps"]
     return (run / "models" / f"step-{steps:06d}").is_dir()
-
-
-def _values(name: str, parameter: dict[str, Any]) -> list[Any]:
-    if "value" in parameter:
-        return [parameter["value"]]
-    if not parameter.get("values"):
-        raise RunError(f"parameter {name}: a grid needs its value or values")
-    return parameter["values"]
-
-
-def _draw(name: str, parameter: dict[str, Any], generator: random.Random) -> Any:
-    """One value, as W&B draws it."""
-    if "value" in parameter or "values" in parameter:
-        weights = parameter.get("probabilities")
-        return generator.choices(_values(name, parameter), weights)[0]
-    if not {"min", "max"} <= parameter.keys():
-        raise RunError(f"parameter {name}: needs a value, values, or min and max")
-    low, high = parameter["min"], parameter["max"]
-    whole = isinstance(low, int) and isinstance(high, int)
-    kind = parameter.get("distribution", "int_uniform" if whole else "uniform")
-    if kind == "int_uniform":
-        return generator.randint(low, high)
-    if kind == "uniform":
-        return generator.uniform(low, high)
-    if kind == "log_uniform_values":
-        return math.exp(generator.uniform(math.log(low), math.log(high)))
-    raise RunError(
-        f"parameter {name}: distribution {kind} is drawn at W&B only; allowed here: int_uniform, "
-        "uniform, log_uniform_values"
-    )

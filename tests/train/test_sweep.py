@@ -25,7 +25,7 @@ from train.sweep import plan, read_sweep, trial_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "train" / "sweeps").glob("*.yaml"))
-FIELDS = {"name", "method", "metric", "command", "parameters", "run_cap"}
+FIELDS = {"name", "method", "metric", "command", "parameters"}
 TOY: dict[str, Any] = {
     "name": "toy",
     "method": "grid",
@@ -36,8 +36,6 @@ TOY: dict[str, Any] = {
     },
 }
 
-RANDOM = TOY | {"method": "random", "run_cap": 2}
-
 
 def save(path: Path, content: object) -> Path:
     path.write_text(yaml.safe_dump(content))
@@ -45,7 +43,7 @@ def save(path: Path, content: object) -> Path:
 
 
 def test_there_are_sweeps():
-    assert [file.stem for file in FILES] == ["llama", "mixers", "recipe"]
+    assert [file.stem for file in FILES] == ["llama", "mixers"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -150,51 +148,21 @@ def test_runs_that_fail_do_not_end_the_sweep(tmp_path, capfd):
     assert said.count("did not end well") == 2
 
 
-def test_random_draws_lie_between_the_limits():
-    parameters = {
-        "lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-1},
-        "beta": {"min": 0.5, "max": 0.9},
-        "steps": {"min": 2, "max": 4},
-        "kind": {"values": ["a", "b"], "probabilities": [0.0, 1.0]},
-    }
-    content = {"method": "random", "run_cap": 300, "parameters": parameters}
-    trials = list(plan(content))
-    assert trials == list(plan(content))
-    assert trials != list(plan(content, seed=1))
-    assert len(trials) == 300
-    assert {trial["steps"] for trial in trials} == {2, 3, 4}
-    assert {trial["kind"] for trial in trials} == {"b"}
-    assert all(1e-4 <= t["lr"] <= 1e-1 and 0.5 <= t["beta"] <= 0.9 for t in trials)
-    assert 80 < sum(trial["lr"] < 10**-2.5 for trial in trials) < 220  # half, in the logarithm
-
-
 def test_seeds_stand_at_the_end_of_names():
     trial = {"seed": 1, "model.mixers": "[attention(heads=4)]", "optimizer.lr": 0.0123456}
     assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
 
 
-DRAWN = TOY | {"method": "random", "parameters": {"seed": {"min": 1, "max": 9}}}
-
-
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
-        (TOY | {"method": "bayes"}, [], "method bayes runs at W&B only; allowed here: grid, rand"),
+        (TOY | {"method": "bayes"}, [], "method bayes runs at W&B only; allowed here: grid"),
         (TOY | {"parameters": None}, [], "has no parameters; see train/sweeps"),
-        (TOY | {"parameters": {"seed": 3}}, [], "seed must have a value, values, or min and max"),
-        (TOY | {"parameters": {"seed": {"min": 3}}}, [], "seed: a grid needs its value or values"),
+        (TOY | {"parameters": {"seed": 3}}, [], "seed needs a value or values"),
+        (TOY | {"parameters": {"seed": {"min": 3}}}, [], "seed needs a value or values"),
         (TOY | {"command": ["python"]}, [], "its command does not pass ${args} on"),
-        (RANDOM | {"parameters": {"seed": {"min": 3}}}, [], "seed: needs a value, values"),
-        (
-            RANDOM | {"parameters": {"seed": {"min": 1, "max": 2, "distribution": "q"}}},
-            [],
-            "seed: distribution q is drawn at W&B only; allowed here: int_uniform, uniform",
-        ),
         (TOY, ["--limit", "-1"], "--limit is -1; at least 1"),
         (TOY, ["--limit", "0"], "--limit is 0; at least 1"),
-        (DRAWN, [], "bad.yaml: method random without a run_cap never ends; add one, or --limit N"),
-        (DRAWN | {"run_cap": 0}, [], "bad.yaml: run_cap is 0; it must be a whole number, at leas"),
-        (DRAWN | {"run_cap": "two"}, [], "bad.yaml: run_cap is two; it must be a whole number"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(tmp_path, capsys, content, words, message):
