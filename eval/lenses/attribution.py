@@ -1,7 +1,6 @@
 """Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
 
 The gradients' scores and occlusion's can be compared: both say by how much the output would change.
-Integrated gradients are written here, as Captum takes as long to import as they take to compute.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from markupsafe import Markup
 from torch import Tensor
@@ -24,10 +22,6 @@ from eval.models import Checkpoint
 from tokenizer import PAD
 
 OWN = "own answer"
-TOLERANCE = 1e-3  # of the attributions' sum against the change of the output
-NODES = 8  # gradients on each piece of the line that is integrated along
-HALVINGS = 8  # of a piece, at most
-BATCH = 4096  # tokens of a quadrature's batch
 
 
 class Output(NamedTuple):
@@ -42,14 +36,6 @@ class Output(NamedTuple):
         return read_on(model, x)[:, self.token]
 
 
-class Integral(NamedTuple):
-    """Integrated gradients, and how exact they are."""
-
-    scores: Tensor  # (T,), what each token adds between the baseline and the prompt
-    error: float  # of their sum, relative to the output's change between the two
-    steps: int  # gradients that were taken
-
-
 def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
     """Gradient times embedding, every feature by itself, `(T, D)`.
 
@@ -58,60 +44,6 @@ def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Te
     """
     embeddings = model.embed(tokens[None])
     return (_gradients(model, embeddings, output) * embeddings)[0]
-
-
-def integrated_gradients(
-    model: LanguageModel,
-    tokens: Tensor,
-    output: Output,
-    baseline: Tensor,
-    tolerance: float = TOLERANCE,
-) -> Integral:
-    """Integrated gradients (Sundararajan et al., 1703.01365) from a baseline embedding.
-
-    By Gauss-Legendre on pieces of the line from the baseline to the prompt. On each piece the
-    scores have to add up to the change of the output, up to a relative tolerance; pieces that do
-    not are halved. Most of the change can be in a small part of the line, where the norms turn. The
-    tokens are `(T,)`, the baseline `(D,)` or `(T, D)`.
-    """
-    end = model.embed(tokens[None])
-    start = baseline.expand_as(end)
-    nodes, weights = (torch.from_numpy(x).to(end) for x in np.polynomial.legendre.leggauss(NODES))
-    places, shares = (1 + nodes) / 2, weights / 2  # of [0, 1] instead of [-1, 1]
-
-    def along(at: Tensor) -> Tensor:
-        """The embeddings at places `(N,)` of the line, `(N, T, D)`."""
-        return start + at[:, None, None] * (end - start)
-
-    def slopes(at: Tensor) -> Tensor:
-        """By how much each token moves the output at places `(N,)`, `(N, T)`."""
-        parts = at.split(max(1, BATCH // len(tokens)))
-        every = [_gradients(model, along(some), output) * (end - start) for some in parts]
-        return torch.cat([each.sum(-1) for each in every])
-
-    ends = torch.tensor([0.0, 1.0], device=end.device)
-    pieces = torch.cat([ends, output.of(model, along(ends))])[None]  # places and outputs, (P, 4)
-    change = float(pieces[0, 3] - pieces[0, 2])
-    allowed, steps = tolerance * abs(change), 0
-    total, error = torch.zeros_like(end[0, :, 0]), 0.0
-    for halvings in range(HALVINGS + 1):
-        low, high, before, after = pieces.T
-        length = (high - low)[:, None]
-        every = slopes((low[:, None] + length * places).flatten()).unflatten(0, (-1, NODES))
-        scores = torch.einsum("pnt,pn->pt", every, length * shares)
-        missed = scores.sum(-1) - (after - before)
-        steps += NODES * len(pieces)
-        enough = halvings == HALVINGS or abs(error + float(missed.sum())) <= allowed
-        done = (missed.abs() <= allowed / 4) | enough
-        total, error = total + scores[done].sum(0), error + float(missed[done].sum())
-        if done.all():
-            break
-        low, high, before, after = pieces[~done].T
-        middle = (low + high) / 2
-        between = output.of(model, along(middle))
-        halves = ([low, middle, before, between], [middle, high, between, after])
-        pieces = torch.cat([torch.stack(half, 1) for half in halves])
-    return Integral(total, abs(error) / max(abs(change), 1e-6), steps)
 
 
 def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tensor:
@@ -151,8 +83,8 @@ def combined(gradient: Tensor, change: Tensor) -> Tensor:
 
 def attribute(
     model: LanguageModel, tokens: Tensor, streams: Tensor, outputs: list[Output], pad: int | None
-) -> tuple[dict[str, Tensor], list[Integral]]:
-    """Of outputs after a prompt's end: every method's scores `(outputs, T)`, and the integrals.
+) -> dict[str, Tensor]:
+    """Of outputs after a prompt's end: every method's scores, `(outputs, T)`.
 
     Occlusion's are what the output falls by; "every logit" is by how much all logits of
     the position change together (L1). Badger's combination takes that and the absolute gradient.
@@ -163,16 +95,14 @@ def attribute(
     change = (without - whole).abs().sum(-1)
     products = [gradient_x_input(model, tokens, output) for output in outputs]
     absolute = [product.abs().sum(-1) for product in products]
-    integrals = [integrated_gradients(model, tokens, output, silent) for output in outputs]
     scores = {
         "gradient x input": [product.sum(-1) for product in products],
         "absolute gradient x input": absolute,
-        "integrated gradients": [integral.scores for integral in integrals],
         f"occlusion, {name}": [(whole - without)[:, output.token] for output in outputs],
         f"occlusion, {name}, every logit": [change] * len(outputs),
         "combined": [combined(gradient, change) for gradient in absolute],
     }
-    return {method: torch.stack(each) for method, each in scores.items()}, integrals
+    return {method: torch.stack(each) for method, each in scores.items()}
 
 
 def _draw(documents: Documents) -> list[plots.Figure]:
@@ -216,13 +146,11 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     words = word_tokens(checkpoint, request.words)
     pad = checkpoint.tokenizer.token_to_id(PAD)
     answers = model.logits(batch.at_last(batch.streams[-1])[:, None])[:, 0].argmax(-1).tolist()
-    every, integrals = [], []
+    every = []
     for row, (last, answer) in enumerate(zip(batch.last.tolist(), answers, strict=True)):
         outputs = [Output(last, token) for token in words.values() or [answer]]
         streams = batch.streams[:, row, : last + 1]
-        scores, integral = attribute(model, batch.tokens[row, : last + 1], streams, outputs, pad)
-        every.append(scores)
-        integrals += integral
+        every.append(attribute(model, batch.tokens[row, : last + 1], streams, outputs, pad))
     methods = list(every[0])
     stacked = [torch.stack([*scores.values()], dim=1).movedim(-1, 0) for scores in every]
     values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).movedim(1, -1).cpu()
@@ -230,10 +158,6 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     axes = {"output": list(words) or [OWN], "method": methods}
     axes = {"prompt": batch.labels, **axes, "position": batch.axes["position"]}
     finding.array("attribution", values, axes)
-    errors, place = [one.error for one in integrals], {"method": "integrated gradients"}
-    finding.mean("completeness error", errors, **place)
-    finding.number("largest completeness error", max(errors), **place)
-    finding.mean("steps", [one.steps for one in integrals], **place)
     _add_agreement(finding, methods, values, batch.real.cpu())
     return finding
 

@@ -1,9 +1,7 @@
-"""Where every layer looks: patterns and masked matrices, how far, how rich, and what training did.
+"""Where every layer looks: patterns and masked matrices, how far and how rich.
 
 A matrix over positions has the positions written as rows and those read as columns; nothing stands
-above the diagonal. The weights are compared with those of the run's start, `step-000000`. A model
-without one is compared with a fresh draw from its initialisation, which has the same statistics but
-not the same numbers.
+above the diagonal.
 
 Where and what act on different dimensions, so it is measured whether each commutes with the other:
 a map over positions does the same to every feature, so turning all features first or last makes no
@@ -20,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arch import LanguageModel, ModelConfig, TokenMixer, load_model
+from arch import LanguageModel, TokenMixer
 from arch.mixers import (
     CausalAttention,
     Expanded,
@@ -32,14 +30,12 @@ from arch.mixers import (
 from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Record, Request, lens
 from eval.lenses.ov import value_maps
-from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_in, mixers_of
-from eval.models import Checkpoint, draw
+from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_in
+from eval.models import Checkpoint
 from eval.ranks import effective_rank, participation
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
 """The name of each triangle of a stack, by mixer."""
-START = "step-000000"
-SAVED, DRAWN = "saved", "drawn"
 CORNER = 64  # positions of which singular values are taken
 PICTURED = 48  # positions of a picture
 TINY = 1e-30
@@ -163,61 +159,6 @@ def mean_distance(weights: Tensor) -> Tensor:
     return ((sizes * back).sum(dim=-1) / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
 
 
-class MapChange(NamedTuple):
-    """One matrix since its start, which is `saved` or `drawn`."""
-
-    now: Map
-    start: str
-    lags: Tensor  # mean absolute weight by lag now and before, signed of the difference, (3, T)
-    spectra: Tensor  # largest singular values now, before and of the difference, (3, CORNER)
-    figures: dict[str, Tensor]  # growth; from a saved start also how far, and in which direction
-
-    @classmethod
-    def of(cls, now: Map, before: Tensor, start: str) -> MapChange:
-        """From its weights at the start, `(T, T)`."""
-        stages = torch.stack([now.weights, before, now.weights - before])
-        absolute, signed = by_lag(stages)
-        values = spectrum(stages)
-        spectra = F.pad(values, (0, max(0, CORNER - values.shape[1])))
-        size, before_size, _ = stages.norm(dim=(1, 2)).clamp(min=TINY)
-        figures = {"weights grown": size / before_size}
-        if start == SAVED:
-            figures |= {
-                "weights changed": stages[2].norm() / before_size,
-                "weights cosine with start": (now.weights * before).sum() / before_size / size,
-                "change effective rank": effective_rank(spectra[2]),
-                "change participation": participation(spectra[2]),
-            }
-        return cls(now, start, torch.cat([absolute[:2], signed[2:]]), spectra, figures)
-
-
-def changes(checkpoint: Checkpoint, seed: int) -> list[MapChange]:
-    """Every masked matrix beside its start, over the whole context.
-
-    Attention and wrapped models have none: no start of theirs is known.
-    """
-    config, model = checkpoint.config, checkpoint.model
-    masked = any(triangles(mixer, 1) for _, mixer in mixers_of(model))
-    if not masked or type(config) is not ModelConfig:
-        return []
-    device = model.embedding.weight.device
-    saved, kind = checkpoint.path.parent / START, SAVED
-    start = load_model(saved, device) if saved.is_dir() else None
-    if start is None or start.config != config:
-        kind, start = DRAWN, draw(lambda: LanguageModel(config).to(device), seed)
-    else:
-        start = start.model
-    return [
-        MapChange.of(Map(layer, mixer_name(mixer), part, weights), before, kind)
-        for (layer, mixer), (_, first) in zip(mixers_of(model), mixers_of(start), strict=True)
-        for (part, weights), before in zip(
-            triangles(mixer, config.context).items(),
-            triangles(first, config.context).values(),
-            strict=True,
-        )
-    ]
-
-
 @torch.no_grad()
 def separated(model: LanguageModel, tokens: Tensor, seed: int) -> list[Record]:
     """How far parts of layers commute with acts: records with `layer`, `part`, `act`, `value`.
@@ -281,13 +222,13 @@ def _draw(documents: Documents) -> list[plots.Figure]:
 
 @lens("mixing", "Where the mixers look", figures=_draw, order=9)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """Where every layer looks, how far, and what training did to it."""
+    """Where every layer looks, and how far."""
     model, batch = checkpoint.model, gather(checkpoint, request.prompts)
     shortest = int(batch.last.min()) + 1
     if shortest < 2:
         raise RequestError("--text: a prompt has one token; where it looks takes two at least")
     tokens, finding = batch.tokens[:, :shortest], Finding()
-    maps, moved = maps_of(model, tokens), changes(checkpoint, request.seed)
+    maps = maps_of(model, tokens)
     if maps:
         positions = range(min(int(batch.last[0]) + 1, PICTURED))
         pictures = [one.first for one in maps_of(model, batch.tokens[:1, : len(positions)])]
@@ -299,20 +240,10 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         finding.array("maps", torch.stack(pictures), axes)
         axes = {**labels, "sign": ("absolute", "signed"), "lag": range(shortest)}
         finding.array("by lag", torch.stack(lags), axes)
-    if moved:
-        axes = {"map": [one.now.label for one in moved], "stage": ("now", "start", "change")}
-        context = range(checkpoint.config.context)
-        lags = torch.stack([one.lags for one in moved])
-        spectra = torch.stack([one.spectra for one in moved])
-        finding.array("change by lag", lags, {**axes, "lag": context})
-        finding.array("change spectrum", spectra, {**axes, "rank": range(CORNER)})
     for one in maps:
         finding.numbers(one.figures(), **one.place)
     for record in separated(model, tokens[:1, :CORNER], request.seed):
         finding.number("minds", **record)
-    for one in moved:
-        finding.numbers(one.figures, **one.now.place, start=one.start)
-    finding.notes["start"] = moved[0].start if moved else None
     return finding
 
 

@@ -13,16 +13,13 @@ it goes when the write is left out and everything after it runs again. A share o
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from arch.mixers import CausalAttention, Headed, Parallel, SideBySide
 from eval import plots
-from eval.lenses.lens import Documents, Finding, Request, averaged, lens, word_tokens
+from eval.lenses.lens import Documents, Finding, Request, averaged, lens
 from eval.lenses.trace import (
     SUBLAYERS,
     PromptBatch,
@@ -34,9 +31,6 @@ from eval.lenses.trace import (
     trace,
 )
 from eval.models import Checkpoint
-
-NOT_A_ROW = "change without it"
-"""The measure of survival that is an array alone."""
 
 
 @torch.no_grad()
@@ -69,59 +63,6 @@ def contributions(
 
 
 @torch.no_grad()
-def split_parts(model: LanguageModel, traced: Trace) -> dict[str, Tensor]:
-    """The trace's parts, with every token mixer in its heads or branches."""
-    parts = dict(traced.start)
-    for layer, block in enumerate(blocks_of(model), start=1):
-        mixed, changed = traced.writes[layer - 1]
-        branches = split_mixer(block.token_mixer, block.norm_token(traced.streams[layer - 1]))
-        for name, part in (branches or {SUBLAYERS[0]: mixed}).items():
-            parts[f"{layer} {name}"] = part
-        parts[f"{layer} {SUBLAYERS[1]}"] = changed
-    return parts
-
-
-def split_mixer(mixer: Any, x: Tensor) -> dict[str, Tensor]:
-    """A token mixer's output for x `(B, T, D)` in parts that sum to it; empty where it has none.
-
-    Attention and headed mixers have heads, parallel ones branches, mixers side by side are parts
-    themselves. A bias of the output projection is a part too.
-    """
-    if isinstance(mixer, SideBySide):
-        return {
-            f"mixer {i} {name}".rstrip(): part
-            for i, one in enumerate(mixer.mixers)
-            for name, part in (split_mixer(one, x) or {"": one(x)}).items()
-        }
-    if isinstance(mixer, CausalAttention):
-        q, k, v = (part.transpose(1, 2) for part in mixer.project(x, 0))
-        y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=mixer.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return _heads(y.transpose(1, 2), mixer.merge)
-    if isinstance(mixer, Headed):
-        y = mixer.mix(mixer.in_proj(x))
-        return _heads(y.unflatten(-1, (len(mixer.mix.weight), -1)), mixer.o_proj)
-    if isinstance(mixer, Parallel):
-        weight, bias = mixer.mix.rows(0, x.shape[1])
-        y = weight.tril()[:, None] @ x
-        y = y if bias is None else y + bias[:, None, :, None]
-        y = F.gelu(y) if mixer.activation == "gelu" else y
-        return {f"branch {i}": part for i, part in enumerate(y)}
-    return {}
-
-
-def _heads(y: Tensor, merge: Any) -> dict[str, Tensor]:
-    """Each head's part of a linear projection of all, `(B, T, H, width)` to H of `(B, T, D)`."""
-    H = y.shape[2]
-    alone = torch.eye(H, dtype=y.dtype, device=y.device)
-    apart = torch.einsum("bthw,hg->hbtgw", y, alone).flatten(-2).contiguous()
-    bias = merge(torch.zeros_like(apart[0, :1, :1]))
-    parts = {f"head {h}": part for h, part in enumerate(merge(apart) - bias)}
-    return parts | ({"projection bias": bias.expand_as(parts["head 0"])} if bias.any() else {})
-
-
-@torch.no_grad()
 def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Tensor]:
     """Follows the embedding and every sublayer's write; all are left out in one walk together.
 
@@ -131,9 +72,8 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Te
     Returns:
         Measures of every write, by the layer of a later stream, `(W, n + 1, B, T)`, NaN before it
         is written: `share still there`, along the write, which the stream has; `share lost without
-        it`, which the stream loses; `change without it`, the length of the stream's whole change,
-        in lengths of the write. And squared lengths of the writes, `(W, B, T)`: means are weighted
-        by them, since the shares of a tiny write can be anything.
+        it`, which the stream loses. And squared lengths of the writes, `(W, B, T)`: means are
+        weighted by them, since the shares of a tiny write can be anything.
     """
     writes = torch.cat([traced.start["embedding"][None], traced.writes.flatten(0, 1)])
     squares = writes.square().sum(-1).clamp(min=torch.finfo(writes.dtype).tiny)
@@ -146,17 +86,11 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Te
             new = torch.stack([block.combine(x, torch.zeros_like(mixed)), x + mixed])
             without = torch.cat([older, new])
         written, square = writes[: len(without)], squares[: len(without)]
-        change = stream - without
-        share = torch.stack(
-            [
-                (stream * written).sum(-1) / square,
-                (change * written).sum(-1) / square,
-                change.norm(dim=-1) / square.sqrt(),
-            ]
-        )
+        along = torch.stack([stream * written, (stream - without) * written]).sum(-1)
+        share = along / square
         missing = (0, 0, 0, 0, 0, len(writes) - len(without))
         shares.append(F.pad(share, missing, value=torch.nan))
-    names = ("share still there", "share lost without it", NOT_A_ROW)
+    names = ("share still there", "share lost without it")
     return dict(zip(names, torch.stack(shares, dim=2), strict=True)), squares
 
 
@@ -166,35 +100,16 @@ def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
     return torch.einsum("snd,und->su", units, units) / units.shape[1]
 
 
-def sublayer_streams(traced: Trace) -> tuple[list[str], Tensor]:
-    """Labels and the stream before and after every token mixer, `(2n + 1, B, T, D)`.
+def update_shares(traced: Trace) -> Tensor:
+    """Length of what blocks add, relative to the stream that it is added to, `(n, 3, B, T)`.
 
-    Where both mixers of a block read the same stream, nothing reads the one between.
-    """
-    between = traced.streams[:-1] + traced.writes[:, 0]
-    pairs = torch.stack([between, traced.streams[1:]], dim=1).flatten(0, 1)
-    depth = range(1, len(traced.writes) + 1)
-    labels = ["0", *(label for layer in depth for label in (f"{layer} between", str(layer)))]
-    return labels, torch.cat([traced.streams[:1], pairs])
-
-
-def updates(traced: Trace) -> dict[str, Tensor]:
-    """Size and direction of what blocks add, each `(n, 3, B, T)`.
-
-    Of each block: its token mixer, its channel mixer, and both together. Length; that, relative to
-    the stream it is added to; cosine to that stream; cosine to the last stream.
+    Of each block: its token mixer, its channel mixer, and both together.
     """
     before, (mixed, changed) = traced.streams[:-1], traced.writes.unbind(1)
     added = torch.stack([mixed, changed, mixed + changed], dim=1)
     stood = torch.stack([before, before + mixed, before], dim=1)
     norm = added.norm(dim=-1)
-    last = traced.streams[-1].expand_as(added)
-    return {
-        "update norm": norm,
-        "update share": norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny),
-        "update along the stream": F.cosine_similarity(added, stood, dim=-1),
-        "update along the last stream": F.cosine_similarity(added, last, dim=-1),
-    }
+    return norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny)
 
 
 def _draw(documents: Documents) -> list[plots.Figure]:
@@ -250,11 +165,10 @@ def _draw(documents: Documents) -> list[plots.Figure]:
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """The stream by layer: likeness, updates, direct contributions."""
     batch = gather(checkpoint, request.prompts)
-    words = word_tokens(checkpoint, request.words)
     traced = trace(checkpoint.model, batch.tokens)
     finding = Finding()
     _look_at_streams(finding, traced, batch)
-    _look_at_logits(finding, checkpoint, traced, batch, words)
+    _look_at_logits(finding, checkpoint, traced, batch)
     _look_at_survival(finding, checkpoint.model, traced, batch)
     return finding
 
@@ -262,19 +176,15 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
 def _look_at_streams(finding: Finding, traced: Trace, batch: PromptBatch) -> None:
     layers = range(len(traced.streams))
     alike, norms = similarity(traced.streams, batch), traced.streams.norm(dim=-1)
-    labels, streams = sublayer_streams(traced)
     finding.array("similarity", alike, {"layer": layers, "other layer": layers})
-    both = {"stream": labels, "other stream": labels}
-    finding.array("similarity of sublayers", similarity(streams, batch), both)
     finding.array("norm", batch.masked(norms), {"layer": layers, **batch.axes})
     finding.rows("norm", batch.mean(norms), {"layer": layers})
     later = {"layer": layers[1:]}
     finding.rows("cosine to the layer before", alike.diagonal(1), later)
     finding.rows("cosine to layer 0", alike[1:, 0], later)
-    for name, values in updates(traced).items():
-        axes = {**later, "part": (*SUBLAYERS, "block")}
-        finding.array(name, batch.mean(values), axes)
-        finding.rows(name, batch.mean(values), axes)
+    shares, axes = batch.mean(update_shares(traced)), {**later, "part": (*SUBLAYERS, "block")}
+    finding.array("update share", shares, axes)
+    finding.rows("update share", shares, axes)
 
 
 def _look_at_logits(
@@ -282,26 +192,17 @@ def _look_at_logits(
     checkpoint: Checkpoint,
     traced: Trace,
     batch: PromptBatch,
-    words: dict[str, int],
 ) -> None:
     model, stream = checkpoint.model, traced.streams[-1]
     answers = model.logits(stream).argmax(-1)
-    chosen = answers.new_tensor([*words.values()]).expand(*answers.shape, -1)
-    targets = torch.cat([answers[..., None], chosen], dim=-1)
-    labels, written = contributions(model, stream, traced.parts, targets, centred=True)
-    by_token = batch.masked(written.movedim(-1, 0))  # (K, P, B, T)
+    parts = contributions(model, stream, traced.parts, answers[..., None], centred=True)
+    labels, written = parts[0], parts[1][..., 0]
     where = {"part": labels, **batch.axes}
-    finding.array("contribution to the answer", by_token[0], where)
-    if words:
-        finding.array("contribution to words", by_token[1:], {"word": [*words], **where})
-    for label, value in zip(labels, batch.mean(written[..., 0]), strict=True):
+    finding.array("contribution to the answer", batch.masked(written), where)
+    for label, value in zip(labels, batch.mean(written), strict=True):
         layer, _, part = label.partition(" ")
         place = {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
         finding.number("contribution to the answer", value, **place)
-    split = split_parts(model, traced)
-    if [*split] != [*traced.parts]:
-        labels, heads = contributions(model, stream, split, targets[..., :1], centred=True)
-        finding.array("contribution of heads", batch.mean(heads[..., 0]), {"part": labels})
     finding.notes["answers"] = [
         checkpoint.pieces(row[real].tolist()) for row, real in zip(answers, batch.real, strict=True)
     ]
@@ -316,7 +217,7 @@ def _look_at_survival(
     for name, values in measures.items():
         mean = batch.mean(values * size[:, None]) / weight
         finding.array(name, mean, {"write": writes, "layer": layers})
-        for part, sublayer in enumerate(SUBLAYERS) if name != NOT_A_ROW else ():
+        for part, sublayer in enumerate(SUBLAYERS):
             for distance in layers[:-1]:  # the writes of block l are in the streams from l on
                 later = mean[1 + part :: 2, 1:].diagonal(distance)
                 finding.number(name, later.mean(), part=sublayer, distance=distance)

@@ -63,7 +63,7 @@ REFUSED = {
         ("--pad-to 4", "--pad-to 4: a prompt has 6 tokens; give at least as many"),
         ("--pad-to 64", "a prompt of 64 tokens is longer than the context"),
         ("--allowed '' --methods adam", "--allowed '': there is no token in it"),
-        ("--suite nosuch", "--suite nosuch: no such suite or file; use full, quick, standard"),
+        ("--suite nosuch", "--suite nosuch: no such suite or file; use full, quick, sources, standard"),
         ("--limit 0", "argument --limit: '0' is not a whole number of at least 1"),
         ("--count x", "argument --count: 'x' is not a whole number of at least 1"),
         ("--seeds -1", "argument --seeds: '-1' is not a whole number of at least 0"),
@@ -146,7 +146,7 @@ REFUSED = {
     "report --out page.html": [
         ("nowhere", "nowhere: no results here"),
         ("torn", "line 1: not a row of results; delete that line and run the eval again"),
-        ("later", "schema 99, this version reads 1 and 2; run the eval anew"),
+        ("later", "schema 99, allowed is 2; run the eval anew"),
     ],
     "summary": [
         ("empty", "error: empty: no results here"),
@@ -328,8 +328,6 @@ CALLS = [
      "--hidden 0: a prompt of 6 tokens can hide"),
     (lambda new: look("tuned", story_checkpoint(), (40, 41), tokens=40),
      "--tokens 40: the tuned lens needs 128 at least"),
-    (lambda new: look("sparse", story_checkpoint(), tokens=10),
-     "--tokens 10: too few to fit a sparse autoencoder on"),
     (lambda new: look("steering", story_checkpoint(context=8), (1, 2)), "tokens, more than the "),
     (lambda new: API.open_model(LINEAR), "tokenizer of Linear: none was given"),
     (lambda new: API.open_model(LINEAR, tokenizer="gpt2"), "tokenizer of Linear: it is a str"),

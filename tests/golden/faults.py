@@ -265,11 +265,6 @@ LENSES: dict[str, Entry] = {
         "features:active_in_text",
         takes(lambda values, most: (values, most - 1)),
     ),
-    "sparse": (
-        "features are half as strong",
-        "sparse:SparseAutoencoder.encode",
-        gives(lambda features: features / 2),
-    ),
     "detokenisation": (
         "offsets are off by one",
         "detokenisation:around",

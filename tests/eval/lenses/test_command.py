@@ -8,7 +8,7 @@ import transformers
 
 from eval import RequestError
 from eval.__main__ import main
-from eval.lenses import detokenisation, sparse, tuned_lens
+from eval.lenses import detokenisation, tuned_lens
 from eval.lenses import lens as register
 from eval.lenses.lens import REGISTER, Finding, Lens, Named, read_documents
 from eval.rows import ROWS, read_rows
@@ -119,11 +119,10 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, lambda *args: fits.append(name) or real(*args))
 
     counted(tuned_lens, "fit_tuned")
-    counted(sparse, "fit_sparse")
     counted(detokenisation, "gaussian")
     probes = ["gaussian"] * 3 * len(detokenisation.OFFSETS)
-    out, all_fits = tmp_path / "out", ["fit_tuned", *probes, "fit_sparse"]
-    words = ["--lens", "tuned", "detokenisation", "sparse", "--tokens", 1500]
+    out, all_fits = tmp_path / "out", ["fit_tuned", *probes]
+    words = ["--lens", "tuned", "detokenisation", "--tokens", 1500]
     toy, other = ("--corpus", "toy:900"), ("--corpus", "toy:1500")
     tom, ran = ("--text", "Tom sat.", *toy), ("--text", "Tom ran to the dog.", *toy)
     first, second = model_directory("first"), model_directory("second", d_model=16)
@@ -131,7 +130,7 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         (first, all_fits, *tom),
         (first, [], *ran),
         (first, all_fits, "--text", "Tom sat.", *other),
-        (first, ["fit_tuned", "fit_sparse"], *tom, "--seed", 1),
+        (first, ["fit_tuned"], *tom, "--seed", 1),
         (second, all_fits, *tom),
     ):
         fits.clear()

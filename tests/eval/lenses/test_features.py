@@ -1,4 +1,4 @@
-"""Hidden units against a restatement, overlaps by hand, autoencoders on streams that are sparse."""
+"""Hidden units against a restatement, overlaps by hand."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch import nn
 
 from eval import RequestError
 from eval.lenses import features
-from eval.lenses.sparse import SparseFit, fit_sparse, sparse_quality
 from eval.lenses.stories import retellings
 from eval.lenses.trace import trace
 from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
@@ -83,43 +82,3 @@ def test_the_features_lens_tells_overlap_by_layer():
         assert row["value"] == pytest.approx(retold - unrelated, abs=1e-6)
         assert row["low"] <= row["value"] <= row["high"]
         assert row["n"] == len(retellings())
-
-
-def test_an_autoencoder_finds_sparse_directions():
-    """Sums of 2 of 24 directions in 16 dimensions, twice: what was put in is found."""
-    true = F.normalize(torch.randn(2, 24, 16), dim=-1)
-    codes = torch.rand(2, 4000, 24) + 0.5
-    codes *= torch.rand(2, 4000, 24).argsort(-1) < 2
-    streams = 3 * codes @ true + 5
-    fit = SparseFit(expansion=2, active=2, epochs=30, batch=256)
-    with torch.no_grad():  # as commands run
-        found = fit_sparse(streams[:, :3500], fit)
-    quality = sparse_quality(found, streams[:, 3500:])
-    assert (quality["explained"] > 0.9).all()
-    assert (quality["active"] <= 2).all()
-    assert not found.decoder.requires_grad
-    nearest = (true @ found.decoder.mT).amax(-1)
-    assert (nearest > 0.9).float().mean() > 0.8
-    torch.testing.assert_close(found.decoder.norm(dim=-1), torch.ones(2, 32))
-
-
-def test_judging_counts_what_is_missed_and_what_is_dead():
-    streams = torch.randn(1, 200, 8)
-    found, again = (fit_sparse(streams, SparseFit(epochs=1, active=1)) for _ in range(2))
-    assert torch.equal(again.decoder, found.decoder)
-    quality = sparse_quality(found, streams)
-    features_on = found.encode(streams) > 0
-    assert float(quality["active"]) == pytest.approx(float(features_on.sum(-1).float().mean()))
-    assert float(quality["dead"]) == pytest.approx(1 - float(features_on.any(1).float().mean()))
-    rest = (found.decode(found.encode(streams)) - streams).square().sum()
-    whole = (streams - streams.mean(1, keepdim=True)).square().sum()
-    assert float(quality["explained"]) == pytest.approx(1 - float(rest / whole), abs=1e-5)
-
-
-def test_the_sparse_lens_fits_every_chosen_layer():
-    found = look("sparse", story_checkpoint(), tokens=2000)
-    assert found.arrays["quality"].axes["layer"] == [1, 2]
-    assert found.arrays["overlap"].axes["layer"] == ["tokens", 1, 2]
-    assert found.notes["features"] == 128
-    explained = [row["value"] for row in found.figures if row["figure"] == "sparse explained"]
-    assert all(0 < value < 1 for value in explained)

@@ -13,7 +13,6 @@ from eval import RequestError
 from eval.lenses.mixing import (
     attention_pattern,
     by_lag,
-    changes,
     first_share,
     maps_of,
     mean_distance,
@@ -29,7 +28,7 @@ from eval.lenses.ov import (
     token_space,
     value_maps,
 )
-from eval.models import Checkpoint, open_checkpoint
+from eval.models import open_checkpoint
 from eval.ranks import effective_rank, participation
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
@@ -231,38 +230,6 @@ def test_attention_minds_both_and_its_two_factors_one_each():
     assert min(values_of(found, "A", "positions") + values_of(found, "OV", "features")) > 0.1
     assert min(values_of(found, "token mixer", "features")) > 0.1
     assert min(values_of(found, "token mixer", "positions")) > 0.01
-
-
-def test_change_since_the_saved_start(model_directory):
-    start = open_checkpoint(model_directory(mixers=("parallel(branches=2)",)))
-    assert [c.start for c in changes(start, 0)] == ["saved"] * 4
-    assert all(c.figures["weights changed"] == 0 for c in changes(start, 0))
-    later = Checkpoint(
-        start.model, start.config, start.tokenizer, {"name": "x"}, start.path.parent / "step-000009"
-    )
-    mixer: Any = later.model.blocks[1].token_mixer
-    weight = mixer.mix.weight
-    weight[1] = (3 * weight[1]).tril()
-    found = {(c.now.layer, c.now.part): c.figures for c in changes(later, 0)}
-    assert found[1, "branch 0"]["weights changed"] == 0
-    changed = found[2, "branch 1"]
-    assert changed["weights grown"] == pytest.approx(3)
-    assert changed["weights changed"] == pytest.approx(2)
-    assert changed["weights cosine with start"] == pytest.approx(1)
-    one = changes(later, 0)[3]
-    torch.testing.assert_close(one.lags[0], 3 * one.lags[1])
-    torch.testing.assert_close(one.spectra[2], 2 * one.spectra[1], atol=1e-5, rtol=1e-4)
-
-
-def test_without_a_saved_start_one_is_drawn(model_directory):
-    trained = open_checkpoint(model_directory(step=5, context=64))
-    before = torch.get_rng_state()
-    found = changes(trained, 0)
-    assert torch.equal(before, torch.get_rng_state())
-    assert [c.start for c in found] == ["drawn"] * 2
-    assert found[0].figures == {"weights grown": pytest.approx(1, abs=0.1)}
-    attention = open_checkpoint(model_directory("other", mixers=("attention",)))
-    assert changes(attention, 0) == []
 
 
 def test_the_lens(model_directory):

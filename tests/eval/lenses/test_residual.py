@@ -11,15 +11,11 @@ from eval import RequestError
 from eval.lenses.residual import (
     contributions,
     similarity,
-    split_mixer,
-    split_parts,
-    sublayer_streams,
     survival,
-    updates,
+    update_shares,
 )
 from eval.lenses.trace import PromptBatch, fixed_norm, readers, trace
 from eval.models import open_checkpoint
-from tests.arch.cases import random_mixer
 from tests.eval.lenses.cases import at, look, shaken, some_tokens
 
 
@@ -29,17 +25,15 @@ def assert_sums(found, logits):
 
 
 def test_contributions_sum_to_the_logits(model):
-    """Of whole sublayers, and of heads and branches."""
     tokens = some_tokens(model)
     logits = model(tokens)
     targets = torch.randint(logits.shape[-1], (2, 12, 3))
     traced = trace(model, tokens)
-    for parts in (traced.parts, split_parts(model, traced)):
-        labels, found = contributions(model, traced.streams[-1], parts, targets)
-        assert found.shape == (len(set(labels)), 2, 12, 3)
-        assert_sums(found, logits.gather(-1, targets))
-        _, found = contributions(model, traced.streams[-1], parts, targets, centred=True)
-        assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
+    labels, found = contributions(model, traced.streams[-1], traced.parts, targets)
+    assert found.shape == (len(set(labels)), 2, 12, 3)
+    assert_sums(found, logits.gather(-1, targets))
+    _, found = contributions(model, traced.streams[-1], traced.parts, targets, centred=True)
+    assert_sums(found, (logits - logits.mean(-1, keepdim=True)).gather(-1, targets))
 
 
 def test_a_trace_is_the_models_own_way(model):
@@ -56,36 +50,6 @@ def test_a_trace_is_the_models_own_way(model):
     read = traced.streams[0] if isinstance(block, ParallelBlock) else traced.streams[0] + mixed
     changed = block.channel_mixer(block.norm_channel(read))
     torch.testing.assert_close(traced.writes[0, 1], changed, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("entry", "names"),
-    [
-        ("attention(heads=4, kv_heads=2)", [f"head {i}" for i in range(4)]),
-        ("attention(heads=2, bias=true)", ["head 0", "head 1", "projection bias"]),
-        ("headed(heads=2)", ["head 0", "head 1"]),
-        ("parallel(branches=3, activation=gelu)", [f"branch {i}" for i in range(3)]),
-        ("parallel(branches=2, bias=false)", ["branch 0", "branch 1"]),
-        ("attention(heads=1)+flat", ["mixer 0 head 0", "mixer 1"]),
-        ("flat", []),
-    ],
-)
-def test_a_mixers_parts_sum_to_its_output(entry, names):
-    mixer = random_mixer(entry, 8, 12)
-    x = torch.randn(2, 9, 8, dtype=torch.float64)
-    parts = split_mixer(mixer, x)
-    assert [*parts] == names
-    if parts:
-        torch.testing.assert_close(sum(parts.values()), mixer(x))
-
-
-def test_one_heads_part_is_what_is_lost_without_it():
-    mixer: Any = random_mixer("attention(heads=2)", 8, 12)
-    x = torch.randn(1, 9, 8, dtype=torch.float64)
-    whole, part = mixer(x), split_mixer(mixer, x)["head 1"]
-    with torch.no_grad():
-        mixer.v_proj.weight[4:] = 0
-    torch.testing.assert_close(whole - mixer(x), part)
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8, bias=False)])
@@ -125,19 +89,13 @@ def test_likeness_of_streams(small_model):
     torch.testing.assert_close(alike, alike.T)
     each = torch.cosine_similarity(traced.streams[1], traced.streams[3], dim=-1)
     torch.testing.assert_close(alike[1, 3], each[real].mean())
-    labels, streams = sublayer_streams(traced)
-    assert labels[:4] == ["0", "1 between", "1", "2 between"]
-    torch.testing.assert_close(streams[2::2], traced.streams[1:])
 
 
 def test_updates_are_what_blocks_add(small_model):
     traced = trace(model := small_model(), some_tokens(model))
-    norm, share, _, final = (values[0, 2] for values in updates(traced).values())
     step = traced.streams[1] - traced.streams[0]
-    torch.testing.assert_close(norm, step.norm(dim=-1))
-    torch.testing.assert_close(share * traced.streams[0].norm(dim=-1), norm)
-    expected = torch.cosine_similarity(step, traced.streams[-1], dim=-1)
-    torch.testing.assert_close(final, expected)
+    share = update_shares(traced)[0, 2]
+    torch.testing.assert_close(share * traced.streams[0].norm(dim=-1), step.norm(dim=-1))
 
 
 def test_a_write_is_lost_whole_at_its_own_layer(model):
@@ -173,10 +131,9 @@ def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model):
     torch.testing.assert_close(lost, torch.ones(2, 12), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("words", [(), ("a", "b")])
-def test_what_is_found_fits_together(model_directory, words):
+def test_what_is_found_fits_together(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
-    found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52), words=words)
+    found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52))
     answer = found.arrays["contribution to the answer"]
     assert at(answer, prompt="text 1")[:, 3:].isnan().all()
     logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]
@@ -184,15 +141,6 @@ def test_what_is_found_fits_together(model_directory, words):
     torch.testing.assert_close(
         at(answer, prompt="text 1")[:, :3].sum(0), above, atol=1e-5, rtol=1e-5
     )
-    heads = found.arrays["contribution of heads"]
-    assert "1 head 1" in heads.axes["part"]
-    torch.testing.assert_close(heads.values.sum(), answer.values.nansum((0, 1, 2)) / 8)
-    assert ("contribution to words" in found.arrays) == bool(words)
-    if words:
-        of_words = at(found.arrays["contribution to words"], word="b", prompt="text 1")
-        token = checkpoint.tokenizer.encode("b").ids[0]
-        own = logits[:, token] - logits.mean(-1)
-        torch.testing.assert_close(of_words.sum(0)[:3], own, atol=1e-5, rtol=1e-5)
     lost = {
         (f["part"], f["distance"]): f["value"]
         for f in found.figures
