@@ -77,7 +77,7 @@ def evidence(
             notes[f"answers to claim {number} by other models or stories than its last"] = None
         records += [row for row in counted if row["kind"] == "claim record"]
         parts = [row for row in counted if row["kind"] == "claim"]
-        keys = [key for part in parts for key in part["keys"]]
+        keys = list(dict.fromkeys(key for part in parts for key in part["keys"]))
         if parts and (len(parts) < parts[0]["of"] or not by_key.keys() >= set(keys)):
             name = f", {arm}" if arm else ""
             notes[f"claim {number}{name}, {protocol}: not asked to the end; run it again"] = None

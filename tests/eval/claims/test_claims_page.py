@@ -1,7 +1,6 @@
 """The page of claims: its rows, its text filled from records alone, and what refuses to be said."""
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from eval.rows import write_rows
 from tests.eval.claims.cases import SOURCE, record
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "results" / "claims.md"
 TO = ("--results", "{}/results.md")
 CELL = 190  # letters; longer ones are not read
 PROTOCOL = Protocol({"descent": {}}, text=("x",), pad_to=64)
@@ -212,21 +210,6 @@ def test_a_claim_that_was_asked_again_is_listed_apart():
     assert "**Asked again** since a bound was raised: on other prompts." in claim_page(one)
 
 
-def test_the_page_can_be_read():
-    text = PAGE.read_text()
-    assert sorted(map(int, re.findall(r'id="claim-(\d+)"', text))) == list(claims())
-    rows = [line for line in text.splitlines() if line.startswith("| <a id=")]
-    for row in rows:
-        for cell in row.split(" | "):
-            assert len(cell) <= CELL, cell
-    below = text[text.index("## Not asked") :]
-    assert below.count('<a id="claim-') == len(claims()) - len(rows) > 0
-    assert "GB to download" in below
-    assert "GB of memory" in below
-    links = set(re.findall(r"\(#([\w-]+)\)", text))
-    assert links <= set(re.findall(r'id="([\w-]+)"', text))
-
-
 def run(*words: object) -> int:
     return main(["claims", "table", *map(str, words)])
 
@@ -286,21 +269,3 @@ def test_what_cannot_be_made_is_refused_in_a_line(words, message, records, tmp_p
     assert message in error
     assert not (tmp_path / "page.md").exists()
     assert (tmp_path / "no.md").read_text() == "# Name\n"
-
-
-def test_the_committed_pages_are_what_their_records_say(tmp_path):
-    """And figures, results and the README's finding: all made anew, from the records beside."""
-    made = tmp_path / "docs" / "results" / "claims.md"
-    readme = Path(shutil.copy(ROOT / "README.md", tmp_path))
-    results = made.with_name("README.md")
-    words = ("--figures", made.with_suffix(""), "--markdown", made, "--results", results)
-    stored = (PAGE.with_suffix(".parquet"), *sorted(PAGE.parent.glob("experiments/*.parquet")))
-    assert run(*stored, *words, "--readme", readme) == 0
-    names = {path.name for path in PAGE.with_suffix("").iterdir()}
-    assert {path.name for path in made.with_suffix("").iterdir()} == names
-    for path in (made, results, *made.with_suffix("").glob("*.md")):
-        there = PAGE.parent / path.relative_to(made.parent)
-        assert path.read_text() == there.read_text(), path.name
-        for link in re.findall(r"\]\((?!http)([^#)\s]+)", path.read_text()):
-            assert (there.parent / link).exists(), link
-    assert readme.read_text() == (ROOT / "README.md").read_text()
