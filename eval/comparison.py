@@ -20,7 +20,7 @@ from eval.rows import finite_or_none
 from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
 from eval.tables import MODEL, NONE, Table, duration_text, group, interval_text, text
 
-SECTIONS = ("training", "loss", "recovery", "curve", "probe", "geometry", "basin")
+SECTIONS = ("training", "loss", "recovery", "probe", "geometry", "basin")
 """In the order of reading; others follow."""
 KEPT = ("layer", "slice", "method", "offset", "radius")
 """Places that are dropped from columns' names last."""

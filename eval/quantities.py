@@ -187,17 +187,12 @@ def _judged(passed: bool, exact: bool) -> Quantity:
 
 
 def _seeds(
-    name: str,
-    title: str = "",
-    share: bool = False,
-    main: bool = True,
-    fields: str = "",
-    when: str = "",
+    name: str, title: str = "", share: bool = False, main: bool = True, fields: str = ""
 ) -> Quantity:
     """A figure that each model has once, with its own interval if the row has one.
 
     `fields` name the value, its limits and its n in a row, where they are not `name low high n`; a
-    dot goes into a field. `when` is the value of `axis` for which the figure applies.
+    dot goes into a field.
     """
     path, low, high, n = (fields or f"{name} low high n").split()
 
@@ -205,7 +200,7 @@ def _seeds(
         value: Any = row
         for step in path.split("."):
             value = value.get(step) if isinstance(value, dict) else None
-        if value is None or (when and row["axis"] != when):
+        if value is None:
             return None
         return Estimate(float(value), row.get(low), row.get(high), row.get(n) or 1)
 
@@ -314,13 +309,6 @@ MEASURED = {
         _fields("layer", "pool", "method", "sentence", "candidates", "corpus"),
         (_seeds("top1", "top-1", True, fields="top1 low high queries"),),
     ),
-    "curve": Kind(
-        _fields("layer", "part", "length", "method"),
-        (
-            _seeds("SNR50, dB", fields="snr50 snr50_low snr50_high n", when="noise"),
-            _seeds("channels for half", fields="value low high n", when="channels"),
-        ),
-    ),
     "loss": Kind(
         _fields("corpus", "stories"),
         (
@@ -349,6 +337,5 @@ MEASURED = {
         _bits,
     ),
     "lens": Kind(_lens),
-    "claim": Kind(_fields()),
 }  # fmt: skip
 _OTHER = MEASURED["lens"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import RequestError
-from eval.schema import KINDS, SCHEMA, UNKNOWN, OfClaim, Row
+from eval.schema import KINDS, SCHEMA, UNKNOWN, Row
 
 ROWS = "rows.jsonl"
 
@@ -140,13 +140,6 @@ def migrate(row: Row) -> Row:
         return row
     if row["schema"] != 1:
         raise RequestError(f"schema {row['schema']}, this version reads 1 and {SCHEMA}")
-    if row.get("kind") == "claim":  # its rows are there, but not which
-        return row | {"schema": SCHEMA, "bench": 0, "of": 1, "keys": []}
-    if "question" in row:  # a copy that a claim had of a row
-        tags = {"question", *OfClaim.__annotations__}
-        row = {name: value for name, value in row.items() if name not in tags} | {
-            "key": row["question"]
-        }
     if row.get("kind", "recovery") != "recovery" or "found" not in row:
         return {"kind": UNKNOWN} | row | {"schema": SCHEMA}
     families = {"descent": "gradient", "adam": "gradient",

@@ -72,31 +72,6 @@ class RecoveryRow(OfModel):
     notes: dict[str, Any]
 
 
-class CurveRow(OfModel):
-    """The value on an axis at which half of the tokens are recovered, and points of the curve.
-
-    Curves over noise have `snr50` too, in dB, between `snr50_low` and `snr50_high`.
-    """
-
-    site: dict[str, Any]
-    axis: str
-    method: str
-    family: str
-    settings: dict[str, Any]
-    prompts: str
-    count: int
-    length: int
-    values: list[float]
-    top1: list[float]
-    exact: list[float]
-    ambiguous: list[float]
-    threshold: float
-    bracket: list[float] | None
-    value: float | None
-    low: float | None
-    high: float | None
-
-
 class ProbeRow(OfModel):
     """The figures of a trained reader of a layer: a linear probe, or an inverter.
 
@@ -216,26 +191,8 @@ class RepeatsRow(OfModel):
     windows: list[dict[str, Any]]
 
 
-class OfClaim(TypedDict):
-    """The rows that answer one arm of a claim under one protocol, of one of `of` models.
-
-    `entry` and `setting` are hashes of the question, and of its models and stories; `bench` is
-    the version that asked, `keys` are those of the rows. The curves are asked as a claim too.
-    """
-
-    claim: int | str
-    arm: str
-    protocol: str
-    entry: str
-    bench: int
-    setting: str
-    of: int
-    keys: list[str]
-
-
 KINDS: dict[str, type] = {
     "recovery": RecoveryRow,
-    "curve": CurveRow,
     "probe": ProbeRow,
     "geometry": LocalRow,
     "basin": LocalRow,
@@ -245,11 +202,8 @@ KINDS: dict[str, type] = {
     "recall": RecallRow,
     "repeats": RepeatsRow,
     "lens": LensRow,
-    "claim": OfClaim,
-    "claim record": dict,
-    "curve record": dict,
 }
-"""What a row of each kind holds, at least; records are rows summed up, where those are gone."""
+"""What a row of each kind holds, at least."""
 
 UNKNOWN = "unknown"
 """The kind of rows of schema 1 that do not say theirs, and are of none of these."""

@@ -172,7 +172,7 @@ def read_suite(name: str, override: Mapping[str, Any] | None = None) -> Suite:
 
 
 def build_question(entry: Mapping[str, Any], where: str) -> Question:
-    """Checks and completes a question that a suite or a claim has written down.
+    """Checks and completes a question that a suite has written down.
 
     Args:
         entry: fields of `Question`, as YAML has them.

@@ -13,7 +13,6 @@ from eval.drawing import inline
 from eval.plots import lines
 from eval.quantities import Estimate, Quantity
 from eval.report.evidence import AFTER, BEFORE, BEST, column_order, method, prompt_set, task_label
-from eval.schema import Row
 from eval.summary import Cell, Record, figures_table, quantities_of
 from eval.tables import Table, group, percent, text
 
@@ -134,14 +133,12 @@ def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
 
 
 def sections(summed: Iterable[Cell]) -> list[KindSection]:
-    """A section for each kind of rows, but for recoveries, lenses and claims."""
+    """A section for each kind of rows, but for recoveries and lenses."""
     kinds = group(filter(_is_shown, summed), lambda cell: cell.kind)
     made = []
     for kind in [*(k for k in KINDS if k in kinds), *sorted(kinds.keys() - {*KINDS})]:
         cells, panels = kinds[kind], []
-        if kind == "curve":
-            panels = [_curve(cell.about, row) for cell in cells for row in cell.rows]
-        elif kind != "retrieval":  # which is drawn with the lenses
+        if kind != "retrieval":  # which is drawn with the lenses
             main = [quantity for quantity in quantities_of(cells) if quantity.main]
             panels = [panel for quantity in main for panel in _panels(cells, quantity)]
         words = KINDS.get(kind, {"title": kind, "about": ""})
@@ -154,7 +151,7 @@ def _is_shown(cell: Cell) -> bool:
     """Whether a section shows it; bits under the uniform prior, of all channels."""
     if cell.kind == "bits":
         return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
-    return cell.kind not in ("recovery", "lens", "claim")
+    return cell.kind not in ("recovery", "lens")
 
 
 def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
@@ -227,20 +224,6 @@ def _point(
     limits = {"value": scale * value, "low": scale * low, "high": scale * high}
     lines_of = {x: place[x], by: place.get(by), "training step": str(place["step"])}
     return lines_of | limits | {"tip": f"{where}: {said}, n = {figure.n}"}
-
-
-def _curve(about: dict[str, Any], row: Row) -> Panel:
-    """One row of a curve: its values, evenly spaced whatever their size."""
-    shown = "channels shown" if row["axis"] == "channels" else "noise"
-    points = [
-        {shown: i, "value": 100 * top1, "method": row["method"],
-         "tip": f"{row['method']}, {shown} {text(value)}: {percent(top1)} % of the tokens"}
-        for i, (value, top1) in enumerate(sorted(zip(row["values"], row["top1"], strict=True)))
-    ]  # fmt: skip
-    layer = row["site"]["layer"]
-    title = f"step {about['step']:,}, layer {layer}: {row['method']} over {shown}"
-    axis = _evenly(sorted(row["values"]))
-    return _panel(about["model"], title, points, shown, "method", share=True, axis=axis)
 
 
 def _panel(

@@ -14,7 +14,6 @@ import pytest
 import eval as evals
 from eval import RequestError, comparison_plot, drawing
 from eval.__main__ import COMMANDS, add_command, command_function, main
-from eval.claims import registry, sources
 from eval.commands import Result
 from eval.information.posterior import QUANTISERS
 from eval.probes.retrieval import POOLS, SENTENCES
@@ -46,8 +45,6 @@ def test_help_of_every_command_needs_no_torch():
         ("compare", "x", tuple(comparison_plot.AXES)),
         ("report", "format", drawing.FORMATS),
         ("report", "wandb", MODES),
-        ("claims run", "group", registry.GROUPS),
-        ("claims run", "precision", tuple(sources.PRECISIONS)),
     ],
 )
 def test_choices_are_those_of_the_modules(name, parameter, allowed):
@@ -80,7 +77,7 @@ def test_every_list_flag_given_again_keeps_its_values():
             assert read == [function.flags[action.dest].read(word) for word in words], option
             assert vars(parser.parse_args(given))[action.dest] == parameter.default
             flags.add(option)
-    assert {"--text", "--layers", "--methods", "--hidden", "--plugin", "--axis"} <= flags
+    assert {"--text", "--layers", "--methods", "--hidden", "--plugin"} <= flags
 
 
 def test_functions_have_no_module_of_their_name():
@@ -156,7 +153,7 @@ def test_probe_and_compare_from_python(model_directory, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["claims", "list"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
+    "words", [["solvers"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
 )
 def test_json_is_all_that_is_printed(words, model_directory, capsys):
     path = str(model_directory())

@@ -71,16 +71,6 @@ REFUSED = {
         ("--corpus few.txt", "holds no story for valid; at least two stories are needed:"),
         ("--corpus thin --count 1 --length 4", "for background have 0 tokens, 256 are asked for"),
     ],
-    "curves model --out out --corpus toy:200 --count 2 --length 4": [
-        ("--layers 3", "--layers 3:"),
-        ("--layers two", "--layers two: must be all, last, or numbers"),
-        ("--methods alternating", "--methods alternating: needs 1 or more positions hidden"),
-        ("--methods guess", "method guess: there is no such method"),
-        ("--methods expected --channels", "--methods expected: weighs a prior against"),
-        ("--length 40", "--length 40: the context of"),
-        ("--count 9999", "--count 9999: the corpus toy:200 has"),
-    ],
-    "curves": [("model namesake --out out --count 2", "namesake: another model is named flat too")],
     "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
         ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
         ("--offsets 16", "--offsets 16: windows have 16 tokens; give an offset within them"),
@@ -150,6 +140,7 @@ REFUSED = {
     ],
     "summary": [
         ("empty", "error: empty: no results here"),
+        ("torn.parquet", "torn.parquet: no Parquet file of rows ("),
         ("results --csv file/t.csv", "file"),
     ],
     "generate": [
@@ -165,16 +156,6 @@ REFUSED = {
         ("solver.py", "--plugin solver.py: * solver adam: there is one of that name"),
     ],
     "solvers": [("--names adamant", "--names adamant: there is no such solver; use descent, ")],
-    "claims": [
-        ("table", "no results in results/claims; give their directory, or what --store wrote"),
-        ("table nowhere", "nowhere: no results here; give a directory that holds rows.jsonl"),
-        ("table torn.parquet", "torn.parquet: no Parquet file of rows ("),
-        ("show 102", "claim 102: there is none of that number; they are numbered 1 to 101"),
-        ("run 0 --out out", "'0' is not a whole number of at least 1"),
-        ("run 67 --group gpt2 --out out", "claim 67: there is none of that number in group gpt2"),
-        ("curves --models nowhere --out results", "--models nowhere: no such directory; give one"),
-        ("curves --axis size --out out", "--axis size: there is no such axis; use one of base"),
-    ],
     **{
         f"{command} --corpus toy --out out": [("cut", "cut/model.safetensors cannot be read: ")]
         for command in ("loss", "probe", "geometry", "retrieval", "lens")

@@ -22,7 +22,6 @@ SLICE = ["--slices", "[:, 0:, :]"]
 COMMANDS = {
     "loss": [*TEXT, "--stories", "3"],
     "invert": [*FEW, "--layers", "1", "2", *SLICE, "--methods", "propose", "sweep", "chance"],
-    "curves": [*FEW, "--methods", "sweep", "--channels", "--layers", "0", "1"],
     "probe": [*TEXT, "--length", "8", "--train-tokens", "800", "--valid-tokens", "80", "--steps",
               "2", "--offsets", "0", "--inverter", "--inverter-steps", "2", *SLICE],
     "geometry": [*FEW, "--hidden", "1", "--radii", "0.3", "--adam-steps", "2"],
@@ -54,7 +53,7 @@ def content(out: Path) -> dict:
 
 
 def test_all_that_torchrun_shares_is_asked_here():
-    assert {*COMMANDS, "claims run", "claims curves"} == set(SHARED)
+    assert {*COMMANDS} == set(SHARED)
 
 
 class Stopped(BaseException):
@@ -198,7 +197,7 @@ def test_whichever_process_fails_says_so(monkeypatch, capsys, rank, process):
 
 def test_what_is_not_shared_refuses_several_processes(monkeypatch, capsys):
     start(monkeypatch, 0, 2)
-    for words in ("report nowhere --out page.html", "claims list", "claims table nowhere"):
+    for words in ("report nowhere --out page.html", "lenses", "summary nowhere"):
         name = words.partition(" nowhere")[0]
         assert main([*words.split()]) == 2
         assert capsys.readouterr().err == (
@@ -211,7 +210,7 @@ def test_what_is_not_shared_refuses_several_processes(monkeypatch, capsys):
 
 def test_each_process_appends_to_a_file_of_its_own(tmp_path):
     whole = Results(tmp_path)
-    a, b, c = ({"key": key, "kind": "claim"} for key in "abc")
+    a, b, c = ({"key": key, "kind": "loss"} for key in "abc")
     whole.append([a])
     first, second = Results(tmp_path, 0), Results(tmp_path, 1)
     assert first.keys == second.keys == {"a"}
@@ -229,7 +228,7 @@ def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
         checkpoint, keys, cost = None, ("a", "b"), 1.0
 
         def run(self, results):
-            yield {"key": "a", "kind": "claim"}
+            yield {"key": "a", "kind": "loss"}
             assert [row["key"] for row in read_rows([tmp_path])] == ["a"]
             raise KeyboardInterrupt
 

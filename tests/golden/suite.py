@@ -172,14 +172,6 @@ SUITE: dict[str, dict[str, Step]] = {
             "radii": [0.3, 8],
             "adam_steps": 60,
         },
-        "curves": {
-            "ask": "curves",
-            "models": [FLAT],
-            "corpus": STORIES,
-            "count": 3,
-            "length": 6,
-            "methods": ["sweep", "expected"],
-        },
         "retrieval": {
             "ask": "retrieval",
             "models": [FLAT],
@@ -225,12 +217,6 @@ SUITE: dict[str, dict[str, Step]] = {
         },
         "packed": {"ask": "pack", "stories": STORIES, "tokenizer": FOLDER / "tokenizer.json"},
         "packed, read": {**PROBE, "of": "packed"},
-    },
-    "claims": {
-        "judged": {
-            "ask": "judge",
-            "records": FOLDER.parent.parent / "docs" / "results" / "claims.parquet",
-        },
     },
 }
 """Steps by part and case."""

@@ -238,6 +238,4 @@ def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
         row("probe", checkpoint, method="ridge", offset=-1, top1=0.25, information=0.5, **site),
         row("geometry", checkpoint, sigma_min=0.5, hidden=0, sigma_max=2.0, condition=4.0,
             effective_rank=3.0, stable_rank=2.0, inputs=8, removed=1, **site),
-        row("curve", checkpoint, axis="channels", length=8, method="adam", value=63, low=56,
-            high=76, values=[1, 63, 128], top1=[0.0, 0.5, 1.0], **site),
     ]  # fmt: skip
