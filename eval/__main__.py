@@ -25,7 +25,6 @@ examples:
   python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
-  python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
   python -m eval bits runs/flat/models/* --corpus data/tinystories --out results/bits
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval lenses
@@ -43,7 +42,6 @@ COMMANDS = {
     "solvers": "eval.commands.inversion:list_solvers",
     "probe": "eval.commands.probes:probe",
     "geometry": "eval.commands.probes:geometry",
-    "retrieval": "eval.commands.probes:retrieval",
     "bits": "eval.commands.bits:bits",
     "lens": "eval.commands.lenses:lens",
     "lenses": "eval.commands.lenses:list_lenses",
@@ -54,7 +52,7 @@ COMMANDS = {
 }
 """The function of each command; it is imported when its command is given."""
 
-SHARED = ("loss", "invert", "probe", "geometry", "retrieval", "bits", "lens")
+SHARED = ("loss", "invert", "probe", "geometry", "bits", "lens")
 """Commands whose work torchrun's processes share."""
 
 

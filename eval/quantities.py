@@ -242,14 +242,6 @@ def _named(name: str, row: Row) -> float | None:
     return row["value"] if row["quantity"] == name else None
 
 
-def _read_out(path: str, words: str) -> Iterator[Quantity]:
-    """Top-1 and information of a probe, and of the unigram distribution, which reads nothing."""
-    yield _seeds(f"{path}top1", f"{words}top-1", True)
-    yield _seeds(f"{path}information", f"{words}information", main=False)
-    yield _seeds(f"{path}unigram.top1", f"{words}unigram top-1", True, False)
-    yield _seeds(f"{path}unigram.information", f"{words}unigram information", main=False)
-
-
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 MEASURED = {
     "recovery": Kind(
@@ -280,11 +272,12 @@ MEASURED = {
         ),
     ),
     "probe": Kind(
-        _fields("layer", "part", "slice", "offset", "method"),
+        _fields("layer", "part", "offset", "method"),
         (
-            *_read_out("", ""),
-            *_read_out("self.", "self "),
-            *_read_out("nonself.", "non-self "),
+            _seeds("top1", "top-1", True),
+            _seeds("information", main=False),
+            _seeds("unigram.top1", "unigram top-1", True, False),
+            _seeds("unigram.information", main=False),
             _seeds("gain", main=False),
         ),
     ),
@@ -297,17 +290,6 @@ MEASURED = {
             Quantity("of", "median", lambda row: row["inputs"] - row["removed"]
                      if "inputs" in row else None, main=False),
         ),
-    ),
-    "basin": Kind(
-        _fields("layer", "part", "hidden", "radius", "method"),
-        (
-            Quantity("nonself", "share", lambda row: one(row["nonself"]), "non-self", True),
-            Quantity("exact", "share", lambda row: one(row["exact"]), "whole prompt", True, False),
-        ),
-    ),
-    "retrieval": Kind(
-        _fields("layer", "pool", "method", "sentence", "candidates", "corpus"),
-        (_seeds("top1", "top-1", True, fields="top1 low high queries"),),
     ),
     "loss": Kind(
         _fields("corpus", "stories"),

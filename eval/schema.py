@@ -73,20 +73,20 @@ class RecoveryRow(OfModel):
 
 
 class ProbeRow(OfModel):
-    """The figures of a trained reader of a layer: a linear probe, or an inverter.
+    """The figures of a linear probe of a layer, which reads the token at an `offset`.
 
-    A linear probe reads the token at an `offset`; top1, nats, information and gain stand beside
-    those of the `unigram`. An inverter is shown a `slice`; `self` and `nonself` hold its figures.
+    top1, nats, information and gain stand beside those of the `unigram`.
     """
 
     site: dict[str, Any]
     method: str
     settings: dict[str, Any]
+    offset: int
     seconds: float
 
 
-class LocalRow(OfModel):
-    """The surroundings of one prompt in a layer: its Jacobian, or a basin of descent."""
+class GeometryRow(OfModel):
+    """The Jacobian of one prompt's visible outputs by its hidden tokens, in a layer."""
 
     site: dict[str, Any]
     length: int
@@ -95,22 +95,6 @@ class LocalRow(OfModel):
     prompt: int
     truth: list[int]
     seconds: float
-
-
-class RetrievalRow(OfModel):
-    """How often a sentence's story is found by the states of one layer."""
-
-    corpus: str
-    sentence: str
-    layer: int
-    pool: str
-    method: str
-    candidates: int
-    queries: int
-    top1: float
-    low: float
-    high: float
-    chance: float
 
 
 class LossRow(OfModel):
@@ -194,9 +178,7 @@ class RepeatsRow(OfModel):
 KINDS: dict[str, type] = {
     "recovery": RecoveryRow,
     "probe": ProbeRow,
-    "geometry": LocalRow,
-    "basin": LocalRow,
-    "retrieval": RetrievalRow,
+    "geometry": GeometryRow,
     "loss": LossRow,
     "bits": BitsRow,
     "recall": RecallRow,

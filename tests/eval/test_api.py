@@ -16,7 +16,6 @@ from eval import RequestError, comparison_plot, drawing
 from eval.__main__ import COMMANDS, add_command, command_function, main
 from eval.commands import Result
 from eval.information.posterior import QUANTISERS
-from eval.probes.retrieval import POOLS, SENTENCES
 from eval.text import SETS
 from eval.tracking import MODES
 
@@ -39,8 +38,6 @@ def test_help_of_every_command_needs_no_torch():
     ("name", "parameter", "allowed"),
     [
         ("invert", "prompts", SETS),
-        ("retrieval", "sentence", SENTENCES),
-        ("retrieval", "pool", POOLS),
         ("bits", "quantisers", QUANTISERS),
         ("compare", "x", tuple(comparison_plot.AXES)),
         ("report", "format", drawing.FORMATS),
@@ -128,7 +125,7 @@ def test_rows_of_a_call_without_out_are_in_the_result_alone(model_directory, tmp
     path = model_directory()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    result = evals.geometry(path, layers=1, hidden=1, count=1, length=4, radii=())
+    result = evals.geometry(path, layers=1, hidden=1, count=1, length=4)
     assert {row["kind"] for row in result.rows} == {"geometry"}
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -74,10 +74,6 @@ REFUSED = {
     "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
         ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
         ("--offsets 16", "--offsets 16: windows have 16 tokens; give an offset within them"),
-        ("--slices '[:, 1:, :]'", "--slices: only a trained inverter is shown slices"),
-        ("--inverter --slices '[:, 16:, :]'", "shows nothing of a prompt of 16 tokens"),
-        ("--inverter --slices '[:, :, 40:]'", "of a site's 32 channels"),
-        ("--inverter --slices some", "slice 'some' cannot be read"),
         ("--length 40", "--length 40: the context of * is 32; give a shorter one"),
         ("--train-tokens 20", "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
         ("--train-tokens 10000000", "10,000,000 are asked for; ask for fewer"),
@@ -85,7 +81,6 @@ REFUSED = {
         ("--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
         ("--rate -1", "argument --rate: "),
         ("--steps -1", "argument --steps: "),
-        ("--blocks -1", "argument --blocks: "),
     ],
     "geometry model --out out --corpus toy:200 --count 2 --length 6": [
         ("--layers 3", "has layers 0 (the embedding) to 2"),
@@ -93,12 +88,6 @@ REFUSED = {
         ("--hidden 6", "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
         ("--count 9999", "--count 9999: the corpus toy:200 has"),
         ("--length 40", "--length 40: the context of"),
-        ("--radii -1", "argument --radii: '-1' is not a number of at least 0"),
-    ],
-    "retrieval model --out results --corpus toy:4000": [
-        ("--rate 0", "--rate 0.0: it must be above 0"),
-        ("--corpus toy:200", "are needed at least"),
-        ("--batch 900 --fit-pairs 64", "are fewer than a batch of 900"),
     ],
     "bits model --out results": [
         ("--layers 3", "--layers 3: "),
@@ -158,7 +147,7 @@ REFUSED = {
     "solvers": [("--names adamant", "--names adamant: there is no such solver; use descent, ")],
     **{
         f"{command} --corpus toy --out out": [("cut", "cut/model.safetensors cannot be read: ")]
-        for command in ("loss", "probe", "geometry", "retrieval", "lens")
+        for command in ("loss", "probe", "geometry", "lens")
     },
     "invert": [
         ("nowhere --out out", "nowhere: no such model directory"),

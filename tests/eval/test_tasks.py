@@ -23,10 +23,8 @@ COMMANDS = {
     "loss": [*TEXT, "--stories", "3"],
     "invert": [*FEW, "--layers", "1", "2", *SLICE, "--methods", "propose", "sweep", "chance"],
     "probe": [*TEXT, "--length", "8", "--train-tokens", "800", "--valid-tokens", "80", "--steps",
-              "2", "--offsets", "0", "--inverter", "--inverter-steps", "2", *SLICE],
-    "geometry": [*FEW, "--hidden", "1", "--radii", "0.3", "--adam-steps", "2"],
-    "retrieval": ["--corpus", "toy:4000", "--fit-steps", "0", "--queries", "40", "--candidates",
-                  "64", "--sentence", "first", "last"],
+              "2", "--offsets", "0"],
+    "geometry": [*FEW, "--hidden", "1"],
     "bits": [*TEXT, "--count", "2", "--before", "2", "--distances", "1", "--tokens", "800"],
     "lens": ["--lens", "residual", "logit", "--text", "Tom had a red ball."],
 }  # fmt: skip

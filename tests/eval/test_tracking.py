@@ -102,7 +102,7 @@ def test_figures_are_logged_by_training_step(records):
     assert [row[name] for row in rows] == [1.0, 1.0, 1.0]
     assert rows[0]["invert/layer2/[:, 0:, :]/sweep/exact"] == 1
     axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
-    kinds = ("geometry", "invert", "lens", "loss", "probe", "retrieval")
+    kinds = ("geometry", "invert", "lens", "loss", "probe")
     assert axes == {(f"{kind}/*", STEP) for kind in kinds}
 
 
@@ -232,8 +232,6 @@ def test_what_is_not_known_is_not_logged():
 NAMES = {
     "lens/norm/layer 1/lens residual/prompts 4/prompt_kind story": 102.0,
     "loss/nats/token/corpus toy/stories 2": 3.5,
-    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 4/corpus toy": 0.5,
-    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 8/corpus toy": 0.25,
     "probe/top-1/layer last/part block/offset -1/method ridge": 0.25,
     "geometry/sigma min/layer last/part block/hidden 0": 0.5,
 }

@@ -43,8 +43,6 @@ INVERSION = (
 PLACES = {
     "probe": ("offset",),
     "geometry": ("hidden",),
-    "basin": ("hidden", "radius"),
-    "retrieval": ("sentence", "pool", "candidates"),
 }
 """By kind of row, the further fields that say what it is of."""
 ASIDE = {

@@ -288,25 +288,10 @@ READERS: dict[str, Entry] = {
         "classifiers:TokenMoments.mean",
         instead(property(lambda self: self.total.new_zeros(self.total.shape[1]))),  # pyright: ignore
     ),
-    "inverter: shown and hidden are swapped": (
-        "readers: probe",
-        "probes.inverter:score_inverter",
-        gives(lambda scores: tuple(reversed(scores))),
-    ),
     "geometry: the norms' directions stay": (
         "readers: geometry",
         "probes.local:_removed",
         gives(lambda basis: basis[:, :0]),
-    ),
-    "basin: the solver takes a twentieth of its steps": (
-        "readers: geometry",
-        "probes.local:descend_from",
-        takes(lambda circuit, target, hidden, steps: (circuit, target, hidden, steps // 20)),
-    ),
-    "retrieval: a sentence's own story is one of the others": (
-        "readers: retrieval",
-        "probes.retrieval:nearer",
-        ONE_MORE,
     ),
     "loss: ends of text count as bytes": (
         "readers: loss",
