@@ -26,25 +26,29 @@ def lines(page: str, first: str) -> list[list[str]]:
     raise AssertionError(first)
 
 
+def stored() -> list[dict[str, Any]]:
+    """The rows that are kept, each a JSON object."""
+    return [json.loads(row) for row in pd.read_parquet(RESULTS / "claims.parquet")["row"]]
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return (RESULTS / "claims.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def rows() -> pd.DataFrame:
+def rows() -> Any:
     """Every recovery of the fair protocol that is stored, once for each arm that it answers."""
-    stored = pd.read_parquet(RESULTS / "claims.parquet")
-    parsed = [json.loads(row) for row in stored["row"]]
+    parsed = stored()
     frame = pd.DataFrame([row for row in parsed if row["kind"] == "recovery"]).set_index("key")
-    asked = pd.DataFrame([row for row in parsed if row["kind"] == "claim"])
+    asked: Any = pd.DataFrame([row for row in parsed if row["kind"] == "claim"])
     asked = asked[asked["protocol"] == "fair"].explode("keys").fillna({"stand_in": ""})
     asked = asked[["claim", "arm", "stand_in", "keys"]].drop_duplicates()
     joined = asked.merge(frame, left_on="keys", right_index=True)
     return joined[joined["control"].isna()]
 
 
-def named(rows: pd.DataFrame, which: str) -> str:
+def named(rows: Any, which: str) -> str:
     """Per cent of the shown or the hidden tokens that are named first; a dash without any."""
     counts: list[Any] = rows[which].dropna().to_list()
     tokens = sum(each["count"] for each in counts)
@@ -61,14 +65,14 @@ def of_page(cells: list[str]) -> list[str]:
     return [cell.partition(" ")[0] for cell in cells]
 
 
-def counted(rows: pd.DataFrame) -> list[str]:
+def counted(rows: Any) -> list[str]:
     """Shown, then hidden tokens by descent, Adam and search."""
     plain = rows[~rows["padded"].astype(bool)]
     by = [plain[plain["method"].isin(methods)] for methods in METHODS]
     return [named(each, which) for which in ("self", "nonself") for each in by]
 
 
-def test_the_shares_of_claims_are_those_of_their_rows(page: str, rows: pd.DataFrame) -> None:
+def test_the_shares_of_claims_are_those_of_their_rows(page: str, rows: Any) -> None:
     asked = [cells for cells in lines(page, "# | arm") if cells[-1] == "rows"]
     assert len(asked) == 29
     for number, arm, _, *shares, padded, n, _ in asked:
@@ -81,7 +85,7 @@ def test_the_shares_of_claims_are_those_of_their_rows(page: str, rows: pd.DataFr
         assert n == f"{prompts.nunique()}, {models.nunique()}", (number, arm)
 
 
-def test_the_shares_of_smollm2_are_those_of_its_rows(page: str, rows: pd.DataFrame) -> None:
+def test_the_shares_of_smollm2_are_those_of_its_rows(page: str, rows: Any) -> None:
     stood = rows[rows["stand_in"] == "smollm2-135m"]
     found = set()
     for claims, *_, _, _, a, b, c, d, e, f, n in lines(page, "claims | outputs"):
@@ -97,9 +101,8 @@ def test_the_shares_of_smollm2_are_those_of_its_rows(page: str, rows: pd.DataFra
 
 
 def test_the_table_says_which_claims_have_rows(page: str) -> None:
-    stored = pd.read_parquet(RESULTS / "claims.parquet")
-    parsed = pd.DataFrame([json.loads(row) for row in stored["row"]])
-    own = parsed[parsed.get("stand_in").isna()]
+    parsed: Any = pd.DataFrame(stored())
+    own = parsed[parsed["stand_in"].isna()]
     kinds = {"rows": "claim", "sums": "claim record"}
     table = lines(page, "# | claim")
     assert len(table) == 101
