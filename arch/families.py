@@ -1,7 +1,7 @@
 """Five families of transformers models, whose parts make blocks of ours; nothing is copied.
 
 Attention is ours, around the model's own projections: the causal mask is always on, one prefix
-serves many candidates without a copy, and layers in 8 bit work as they are.
+serves many candidates without a copy.
 """
 
 from typing import Any, NamedTuple

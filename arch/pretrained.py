@@ -64,23 +64,17 @@ class PretrainedModel(LanguageModel):
 
 
 def load_pretrained(
-    name: str,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    eight_bit: bool = False,
+    name: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LoadedModel:
     """Loads a model of the hub, or a directory in transformers' layout, with its tokenizer.
 
     `name` is a directory, a name on the hub, which transformers downloads or has in its cache, or a
-    GGUF file, whose weights are dequantised (needs the package gguf). `eight_bit` has linear layers
-    in 8 bit (Dettmers et al., 2208.07339), by bitsandbytes on a GPU, and the others in float16.
+    GGUF file, whose weights are dequantised (needs the package gguf).
 
     Raises:
-        ModelError: transformers, bitsandbytes or a GPU is missing, the model cannot be found, or it
-            is no causal decoder.
+        ModelError: transformers is missing, the model cannot be found, or it is no causal decoder.
     """
-    options = _eight_bit_options(device) if eight_bit else {"dtype": dtype}
-    model, tokenizer = _read(name, options)
+    model, tokenizer = _read(name, {"dtype": dtype})
     wrapped = wrap_model(model)
     check_tokenizer(name, tokenizer, wrapped)
     # Ids may have gaps, but none is beyond the last token's.
@@ -89,10 +83,9 @@ def load_pretrained(
         "name": Path(name).name,
         "source": "transformers",
         "family": model.config.model_type,
-        "precision": "8 bit" if eight_bit else str(dtype).removeprefix("torch."),
+        "precision": str(dtype).removeprefix("torch."),
     }
-    wrapped = wrapped if eight_bit else wrapped.to(device)
-    return LoadedModel(wrapped, wrapped.config, tokenizer.to_str(), meta, Path(name))
+    return LoadedModel(wrapped.to(device), wrapped.config, tokenizer.to_str(), meta, Path(name))
 
 
 def import_gguf(file: Path) -> LoadedModel:
@@ -156,20 +149,6 @@ def check_tokenizer(name: str, tokenizer: Tokenizer, model: LanguageModel) -> No
             f"{name}: its tokenizer has ids up to {largest}, its embedding {rows} rows; give the "
             "tokenizer that the model was trained with"
         )
-
-
-def _eight_bit_options(device: str | torch.device) -> dict[str, Any]:
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ModelError("8 bit needs bitsandbytes; fix: pip install bitsandbytes")
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        raise ModelError(f"8 bit needs a CUDA device, found {device}; fix: leave out 8 bit")
-    from transformers import BitsAndBytesConfig
-
-    return {
-        "dtype": torch.float16,
-        "device_map": {"": torch.device(device)},
-        "quantization_config": BitsAndBytesConfig(load_in_8bit=True),
-    }
 
 
 def _tokenizer(name: str, options: dict[str, Any]) -> Tokenizer:

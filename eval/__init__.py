@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eval.commands.bits import bits as bits
-    from eval.commands.inversion import curves as curves
     from eval.commands.inversion import invert as invert
     from eval.commands.language import generate as generate
     from eval.commands.language import loss as loss
@@ -27,7 +26,6 @@ _MODULES = {
     "open_model": "models",
     "bits": "commands.bits",
     "compare": "commands.tables",
-    "curves": "commands.inversion",
     "generate": "commands.language",
     "geometry": "commands.probes",
     "invert": "commands.inversion",

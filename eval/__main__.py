@@ -23,17 +23,14 @@ examples:
   python -m eval loss runs/*/models/* --corpus data/tinystories
   python -m eval generate runs/flat/models/step-000800 --prompt "Once upon a time"
   python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
-  python -m eval curves runs/flat/models/step-000800 --corpus data/tinystories --out results/curves
   python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
   python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
-  python -m eval retrieval runs/flat/models/step-000800 --corpus data/tinystories --out pairs
   python -m eval bits runs/flat/models/* --corpus data/tinystories --out results/bits
   python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
   python -m eval lenses
   python -m eval solvers --names adam
   python -m eval summary results/flat --csv flat.csv
-  python -m eval compare runs results --markdown table.md --plot curves.svg
-  python -m eval claims run --group mixers --models runs
+  python -m eval compare runs results --markdown table.md --plot losses.svg
   python -m eval report results/flat --out flat.html
   python -m eval explore runs
 """
@@ -43,10 +40,8 @@ COMMANDS = {
     "generate": "eval.commands.language:generate",
     "invert": "eval.commands.inversion:invert",
     "solvers": "eval.commands.inversion:list_solvers",
-    "curves": "eval.commands.inversion:curves",
     "probe": "eval.commands.probes:probe",
     "geometry": "eval.commands.probes:geometry",
-    "retrieval": "eval.commands.probes:retrieval",
     "bits": "eval.commands.bits:bits",
     "lens": "eval.commands.lenses:lens",
     "lenses": "eval.commands.lenses:list_lenses",
@@ -54,16 +49,8 @@ COMMANDS = {
     "compare": "eval.commands.tables:compare",
     "report": "eval.commands.tables:report",
     "explore": "eval.commands.explore:explore",
-    "claims list": "eval.commands.claims:list_claims",
-    "claims show": "eval.commands.claims:show_claims",
-    "claims run": "eval.commands.claims:run_claims",
-    "claims table": "eval.commands.claims:table_of_claims",
-    "claims curves": "eval.commands.claims:curves_of_claims",
 }
 """The function of each command; it is imported when its command is given."""
-
-GROUPS = {"claims": "Lists the sources' claims, asks them again, and judges them in three columns."}
-"""Descriptions of commands of two words, by their first word."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
     has_format = "format" in inspect.signature(function).parameters
     form = "table" if has_format else options.pop("format")
     options.pop("command")
-    options.pop("action", None)
     shard = options.pop("shard", (1, 1))
     try:
         with tasks.sharing(*shard):
@@ -108,21 +94,11 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    first = [name for name in COMMANDS if words and name.split()[0] == words[0]]
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    actions = {}
-    for name in first or COMMANDS:
-        group, _, action = name.rpartition(" ")
-        if group and group not in actions:
-            about = GROUPS[group]
-            sub = commands.add_parser(group, help=about, description=about)
-            listed = "|".join(n.split()[1] for n in COMMANDS if n.startswith(f"{group} "))
-            actions[group] = sub.add_subparsers(dest="action", required=True, metavar=listed)
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         function = command_function(name)
         line, description = help_of(function)
-        sub = (actions[group] if group else commands).add_parser(
-            action, help=line, description=description
-        )
+        sub = commands.add_parser(name, help=line, description=description)
         add_command(sub, function)
         sub.set_defaults(function=function)
     return parser

@@ -20,9 +20,9 @@ from eval.rows import finite_or_none
 from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
 from eval.tables import MODEL, NONE, Table, duration_text, group, interval_text, text
 
-SECTIONS = ("training", "loss", "recovery", "curve", "probe", "geometry", "basin")
+SECTIONS = ("training", "loss", "recovery", "probe", "geometry")
 """In the order of reading; others follow."""
-KEPT = ("layer", "slice", "method", "offset", "radius")
+KEPT = ("layer", "slice", "method", "offset")
 """Places that are dropped from columns' names last."""
 VARIATIONS = ("without", "noise", "control", "padded")
 """Places of recoveries that are empty for the plain question."""

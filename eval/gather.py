@@ -143,20 +143,8 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     checkpoints = list(saved.values())
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
-    # rows about claims name other rows, and are about no checkpoint
     about_models = identity.identified(row for row in rows.values() if "checkpoint" in row)
     return _with_rows(checkpoints, about_models)
-
-
-def saved_models(place: Path) -> list[Saved]:
-    """The model directories under a place, at any depth, in the order of their paths.
-
-    Raises:
-        ModelError: one whose files do not hold what they must.
-    """
-    runs: dict[Path, RunRecord] = {}
-    folders = (path.parent for path in _walk(place) if path.name == "config.json")
-    return [_of_directory(path, runs) for path in folders]
 
 
 def labelled(checkpoints: Iterable[Saved], every_seed: bool = False) -> dict[str, list[Saved]]:

@@ -187,17 +187,12 @@ def _judged(passed: bool, exact: bool) -> Quantity:
 
 
 def _seeds(
-    name: str,
-    title: str = "",
-    share: bool = False,
-    main: bool = True,
-    fields: str = "",
-    when: str = "",
+    name: str, title: str = "", share: bool = False, main: bool = True, fields: str = ""
 ) -> Quantity:
     """A figure that each model has once, with its own interval if the row has one.
 
     `fields` name the value, its limits and its n in a row, where they are not `name low high n`; a
-    dot goes into a field. `when` is the value of `axis` for which the figure applies.
+    dot goes into a field.
     """
     path, low, high, n = (fields or f"{name} low high n").split()
 
@@ -205,7 +200,7 @@ def _seeds(
         value: Any = row
         for step in path.split("."):
             value = value.get(step) if isinstance(value, dict) else None
-        if value is None or (when and row["axis"] != when):
+        if value is None:
             return None
         return Estimate(float(value), row.get(low), row.get(high), row.get(n) or 1)
 
@@ -247,14 +242,6 @@ def _named(name: str, row: Row) -> float | None:
     return row["value"] if row["quantity"] == name else None
 
 
-def _read_out(path: str, words: str) -> Iterator[Quantity]:
-    """Top-1 and information of a probe, and of the unigram distribution, which reads nothing."""
-    yield _seeds(f"{path}top1", f"{words}top-1", True)
-    yield _seeds(f"{path}information", f"{words}information", main=False)
-    yield _seeds(f"{path}unigram.top1", f"{words}unigram top-1", True, False)
-    yield _seeds(f"{path}unigram.information", f"{words}unigram information", main=False)
-
-
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 MEASURED = {
     "recovery": Kind(
@@ -285,11 +272,12 @@ MEASURED = {
         ),
     ),
     "probe": Kind(
-        _fields("layer", "part", "slice", "offset", "method"),
+        _fields("layer", "part", "offset", "method"),
         (
-            *_read_out("", ""),
-            *_read_out("self.", "self "),
-            *_read_out("nonself.", "non-self "),
+            _seeds("top1", "top-1", True),
+            _seeds("information", main=False),
+            _seeds("unigram.top1", "unigram top-1", True, False),
+            _seeds("unigram.information", main=False),
             _seeds("gain", main=False),
         ),
     ),
@@ -301,24 +289,6 @@ MEASURED = {
             # hidden features that the norms do not remove, where a row has them
             Quantity("of", "median", lambda row: row["inputs"] - row["removed"]
                      if "inputs" in row else None, main=False),
-        ),
-    ),
-    "basin": Kind(
-        _fields("layer", "part", "hidden", "radius", "method"),
-        (
-            Quantity("nonself", "share", lambda row: one(row["nonself"]), "non-self", True),
-            Quantity("exact", "share", lambda row: one(row["exact"]), "whole prompt", True, False),
-        ),
-    ),
-    "retrieval": Kind(
-        _fields("layer", "pool", "method", "sentence", "candidates", "corpus"),
-        (_seeds("top1", "top-1", True, fields="top1 low high queries"),),
-    ),
-    "curve": Kind(
-        _fields("layer", "part", "length", "method"),
-        (
-            _seeds("SNR50, dB", fields="snr50 snr50_low snr50_high n", when="noise"),
-            _seeds("channels for half", fields="value low high n", when="channels"),
         ),
     ),
     "loss": Kind(
@@ -349,6 +319,5 @@ MEASURED = {
         _bits,
     ),
     "lens": Kind(_lens),
-    "claim": Kind(_fields()),
 }  # fmt: skip
 _OTHER = MEASURED["lens"]

@@ -72,46 +72,21 @@ class RecoveryRow(OfModel):
     notes: dict[str, Any]
 
 
-class CurveRow(OfModel):
-    """The value on an axis at which half of the tokens are recovered, and points of the curve.
-
-    Curves over noise have `snr50` too, in dB, between `snr50_low` and `snr50_high`.
-    """
-
-    site: dict[str, Any]
-    axis: str
-    method: str
-    family: str
-    settings: dict[str, Any]
-    prompts: str
-    count: int
-    length: int
-    values: list[float]
-    top1: list[float]
-    exact: list[float]
-    ambiguous: list[float]
-    threshold: float
-    bracket: list[float] | None
-    value: float | None
-    low: float | None
-    high: float | None
-
-
 class ProbeRow(OfModel):
-    """The figures of a trained reader of a layer: a linear probe, or an inverter.
+    """The figures of a linear probe of a layer, which reads the token at an `offset`.
 
-    A linear probe reads the token at an `offset`; top1, nats, information and gain stand beside
-    those of the `unigram`. An inverter is shown a `slice`; `self` and `nonself` hold its figures.
+    top1, nats, information and gain stand beside those of the `unigram`.
     """
 
     site: dict[str, Any]
     method: str
     settings: dict[str, Any]
+    offset: int
     seconds: float
 
 
-class LocalRow(OfModel):
-    """The surroundings of one prompt in a layer: its Jacobian, or a basin of descent."""
+class GeometryRow(OfModel):
+    """The Jacobian of one prompt's visible outputs by its hidden tokens, in a layer."""
 
     site: dict[str, Any]
     length: int
@@ -120,22 +95,6 @@ class LocalRow(OfModel):
     prompt: int
     truth: list[int]
     seconds: float
-
-
-class RetrievalRow(OfModel):
-    """How often a sentence's story is found by the states of one layer."""
-
-    corpus: str
-    sentence: str
-    layer: int
-    pool: str
-    method: str
-    candidates: int
-    queries: int
-    top1: float
-    low: float
-    high: float
-    chance: float
 
 
 class LossRow(OfModel):
@@ -216,37 +175,14 @@ class RepeatsRow(OfModel):
     windows: list[dict[str, Any]]
 
 
-class OfClaim(TypedDict):
-    """The rows that answer one arm of a claim under one protocol, of one of `of` models.
-
-    `entry` and `setting` are hashes of the question, and of its models and stories; `bench` is
-    the version that asked, `keys` are those of the rows. The curves are asked as a claim too.
-    """
-
-    claim: int | str
-    arm: str
-    protocol: str
-    entry: str
-    bench: int
-    setting: str
-    of: int
-    keys: list[str]
-
-
 KINDS: dict[str, type] = {
     "recovery": RecoveryRow,
-    "curve": CurveRow,
     "probe": ProbeRow,
-    "geometry": LocalRow,
-    "basin": LocalRow,
-    "retrieval": RetrievalRow,
+    "geometry": GeometryRow,
     "loss": LossRow,
     "bits": BitsRow,
     "recall": RecallRow,
     "repeats": RepeatsRow,
     "lens": LensRow,
-    "claim": OfClaim,
-    "claim record": dict,
-    "curve record": dict,
 }
 """What a row of each kind holds, at least; records are rows summed up, where those are gone."""

@@ -33,7 +33,6 @@ from tokenizer import (
     PackedData,
     open_corpus,
     tokenizer_hash,
-    train_tokenizer,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ SETS = ("story", "inside", "random")
 EVALUATED = 4096  # stories for evaluation, at most; more are never asked for
 BACKGROUND = 8  # of so many stories after those for evaluation, the first is background text
 BATCH = 256  # stories tokenized at a time
-TOKENIZER_STORIES = "toy:4000"
 
 Use = Literal["evaluation", "fitting", "background"]
 
@@ -149,11 +147,6 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     return checkpoint.keep(
         ("held-out text", corpus), lambda: HeldOutText(corpus, checkpoint.tokenizer, fraction)
     )
-
-
-def toy_tokenizer() -> Tokenizer:
-    """A tokenizer for models that have none, learnt from the built-in stories."""
-    return train_tokenizer(open_corpus(TOKENIZER_STORIES, "train"))
 
 
 @dataclass(frozen=True)

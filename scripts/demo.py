@@ -103,9 +103,6 @@ def steps(out: Path) -> Iterator[Step]:
     # Short prompts and little text: enough to look around, and a minute at most.
     looked = ("--count", 2, "--length", 24, "--tokens", 4096, "--corpus", corpus, "--out", results)
     yield step("every lens", "eval", "lens", *checkpoints, *looked)
-    asked = ("--queries", 200, "--candidates", 256, "--pool", "mean", "--fit-steps", 0)
-    where = ("--corpus", corpus, "--out", results)
-    yield step("retrieval", "eval", "retrieval", *checkpoints, *asked, *where)
     yield step("the page", "eval", "report", results, "--out", out / "page.html")
 
 

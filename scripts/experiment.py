@@ -17,16 +17,15 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from arch.files import write_text
 from eval import RequestError
-from eval.claims.registry import from_plain
 from eval.drawing import Figure, write_figures
 from eval.information.measure import Question
 from eval.information.page import figures, page
@@ -41,6 +40,9 @@ from scripts.repeats import RepeatsTask
 from tokenizer import PackedData
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "experiments"
+
+
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,24 @@ class Measure(NamedTuple):
     tasks: Callable[[dict[str, Any], str, Checkpoint, Run], Iterable[tuple[Task, dict[str, Any]]]]
     figures: Callable[[dict[str, Any], Sequence[Row]], list[Figure]]
     cells: Callable[[Sequence[Row]], Table] | None = None
+
+
+def from_plain(kind: type[Built], data: dict[str, Any], where: str, **given: Any) -> Built:
+    """A dataclass of plain data, whose lists become tuples, and of fields that are given as such.
+
+    Raises:
+        RequestError: a field that it has not, or one that it needs and is not there.
+    """
+    known = {each.name: each for each in fields(kind) if each.name not in given}  # pyright: ignore
+    for name in data:
+        if name not in known:
+            allowed = ", ".join(sorted(known))
+            raise RequestError(f"{where}: unknown field {name!r}; allowed: {allowed}")
+    for name, each in known.items():
+        if each.default is each.default_factory is MISSING and data.get(name) in (None, ""):
+            raise RequestError(f"{where}: has no {name}; give it")
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return kind(**plain, **given)
 
 
 def _bits(design: dict[str, Any], corpus: str, checkpoint: Checkpoint, run: Run) -> Iterator[Any]:

@@ -3,18 +3,14 @@
 #
 #   scripts/gpu_check.sh [DIR]                 parts: tests kernels inversion, in this order
 #   scripts/gpu_check.sh [DIR] training
-#   scripts/gpu_check.sh [DIR] claims          again until it says that all was asked
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
 # Needs a CUDA device and Python with torch, triton, numpy, tokenizers, safetensors, pytest, and
 #   for tests and training   lightning, jsonargparse[signatures], pyyaml
-#   for inversion, claims    rich, pyyaml, jinja2, scipy
+#   for inversion            rich, pyyaml, jinja2, scipy
 #   for training also        transformers and accelerate
 # Tests of what is not installed are skipped. Downloads nothing. Writes to DIR (gpu-check): PART.log
-# of each part, kernels-cuda.csv and .md, inversion-cuda.md, training-cuda.csv and .md,
-# claims-cuda.jsonl and .md. The claims are asked at their sources' sizes; they take the
-# trained models under RUNS (runs/claims; scripts/train_claims.sh makes them) and the stories of
-# CORPUS (toy), and keep their rows in results/claims-cuda, from where the next call goes on.
+# of each part, kernels-cuda.csv and .md, inversion-cuda.md, training-cuda.csv and .md.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy to docs/benchmarks DIR/kernels-cuda.* as kernels-gpu.*,
@@ -24,7 +20,7 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 USUAL=(tests kernels inversion)
-ALL=("${USUAL[@]}" training claims)
+ALL=("${USUAL[@]}" training)
 
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
 # in all. To add one, write it and name it in ALL.
@@ -53,19 +49,6 @@ inversion() {
 training_seconds=520
 training() {
     "$python" -m scripts.bench_training --device cuda --seconds 380 --out "$out"
-}
-
-claims_seconds=580
-claims() {
-    local rows=results/claims-cuda runs=${RUNS:-runs/claims} trained=() status
-    [ -d "$runs" ] && trained=(--models "$runs")
-    timeout 540 "$python" -m eval claims run --device cuda --corpus "${CORPUS:-toy}" \
-        --out "$rows" "${trained[@]}"
-    status=$?
-    [ $status -eq 124 ] && echo "not all was asked yet: call again"
-    "$python" -m eval claims table "$rows" --store "$out/claims-cuda.jsonl" --findings none \
-        --markdown "$out/claims-cuda.md"
-    return $status
 }
 
 run() {

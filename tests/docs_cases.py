@@ -44,22 +44,17 @@ SMALL = {
     "eval generate": "--max-new-tokens 4",
     "eval invert": """--count 2 --length 5 --layers last --methods propose adam alternating
         --set adam.steps=2 alternating.starts=1 alternating.rounds=1""",
-    "eval curves": "--count 1 --length 3 --methods sweep",
-    "eval probe": """--length 8 --train-tokens 800 --valid-tokens 80 --steps 1 --layers 1
-        --blocks 1 --width 8 --inverter-steps 1""",
-    "eval geometry": "--count 1 --length 5 --layers 1 --adam-steps 2 --radii 0.5",
+    "eval probe": "--length 8 --train-tokens 800 --valid-tokens 80 --steps 1 --layers 1",
+    "eval geometry": "--count 1 --length 5 --layers 1",
     "eval bits": "--count 2 --before 2 --distances 0 1 --draws 2 --tokens 2000 --noise 0.25",
     "eval lens": "--lens logit path --count 2 --length 8 --tokens 400",
-    "eval retrieval": "--queries 20 --candidates 32 --fit-steps 1 --fit-pairs 40",
-    "eval claims run": "--limit 1",
-    "eval claims curves --models": "--limit 1 --axis depth",
     "scripts.bench_learning": """--steps 2 --batch 2 --context 48 --d-model 16 --layers 2
         --validate-tokens 96 --threads 1""",
 }
 NOT_RUN = {
     r"make |source \.venv": "sets up a virtual environment",
     r"wandb (sweep|agent)": "needs an account",
-    r"scripts/train_claims\.sh|train sweep": "trains dozens of models in new processes",
+    r"train sweep": "trains dozens of models in new processes",
     r"scripts/gpu_check\.sh": "needs a GPU",
     r"scripts\.bench_(?!learning)": "measures this machine for minutes; each has its tests",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
@@ -69,16 +64,11 @@ NOT_RUN = {
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",
     r"eval explore": "serves until it is interrupted; tests/eval/test_explore.py has it",
-    r"docs/results/claims\.parquet --figures": (
-        "makes the page that tests/eval/claims/test_claims_page.py makes anew"
-    ),
 }
 NAMED = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md"))
 """The pages that name models by their steps."""
 SHELL = re.compile(r"code=|if |exit |cd ")
 """Lines of a script that are no commands of ours."""
-PARSED_ONLY = ("docs/results/claims.md",)
-"""Generated pages: what they show was asked for hours."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Command:
     def why_not(self) -> str:
         """Why it is parsed and not run; empty where it is run."""
         reasons = (why for pattern, why in NOT_RUN.items() if re.search(pattern, self.text))
-        return "a generated page" if self.page in PARSED_ONLY else next(reasons, "")
+        return next(reasons, "")
 
 
 class Parsed(BaseException):

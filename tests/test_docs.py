@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from eval.claims.registry import claims
 from eval.lenses.lens import lenses
 from tests.docs_cases import (
     NOT_RUN,
@@ -22,7 +21,6 @@ from tests.docs_cases import (
     run,
     workspace,
 )
-from tests.eval.claims.cases import small, use, use_tiny_curves
 from tests.eval.explore_cases import asked, running, send
 
 TEXTS = {
@@ -40,7 +38,6 @@ AFTER = {
     "docs/results/training.md": "README.md",
     "docs/results/lenses.md": "README.md",
     "docs/results/inversion.md": "README.md",
-    "docs/results/curves.md": "docs/results/training.md",
     "docs/results/probes.md": "docs/results/training.md",
 }
 """The page whose commands a page's go on from; it begins in an empty checkout where none is."""
@@ -68,8 +65,6 @@ def finished(page: str, places: Places, tmp: pytest.TempPathFactory) -> Path:
         where.mkdir()
         workspace(where)
     with pytest.MonkeyPatch.context() as patch:
-        use(patch, [small(claim) for claim in claims().values()])
-        use_tiny_curves(patch, {"depth": [1, 2]})
         for command in COMMANDS[page]:
             (check if command.why_not else run)(command, where, patch)
         if page == API:

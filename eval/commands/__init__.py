@@ -79,7 +79,7 @@ def _reader(
 positive = _reader("a whole number of at least 1", lambda n: n == n // 1 and n >= 1, int)
 natural = _reader("a whole number of at least 0", lambda n: n == n // 1 and n >= 0, int)
 above_zero = _reader("a number above 0", lambda n: 0 < n < math.inf)
-not_negative = _reader("a number of at least 0", lambda n: 0 <= n < math.inf)
+
 
 Positive: TypeAlias = Annotated[int, Flag(positive)]
 Natural: TypeAlias = Annotated[int, Flag(natural)]

@@ -1,4 +1,4 @@
-"""The commands `invert`, `curves` and `solvers`: which tokens can be recovered from which layer."""
+"""The commands `invert` and `solvers`: which tokens can be recovered from which layer."""
 
 import inspect
 import json
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from eval.rows import Results, Row
     from eval.text import Prompt
 
-CHANNELS = "Tokens recovered, %, by channels shown, [:, :, :c]; the cliff is the fewest for half."
-NOISE = "Tokens recovered, %, by noise / root mean square; SNR50 is where half are, in dB."
 WIDTH = 100
 QUICK = "quick"
 
@@ -149,62 +147,6 @@ def invert(
     return Result(rows, terminal_table(rows), _next(results, out))
 
 
-@command()
-def curves(
-    models: Models,
-    out: Rows = None,
-    corpus: Source = "toy",
-    layers: Annotated[Layers, Flag(metavar="L", several=True)] = "last",
-    methods: Annotated[Words, Flag(metavar="NAME", several=True)] = ("sweep", "adam", "expected"),
-    plugin: Plugins = None,
-    channels: bool = False,
-    noise: bool = False,
-    count: Positive = 8,
-    length: Positive = 16,
-    device: Device = "auto",
-) -> Result:
-    """Measures recovery against the channels shown and against noise, and where it crosses a half.
-
-    Everything is checked first; rows that are there already are not redone.
-
-    Args:
-        models: model directories
-        out: results directory
-        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
-            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
-            packing sets aside
-        layers: last (default), all, or numbers
-        methods: gradient methods, sweep, propose, and expected (noise alone)
-        plugin: a Python file of yours that registers more (docs/extending.md); may be given several
-            times. It is run as your own code, with all your rights: give only files that you trust
-        channels: the curve over channels alone
-        noise: the curve over noise alone
-        count: story prompts
-        length: tokens of each prompt
-        device: where to compute; auto (default) takes a GPU that is in reach
-    """
-    from eval.inversion.curves import Curve, plan_curves
-    from eval.models import open_models
-    from eval.tasks import open_results, run_tasks
-    from eval.text import drawn_prompts, held_out_text
-
-    run_plugins(plugin, [*listed(models), out])
-    wanted = {"channels": channels, "noise": noise}
-    axes = [name for name in wanted if wanted[name]] or list(wanted)
-    sites, solvers = _layers(layers or "last", joined=False), _methods(listed(methods or ()), axes)
-    tasks: list[Curve] = []
-    by_model: dict[str, list[Prompt]] = {}
-    for checkpoint in open_models(models, device):
-        checkpoint.check_length(length)
-        prompts = drawn_prompts("story", held_out_text(checkpoint, corpus), count, length)
-        _same_prompts(by_model, checkpoint, prompts)
-        tasks += plan_curves(checkpoint, sites, axes, solvers, prompts, corpus)
-    with open_results(out) as results:
-        run_tasks(tasks, results, "curves")
-        rows = results.rows()
-    return Result(rows, curve_tables(rows), _next(results, out))
-
-
 def _run_calls(calls: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> Result:
     """Runs `invert` for each entry of a suite of calls, with the flags that were given."""
     from eval.report.tables import terminal_table
@@ -253,18 +195,18 @@ def _same_prompts(
         )
 
 
-def _layers(words: "int | str | Sequence[int | str]", joined: bool = True) -> Any:
-    """Layers as a question has them: all, last, or numbers, and with `joined` lists of numbers."""
+def _layers(words: "int | str | Sequence[int | str]") -> Any:
+    """Layers as a question has them: all, last, or numbers and lists of numbers."""
     texts = [str(word) for word in listed(words)]
     if texts in (["all"], ["last"]):
         return texts[0]
     try:
-        layers = [[int(one) for one in text.split("+" if joined else None)] for text in texts]
+        layers = [[int(one) for one in text.split("+")] for text in texts]
     except ValueError:
-        allowed = "all, last, or numbers, as in 1 4" + (" 1+4" if joined else "")
-        raise RequestError(f"--layers {' '.join(texts)}: must be {allowed}") from None
-    single = [layer[0] if len(layer) == 1 else layer for layer in layers]
-    return single if joined else tuple(dict.fromkeys(single))
+        raise RequestError(
+            f"--layers {' '.join(texts)}: must be all, last, or numbers, as in 1 4 1+4"
+        ) from None
+    return [layer[0] if len(layer) == 1 else layer for layer in layers]
 
 
 def _settings(methods: list[str], settings: list[str]) -> dict[str, dict[str, Any]]:
@@ -327,61 +269,6 @@ def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | Non
     if not tokens:
         raise RequestError(f"--allowed {text!r}: there is no token in it; give some text")
     return tokens
-
-
-def _methods(names: list[str], axes: list[str]) -> dict[str, Any]:
-    from eval.inversion.solvers import parse_solvers
-
-    chosen = parse_solvers(names)
-    if "noise" not in axes and all(method.family == "prior" for method in chosen.values()):
-        raise RequestError(
-            f"--methods {' '.join(names)}: weighs a prior against noise, and --channels has none; "
-            "add sweep or adam, or ask --noise"
-        )
-    return chosen
-
-
-def curve_tables(rows: "list[Row]") -> str:
-    """The rows of kind "curve" as tables for a terminal, one for each axis."""
-    from eval.tables import Table, across, number_text, terminal
-
-    def limits(*values: float | None) -> str:
-        """Open where the curve does not reach them."""
-        return f"({' to '.join('open' if v is None else number_text(v) for v in values)})"
-
-    def channels(row: "Row") -> dict[str, str]:
-        if row["value"] is None:
-            return {"cliff": f"more than {max(row['values'])}", "asked beside": ""}
-        beside = "" if row["bracket"] is None else number_text(row["bracket"][1])
-        cliff = f"{number_text(row['value'])} {limits(row['low'], row['high'])}"
-        return {"cliff": cliff, "asked beside": beside}
-
-    def noise(row: "Row") -> dict[str, str]:
-        if row["value"] is None:
-            return {"SNR50, dB": "", "noise": f"more than {max(row['values']):g}"}
-        if not row["value"]:
-            return {"SNR50, dB": "", "noise": "none is too much"}
-        snr = f"{number_text(row['snr50'])} {limits(row['snr50_low'], row['snr50_high'])}"
-        return {"SNR50, dB": snr, "noise": number_text(row["value"])}
-
-    parts: list[Table | str] = []
-    places = ("model", "step", "layer", "method")
-    for axis, title, read in (("channels", CHANNELS, channels), ("noise", NOISE, noise)):
-        chosen = [row for row in rows if row["kind"] == "curve" and row["axis"] == axis]
-        if not chosen:
-            continue
-        grid = set.intersection(*(set(row["values"]) for row in chosen))
-        records = []
-        for row in chosen:
-            about, layer = row["checkpoint"], row["site"]["layer"]
-            place = (about["name"], about["step"], layer, row["method"])
-            shares = dict(zip(row["values"], row["top1"], strict=True))
-            cells = {v: shares[v] for v in grid} | read(row)
-            named = dict(zip(places, place, strict=True))
-            records += [named | {"over": over, "top1": cell} for over, cell in cells.items()]
-        records.sort(key=lambda record: [record[name] for name in places])
-        parts.append(across(records, places, "over", [("top1", "", True)], title))
-    return terminal(*parts)
 
 
 @command()

@@ -101,7 +101,7 @@ def compare(
     """Compares checkpoints over everything measured: a table, a file, a plot; of local files.
 
     Args:
-        places: a model directory, a run, results of invert, probe, curves, geometry, lens or
+        places: a model directory, a run, results of invert, probe, geometry, lens or
             loss --out, or a directory that holds some
         columns: parts of columns' names, or patterns as in '*adam*'; all; default: the main ones
         sort: by a column; -NAME: the largest first
@@ -109,7 +109,7 @@ def compare(
         every_seed: training seeds apart; default: their mean, with an interval over them
         markdown: the table as Markdown
         csv: in full: a line a checkpoint and quantity
-        plot: curves over training: .svg, .png, .html
+        plot: figures over training: .svg, .png, .html
         x: what they are over
     """
     from arch.files import write_text

@@ -193,7 +193,7 @@ def _read_yaml(name: str) -> tuple[Any, str]:
 
 
 def build_question(entry: Mapping[str, Any], where: str) -> Question:
-    """Checks and completes a question that a suite or a claim has written down.
+    """Checks and completes a question that a suite has written down.
 
     Args:
         entry: fields of `Question`, as YAML has them.

@@ -1,1 +1,1 @@
-"""Probes of a site: linear probes, a trained inverter, local geometry, retrieval."""
+"""Probes of a site: linear probes and local geometry."""

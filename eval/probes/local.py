@@ -1,36 +1,30 @@
-"""Local geometry of a prompt: its Jacobian, and its basin of attraction; as tasks.
+"""Local geometry of a prompt: its Jacobian; as tasks.
 
 The Jacobian's singular values say which changes of the hidden tokens can be seen in the visible
 outputs, and how well, if the visible tokens stay as they are. Directions that no output can show
 are taken out first: a hidden token acts on others through a norm, which may remove its mean
 (LayerNorm) or its length (both kinds, in the first block). They are not assumed but tested on the
-Jacobian. The basin says how far from the truth a solver may start and still end there.
+Jacobian.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import Circuit
-from eval.inversion.gradient.adam import adam
-from eval.inversion.problem import Batch, pose
 from eval.jacobian import linearise
 from eval.models import Checkpoint, rows_at_once
 from eval.ranks import effective_rank, participation
-from eval.recovery import Slice
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt
 
 NULL = 1e-3  # of the largest singular value: a norm's direction that moves less counts as removed
 POSITIONS = 2048  # sent through the circuit together on a CPU, at most
 EXACT = 6  # times the memory of a pass with gradients: float64, and a graph of the gradient
-Solve = Callable[[Tensor], Tensor]
-"""Starts `(P, T, D)` in the space of embeddings to tokens `(P, T)`."""
 
 
 @dataclass(frozen=True)
@@ -140,119 +134,52 @@ def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
     return basis[:, values > 1e-6]
 
 
-@torch.no_grad()
-def basin(
-    solve: Solve, circuit: Circuit, tokens: Tensor, radii: Sequence[float], seed: int = 0
-) -> list[Tensor]:
-    """Which tokens come out right, `(P, T)`, from starts at each of several distances.
-
-    Args:
-        solve: the solver, which knows its target already; called once a radius.
-        circuit: whose embeddings are meant.
-        tokens: the truth, `(P, T)`.
-        radii: r; every token's embedding e is moved by r |e|, in the same direction for all r.
-        seed: of the directions.
-    """
-    truth = circuit.embed(tokens)
-    noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(seed)).to(truth)
-    direction = noise / noise.norm(dim=-1, keepdim=True) * truth.norm(dim=-1, keepdim=True)
-    return [solve(truth + r * direction) == tokens for r in radii]
-
-
-def descend_from(circuit: Circuit, tokens: Tensor, hidden: int, steps: int) -> Solve:
-    """The solver `adam`, from a start, towards the outputs of `(P, T)` tokens after the first k.
-
-    It takes so many steps at most; a prompt that is solved earlier stops.
-    """
-    problem = pose(circuit, tokens, Slice(hidden))
-
-    def solve(start: Tensor) -> Tensor:
-        unused = [torch.Generator()] * len(tokens)  # nothing is drawn from a given start
-        answers = adam(Batch((problem,)), unused, start=start, steps=steps)
-        return torch.stack([answer.tokens for answer in answers])
-
-    return solve
-
-
 @dataclass(frozen=True)
 class Local:
-    """A task: a layer with k hidden tokens, on prompts of one length.
-
-    Attributes:
-        radii: distances that Adam starts from; none for no basins.
-        steps: of Adam.
-        seed: of the directions.
-    """
+    """A task: a layer with k hidden tokens, on prompts of one length."""
 
     checkpoint: Checkpoint
     layer: int
     hidden: int
     prompts: tuple[Prompt, ...]
-    radii: tuple[float, ...]
-    steps: int
-    seed: int
 
     @property
     def cost(self) -> float:
         """How long it is likely to take, in tokens sent through a block."""
         T = len(self.prompts[0].tokens)
         outputs = (T - self.hidden) * self.checkpoint.config.d_model
-        return len(self.prompts) * T * self.layer * (outputs + self.steps * len(self.radii))
+        return len(self.prompts) * T * self.layer * outputs
 
     @property
     def keys(self) -> list[str]:
-        """The rows' keys: a prompt's geometry, then its basins."""
-        return [key for prompt in self.prompts for key in self._keys(prompt)]
+        """The rows' keys, by prompt."""
+        about = [*self.checkpoint.identity, self.layer, self.hidden]
+        return [row_key(*about, prompt.tokens, "geometry") for prompt in self.prompts]
 
     def run(self, results: Results) -> list[Row]:
-        """For every prompt one row of kind geometry, and one of kind basin for each radius."""
-        model, several = self.checkpoint.model, [prompt.tokens for prompt in self.prompts]
-        tokens = torch.tensor(several, device=model.embedding.weight.device)
+        """A row of kind geometry for every prompt."""
+        model, rows = self.checkpoint.model, []
         circuit = Circuit(model, self.layer)
-        rows: list[Row] = []
-        for prompt, ids in zip(self.prompts, tokens, strict=True):
+        for key, prompt in zip(self.keys, self.prompts, strict=True):
             started = time.perf_counter()
-            figures = asdict(local_geometry(circuit, ids, self.hidden))
-            rows.append(self._row("geometry", prompt, 0, time.perf_counter() - started, figures))
-        started = time.perf_counter()
-        solve = descend_from(circuit, tokens, self.hidden, self.steps)
-        ends = basin(solve, circuit, tokens, self.radii, self.seed)
-        each = (time.perf_counter() - started) / max(1, len(self.radii) * len(self.prompts))
-        for i, (radius, end) in enumerate(zip(self.radii, ends, strict=True), start=1):
-            for prompt, right in zip(self.prompts, end.float().cpu(), strict=True):
-                figures = {
-                    "method": "adam",
-                    "settings": {"steps": self.steps},
-                    "seed": self.seed,
-                    "radius": radius,
-                    "exact": bool(right.all()),
-                    "self": float(right[self.hidden :].mean()),
-                    "nonself": float(right[: self.hidden].mean()),
+            tokens = torch.tensor(prompt.tokens, device=model.embedding.weight.device)
+            figures = asdict(local_geometry(circuit, tokens, self.hidden))
+            rows.append(
+                {
+                    "key": key,
+                    "kind": "geometry",
+                    "checkpoint": self.checkpoint.provenance,
+                    "site": {"layer": self.layer, "part": "block"},
+                    "length": len(prompt.tokens),
+                    "hidden": self.hidden,
+                    "prompts": prompt.kind,
+                    "prompt": prompt.index,
+                    "truth": list(prompt.tokens),
+                    **figures,
+                    "seconds": round(time.perf_counter() - started, 4),
                 }
-                rows.append(self._row("basin", prompt, i, each, figures))
+            )
         return rows
-
-    def _row(
-        self, kind: str, prompt: Prompt, number: int, seconds: float, figures: dict[str, Any]
-    ) -> Row:
-        return {
-            "key": self._keys(prompt)[number],
-            "kind": kind,
-            "checkpoint": self.checkpoint.provenance,
-            "site": {"layer": self.layer, "part": "block"},
-            "length": len(prompt.tokens),
-            "hidden": self.hidden,
-            "prompts": prompt.kind,
-            "prompt": prompt.index,
-            "truth": list(prompt.tokens),
-            **figures,
-            "seconds": round(seconds, 4),
-        }
-
-    def _keys(self, prompt: Prompt) -> list[str]:
-        about = [*self.checkpoint.identity, self.layer, self.hidden, prompt.tokens]
-        basins = [row_key(*about, "basin", r, self.steps, self.seed) for r in self.radii]
-        return [row_key(*about, "geometry"), *basins]
 
 
 def plan_local(
@@ -260,9 +187,6 @@ def plan_local(
     layers: tuple[int, ...],
     hidden: Sequence[int],
     prompts: Sequence[Prompt],
-    radii: Sequence[float],
-    steps: int,
-    seed: int,
 ) -> list[Local]:
     """The work that a checkpoint makes.
 
@@ -277,8 +201,7 @@ def plan_local(
         raise RequestError(
             "--layers 0: an embedding shows nothing of other positions; give 1 or more"
         )
-    several = tuple(prompts), tuple(radii)
-    return [Local(checkpoint, layer, k, *several, steps, seed) for layer in layers for k in hidden]
+    return [Local(checkpoint, layer, k, tuple(prompts)) for layer in layers for k in hidden]
 
 
 def _check_hidden(hidden: int, length: int) -> None:

@@ -13,7 +13,6 @@ from eval.drawing import inline
 from eval.plots import lines
 from eval.quantities import Estimate, Quantity
 from eval.report.evidence import AFTER, BEFORE, BEST, column_order, method, prompt_set, task_label
-from eval.schema import Row
 from eval.summary import Cell, Record, figures_table, quantities_of
 from eval.tables import Table, group, percent, text
 
@@ -25,7 +24,7 @@ WORDS = {"step": "training step", "channels": "channels shown"}
 """The titles of fields that a curve is over."""
 KINDS = yaml.safe_load((Path(__file__).parent / "templates" / "kinds.yaml").read_text("utf-8"))
 """Heading and description of the sections, in the order of reading."""
-AXES = ("radius", "distance", "layer", "step")
+AXES = ("distance", "layer", "step")
 """The x axis of a kind's panels: the first of these that takes several values."""
 LINES = ("offset", "hidden", "method", "slice", "model")
 """The field of a kind's lines: the first of these that takes several values."""
@@ -134,16 +133,13 @@ def margins(records: list[Record]) -> list[tuple[str, list[Panel]]]:
 
 
 def sections(summed: Iterable[Cell]) -> list[KindSection]:
-    """A section for each kind of rows, but for recoveries, lenses and claims."""
+    """A section for each kind of rows, but for recoveries and lenses."""
     kinds = group(filter(_is_shown, summed), lambda cell: cell.kind)
     made = []
     for kind in [*(k for k in KINDS if k in kinds), *sorted(kinds.keys() - {*KINDS})]:
-        cells, panels = kinds[kind], []
-        if kind == "curve":
-            panels = [_curve(cell.about, row) for cell in cells for row in cell.rows]
-        elif kind != "retrieval":  # which is drawn with the lenses
-            main = [quantity for quantity in quantities_of(cells) if quantity.main]
-            panels = [panel for quantity in main for panel in _panels(cells, quantity)]
+        cells = kinds[kind]
+        main = [quantity for quantity in quantities_of(cells) if quantity.main]
+        panels = [panel for quantity in main for panel in _panels(cells, quantity)]
         words = KINDS.get(kind, {"title": kind, "about": ""})
         drawn = _by_model(panels[:PANELS])
         made.append(KindSection(kind, table=figures_table(cells), panels=drawn, **words))
@@ -154,14 +150,13 @@ def _is_shown(cell: Cell) -> bool:
     """Whether a section shows it; bits under the uniform prior, of all channels."""
     if cell.kind == "bits":
         return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
-    return cell.kind not in ("recovery", "lens", "claim")
+    return cell.kind not in ("recovery", "lens")
 
 
 def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
     """One figure over the first of `AXES` that varies: models and other places have panels.
 
-    Where the axis is the radius, the deepest layer is drawn; where it is not the step, the first
-    and the last step of each model are.
+    Where the axis is not the step, the first and the last step of each model are drawn.
     """
     places = [
         (cell.place | {"model": cell.about["model"], "step": cell.about["step"]}, figure)
@@ -177,10 +172,8 @@ def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
     x = next(filter(varied, AXES), None)
     if x is None:
         return []
-    if x == "radius":
-        places = _kept(places, "layer", lambda layers: layers[-1:])
     if x != "step":
-        places = _kept(places, "step", lambda steps: [steps[0], steps[-1]])
+        places = _ends(places)
     by = next((name for name in LINES if name != x and varied(name)), "model")
     apart = dict.fromkeys(name for place, _ in places for name in place)
     apart = [n for n in apart if n not in (x, by, "step", "model") and varied(n)]
@@ -207,12 +200,12 @@ def _panels(cells: Sequence[Cell], quantity: Quantity) -> list[Panel]:
     return drawn
 
 
-def _kept(places: list[Any], name: str, which: Any) -> list[Any]:
-    """The places of each model with some of the values of a field."""
-    models = group(places, lambda item: item[0]["model"])
-    wanted = {model: which(sorted({place.get(name) for place, _ in several}))
-              for model, several in models.items()}  # fmt: skip
-    return [item for item in places if item[0].get(name) in wanted[item[0]["model"]]]
+def _ends(places: list[Any]) -> list[Any]:
+    """The places of each model at its first and its last step."""
+    steps = group(places, lambda item: item[0]["model"])
+    ends = {model: {f([place["step"] for place, _ in several]) for f in (min, max)}
+            for model, several in steps.items()}  # fmt: skip
+    return [item for item in places if item[0]["step"] in ends[item[0]["model"]]]
 
 
 def _point(
@@ -227,20 +220,6 @@ def _point(
     limits = {"value": scale * value, "low": scale * low, "high": scale * high}
     lines_of = {x: place[x], by: place.get(by), "training step": str(place["step"])}
     return lines_of | limits | {"tip": f"{where}: {said}, n = {figure.n}"}
-
-
-def _curve(about: dict[str, Any], row: Row) -> Panel:
-    """One row of a curve: its values, evenly spaced whatever their size."""
-    shown = "channels shown" if row["axis"] == "channels" else "noise"
-    points = [
-        {shown: i, "value": 100 * top1, "method": row["method"],
-         "tip": f"{row['method']}, {shown} {text(value)}: {percent(top1)} % of the tokens"}
-        for i, (value, top1) in enumerate(sorted(zip(row["values"], row["top1"], strict=True)))
-    ]  # fmt: skip
-    layer = row["site"]["layer"]
-    title = f"step {about['step']:,}, layer {layer}: {row['method']} over {shown}"
-    axis = _evenly(sorted(row["values"]))
-    return _panel(about["model"], title, points, shown, "method", share=True, axis=axis)
 
 
 def _panel(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from eval import plots
 from eval.drawing import Figure
-from eval.lenses.lens import Document, Documents, Lens, lenses, model_name
+from eval.lenses.lens import Document, Documents, Lens, lenses
 from eval.schema import Row
 
 
@@ -25,18 +24,16 @@ class LensSection(NamedTuple):
 
 
 def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> list[LensSection]:
-    """A section for each lens that has documents, in the order of `lenses`, and one for retrieval.
+    """A section for each lens that has documents, in the order of `lenses`.
 
     A lens that is not registered was a plug-in; its section asks for its file. Of two documents of
     one lens and checkpoint the one asked last counts, by the order of their rows.
     """
     order = {row["look"]: i for i, row in enumerate(rows) if "look" in row}
     documents = sorted(documents, key=lambda document: order.get(document.get("key"), -1))
-    matched = [row for row in rows if row["kind"] == "retrieval"]
-    every = {_weights(one) for one in (*documents, *matched)}
-    alike = Counter((name, step) for name, step, _ in every)
+    alike = Counter((name, step) for name, step, _ in {_weights(one) for one in documents})
 
-    def named(one: Document | Row) -> dict[str, Any]:
+    def named(one: Document) -> Document:
         """With a hash of the weights in the checkpoint's name, where name and step are shared."""
         name, step, weights = _weights(one)
         name = f"{name} ({weights[:10]})" if alike[name, step] > 1 else name
@@ -52,11 +49,6 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
         about = several[0]["about"]
         about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
         parts.append(_section(name, about, several, known.get(name)))
-    if matched:
-        about = "A sentence taken out of its story, and the story found again by hidden states."
-        parts.append(
-            LensSection("retrieval", "Retrieval", about, _retrieval([*map(named, matched)]))
-        )
     return parts
 
 
@@ -69,34 +61,7 @@ def _section(name: str, about: str, documents: Documents, lens: Lens | None) -> 
     return LensSection(name, lens.title or name, about, drawn, lens.texts(documents))
 
 
-def _weights(one: Document | Row) -> tuple[str, int, str]:
+def _weights(one: Document) -> tuple[str, int, str]:
     """One model at one training step."""
     about = one["checkpoint"]
     return about["name"], about["step"], about.get("weights_sha256", "")
-
-
-def _retrieval(rows: Sequence[Row]) -> list[Figure]:
-    """Top-1 by number of candidates."""
-    shown = ("candidates", "method", "pool", "layer", "sentence", "low", "high", "chance")
-    records = [
-        {"model": model_name(row), "value": row["top1"], **{name: row[name] for name in shown}}
-        for row in rows
-    ]
-    records = [r for r in records if r["pool"] == "mean"] or records
-    last = {
-        m: max(r["layer"] for r in records if r["model"] == m)
-        for m in plots.options(records, "model")
-    }
-    deepest = [r for r in records if r["layer"] == last[r["model"]]]
-    from_low = {"scale": {"zero": False}}
-    chart = plots.lines(deepest, "candidates", "found first", "model", "method",
-                        x_scale={"type": "log", "base": 2}, upright=from_low)  # fmt: skip
-    return [
-        Figure(
-            "retrieval-top1",
-            "Which story does a sentence belong to?",
-            "Share of sentences whose own story is nearest among so many, by the last layer's "
-            "states averaged over positions: as they are, centred, and after a short fit.",
-            plots.chosen(chart, deepest, "sentence"),
-        )
-    ]

@@ -43,7 +43,7 @@ def render_page(
         RequestError: there is nothing to show.
     """
     summed, inside = cells(rows), []
-    if documents or any(row["kind"] == "retrieval" for row in rows):
+    if documents:
         from eval.report.inside import lens_sections  # which imports torch
 
         inside = lens_sections(documents, rows)

@@ -1,6 +1,5 @@
 """Transformers models behind our contract, on small random ones; transformers is the judge."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -219,30 +218,7 @@ def test_without_transformers_the_fix_is_named(monkeypatch):
         load_pretrained("gpt2")
 
 
-def test_eight_bit_needs_bitsandbytes_and_a_gpu(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else found(n)
-    )
-    with pytest.raises(ModelError, match="8 bit needs bitsandbytes; fix: pip install bitsandbytes"):
-        load_pretrained("gpt2", device="cuda", eight_bit=True)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found("torch"))
-    with pytest.raises(ModelError, match="8 bit needs a CUDA device, found cpu; fix: leave out 8"):
-        load_pretrained("gpt2", eight_bit=True)
-
-
 def test_a_wrapped_model_is_not_saved_as_ours(tmp_path):
     with pytest.raises(ModelError, match="a wrapped gpt2 model cannot be saved here"):
         save_model(tmp_path / "m", pair("gpt2")[1], tokenizer_json(V), {})
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.gpu
-def test_eight_bit_is_near(tmp_path):
-    pytest.importorskip("bitsandbytes")
-    theirs = their_model("llama 2, grouped, scaled", dtype=torch.float32)
-    saved(theirs, tmp_path)
-    ours = load_pretrained(str(tmp_path), device="cuda", eight_bit=True).model
-    tokens = random_tokens(ours)
-    found = ours(tokens.cuda()).float().cpu()
-    assert torch.nn.functional.cosine_similarity(found, theirs(tokens).logits, dim=-1).min() > 0.95

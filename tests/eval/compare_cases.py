@@ -12,9 +12,6 @@ from eval.gather import gather_models
 from tests.eval.report.cases import make_row
 
 SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
-OF_CLAIM = {"key": "c", "kind": "claim", "claim": 71, "arm": "flat", "protocol": "reported",
-            "entry": "e", "bench": 1, "setting": "s", "of": 1, "keys": ["a"]}  # fmt: skip
-"""The row that says which rows answer a claim: of no checkpoint."""
 
 
 def make_run(

@@ -14,10 +14,8 @@ import pytest
 import eval as evals
 from eval import RequestError, comparison_plot, drawing
 from eval.__main__ import COMMANDS, add_command, command_function, main
-from eval.claims import registry, sources
 from eval.commands import Result
 from eval.information.posterior import QUANTISERS
-from eval.probes.retrieval import POOLS, SENTENCES
 from eval.text import SETS
 from eval.tracking import MODES
 
@@ -40,14 +38,10 @@ def test_help_of_every_command_needs_no_torch():
     ("name", "parameter", "allowed"),
     [
         ("invert", "prompts", SETS),
-        ("retrieval", "sentence", SENTENCES),
-        ("retrieval", "pool", POOLS),
         ("bits", "quantisers", QUANTISERS),
         ("compare", "x", tuple(comparison_plot.AXES)),
         ("report", "format", drawing.FORMATS),
         ("report", "wandb", MODES),
-        ("claims run", "group", registry.GROUPS),
-        ("claims run", "precision", tuple(sources.PRECISIONS)),
     ],
 )
 def test_choices_are_those_of_the_modules(name, parameter, allowed):
@@ -80,7 +74,7 @@ def test_every_list_flag_given_again_keeps_its_values():
             assert read == [function.flags[action.dest].read(word) for word in words], option
             assert vars(parser.parse_args(given))[action.dest] == parameter.default
             flags.add(option)
-    assert {"--text", "--layers", "--methods", "--hidden", "--plugin", "--axis"} <= flags
+    assert {"--text", "--layers", "--methods", "--hidden", "--plugin"} <= flags
 
 
 def test_functions_have_no_module_of_their_name():
@@ -131,7 +125,7 @@ def test_rows_of_a_call_without_out_are_in_the_result_alone(model_directory, tmp
     path = model_directory()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    result = evals.geometry(path, layers=1, hidden=1, count=1, length=4, radii=())
+    result = evals.geometry(path, layers=1, hidden=1, count=1, length=4)
     assert {row["kind"] for row in result.rows} == {"geometry"}
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -156,7 +150,7 @@ def test_probe_and_compare_from_python(model_directory, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["claims", "list"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
+    "words", [["solvers"], ["lenses"], ["generate", "MODEL"], ["loss", "MODEL"]]
 )
 def test_json_is_all_that_is_printed(words, model_directory, capsys):
     path = str(model_directory())

@@ -232,10 +232,9 @@ def test_the_command_writes_rows(trained, tmp_path, capsys):
         assert words in text
 
 
-@pytest.mark.parametrize("command", ["bits", "retrieval"])
-def test_a_refusal_leaves_no_directory(command, trained, tmp_path, capsys):
+def test_a_refusal_leaves_no_directory(trained, tmp_path, capsys):
     out = tmp_path / "a" / "b"
-    assert main([command, trained[0], "--corpus", "toy:40", "--out", str(out)]) == 2
+    assert main(["bits", trained[0], "--corpus", "toy:40", "--out", str(out)]) == 2
     assert "toy:40" in capsys.readouterr().err
     assert not out.parent.exists()
 

@@ -12,7 +12,7 @@ from eval.gather import gather_models
 from eval.models import open_checkpoint
 from eval.rows import Results
 from eval.summary import summarise
-from eval.tables import interval_text, to_csv
+from eval.tables import to_csv
 from tests.eval.compare_cases import SIZES, add_model, columns, lens_row, make_run
 from tests.eval.report.cases import make_row, make_rows
 
@@ -161,19 +161,11 @@ def test_a_figure_of_a_lens_needs_no_code(tmp_path):
     }
 
 
-def test_curves_and_probes_have_columns(tmp_path):
+def test_probes_have_columns(tmp_path):
     about = {"checkpoint": make_row()["checkpoint"], "site": {"layer": 4, "part": "block"}}
-    curve = {"kind": "curve", "length": 8, "method": "adam", "key": "c", "axis": "channels",
-             "value": 63, "low": 56, "high": 76, "values": [1], "top1": [1.0]}  # fmt: skip
-    noise = {**curve, "key": "n", "axis": "noise", "snr50": -9.5, "snr50_low": -10.8,
-             "snr50_high": -8.7}  # fmt: skip
     probe = {"kind": "probe", "key": "p", "method": "ridge", "offset": -1, "top1": 0.25,
              "information": 0.1, "nats": 5.0, "count": 90}  # fmt: skip
-    Results(tmp_path).append([about | row for row in (curve, noise, probe)])
+    Results(tmp_path).append([about | probe])
     table = columns(tmp_path)
     found = {c.heading: table.entries[0].figures[c.quantity][:4] for c in table.columns}
-    assert found["channels for half"] == (63, 56, 76, 1)
-    assert found["SNR50, dB"] == (-9.5, -10.8, -8.7, 1)
     assert found["top-1, %"] == (0.25, None, None, 1)
-    column = find_column(table.columns, "SNR50, dB")
-    assert interval_text(*table.entries[0].figures[column.quantity][:3]) == "-9.5 (-10.8 to -8.7)"

@@ -101,7 +101,7 @@ def test_generate_prints_the_same_of_one_seed(model_directory, capsys):
 
 def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "claim"}])
+    results.append([{"key": "a", "kind": "loss"}])
     before = results.path.read_bytes()
 
     def full(descriptor):
@@ -109,16 +109,16 @@ def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        results.append([{"key": "b", "kind": "claim"}])
+        results.append([{"key": "b", "kind": "loss"}])
     assert results.path.read_bytes() == before
     assert results.keys == {"a"}
 
 
 def test_rows_of_one_key_are_kept_once(tmp_path):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "claim", "value": 1}])
+    results.append([{"key": "a", "kind": "loss", "value": 1}])
     results.append(
-        [{"key": "a", "kind": "claim", "value": 2}, {"key": "b", "kind": "claim", "value": 3}]
+        [{"key": "a", "kind": "loss", "value": 2}, {"key": "b", "kind": "loss", "value": 3}]
     )
     assert [row["value"] for row in read_rows([tmp_path])] == [1, 3]
     with pytest.raises(RequestError, match="no results here"):
@@ -135,7 +135,7 @@ def test_rows_of_another_schema_are_refused(tmp_path, capsys):
 
 def test_a_torn_last_line_is_left_out_and_one_elsewhere_is_an_error(tmp_path, capsys):
     results = Results(tmp_path)
-    results.append([{"key": "a", "kind": "claim"}, {"key": "é", "kind": "claim"}])
+    results.append([{"key": "a", "kind": "loss"}, {"key": "é", "kind": "loss"}])
     whole = results.path.read_bytes()
     for torn in (b'{"schema": 1, "ke', b'{"schema": 1, "key": "b"}', b'{"key": "\xc3', b"\0\0"):
         results.path.write_bytes(whole + torn)

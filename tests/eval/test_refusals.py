@@ -63,7 +63,7 @@ REFUSED = {
         ("--pad-to 4", "--pad-to 4: a prompt has 6 tokens; give at least as many"),
         ("--pad-to 64", "a prompt of 64 tokens is longer than the context"),
         ("--allowed '' --methods adam", "--allowed '': there is no token in it"),
-        ("--suite nosuch", "--suite nosuch: no such suite or file; use full, quick, sources, standard"),
+        ("--suite nosuch", "--suite nosuch: no such suite or file; use full, quick, sources"),
         ("--limit 0", "argument --limit: '0' is not a whole number of at least 1"),
         ("--count x", "argument --count: 'x' is not a whole number of at least 1"),
         ("--seeds -1", "argument --seeds: '-1' is not a whole number of at least 0"),
@@ -71,23 +71,9 @@ REFUSED = {
         ("--corpus few.txt", "holds no story for valid; at least two stories are needed:"),
         ("--corpus thin --count 1 --length 4", "for background have 0 tokens, 256 are asked for"),
     ],
-    "curves model --out out --corpus toy:200 --count 2 --length 4": [
-        ("--layers 3", "--layers 3:"),
-        ("--layers two", "--layers two: must be all, last, or numbers"),
-        ("--methods alternating", "--methods alternating: needs 1 or more positions hidden"),
-        ("--methods guess", "method guess: there is no such method"),
-        ("--methods expected --channels", "--methods expected: weighs a prior against"),
-        ("--length 40", "--length 40: the context of"),
-        ("--count 9999", "--count 9999: the corpus toy:200 has"),
-    ],
-    "curves": [("model namesake --out out --count 2", "namesake: another model is named flat too")],
     "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
         ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
         ("--offsets 16", "--offsets 16: windows have 16 tokens; give an offset within them"),
-        ("--slices '[:, 1:, :]'", "--slices: only a trained inverter is shown slices"),
-        ("--inverter --slices '[:, 16:, :]'", "shows nothing of a prompt of 16 tokens"),
-        ("--inverter --slices '[:, :, 40:]'", "of a site's 32 channels"),
-        ("--inverter --slices some", "slice 'some' cannot be read"),
         ("--length 40", "--length 40: the context of * is 32; give a shorter one"),
         ("--train-tokens 20", "--train-tokens 20: 2 windows of 16 tokens are needed at least"),
         ("--train-tokens 10000000", "10,000,000 are asked for; ask for fewer"),
@@ -95,7 +81,6 @@ REFUSED = {
         ("--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
         ("--rate -1", "argument --rate: "),
         ("--steps -1", "argument --steps: "),
-        ("--blocks -1", "argument --blocks: "),
     ],
     "geometry model --out out --corpus toy:200 --count 2 --length 6": [
         ("--layers 3", "has layers 0 (the embedding) to 2"),
@@ -103,12 +88,6 @@ REFUSED = {
         ("--hidden 6", "--hidden 6: a prompt of 6 tokens can hide 1 to 5"),
         ("--count 9999", "--count 9999: the corpus toy:200 has"),
         ("--length 40", "--length 40: the context of"),
-        ("--radii -1", "argument --radii: '-1' is not a number of at least 0"),
-    ],
-    "retrieval model --out results --corpus toy:4000": [
-        ("--rate 0", "--rate 0.0: it must be above 0"),
-        ("--corpus toy:200", "are needed at least"),
-        ("--batch 900 --fit-pairs 64", "are fewer than a batch of 900"),
     ],
     "bits model --out results": [
         ("--layers 3", "--layers 3: "),
@@ -150,6 +129,7 @@ REFUSED = {
     ],
     "summary": [
         ("empty", "error: empty: no results here"),
+        ("torn.parquet", "torn.parquet: no Parquet file of rows ("),
         ("results --csv file/t.csv", "file"),
     ],
     "generate": [
@@ -165,19 +145,9 @@ REFUSED = {
         ("solver.py", "--plugin solver.py: * solver adam: there is one of that name"),
     ],
     "solvers": [("--names adamant", "--names adamant: there is no such solver; use descent, ")],
-    "claims": [
-        ("table", "no results in results/claims; give their directory, or what --store wrote"),
-        ("table nowhere", "nowhere: no results here; give a directory that holds rows.jsonl"),
-        ("table torn.parquet", "torn.parquet: no Parquet file of rows ("),
-        ("show 102", "claim 102: there is none of that number; they are numbered 1 to 101"),
-        ("run 0 --out out", "'0' is not a whole number of at least 1"),
-        ("run 67 --group gpt2 --out out", "claim 67: there is none of that number in group gpt2"),
-        ("curves --models nowhere --out results", "--models nowhere: no such directory; give one"),
-        ("curves --axis size --out out", "--axis size: there is no such axis; use one of base"),
-    ],
     **{
         f"{command} --corpus toy --out out": [("cut", "cut/model.safetensors cannot be read: ")]
-        for command in ("loss", "probe", "geometry", "retrieval", "lens")
+        for command in ("loss", "probe", "geometry", "lens")
     },
     "invert": [
         ("nowhere --out out", "nowhere: no such model directory"),

@@ -315,8 +315,8 @@ def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
     Results(results).append([*make_rows(models=("flat",), count=1), *every_kind(about(100))])
     assert main(["summary", str(results), "--csv", str(tmp_path / "x.csv")]) == 0
     printed = capsys.readouterr().out
-    for title in ("Curve", "Geometry", "Lens residual", "Loss", "Probe", "Recovery", "Retrieval"):
+    for title in ("Geometry", "Lens residual", "Loss", "Probe", "Recovery"):
         assert f"{title}\n" in printed
     assert "_rank" not in printed  # a figure that is not shown is no place either
     kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
-    assert kinds == {"curve", "geometry", "lens", "loss", "probe", "recovery", "retrieval"}
+    assert kinds == {"geometry", "lens", "loss", "probe", "recovery"}

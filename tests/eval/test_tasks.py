@@ -19,12 +19,9 @@ SLICE = ["--slices", "[:, 0:, :]"]
 COMMANDS = {
     "loss": [*TEXT, "--stories", "3"],
     "invert": [*FEW, "--layers", "1", "2", *SLICE, "--methods", "propose", "sweep", "chance"],
-    "curves": [*FEW, "--methods", "sweep", "--channels", "--layers", "0", "1"],
     "probe": [*TEXT, "--length", "8", "--train-tokens", "800", "--valid-tokens", "80", "--steps",
-              "2", "--offsets", "0", "--inverter", "--inverter-steps", "2", *SLICE],
-    "geometry": [*FEW, "--hidden", "1", "--radii", "0.3", "--adam-steps", "2"],
-    "retrieval": ["--corpus", "toy:4000", "--fit-steps", "0", "--queries", "40", "--candidates",
-                  "64", "--sentence", "first", "last"],
+              "2", "--offsets", "0"],
+    "geometry": [*FEW, "--hidden", "1"],
     "bits": [*TEXT, "--count", "2", "--before", "2", "--distances", "1", "--tokens", "800"],
     "lens": ["--lens", "residual", "logit", "--text", "Tom had a red ball."],
 }  # fmt: skip
@@ -138,7 +135,7 @@ def test_a_row_is_on_the_disk_before_its_task_computes_the_next(tmp_path):
         checkpoint, keys, cost = None, ("a", "b"), 1.0
 
         def run(self, results):
-            yield {"key": "a", "kind": "claim"}
+            yield {"key": "a", "kind": "loss"}
             assert [row["key"] for row in read_rows([tmp_path])] == ["a"]
             raise KeyboardInterrupt
 

@@ -18,13 +18,12 @@ from eval.__main__ import main
 from eval.rows import Results
 from eval.summary import summarise
 from eval.tracking import STEP, _link, history, models_used, track_results
-from tests.eval.compare_cases import OF_CLAIM
 from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 from tests.train.cases import fit, pack_toy
 from train.log import architecture
 
 ROWS = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
-        *every_kind(about(0)), *every_kind(about(100)), OF_CLAIM]  # fmt: skip
+        *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
 BLOCK, HEADER = 32768, 7
 
 
@@ -103,8 +102,8 @@ def test_figures_are_logged_by_training_step(records):
     assert [row[name] for row in rows] == [1.0, 1.0, 1.0]
     assert rows[0]["invert/layer2/[:, 0:, :]/sweep/exact"] == 1
     axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
-    kinds = ("curve", "geometry", "invert", "lens", "loss", "probe", "retrieval")
-    assert axes == {(f"{kind}/*", STEP) for kind in kinds}  # claims are no figures
+    kinds = ("geometry", "invert", "lens", "loss", "probe")
+    assert axes == {(f"{kind}/*", STEP) for kind in kinds}
 
 
 def test_table_and_page_are_logged(tracked, records):
@@ -233,11 +232,8 @@ def test_what_is_not_known_is_not_logged():
 NAMES = {
     "lens/norm/layer 1/lens residual/prompts 4/prompt_kind story": 102.0,
     "loss/nats/token/corpus toy/stories 2": 3.5,
-    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 4/corpus toy": 0.5,
-    "retrieval/top-1/layer 2/pool mean/method as it is/sentence last/candidates 8/corpus toy": 0.25,
     "probe/top-1/layer last/part block/offset -1/method ridge": 0.25,
     "geometry/sigma min/layer last/part block/hidden 0": 0.5,
-    "curve/channels for half/layer last/part block/length 8/method adam": 63,
 }
 
 

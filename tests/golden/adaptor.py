@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval.__main__ import main
-from eval.claims.columns import judge
-from eval.claims.evidence import evidence
-from eval.claims.registry import claims
-from eval.rows import read_rows
 from eval.schema import KINDS
 from tokenizer.__main__ import main as pack
 
@@ -47,9 +43,6 @@ INVERSION = (
 PLACES = {
     "probe": ("offset",),
     "geometry": ("hidden",),
-    "basin": ("hidden", "radius"),
-    "curve": ("axis",),
-    "retrieval": ("sentence", "pool", "candidates"),
 }
 """By kind of row, the further fields that say what it is of."""
 ASIDE = {
@@ -87,8 +80,6 @@ def ask(step: dict[str, Any], case: str, folder: Path) -> Table:
         Refused: the command failed.
     """
     flags = {name: value for name, value in step.items() if name not in ("ask", "models", "of")}
-    if step["ask"] == "judge":
-        return dict(_judgements(case, flags["records"]))
     if step["ask"] in ("summary", "compare"):
         places, file = [str(folder / name) for name in step["of"]], folder / f"{case}.csv"
         _run(main, step["ask"], *step.get("models", ()), *places, *_words({**flags, "csv": file}))
@@ -106,8 +97,6 @@ def ask(step: dict[str, Any], case: str, folder: Path) -> Table:
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     for row in rows:
         assert row.keys() >= KINDS[row["kind"]].__required_keys__, row
-    if step["ask"] == "curves":
-        rows = [row for row in rows if row["kind"] == "curve"]
     table = dict(_pictures(case, out / "lenses"))
     for row in rows:
         place, quantities = (
@@ -230,16 +219,3 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _judgements(case: str, records: str) -> Iterator[tuple[Place, Row]]:
-    known, _ = evidence(read_rows([records]), claims())
-    for claim in claims().values():
-        found = judge(claim, known)
-        columns = {column: cell.answer for column, cell in found.cells.items()}
-        outcomes = {
-            f"{column} {i}": [outcome.answer, float(outcome.left)]
-            for column, cell in found.cells.items()
-            for i, outcome in enumerate(cell.outcomes)
-        }
-        yield Place(case, prompt=f"claim {claim.number}"), columns | outcomes

@@ -8,7 +8,6 @@ stays. Each table says what goes wrong, where, and how; `FAULTS` are all of them
 
 import operator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -28,11 +27,6 @@ LAYER_BELOW = takes(
 def _own_target(pose: Function) -> Function:
     """A shuffled target that is not shuffled."""
     return lambda self, cells: pose(self, [replace(c, control=None) for c in cells])
-
-
-def _turned(outcome: Any) -> Any:
-    turned = {"yes": "no", "no": "yes"}
-    return outcome and outcome._replace(answer=turned.get(outcome.answer, outcome.answer))
 
 
 MIXERS: dict[str, Entry] = {
@@ -279,30 +273,10 @@ READERS: dict[str, Entry] = {
         "classifiers:TokenMoments.mean",
         instead(property(lambda self: self.total.new_zeros(self.total.shape[1]))),  # pyright: ignore
     ),
-    "inverter: shown and hidden are swapped": (
-        "readers: probe",
-        "probes.inverter:score_inverter",
-        gives(lambda scores: tuple(reversed(scores))),
-    ),
     "geometry: the norms' directions stay": (
         "readers: geometry",
         "probes.local:_removed",
         gives(lambda basis: basis[:, :0]),
-    ),
-    "basin: the solver takes a twentieth of its steps": (
-        "readers: geometry",
-        "probes.local:descend_from",
-        takes(lambda circuit, target, hidden, steps: (circuit, target, hidden, steps // 20)),
-    ),
-    "curves: the crossing is off": (
-        "readers: curves",
-        "inversion.curves:crossing",
-        gives(lambda crossing: crossing + 0.5),
-    ),
-    "retrieval: a sentence's own story is one of the others": (
-        "readers: retrieval",
-        "probes.retrieval:nearer",
-        ONE_MORE,
     ),
     "loss: ends of text count as bytes": (
         "readers: loss",
@@ -318,11 +292,6 @@ READERS: dict[str, Entry] = {
         "tables: rows; loss; compare",
         "summary:seeds_mean",
         takes(lambda values: (values[:1],)),
-    ),
-    "claims: criteria are turned round": (
-        "claims: judged",
-        "claims.columns:_outcome",
-        gives(_turned),
     ),
     "texts: the first story is skipped": (
         "texts: file",

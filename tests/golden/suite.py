@@ -156,11 +156,6 @@ SUITE: dict[str, dict[str, Step]] = {
             "corpus": STORIES,
             "offsets": [-1, 0, 1],
             "steps": 20,
-            "inverter": True,
-            "inverter_steps": 10,
-            "blocks": 1,
-            "width": 32,
-            "slices": [ONE],
         },
         "geometry": {
             "ask": "geometry",
@@ -169,24 +164,6 @@ SUITE: dict[str, dict[str, Step]] = {
             "hidden": [1, 3],
             "count": 2,
             "length": 6,
-            "radii": [0.3, 8],
-            "adam_steps": 60,
-        },
-        "curves": {
-            "ask": "curves",
-            "models": [FLAT],
-            "corpus": STORIES,
-            "count": 3,
-            "length": 6,
-            "methods": ["sweep", "expected"],
-        },
-        "retrieval": {
-            "ask": "retrieval",
-            "models": [FLAT],
-            "corpus": STORIES,
-            "fit_steps": 3,
-            "fit_pairs": 32,
-            "batch": 8,
         },
         "loss": {"ask": "loss", "models": [FLAT, LLAMA], "corpus": STORIES, "stories": 8},
     },
@@ -225,12 +202,6 @@ SUITE: dict[str, dict[str, Step]] = {
         },
         "packed": {"ask": "pack", "stories": STORIES, "tokenizer": FOLDER / "tokenizer.json"},
         "packed, read": {**PROBE, "of": "packed"},
-    },
-    "claims": {
-        "judged": {
-            "ask": "judge",
-            "records": FOLDER.parent.parent / "docs" / "results" / "claims.parquet",
-        },
     },
 }
 """Steps by part and case."""

@@ -62,7 +62,7 @@ def gpu_check(*words):
 def test_gpu_check_names_a_part_it_does_not_know(tmp_path):
     done = gpu_check(str(tmp_path / "out"), "kernel")
     assert done.returncode == 2
-    parts = "tests kernels inversion training claims"
+    parts = "tests kernels inversion training"
     assert done.stderr == f"error: part 'kernel': expected one of: {parts}\n"
     assert not (tmp_path / "out").exists()
 

@@ -88,14 +88,3 @@ def test_no_code_is_taken_from_models_or_results(model_directory, place, tmp_pat
     file.write_text("raise SystemExit")
     assert invert(places["model"], places["results"], "--plugin", file, "--methods", "hill") == 2
     assert "no code is taken from results or models" in capsys.readouterr().err
-
-
-def test_curves_ask_a_solver_of_a_file(model_directory, example, tmp_path):
-    example.write_text(EXAMPLE.replace("sweeps=20", "sweeps=1").replace("= 64", "= 4"))
-    out, asked = tmp_path / "rows", ("--layers", "1", "--count", "1", "--length", "4", "--channels")
-    words = ["curves", str(model_directory()), "--out", str(out), *asked]
-    assert main([*words, "--methods", "hill", "--plugin", str(example)]) == 0
-    (row,) = (row for row in read_rows([out]) if row["kind"] == "curve")
-    assert row["method"] == "hill"
-    assert row["settings"].items() >= {"sweeps": 1, "width": 4}.items()
-    assert row["settings"]["code"]

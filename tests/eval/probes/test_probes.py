@@ -13,8 +13,7 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
 from eval.classifiers import PRIOR, RIDGE, TokenMoments, gaussian, ridge
-from eval.probes import inverter, linear
-from eval.probes.inverter import Decoding, fit_inverter, score_inverter
+from eval.probes import linear
 from eval.probes.linear import (
     KINDS,
     TokenScore,
@@ -25,7 +24,6 @@ from eval.probes.linear import (
     score_linear,
     score_unigram,
 )
-from eval.recovery import Slice
 from eval.rows import read_rows
 
 V, D = 12, 5
@@ -207,11 +205,9 @@ def test_what_was_fitted_is_used_again(model_directory, tmp_path):
         return lambda *args: fits.append(name) or real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((linear, "fit_linear"), (inverter, "fit_inverter")):
-            patch.setattr(module, name, counted(module, name))
-        words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1, "--inverter"]
-        words += ["--slices", "[:, 3:, :]"]
-        once = ["fit_linear", "fit_inverter"]
+        patch.setattr(linear, "fit_linear", counted(linear, "fit_linear"))
+        words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1]
+        once = ["fit_linear"]
         for valid, more, expected in ((160, [], once), (320, [], []), (320, ["--seed", 1], once)):
             fits.clear()
             asked = [*words, "--out", tmp_path, "--valid-tokens", valid, *more]
@@ -224,41 +220,10 @@ def test_what_was_fitted_is_used_again(model_directory, tmp_path):
     assert fresh.items() <= rows.items()
 
 
-def test_inverter_learns_what_the_slice_tells_of_hidden_tokens(small_model):
-    """Each prompt's first token is its second one again, and only the others are shown."""
-    circuit, shown = Circuit(small_model(), 0), Slice(1)
-    train, valid = random_windows(1000, 4, 20), random_windows(50, 4, 20, seed=4)
-    train[:, 0], valid[:, 0] = train[:, 1], valid[:, 1]
-
-    def scores(steps):
-        decoding = Decoding(blocks=1, width=40, steps=steps, windows=64, rate=1e-2)
-        inverter = fit_inverter(circuit, shown, train, decoding)
-        return [score.record() for score in score_inverter(circuit, shown, valid, inverter)]
-
-    shown_tokens, hidden_tokens = scores(0)
-    assert shown_tokens["top1"] == 1.0
-    assert shown_tokens["count"] == 150
-    assert hidden_tokens["top1"] < 0.3
-    trained = scores(150)
-    assert trained[0]["top1"] > 0.98
-    assert trained[1]["top1"] > 0.9
-    assert trained == scores(150)
-
-
-def test_inverter_reads_the_channels_of_its_slice(small_model):
-    circuit = Circuit(small_model(), 1)
-    train, valid = random_windows(100), random_windows(10, seed=4)
-    bits = []
-    for shown in (Slice(), Slice(high=4)):
-        inverter = fit_inverter(circuit, shown, train, Decoding(steps=0, width=6, heads=4))
-        bits.append(score_inverter(circuit, shown, valid, inverter)[0].record()["information"])
-    assert bits[0] > bits[1] + 0.2
-
-
 # The command.
 
 QUICK = ["--corpus", "toy:400", "--length", 16, "--train-tokens", 1600, "--valid-tokens", 160]
-QUICK += ["--steps", 2, "--inverter-steps", 2, "--width", 32]
+QUICK += ["--steps", 2]
 
 
 def probe(*words: object) -> int:
@@ -267,23 +232,15 @@ def probe(*words: object) -> int:
 
 def test_probe_writes_rows_once(model_directory, tmp_path, capsys):
     before, after, out = model_directory(), model_directory(step=5), tmp_path / "out"
-    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2, "--inverter"]
+    words = [before, after, "--out", out, "--offsets", -1, 0, "--layers", 1, 2]
     assert probe(*words) == 0
     printed = capsys.readouterr().out
     assert "gaussian" in printed
-    assert "[:, 3:, :]" in printed
     rows = read_rows([out])
-    linear = [row for row in rows if "offset" in row]
-    trained = [row for row in rows if row["method"] == "inverter"]
-    # checkpoints x layers x (offsets x kinds; slices)
-    assert len(linear) == 2 * 2 * 2 * 3
-    assert len(trained) == 2 * 2 * 2
+    assert len(rows) == 2 * 2 * 2 * 3  # checkpoints x layers x offsets x kinds
     assert {row["kind"] for row in rows} == {"probe"}
-    for row in linear:
+    for row in rows:
         assert row["gain"] == pytest.approx(row["unigram"]["nats"] - row["nats"])
         assert row["count"] == row["unigram"]["count"] == 10 * (16 + min(0, row["offset"]))
-    for row in trained:
-        assert row["self"]["count"] == 10 * (16 - row["hidden"])
-        assert (row["nonself"] or {"count": 0})["count"] == 10 * row["hidden"]
     assert probe(*words, "--layers", 0, 1) == 0  # what is new is added
-    assert len(read_rows([out])) == len(rows) + 2 * (2 * 3 + 2)
+    assert len(read_rows([out])) == len(rows) + 2 * 2 * 3

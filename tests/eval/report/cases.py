@@ -232,12 +232,7 @@ def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
         lens(checkpoint, None, layer=2),
         row("loss", checkpoint, corpus="toy", stories=2, parts=parts, bits_per_byte=2.5,
             nats_per_token=3.5, tokens_per_second=9.0),
-        *[row("retrieval", checkpoint, layer=2, pool="mean", method="as it is", sentence="last",
-              candidates=n, corpus="toy", queries=9, top1=2 / n, low=0.0, high=1.0, chance=1 / n)
-          for n in (4, 8)],
         row("probe", checkpoint, method="ridge", offset=-1, top1=0.25, information=0.5, **site),
         row("geometry", checkpoint, sigma_min=0.5, hidden=0, sigma_max=2.0, condition=4.0,
             effective_rank=3.0, stable_rank=2.0, inputs=8, removed=1, **site),
-        row("curve", checkpoint, axis="channels", length=8, method="adam", value=63, low=56,
-            high=76, values=[1, 63, 128], top1=[0.0, 0.5, 1.0], **site),
     ]  # fmt: skip

@@ -1,17 +1,12 @@
-"""Made-up rows look like those that eval writes, and rows about claims are passed over."""
+"""Made-up rows look like those that eval writes."""
 
 from typing import Any
 
 import pytest
 
 from eval.__main__ import main
-from eval.comparison import enter
-from eval.gather import gather_models
 from eval.identity import identified
-from eval.report.page import render_page
-from eval.report.tables import summary_table
-from eval.rows import Results, read_rows
-from tests.eval.compare_cases import OF_CLAIM
+from eval.rows import read_rows
 from tests.eval.report.cases import make_row
 
 
@@ -33,17 +28,3 @@ def test_made_up_rows_have_the_fields_of_real_ones(method, hidden, model_directo
     for name, value in real.items():
         if name not in ("criterion", "permuted", "certificate"):
             assert type(made[name]) is type(value) or None in (made[name], value), name
-
-
-ROWS = [make_row(prompt=prompt, share=(1.0, 1.0)) for prompt in range(4)]
-
-
-def test_compare_and_the_page_pass_over_them(tmp_path):
-    Results(tmp_path / "plain").append(ROWS)
-    Results(tmp_path / "claims").append([*ROWS, OF_CLAIM])
-    (plain,), (claims,) = (enter(gather_models([tmp_path / name])) for name in ("plain", "claims"))
-    assert plain.figures == claims.figures
-    page = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "claims"), "--out", str(page)]) == 0
-    assert page.read_text() == render_page(ROWS)
-    assert summary_table([*ROWS, OF_CLAIM]) == summary_table(ROWS)

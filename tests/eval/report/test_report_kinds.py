@@ -13,7 +13,7 @@ SITE = {"site": {"layer": 4, "part": "block"}}
 
 
 def more(checkpoint):
-    """What makes an axis of each kind: offsets and layers of probes, radii of basins, a curve."""
+    """What makes an axis of each kind: offsets and layers of probes, layers of the geometry."""
     for layer in (1, 2, 4):
         place = {"site": {"layer": layer, "part": "block"}}
         for offset in (-1, 0):
@@ -22,9 +22,6 @@ def more(checkpoint):
                       information=0.5, **place)  # fmt: skip
         yield row("geometry", checkpoint, hidden=1, sigma_max=9.0, sigma_min=layer / 2,
                   condition=None, effective_rank=3.0, stable_rank=2.0, **place)  # fmt: skip
-    for radius in (0.3, 2.0):
-        yield row("basin", checkpoint, hidden=1, radius=radius, method="adam", prompt=0,
-                  nonself=1 / (1 + radius), exact=False, **SITE)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +37,13 @@ def test_every_kind_has_a_section_with_its_numbers(rows, tmp_path):
     assert main(["report", str(tmp_path / "results"), "--out", str(path)]) == 0
     html = path.read_text()
     parts = dict(re.findall(r'<section id="kind-(\w+)">(.*?)</section>', html, re.DOTALL))
-    assert list(parts) == ["loss", "probe", "geometry", "basin", "retrieval", "curve"]
+    assert list(parts) == ["loss", "probe", "geometry"]
     drawn = {kind: part.count("<svg") for kind, part in parts.items()}
-    assert drawn == {"loss": 2, "probe": 2, "geometry": 2, "basin": 1, "retrieval": 0, "curve": 2}
+    assert drawn == {"loss": 2, "probe": 2, "geometry": 2}
     lines = {kind: Page(part).tables[0] for kind, part in parts.items()}
     assert lines["loss"][0] == ["step", "bits/byte", "nats/token", "tokens/s"]
     assert lines["loss"][1][2] == "3.5"
-    assert "33.3 (0–100)" in {cell for line in lines["basin"] for cell in line}
-    assert "63" in {cell.split()[0] for cell in lines["curve"][1]}
     assert "offset 0, layer 2, step 100: 30 %, n = 1" in parts["probe"]
-    assert "radius 2.0" in parts["basin"]
-    assert "adam, channels shown 63: 50 % of the tokens" in parts["curve"]
     assert "Token by token" in Page(html).words
 
 

@@ -97,8 +97,6 @@ def results(tmp_path_factory):
     asked = ["--text", 'Tom said "<b>hi</b>". The dog was sad.', "The cat and the dog ran.",
              "--corpus", "toy:900", "--tokens", "2000"]  # fmt: skip
     assert main(["lens", *map(str, paths), "--out", str(out), *asked]) == 0
-    asked = ["--corpus", "toy:1600", "--queries", "20", "--candidates", "32", "--fit-steps", "0"]
-    assert main(["retrieval", *map(str, paths), "--out", str(out), *asked]) == 0
     return out
 
 
@@ -133,7 +131,7 @@ def browsed(browser, page_of_all):
 def test_every_lens_has_figures_that_are_drawn_with_numbers_and_words(browsed):
     page, wrong = browsed
     sections = page.locator("section.lens").evaluate_all("all => all.map(s => s.id)")
-    assert {s.removeprefix("lens-") for s in sections} == {*lenses(), "retrieval"}
+    assert {s.removeprefix("lens-") for s in sections} == {*lenses()}
     for section in page.locator("section.lens").all():
         assert section.locator("figure.chart").count()
     for figure in page.locator("figure.chart").all():
