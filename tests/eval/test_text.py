@@ -121,7 +121,9 @@ def test_only_one_module_opens_corpora():
 # Packed data as a corpus.
 
 
-@pytest.mark.parametrize("settings", [{}, {"shards": 40}, {"layout": Layout("rows", 40, "left")}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shard_tokens": 40}, {"layout": Layout("rows", 40, "left")}]
+)
 @pytest.mark.parametrize("block", [1 << 20, 41])
 def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
