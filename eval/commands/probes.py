@@ -37,7 +37,7 @@ def probe(
     models: Models,
     out: Rows = None,
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     length: Positive = 64,
     train_tokens: Positive = 64_000,
     valid_tokens: Positive = 8_000,
@@ -60,8 +60,8 @@ def probe(
         models: model directories
         out: results directory; rows that are there are not redone
         layers: 0 is the embedding; default: all blocks
-        corpus: held-out stories, to fit on and others to judge on: toy (default), a file, a
-            directory, hub:NAME, or data packed for the model
+        corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
+            toy, or packed data; default: the data that the models were trained on
         length: tokens of a window
         train_tokens: to fit on
         valid_tokens: to judge on
@@ -83,11 +83,12 @@ def probe(
     from eval.probes.linear import Probes, ProbeText, Training
     from eval.recovery import Slice
     from eval.tasks import Task, answered
+    from eval.text import choose_corpus
 
     if slices and not inverter:
         raise RequestError("--slices: only a trained inverter is shown slices; add --inverter")
     train = _windows(train_tokens, length, "--train-tokens", 2)
-    stories = ProbeText(corpus, length, train, _windows(valid_tokens, length, "--valid-tokens", 1))
+    valid = _windows(valid_tokens, length, "--valid-tokens", 1)
     shown = [Slice.parse(text) for text in listed(slices or ("[:, 0:, :]", "[:, 3:, :]"))]
     several = tuple(sorted(set(listed(offsets))))
     training = Training(steps, rate=rate, seed=seed)
@@ -100,8 +101,10 @@ def probe(
                 f"--offsets {offset}: windows have {length} tokens; "
                 "give an offset within them, or a longer --length"
             )
+    checkpoints = open_models(models, device)
+    stories = ProbeText(choose_corpus(checkpoints, corpus), length, train, valid)
     tasks: list[Task] = []
-    for checkpoint in open_models(models, device):
+    for checkpoint in checkpoints:
         chosen = _layers(checkpoint, layers)
         for one in shown:
             one.positions(length)
@@ -180,7 +183,7 @@ def _windows(tokens: int, length: int, flag: str, least: int) -> int:
 def geometry(
     models: Models,
     out: Rows = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
     hidden: Annotated[int | Sequence[int], Flag(positive, "K", several=True)] = (1, 3),
     count: Positive = 4,
@@ -197,9 +200,9 @@ def geometry(
     Args:
         models: model directories
         out: results directory; rows that are there are not redone
-        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
-            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
-            packing sets aside
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
         layers: from 1; default: all blocks
         hidden: first K tokens
         count: story prompts
@@ -212,11 +215,13 @@ def geometry(
     from eval.models import open_models
     from eval.probes.local import plan_local
     from eval.tasks import answered
-    from eval.text import drawn_prompts, held_out_text
+    from eval.text import choose_corpus, drawn_prompts, held_out_text
 
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
     tasks = [
         task
-        for checkpoint in open_models(models, device)
+        for checkpoint in checkpoints
         for task in plan_local(
             checkpoint,
             _layers(checkpoint, layers),
@@ -235,7 +240,7 @@ def geometry(
 def retrieval(
     models: Models,
     out: Rows = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     sentence: Sequence[Literal["first", "last"]] = ("last",),
     queries: Positive = 1000,
     candidates: Positive = 8192,
@@ -254,7 +259,8 @@ def retrieval(
         models: model directories
         out: results directory; rows that are there are not redone
         corpus: sentences to be placed are from its held-out stories for evaluation, the fit is on
-            those for fitting; other candidates are from both
+            those for fitting; other candidates are from both; default: the data that the models
+            were trained on
         sentence: taken out of its story
         queries: sentences, at most
         candidates: stories, at most
@@ -270,15 +276,18 @@ def retrieval(
     from eval.models import open_models
     from eval.probes.retrieval import Match, PairFit
     from eval.tasks import answered
+    from eval.text import choose_corpus
 
     for flag, value in (("rate", rate), ("temperature", temperature)):
         if not value > 0:
             raise RequestError(f"--{flag} {value}: it must be above 0")
     fit = PairFit(fit_steps, batch, rate, temperature, seed)
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
     request = corpus, queries, candidates, tuple(sorted(set(pool))), fit, fit_pairs
     tasks = [
         Match(checkpoint, which, *request)
-        for checkpoint in open_models(models, device)
+        for checkpoint in checkpoints
         for which in sorted(set(sentence))
     ]
     rows, note = answered(tasks, out, "matching")
