@@ -208,7 +208,7 @@ def _words(documents: Documents) -> Any:
         rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
         sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
     )  # fmt: skip
-    dark = {"test": "datum.value > 0.7", "value": "white"}
+    dark = {"test": "datum.value > 0.75", "value": "white"}
     words = {  # by the cell, which is the same on a dark page; `LIGHT` changes there
         "text": {"field": "says"},
         "color": {"condition": dark, "value": "black"},

@@ -14,6 +14,7 @@ import eval.__main__ as evaluation
 import tokenizer.__main__ as tokenizers
 from eval import RequestError
 from eval.commands.language import measure_loss
+from eval.explore.asking import OpenModels
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.said import one_line
@@ -210,6 +211,21 @@ def test_models_of_different_data_are_asked_apart(trained, model_directory, caps
     # A text is of no corpus: each model's search guesses from its own.
     evals.invert(models, text="Once upon", layers="last", methods=["sweep", "propose"])
     assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
+
+
+def test_the_explorer_asks_models_about_their_own_data(trained, capsys):
+    models = [str(trained("one")), str(trained("two", source="toy:60"))]
+    library = OpenModels(models, None, "cpu")
+    library.warm()
+    assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
+    one, two = library.paths
+    look = library.inquiry({"text": "Once upon", "models": [one]}).look()
+    assert "--corpus data-one" in look["command"]
+    assert "corpus='data-one'" in look["python"]
+    with one_line(RequestError, "--corpus: the models were trained on different data ("):
+        library.inquiry({"text": "Once upon", "models": [one, two]})
+    asked = OpenModels(models, "toy:40", "cpu").inquiry({"text": "Once upon", "models": [one, two]})
+    assert "--corpus toy:40" in asked.look()["command"]
 
 
 # Plain text, and little of it.
