@@ -16,8 +16,16 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
 
     Raises:
         OSError: the disk is full or the place cannot be written; nothing is left behind, and a file
-            that was there stays as it was.
+            that was there stays as it was. Its `filename` is the path.
     """
+    try:
+        _write_file(path, content)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _write_file(path: Path, content: bytes | memoryview) -> None:
     make_directory(path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:

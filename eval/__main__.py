@@ -4,6 +4,7 @@ The parser of a command is made of its function's signature and docstring (`eval
 """
 
 import argparse
+import errno
 import inspect
 import os
 import sys
@@ -71,13 +72,22 @@ def main(arguments: list[str] | None = None) -> int:
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_said(error)}", file=sys.stderr)
         return 2
     try:
         print(result.json() if form == "json" else result, flush=True)
     except BrokenPipeError:  # a reader such as `head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _said(error: Exception) -> str:
+    """An error in one line; where a file cannot be written, with the file and what to do."""
+    if not (isinstance(error, OSError) and error.filename):
+        return str(error)
+    place = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+    advice = "; free space, or give another place" if place else ""
+    return f"{error.filename}: {error.strerror}{advice}"
 
 
 def command_function(name: str) -> "Callable[..., Result]":

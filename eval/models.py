@@ -19,8 +19,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from arch import LanguageModel, ModelConfig, count_parameters, load_model, load_pretrained
+from arch import (
+    LanguageModel,
+    ModelConfig,
+    ModelError,
+    count_parameters,
+    load_model,
+    load_pretrained,
+)
 from arch.directory import drop_padding
+from arch.files import read_json
 from arch.pretrained import check_tokenizer, wrap_model
 from eval import RequestError
 from eval import identity as identities
@@ -140,12 +148,36 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     """
     name = str(path)
     pretrained = name.startswith(PRETRAINED)
+    if not pretrained:
+        _refuse_others(Path(path))
     loaded = (
         load_pretrained(name[len(PRETRAINED) :], device) if pretrained else load_model(path, device)
     )
     loaded.model.requires_grad_(False)
     tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuses what is often given in place of a model directory, and says what to give.
+
+    Raises:
+        ModelError: a run, a checkpoint of training, a GGUF file or a directory of transformers.
+    """
+    run, kind, example = path, "a run", ""
+    if path.suffix == ".ckpt":
+        run, kind = path.parent.parent, "a checkpoint to resume training from"
+        example = "RUN/models/step-000100"
+    models = sorted([*run.glob("models/step-*"), *run.glob("step-*[0-9]")])
+    if models or example:
+        last = models[-1] if models else example
+        raise ModelError(f"{path}: is {kind}; give a model directory, as in {last}")
+    config = path / "config.json"
+    ours = (path / "meta.json").is_file()
+    if path.is_file() and path.suffix == ".gguf":
+        raise ModelError(f"{path}: is a GGUF file; give {PRETRAINED}{path}")
+    if config.is_file() and not ours and "model_type" in read_json(config):
+        raise ModelError(f"{path}: has the layout of transformers; give {PRETRAINED}{path}")
 
 
 def open_model(

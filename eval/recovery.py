@@ -377,7 +377,8 @@ def _range(start: int, stop: int | None) -> str:
 
 
 def _unreadable(text: str) -> RequestError:
+    cut = text.startswith("[") and not text.endswith("]")  # the shell has cut it at its blanks
     return RequestError(
-        f"slice {text!r} cannot be read; allowed: [:, k:, :], [:, :k, :], [:, i:j, :], [:, i, :], "
-        "[:, :i+j:, :], and the same of channels: [:, :, :c], [:, k:, i:j]"
+        f"slice {text!r} cannot be read; {'quote it; ' * cut}allowed: [:, k:, :], [:, :k, :], "
+        "[:, i:j, :], [:, i, :], [:, :i+j:, :], and the same of channels: [:, :, :c], [:, k:, i:j]"
     )

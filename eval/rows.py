@@ -68,8 +68,9 @@ class Results:
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
+        except OSError as error:
             os.truncate(self.path, start)  # a full disk leaves no half line
+            error.filename = str(self.path)
             raise
         self.keys.update(row["key"] for row in new)
 

@@ -15,10 +15,12 @@ stories, as it fits nothing.
 """
 
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -88,17 +90,22 @@ class HeldOutText:
     def windows(self, use: Use, count: int, length: int, least: int | None = None) -> Tensor:
         """The first windows of the stories of one use, joined by end-of-text: `(count, length)`.
 
-        `least` windows will do where there are no more; all of `count` if None.
+        `least` windows will do where there are no more, which is said on stderr; text that is
+        shorter still is repeated to give so many. All of `count` are needed if it is None.
 
         Raises:
-            RequestError: too few tokens.
+            RequestError: too few tokens, or none at all.
         """
         end, tokens = self.end, []
         stories = self.stories(use)
         while len(tokens) < count * length and (batch := list(islice(stories, BATCH))):
             for encoded in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 tokens += [*encoded.ids, *end]
+        if least and 0 < len(tokens) < count * length:
+            _say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
         count = min(count, max(least or count, len(tokens) // length))
+        if least and tokens and len(tokens) < count * length:
+            tokens *= count * length // len(tokens) + 1
         if len(tokens) < count * length:
             raise RequestError(
                 f"--corpus {self.corpus}: its held-out stories for {use} have {len(tokens):,} "
@@ -111,9 +118,9 @@ class HeldOutText:
         """Ordinary text that is never asked about: `(8, 32)` tokens.
 
         Raises:
-            RequestError: the corpus has too little.
+            RequestError: the corpus has none.
         """
-        return self.windows("background", 8, 32)
+        return self.windows("background", 8, 32, least=8)
 
     @property
     def end(self) -> list[int]:
@@ -149,6 +156,71 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
     )
 
 
+def choose_corpus(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> str:
+    """The corpus that is given; else that of `common_corpus`, which is said on stderr."""
+    return corpus or _said([common_corpus(checkpoints)])[0]
+
+
+def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> list[str]:
+    """Of each model: the corpus that is given, else that of `own_corpus`, said on stderr."""
+    return [corpus] * len(checkpoints) if corpus else _said(list(map(own_corpus, checkpoints)))
+
+
+def _said(chosen: list[tuple[str, str]]) -> list[str]:
+    for corpus, about in dict.fromkeys(chosen):
+        print(f"corpus: {corpus}, {about}; --corpus gives another", file=sys.stderr)
+    return [corpus for corpus, _ in chosen]
+
+
+def common_corpus(checkpoints: "Sequence[Checkpoint]") -> tuple[str, str]:
+    """The data that all models were trained on, as `own_corpus` finds it.
+
+    Models that record no data are asked about that of the others.
+
+    Raises:
+        RequestError: the models were trained on different data.
+    """
+    trained = {c.meta["data_sha256"]: c for c in checkpoints if c.meta.get("data_sha256")}
+    if len(trained) > 1:
+        each = "; ".join(f"{c.path}: {_recorded(c)}" for c in trained.values())
+        raise RequestError(
+            f"--corpus: the models were trained on different data ({each}); say which corpus they "
+            "are asked about, or ask them apart"
+        )
+    return own_corpus(next(iter(trained.values()), checkpoints[0]))
+
+
+def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:
+    """The data that a model was trained on, and what it is, in words.
+
+    It is the packed data that its meta.json records (`data`), if that is still there and the same
+    (`data_sha256`), or the source that was packed (`data_source`), if that is here and needs no
+    network; else `toy`.
+    """
+    meta = checkpoint.meta
+    packed, source = (meta.get(name) or "" for name in ("data", "data_source"))
+    here = packed and PackedData.stands_in(packed)
+    if here and PackedData(packed).hash == meta.get("data_sha256"):
+        return packed, "the training data"
+    if source and (source.partition(":")[0] == "toy" or Path(source).exists()):
+        return source, "the source of the training data"
+    if packed or source:
+        return "toy", f"as the training data ({_recorded(checkpoint)}) is not here"
+    return "toy", "as no training data is recorded"
+
+
+def _recorded(checkpoint: "Checkpoint") -> str:
+    meta = checkpoint.meta
+    known = [meta[name] for name in ("data", "data_source") if meta.get(name)]
+    return ", packed from ".join(known) or "unnamed"
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Prints a line on stderr the first time it is given."""
+    print(line, file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A sequence of tokens to be recovered, and where it comes from.
@@ -172,7 +244,7 @@ class Prompt:
 
 
 def drawn_prompts(
-    kind: str, text: HeldOutText, count: int, length: int, skip: int = 0
+    kind: str, text: HeldOutText, count: int, length: int, skip: int = 0, least: int | None = None
 ) -> list[Prompt]:
     """Prompts of one of the `SETS`, each of `length` tokens.
 
@@ -186,6 +258,7 @@ def drawn_prompts(
         count: how many.
         length: tokens of each.
         skip: prompts left out before the first that is taken.
+        least: will do where there are no more, which is said on stderr; all of `count` if None.
 
     Raises:
         RequestError: the corpus has too few.
@@ -196,6 +269,10 @@ def drawn_prompts(
     passages = _beginnings(text, length) if kind == "story" else inside_stories(text, length)
     prompts = list(islice(passages, skip + count))
     if len(prompts) == skip + count:
+        return prompts[skip:]
+    if least and len(prompts) >= skip + least:
+        have = len(prompts) - skip
+        _say_once(f"corpus {text.corpus}: {have} of {count} prompts ({kind}, {length} tokens)")
         return prompts[skip:]
     known = f"the corpus {text.corpus} has {len(prompts)}"
     after = f" after --skip {skip}" if skip else ""

@@ -109,7 +109,7 @@ def _pack(options: argparse.Namespace) -> None:
         limit=options.limit,
         field=options.field,
         force=options.force,
-        shards=options.shards,
+        shard_tokens=options.shard_tokens,
         report=lambda corpus, done: progress(corpus.split, done, corpus.expected),
     )
     for split in SPLITS:
@@ -262,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pad-side", choices=("left", "right"), help="of a row (right)")
     share = "share set aside for validation if the source sets none aside itself (%(default)s)"
     add("--valid-fraction", type=float, default=VALID_FRACTION, metavar="F", help=share)
-    add("--shards", default=SHARD, help="tokens in a file (%(default)s)", **count)
+    add("--shard-tokens", default=SHARD, help="tokens in a file (%(default)s)", **count)
     add("--workers", help="threads (all cores)", **count)
     add("--force", action="store_true", help="replace packed data that is there")
     add_reading(add)

@@ -1,7 +1,9 @@
 """Where stories come from: one call for every source.
 
     toy, toy:20000, toy:20000:7     the built-in generator: number of stories, seed
-    stories.txt, .jsonl, .parquet   a file: stories ended by <|endoftext|>, or a field "text"
+    stories.txt, .jsonl, .parquet   a file: stories ended by <|endoftext|>, or a field "text";
+                                    plain text without <|endoftext|>, such as a book, is read as
+                                    passages: whole paragraphs, 500 letters or more together
     folder                          with train.* and valid.* (or validation.*), or with files of one
                                     kind, also in folders in it; or packed data, which is decoded
     hub:roneneldan/TinyStories      a dataset of the hub, or hub:FOLDER of the same shape
@@ -16,10 +18,11 @@ names the place.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,9 @@ TOY_STORIES = 20_000
 NAMES = {"train": ("train",), "valid": ("valid", "validation")}
 SEPARATOR = END_OF_TEXT.encode()
 LONGEST_STORY = 64 << 20  # bytes without a separator after which a file is not a list of stories
+PASSAGE = 500  # letters of plain text, after which a passage ends with the first blank line,
+LONGEST_PASSAGE = 2000  # with the first line,
+LONGEST_LINE = 16_000  # or within a line
 
 
 @dataclass(frozen=True)
@@ -223,24 +229,59 @@ def _files_part(files: list[Path], field: str) -> Texts:
 
 
 def _read_text(path: Path, field: str) -> Iterator[str]:
-    """Yield what stands between the `<|endoftext|>` lines of a `.txt` file; it has no fields."""
+    """Yield what `<|endoftext|>` divides in a `.txt` file, or passages where it has none."""
     with path.open("rb") as file:
         start = 3 if file.read(3) == b"\xef\xbb\xbf" else 0  # a mark some editors put first
         file.seek(start)
-        pending, separated = b"", False
+        if not _has_separator(path):
+            yield from _passages(path, file, start)
+            return
+        pending = b""
         while len(pending) <= LONGEST_STORY and (block := file.read(BLOCK)):
             *whole, pending = (pending + block).split(SEPARATOR)
-            separated = separated or bool(whole)
             for story in whole:
                 yield _decode(story, path, start)
                 start += len(story) + len(SEPARATOR)
-    endless = len(pending) > LONGEST_STORY  # and maybe cut within a letter
-    text = "" if endless else _decode(pending, path, start)
-    if endless or (text.strip() and not separated):
+    if len(pending) > LONGEST_STORY:  # and maybe cut within a letter
         raise CorpusError(
             f"{path}: no separator after byte {start}; end each story with a line {END_OF_TEXT}"
         )
-    yield text
+    yield _decode(pending, path, start)
+
+
+def _has_separator(path: Path) -> bool:
+    with path.open("rb") as file:
+        end = b""
+        while block := file.read(BLOCK):
+            if SEPARATOR in end + block:
+                return True
+            end = (end + block)[1 - len(SEPARATOR) :]
+    return False
+
+
+def _passages(path: Path, lines: Iterable[bytes], start: int) -> Iterator[str]:
+    """Yield whole paragraphs of plain text, `PASSAGE` letters or more; long ones are cut."""
+    _say_plain(path)
+    passage = ""
+    for line in lines:
+        text = _decode(line, path, start)
+        start += len(line)
+        for i in range(0, len(text), LONGEST_LINE):
+            part = text[i : i + LONGEST_LINE]
+            passage += part
+            if len(passage) >= (PASSAGE if part.isspace() else LONGEST_PASSAGE):
+                yield passage
+                passage = ""
+    yield passage
+
+
+@cache
+def _say_plain(path: Path) -> None:
+    """Log, once a file, how a text without separators is divided."""
+    logging.getLogger(__name__).warning(
+        "%s: plain text without %s; read as passages of %d letters or more, cut at blank lines",
+        path, END_OF_TEXT, PASSAGE,
+    )  # fmt: skip
 
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
@@ -252,10 +293,14 @@ def _read_jsonl(path: Path, field: str) -> Iterator[str]:
             start += len(line)
             if not content.strip():
                 continue
+            about: Any = None
             try:
-                text = json.loads(content)[field]
+                about = json.loads(content)
+                text = about[field]
                 text.encode()  # half of a surrogate pair is no text
             except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if isinstance(about, dict):
+                    _check_column(f"{path}: line {number}", list(about), field)
                 raise CorpusError(
                     f"{path}: line {number} is not an object with a {field}: "
                     f'{{"{field}": "Once ..."}}'
@@ -309,7 +354,8 @@ def _count_texts(path: Path) -> int:
         return pq.read_metadata(path).num_rows
     mark = SEPARATOR if path.suffix == ".txt" else b"\n"
     with path.open("rb") as file:
-        return sum(block.count(mark) for block in iter(lambda: file.read(BLOCK), b""))
+        count = sum(block.count(mark) for block in iter(lambda: file.read(BLOCK), b""))
+    return count or path.stat().st_size // PASSAGE
 
 
 def _hub_parts(source: str, field: str, stream: bool) -> dict[str, Texts]:
@@ -362,7 +408,7 @@ def _check_column(where: str, names: list[str], field: str) -> None:
     if field not in names:
         raise CorpusError(
             f"{where}: no column {field}, only {', '.join(names)}; rename the stories' column, or"
-            " tell the tokenizer its name: --field NAME"
+            f" tell the tokenizer its name: --field {names[0] if len(names) == 1 else 'NAME'}"
         )
 
 

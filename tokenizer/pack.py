@@ -82,7 +82,7 @@ def pack(
     limit: int | None = None,
     field: str = "text",
     force: bool = False,
-    shards: int = SHARD,
+    shard_tokens: int = SHARD,
     report: Report = lambda corpus, done: None,
 ) -> PackedData:
     """Write a data directory; it is complete or not there.
@@ -97,15 +97,15 @@ def pack(
         field: Name of the stories' column.
         force: Whether packed data that is already at `out`, or the shards of another packing that
             was interrupted, are replaced.
-        shards: Tokens in a file, pads not counted.
+        shard_tokens: Tokens in a file, pads not counted.
         report: Called after every batch with the corpus, and how many stories are done.
 
     Raises:
         CorpusError: Something given cannot be used; the message names it. Complete shards are kept.
     """
     out, layout, loaded = Path(out), layout or Layout(), load_tokenizer(tokenizer)
-    if shards < 1:
-        raise CorpusError(f"--shards {shards}: tokens in a file, must be 1 or more")
+    if shard_tokens < 1:
+        raise CorpusError(f"--shard-tokens {shard_tokens}: must be 1 or more")
     for special in SPECIAL:
         if loaded.token_to_id(special) is None:
             raise CorpusError(
@@ -125,11 +125,12 @@ def pack(
         "tokenizer_sha256": tokenizer_hash(loaded),
         "source": source,
     }
-    asked = {"shards": shards, "valid-fraction": valid_fraction, "limit": limit, "field": field}
+    asked = {"shard-tokens": shard_tokens, "valid-fraction": valid_fraction}
+    asked |= {"limit": limit, "field": field}
     with whole_directory(out, meta | asked, force) as folder, ExitStack() as files:
         options: Any = {"valid_fraction": valid_fraction, "limit": limit, "field": field}
         corpora = {split: open_corpus(source, split, **options, stream=True) for split in SPLITS}
-        writers = {split: _Writer(folder, split, loaded, layout, shards) for split in SPLITS}
+        writers = {split: _Writer(folder, split, loaded, layout, shard_tokens) for split in SPLITS}
         for writer in writers.values():
             files.callback(writer.close)
         skip = {split: writer.stories for split, writer in writers.items()}

@@ -60,6 +60,7 @@ class Saving(Callback):
         self._provenance = {
             "name": directory.path.resolve().name,
             "recipe": {name: plain[name] for name in plain if name not in ELSEWHERE},
+            "data": str(data.path),
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
             "valid_fraction": data.meta.get("valid_fraction"),

@@ -26,7 +26,7 @@ QUANTISERS = ("bf16", "fp8", "int8", "int6", "int4", "int2")
 def bits(
     models: Models,
     out: Rows = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
     count: Positive = 40,
     skip: Natural = 0,
@@ -65,7 +65,8 @@ def bits(
         models: model directories
         out: results directory; what is there is not redone
         corpus: held-out stories: passages are from inside those for evaluation, tokens are counted
-            in those for fitting, quantisers are calibrated on those for background
+            in those for fitting, quantisers are calibrated on those for background; default: the
+            data that the models were trained on
         layers: 0 is the embedding; default: the last block
         count: passages, whose tokens asked about all differ
         skip: passages left out before the first that is taken
@@ -85,6 +86,7 @@ def bits(
     from eval.information.task import Design, plan_bits
     from eval.models import open_models
     from eval.tasks import answered
+    from eval.text import choose_corpus
 
     if prior == "model" and not before and text is None:
         raise RequestError(
@@ -97,13 +99,11 @@ def bits(
         draws,
         seed,
     )
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
     design = Design(corpus, question, count, before, skip, candidates, tokens, text)
     wanted = None if layers is None else listed(layers)
-    tasks = [
-        task
-        for checkpoint in open_models(models, device)
-        for task in plan_bits(checkpoint, wanted, design)
-    ]
+    tasks = [task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design)]
     rows, note = answered(tasks, out, "bits")
     return Result(rows, bits_tables(rows, prior), note)
 

@@ -19,7 +19,7 @@ def explore(
     ] = (),
     port: Natural = 8765,
     host: str = "127.0.0.1",
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     device: Device = "auto",
     seconds: Annotated[float, Flag(float)] = 600.0,
 ) -> Result:
@@ -33,7 +33,8 @@ def explore(
             model; default: those that `make demo` made in demo/
         port: of the page's address; 0: any that is free
         host: the address to listen on; default: 127.0.0.1, which this machine alone can reach
-        corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on
+        corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on;
+            default: the data that a model was trained on
         device: where to compute; auto (default) takes a GPU that is in reach
         seconds: that one question may take
     """

@@ -2,7 +2,9 @@
 
 import inspect
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import product
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -25,6 +27,7 @@ from eval.commands import (
 )
 
 if TYPE_CHECKING:
+    from eval.inversion.questions import Question
     from eval.inversion.run import Job
     from eval.inversion.solvers import Solver
     from eval.models import Checkpoint
@@ -63,7 +66,7 @@ def invert(
     length: Positive | None = None,
     pad_to: Annotated[int | None, Flag(positive, "N")] = None,
     allowed: Annotated[str | None, Flag(metavar="TEXT")] = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     batch: Positive | None = None,
     limit: Annotated[int | None, Flag(positive, "N")] = None,
     resume: bool = True,
@@ -96,9 +99,9 @@ def invert(
         length: tokens of each prompt
         pad_to: pads after each prompt
         allowed: gradient methods answer in its tokens
-        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
-            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
-            packing sets aside
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
         batch: rows of a gradient batch; default: as many as the device's memory bears
         limit: stop after about N rows
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
@@ -109,6 +112,7 @@ def invert(
     from eval.models import open_models
     from eval.report.tables import terminal_table
     from eval.tasks import open_results, run_tasks
+    from eval.text import choose_corpora, choose_corpus
 
     run_plugins(plugin, [*listed(models), out])
     if calls := read_calls(suite):
@@ -127,20 +131,27 @@ def invert(
     asked = read_suite(suite, override)
     given = {"set": prompts, "count": count, "length": length}
     asked.prompts.update({name: value for name, value in given.items() if value is not None})
+    least = None if count else 1  # of the prompts that a suite asks for
     sets = asked.prompts["set"] if prompts or not text else []
+    opened = open_models(models, device)
+    if sets:  # texts have no corpus: of those, each model's search guesses from its own
+        corpus = choose_corpus(opened, corpus)
     checkpoints = [
-        checkpoint
-        for model in open_models(models, device)
+        (checkpoint, source)
+        for model, source in zip(opened, choose_corpora(opened, corpus), strict=True)
         for checkpoint in (model, *(derive(model, c) for c in controls if c != SHUFFLED))
     ]
     jobs: list[Job] = []
     by_model: dict[str, list[Prompt]] = {}
-    for checkpoint in checkpoints:
-        drawn = _prompts(checkpoint, asked.prompts, sets, given_texts, corpus, skip, pad_to)
+    for checkpoint, source in checkpoints:
+        drawn = _prompts(checkpoint, asked.prompts, sets, given_texts, source, skip, pad_to, least)
         _same_prompts(by_model, checkpoint, drawn)
         tokens = _tokens(allowed, checkpoint)
         for question in asked.questions:
-            jobs += plan(checkpoint, question, drawn, corpus, batch, tokens)
+            jobs += plan(checkpoint, question, drawn, source, batch, tokens)
+    if methods or slices:  # a suite's own questions are meant to have such
+        lengths = {len(prompt.tokens) for drawn in by_model.values() for prompt in drawn}
+        _say_left_out(asked.questions, lengths)
     with open_results(out, resume) as results:
         run_tasks(jobs, results, "inverting", limit)
         rows = results.rows()
@@ -195,6 +206,19 @@ def _same_prompts(
         )
 
 
+def _say_left_out(questions: "Sequence[Question]", lengths: Iterable[int]) -> None:
+    """Says on stderr which methods are not asked about which slices, and why."""
+    left = dict.fromkeys(
+        f"{label} at {shown} ({refusal.partition(', as in')[0]})"
+        for one in questions
+        for label, method in one.methods.items()
+        for shown, without, length in product(one.slices, one.without, lengths)
+        if (refusal := method.refusal(shown, length, "mask" not in without))
+    )
+    if left:
+        print(f"left out: {'; '.join(left)}", file=sys.stderr)
+
+
 def _layers(words: "int | str | Sequence[int | str]") -> Any:
     """Layers as a question has them: all, last, or numbers and lists of numbers."""
     texts = [str(word) for word in listed(words)]
@@ -242,6 +266,7 @@ def _prompts(
     corpus: str,
     skip: int,
     pad_to: int | None,
+    least: int | None,
 ) -> "list[Prompt]":
     from eval.text import SETS, drawn_prompts, held_out_text, padded, text_prompts
 
@@ -249,8 +274,9 @@ def _prompts(
     prompts = text_prompts(list(texts), tokenizer)
     for kind in [kind for kind in SETS if kind in sets]:
         count, length = wanted["count"], wanted["length"]
+        checkpoint.check_length(length)
         text = held_out_text(checkpoint, corpus)
-        prompts += drawn_prompts(kind, text, count, length, skip)
+        prompts += drawn_prompts(kind, text, count, length, skip, least)
     if pad_to:
         prompts = padded(prompts, tokenizer, pad_to)
     longest = max(len(prompt.tokens) for prompt in prompts)

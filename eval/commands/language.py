@@ -35,7 +35,7 @@ FIGURES = [
 @command()
 def loss(
     models: Models,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     text: str | list[str] | None = None,
     stories: Positive | None = None,
     batch_size: Positive | None = None,
@@ -48,9 +48,9 @@ def loss(
 
     Args:
         models: model directories
-        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
-            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
-            packing sets aside
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
         text: these texts, whole, in the place of a corpus
         stories: only the first so many stories
         batch_size: windows sent through the model together; default: as many as the device's
@@ -62,11 +62,13 @@ def loss(
     from eval.statistics import bits_of_text
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
+    from eval.text import choose_corpus
 
     texts = None if text is None else tuple(listed(text))
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus) if texts is None else ""
     tasks = [
-        Measurement(checkpoint, corpus, stories, batch_size, texts)
-        for checkpoint in open_models(models, device)
+        Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
     ]
     every, note = answered(tasks, out, "predicting")
     known = {row["key"]: row for row in every}

@@ -37,7 +37,7 @@ def lens(
     out: Rows = None,
     lens: Annotated[str | Sequence[str], Flag(metavar="NAME", several=True)] = "all",
     plugin: Plugins = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     tokens: Annotated[int, Flag(positive, "N")] = 8192,
     seed: Natural = 0,
     device: Device = "auto",
@@ -56,8 +56,8 @@ def lens(
         lens: default: all that can look at the model; `python -m eval lenses` lists them
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
-        corpus: where stories come from, and the text that lenses are fitted on: toy (default), a
-            file, a directory, or hub:NAME
+        corpus: where stories come from, and the text that lenses are fitted on: a file, a
+            directory, hub:NAME, or toy; default: the data that the models were trained on
         tokens: of text to fit on
         seed: of what lenses draw
         device: where to compute; auto (default) takes a GPU that is in reach
@@ -71,14 +71,17 @@ def lens(
     from eval.lenses.trace import gather
     from eval.models import open_models
     from eval.tasks import open_results, run_tasks
+    from eval.text import choose_corpus
 
     run_plugins(plugin, [*listed(models), out])
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
     lenses = parse_lenses(names)
     if texts and (count or length):
         raise RequestError("--count and --length are of stories; leave them out with --text")
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
     looks = []
-    for checkpoint in open_models(models, device):
+    for checkpoint in checkpoints:
         word_tokens(checkpoint, followed)
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)

@@ -32,7 +32,7 @@ def probe(
     models: Models,
     out: Rows = None,
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     length: Positive = 64,
     train_tokens: Positive = 64_000,
     valid_tokens: Positive = 8_000,
@@ -48,8 +48,8 @@ def probe(
         models: model directories
         out: results directory; rows that are there are not redone
         layers: 0 is the embedding; default: all blocks
-        corpus: held-out stories, to fit on and others to judge on: toy (default), a file, a
-            directory, hub:NAME, or data packed for the model
+        corpus: held-out stories, to fit on and others to judge on: a file, a directory, hub:NAME,
+            toy, or packed data; default: the data that the models were trained on
         length: tokens of a window
         train_tokens: to fit on
         valid_tokens: to judge on
@@ -62,9 +62,10 @@ def probe(
     from eval.models import open_models
     from eval.probes.linear import Probes, ProbeText, Training
     from eval.tasks import answered
+    from eval.text import choose_corpus
 
     train = _windows(train_tokens, length, "--train-tokens", 2)
-    stories = ProbeText(corpus, length, train, _windows(valid_tokens, length, "--valid-tokens", 1))
+    valid = _windows(valid_tokens, length, "--valid-tokens", 1)
     several = tuple(sorted(set(listed(offsets))))
     training = Training(steps, rate=rate, seed=seed)
     for offset in several:
@@ -73,8 +74,10 @@ def probe(
                 f"--offsets {offset}: windows have {length} tokens; "
                 "give an offset within them, or a longer --length"
             )
+    checkpoints = open_models(models, device)
+    stories = ProbeText(choose_corpus(checkpoints, corpus), length, train, valid)
     tasks: list[Probes] = []
-    for checkpoint in open_models(models, device):
+    for checkpoint in checkpoints:
         chosen = _layers(checkpoint, layers)
         stories.load(checkpoint)  # bad text is refused before any work
         tasks += [Probes(checkpoint, stories, layer, several, training) for layer in chosen]
@@ -124,7 +127,7 @@ def _windows(tokens: int, length: int, flag: str, least: int) -> int:
 def geometry(
     models: Models,
     out: Rows = None,
-    corpus: Source = "toy",
+    corpus: Source | None = None,
     layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
     hidden: Annotated[int | Sequence[int], Flag(positive, "K", several=True)] = (1, 3),
     count: Positive = 4,
@@ -136,9 +139,9 @@ def geometry(
     Args:
         models: model directories
         out: results directory; rows that are there are not redone
-        corpus: held-out stories: of toy (the embedded generator, default), hub:NAME, a directory
-            with valid.*, or packed data; of a .txt, .jsonl or .parquet file, the share that
-            packing sets aside
+        corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
+            directory with valid.*; of a .txt, .jsonl or .parquet file, the share that packing sets
+            aside; default: those of the data that the models were trained on
         layers: from 1; default: all blocks
         hidden: first K tokens
         count: story prompts
@@ -150,11 +153,13 @@ def geometry(
     from eval.summary import columns, summarise
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
-    from eval.text import drawn_prompts, held_out_text
+    from eval.text import choose_corpus, drawn_prompts, held_out_text
 
+    checkpoints = open_models(models, device)
+    corpus = choose_corpus(checkpoints, corpus)
     tasks = [
         task
-        for checkpoint in open_models(models, device)
+        for checkpoint in checkpoints
         for task in plan_local(
             checkpoint,
             _layers(checkpoint, layers),

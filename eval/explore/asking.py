@@ -20,7 +20,7 @@ from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
 from eval.recovery import AMBIGUOUS, Slice
 from eval.tasks import SoFar, watching
-from eval.text import text_prompts
+from eval.text import choose_corpus, common_corpus, text_prompts
 
 if TYPE_CHECKING:
     from eval.commands import Result
@@ -49,13 +49,14 @@ class OpenModels:
 
     Attributes:
         paths: where each model is.
-        corpus: whose text solvers guess from, tokens are counted in and lenses are fitted on.
+        corpus: whose text solvers guess from, tokens are counted in and lenses are fitted on; None
+            for the data that the models were trained on.
 
     Raises:
         RequestError: no models in the places.
     """
 
-    def __init__(self, places: Sequence[str], corpus: str, device: str) -> None:
+    def __init__(self, places: Sequence[str], corpus: str | None, device: str) -> None:
         self.corpus, self.device = corpus, device
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
         saved = [p for p in places if not p.startswith(PRETRAINED)]
@@ -76,7 +77,8 @@ class OpenModels:
         with self._lock:
             if name not in self._open:
                 self._open[name] = model = open_model(self.paths[name], self.device)
-                model.lasting.update((what, self.corpus) for what in ("lexicons", "held-out text"))
+                corpus = choose_corpus([model], self.corpus)
+                model.lasting.update((what, corpus) for what in ("lexicons", "held-out text"))
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)
@@ -84,8 +86,9 @@ class OpenModels:
 
     def warm(self) -> None:
         """Asks the last models a small question, which loads libraries and the models' lexicons."""
-        given = {"text": "a a", "models": list(self.paths)[-MODELS:]}
-        Inquiry.read(self, given).run(lambda event: None, lambda: None)
+        for name in list(self.paths)[-MODELS:]:
+            inquiry = Inquiry.read(self, {"text": "a a", "models": [name]})
+            inquiry.run(lambda event: None, lambda: None)
 
     def inquiry(self, given: Any) -> "Inquiry":
         """A question of a browser, checked: see `Inquiry.read`."""
@@ -186,7 +189,7 @@ class Inquiry:
 
         Raises:
             RequestError: a sentence that is empty, too long, or read otherwise by the other model;
-                a layer that one has not; nothing shown.
+                a layer that one has not; nothing shown; models of different data.
         """
         if not self.models:
             raise RequestError("models: choose one")
@@ -209,11 +212,17 @@ class Inquiry:
                 )
         if len(set(self.hidden)) > last:
             raise RequestError("hidden: all tokens are; show one at least")
+        _ = self.corpus  # models of different data are refused here
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The models, open."""
         return [self.library.checkpoint(name) for name in self.models]
+
+    @cached_property
+    def corpus(self) -> str:
+        """The one that is given, or that the models were trained on."""
+        return self.library.corpus or common_corpus(self.checkpoints)[0]
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
@@ -261,7 +270,7 @@ class Inquiry:
         layer = self.layer
         if layer is None:
             layer = min(one.config.n_layers for one in self.checkpoints)
-        shared: dict[str, Any] = {"text": self.text, "corpus": self.library.corpus}
+        shared: dict[str, Any] = {"text": self.text, "corpus": self.corpus}
         if self.library.device != "auto":
             shared["device"] = self.library.device
         if self.kind == "lens":

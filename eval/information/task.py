@@ -79,14 +79,14 @@ class Design:
             passages = self._passages(text, candidates) if self.text is None else [
                 *self._of_text(self.text, checkpoint)
             ]  # fmt: skip
-            calibration = text.windows("background", *CALIBRATION)
+            calibration = text.windows("background", *CALIBRATION, least=1)
             self._drawn[key] = Sample(passages, candidates, calibration)
         return self._drawn[key]
 
     def _candidates(self, text: HeldOutText) -> Candidates:
         """The whole vocabulary, or the tokens that are commonest in text for fitting."""
         V = text.tokenizer.get_vocab_size()
-        fitting = text.windows("fitting", 1, self.counted).flatten()
+        fitting = text.windows("fitting", self.counted, 1, least=1).flatten()
         counts = torch.bincount(fitting, minlength=V).float() + 1
         order = counts.argsort(descending=True, stable=True)
         tokens = order[: self.candidates].sort().values

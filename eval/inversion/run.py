@@ -282,7 +282,8 @@ def plan(
     """
     lengths = Counter(len(prompt.tokens) for prompt in prompts)
     batch = batch or rows_at_once(checkpoint.model, max(lengths))
-    _ = held_out_text(checkpoint, corpus).background  # too little of it is refused here
+    if any(method.guesses for method in question.methods.values()):
+        _ = held_out_text(checkpoint, corpus).background  # none of it is refused here
     for length, count in lengths.items():
         if question.shuffled and count < 2:
             raise RequestError(

@@ -116,6 +116,11 @@ class Solver:
         return " ".join((inspect.getdoc(self.function) or "").split("\nArgs:")[0].split())
 
     @property
+    def guesses(self) -> bool:
+        """Whether it guesses from background text."""
+        return not {"lexicon", "readback"}.isdisjoint(self.needs)
+
+    @property
     def slices(self) -> str:
         """The slices that it takes, in words."""
         if self.hidden is None:

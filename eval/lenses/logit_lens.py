@@ -208,10 +208,10 @@ def _words(documents: Documents) -> Any:
         rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
         sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
     )  # fmt: skip
-    dark = {"test": "datum.value > 0.5", "value": "white"}
-    words = {
+    dark = {"test": "datum.value > 0.75", "value": "white"}
+    words = {  # by the cell, which is the same on a dark page; `LIGHT` changes there
         "text": {"field": "says"},
-        "color": {"condition": dark, "value": plots.LIGHT["ink"]},
+        "color": {"condition": dark, "value": "black"},
     }
     cells = {name: picture.pop(name) for name in ("mark", "encoding")}
     along = {name: cells["encoding"].pop(name) for name in ("x", "y", "tooltip")}

@@ -1,6 +1,9 @@
 """The mixer that the documentation adds passes the tests that every mixer passes."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import torch
 from arch import LanguageModel, ModelConfig, describe, generate, load_model, save_model
 from tests.arch import test_mixers as family
 from tests.arch.cases import tokenizer_json
+from tests.docs_cases import SMALL, commands
+from tokenizer import pack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mixers.md"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -38,6 +43,27 @@ def test_it_passes_what_every_mixer_passes(entry):
     family.test_weights_above_a_diagonal_have_no_influence_and_no_gradient(entry)
     family.test_half_precision_is_near(entry)
     family.assert_compiles([entry], torch.float32, "aot_eager")
+
+
+def test_the_commands_that_train_and_invert_it_work_from_its_folder(tmp_path, small_tokenizer):
+    """Those of docs/extending.md, each in a process of its own."""
+    page = PAGE.with_name("extending.md")
+    asked = [c.text for c in commands(page.name, page.read_text("utf-8")) if "runs/gated" in c.text]
+    small_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    pack("toy:60", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
+    for text in asked:
+        small = next(flags for name, flags in SMALL.items() if f"python -m {name}" in text)
+        small = " ".join(small.split()) + " --model.vocab_size 400" * ("train fit" in text)
+        done = subprocess.run(
+            text.replace("python", sys.executable, 1) + f" {small}",
+            shell=True, cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(PAGE.parents[1])},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "results" / "gated" / "rows.jsonl").read_text().splitlines()
+    assert {name for row in rows for name in json.loads(row)["checkpoint"]["mixers"]} == {
+        "my_mixers.Gated"
+    }
 
 
 def test_models_of_it_start_save_load_generate_and_describe_themselves(tmp_path):

@@ -14,6 +14,7 @@ from eval.__main__ import main
 from eval.rows import Results, read_rows
 from eval.schema import SCHEMA
 from eval.text import HeldOutText, drawn_prompts
+from tests.eval.report.cases import make_row
 from tests.said import complaint
 from tokenizer import load_tokenizer
 
@@ -112,6 +113,35 @@ def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
         results.append([{"key": "b", "kind": "loss"}])
     assert results.path.read_bytes() == before
     assert results.keys == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("os.fsync", errno.ENOSPC), ("tempfile.mkstemp", errno.EROFS)]
+)
+def test_a_page_that_cannot_be_written_is_named(call, number, tmp_path, monkeypatch, capsys):
+    Results(tmp_path / "results").append([make_row()])
+
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number), "a temporary name")
+
+    monkeypatch.setattr(call, fail)
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "results"), "--out", str(page)]) == 2
+    advice = "free space, or give another place"
+    assert complaint(capsys) == f"error: {page}: {os.strerror(number)}; {advice}"
+
+
+def test_rows_that_do_not_fit_on_the_disk_are_named(model_directory, tmp_path, monkeypatch, capsys):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "out"
+    asked = "--text Tom --layers last --methods chance --corpus toy"
+    words = f"invert {model_directory()} {asked} --out {out}"
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(words.split()) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: {out / 'rows.jsonl'}: No space left on device; free space")
 
 
 def test_rows_of_one_key_are_kept_once(tmp_path):

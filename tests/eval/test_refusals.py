@@ -52,7 +52,7 @@ REFUSED = {
         ("--noise inf --methods sweep", "noise: [inf] must be numbers of at least 0"),
         ("--text '" + "word " * 40 + "'", "is longer than the context of * 32; shorten --text"),
         ("--text ''", "--text '': there is nothing to recover; give some text"),
-        ("--length 33", "33 tokens is longer than the context"),
+        ("--length 33 --count 9999", "--length 33: the context of model is 32; give a shorter"),
         ("--corpus nowhere.txt", "nowhere.txt: no such file"),
         ("--corpus toy:40 --count 9", "different beginnings of 6 tokens for evaluation"),
         ("--device tpu", "--device tpu: allowed are cpu, cuda and auto"),
@@ -70,6 +70,7 @@ REFUSED = {
         ("--corpus other", "other: packed with another tokenizer than the model's; give the"),
         ("--corpus few.txt", "holds no story for valid; at least two stories are needed:"),
         ("--corpus thin --count 1 --length 4", "for background have 0 tokens, 256 are asked for"),
+        ("--slices [:, 2:, :]", "slice '[:,' cannot be read; quote it; allowed: "),
     ],
     "probe model --out out --corpus toy:400 --length 16 --train-tokens 1600 --valid-tokens 160": [
         ("--layers 3", "--layers 3: model has layers 0 (the embedding) to 2"),
@@ -158,6 +159,14 @@ REFUSED = {
         ("model --out file/out", "cannot be written"),
         ("model namesake --out out --count 2", "namesake: another model is named flat too"),
     ],
+    "loss": [
+        ("trained", "trained: is a run; give a model directory, as in trained/models/step-000010"),
+        ("trained/models", "is a run; give a model directory, as in trained/models/step-000010"),
+        ("trained/checkpoints/step-000010.ckpt", "resume training from; give a model directory, as"
+         " in trained/models/step-000010"),
+        ("theirs", "theirs: has the layout of transformers; give hf:theirs"),
+        ("weights.gguf", "weights.gguf: is a GGUF file; give hf:weights.gguf"),
+    ],
 }  # fmt: skip
 """By command, further words and what is said of them, ` * ` for anything."""
 
@@ -230,9 +239,13 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "@solver('search')\ndef adam(batch, chance, tools): ...\n",
         "thin/valid.txt": "<|endoftext|>".join(["Tom had a red ball and a dog."] * 4),
         "other.json": other,
+        "trained/models/step-000010/config.json": "",
+        "trained/checkpoints/step-000010.ckpt": "",
+        "theirs/config.json": '{"model_type": "llama"}',
+        "weights.gguf": "",
     }
     for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
     pack("toy:60", place / "other.json", place / "other")
     return place
@@ -251,6 +264,7 @@ def refused(place, monkeypatch, capsys):
             code = end.code
         assert code == 2
         *usage, line = capsys.readouterr().err.strip().splitlines()
+        usage = [said for said in usage if not said.startswith("corpus: ")]
         assert "error: " in line
         assert not usage or usage[0].startswith("usage: ")
         assert sorted(place.rglob("*")) == before

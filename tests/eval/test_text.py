@@ -1,6 +1,7 @@
 """Held-out text: which stories prompts, fits and background text are of, whatever the source."""
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
@@ -8,9 +9,15 @@ from typing import Any, get_args
 import pytest
 from torch import Tensor
 
+import eval as evals
+import eval.__main__ as evaluation
+import tokenizer.__main__ as tokenizers
+from eval import RequestError
 from eval.commands.language import measure_loss
+from eval.explore.asking import OpenModels
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
+from tests.said import one_line
 from tests.train.cases import fit
 from tokenizer import open_corpus, pack
 from tokenizer.pack import Layout
@@ -118,10 +125,176 @@ def test_only_one_module_opens_corpora():
     assert [file.name for file in files if "open_corpus(" in file.read_text()] == ["text.py"]
 
 
+# The corpus of a command that is given none.
+
+
+@pytest.fixture
+def trained(make_source, model_directory, tokenizer_file, tmp_path, monkeypatch):
+    """Makes a model, and the packed data that it says it was trained on."""
+    monkeypatch.chdir(tmp_path)
+    make_source("stories.txt")
+
+    def make(name, source="stories.txt", **changed):
+        data = pack(source, tokenizer_file, Path(f"data-{name}"))
+        about = {"data": str(data.path), "data_sha256": data.hash, "data_source": source}
+        about["valid_fraction"] = data.meta["valid_fraction"]
+        path = model_directory(name, step=10)
+        meta = path / "meta.json"
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | about | changed))
+        return path
+
+    return make
+
+
+def said(capsys):
+    """What was said of the corpus, without what else stood on the standard error."""
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if line.startswith("corpus: ")]
+
+
+ASKED = {
+    "loss": lambda models, **more: evals.loss(models, stories=2, **more),
+    "invert": lambda models, **more: evals.invert(
+        models, count=2, length=12, layers="last", methods="sweep", **more
+    ),
+    "probe": lambda models, **more: evals.probe(
+        models, layers=1, length=8, train_tokens=160, valid_tokens=80, steps=0, **more
+    ),
+    "geometry": lambda models, **more: evals.geometry(
+        models, layers=1, count=1, length=6, radii=[], **more
+    ),
+    "bits": lambda models, **more: evals.bits(
+        models, count=2, before=2, distances=[0], noise=1.0, quantisers="int4", draws=1, **more
+    ),
+    "lens": lambda models, **more: evals.lens(models, lens="path", count=1, length=6, **more),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_models_are_asked_about_their_own_data(command, trained, capsys):
+    path = trained("one")
+    rows = [
+        [row["key"] for row in ASKED[command](path, **more).rows]
+        for more in ({}, {"corpus": "data-one"}, {"corpus": "toy"})
+    ]
+    assert said(capsys) == ["corpus: data-one, the training data; --corpus gives another"]
+    assert rows[0] == rows[1]
+    if command in ("loss", "probe", "bits", "lens"):  # others have it in no key, but in their text
+        assert rows[0] != rows[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"data": "nowhere"}, "stories.txt, the source of the training data"),
+        ({"data": None, "data_source": "toy:60"}, "toy:60, the source of the training data"),
+        ({"data_sha256": "0" * 64}, "stories.txt, the source of the training data"),
+        ({"data": "nowhere", "data_source": "hub:roneneldan/TinyStories"},
+         "toy, as the training data (nowhere, packed from hub:roneneldan/TinyStories) is not here"),
+        (dict.fromkeys(("data", "data_source", "data_sha256")),
+         "toy, as no training data is recorded"),
+    ],
+)  # fmt: skip
+def test_data_that_is_not_here_is_named(changed, line, trained, capsys):
+    row = evals.loss(trained("one", **changed), stories=2).rows[0]
+    assert said(capsys) == [f"corpus: {line}; --corpus gives another"]
+    assert row["corpus"] == line.split(",")[0]
+
+
+def test_models_of_different_data_are_asked_apart(trained, model_directory, capsys):
+    models = [trained("one"), trained("two", source="toy:60")]
+    with one_line(RequestError, "--corpus: the models were trained on different data ("):
+        evals.loss(models, stories=2)
+    assert len(evals.loss(models, corpus="toy:40", stories=2).rows) == 2
+    evals.loss([model_directory("new"), models[1]], stories=2)
+    assert said(capsys) == ["corpus: data-two, the training data; --corpus gives another"]
+    # A text is of no corpus: each model's search guesses from its own.
+    evals.invert(models, text="Once upon", layers="last", methods=["sweep", "propose"])
+    assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
+
+
+def test_the_explorer_asks_models_about_their_own_data(trained, capsys):
+    models = [str(trained("one")), str(trained("two", source="toy:60"))]
+    library = OpenModels(models, None, "cpu")
+    library.warm()
+    assert [line.split(",")[0] for line in said(capsys)] == ["corpus: data-one", "corpus: data-two"]
+    one, two = library.paths
+    look = library.inquiry({"text": "Once upon", "models": [one]}).look()
+    assert "--corpus data-one" in look["command"]
+    assert "corpus='data-one'" in look["python"]
+    with one_line(RequestError, "--corpus: the models were trained on different data ("):
+        library.inquiry({"text": "Once upon", "models": [one, two]})
+    asked = OpenModels(models, "toy:40", "cpu").inquiry({"text": "Once upon", "models": [one, two]})
+    assert "--corpus toy:40" in asked.look()["command"]
+
+
+# Plain text, and little of it.
+
+
+def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, capsys):
+    """README's commands on a book of 200 kB: what its few held-out passages have is used."""
+    monkeypatch.chdir(tmp_path)
+    words = " ".join(open_corpus("toy:400", "train")).split()
+    lines = [" ".join(words[i : i + 12]) for i in range(0, len(words), 12)]
+    paragraphs = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
+    Path("book.txt").write_text("\n\n".join(paragraphs)[:200_000])
+    for command in (
+        "train book.txt --vocab-size 400 --out tokenizer.json",
+        "pack book.txt --tokenizer tokenizer.json --out data",
+    ):
+        assert tokenizers.main(command.split()) == 0
+    settings = "--trainer.max_steps 1 --model.context 48"
+    assert fit(Path("data"), Path("run"), *settings.split()) == 0
+    capsys.readouterr()
+    command = """invert run/models/step-000001 --suite standard --layers last --out out
+        --methods propose alternating adam --set adam.steps=1 alternating.starts=1"""
+    assert evaluation.main(command.split()) == 0
+    said = capsys.readouterr().err
+    for line in (
+        "corpus: data, the training data; --corpus gives another",
+        r"corpus data: \d+ of 32 prompts \(story, 24 tokens\)",
+        r"corpus data: \d+ tokens of background text, all are used",
+    ):
+        assert re.search(f"(?m)^{line}$", said), (line, said)
+    assert evals.invert("run/models/step-000001", corpus="book.txt", count=2, length=6).rows
+
+
+def test_little_background_text_is_repeated_and_none_is_refused(tmp_path, small_tokenizer):
+    story = "Tom had a red ball and a dog."
+    for name, valid in (("thin", [story] * 4), ("little", [story, f"{story} {story}"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "valid.txt").write_text("<|endoftext|>".join(valid))
+    little = HeldOutText(str(tmp_path / "little"), small_tokenizer)
+    ids = [*small_tokenizer.encode(f"{story} {story}").ids, *little.end]
+    assert little.background.flatten().tolist() == (ids * 256)[:256]
+    thin = str(tmp_path / "thin")
+    with one_line(RequestError, f"--corpus {thin}: its held-out stories for background have 0 tok"):
+        _ = HeldOutText(thin, small_tokenizer).background
+
+
+def test_a_text_that_is_swept_needs_no_background(model_directory, tmp_path):
+    (tmp_path / "valid.txt").write_text("<|endoftext|>".join(["Tom had a dog."] * 4))
+    asked = {"text": "Once upon", "layers": "last", "corpus": str(tmp_path)}
+    assert evals.invert(model_directory(), methods="sweep", **asked).rows
+    with one_line(RequestError, "for background have 0 tokens"):
+        evals.invert(model_directory(), methods="propose", **asked)
+
+
+def test_methods_that_do_not_fit_a_slice_are_named(model_directory, capsys):
+    asked = {"count": 2, "length": 6, "layers": "last", "corpus": "toy:400"}
+    evals.invert(
+        model_directory(), methods=["sweep", "chance"], slices=["[:, 0:, :]", "[:, 1:, :]"], **asked
+    )
+    (line,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("left out: ")]
+    assert line == "left out: sweep at [:, 1:, :] (needs every position shown)"
+
+
 # Packed data as a corpus.
 
 
-@pytest.mark.parametrize("settings", [{}, {"shards": 40}, {"layout": Layout("rows", 40, "left")}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shard_tokens": 40}, {"layout": Layout("rows", 40, "left")}]
+)
 @pytest.mark.parametrize("block", [1 << 20, 41])
 def test_packed_data_decodes_to_its_stories(settings, block, tokenizer_file, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()

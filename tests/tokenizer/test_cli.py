@@ -120,7 +120,10 @@ def test_help_has_examples_to_copy(command, capsys):
         ("pack toy:10 --tokenizer {file} --out {new} --context 8", "need --layout rows"),
         ("pack toy:10 --tokenizer {file} --out {folder}", "already exists"),
         ("pack toy:10 --tokenizer {file} --out {new} --workers 0", "--workers 0: must be 1 or m"),
-        ("pack toy:10 --tokenizer {file} --out {new} --shards 0", "--shards 0: tokens in a file,"),
+        (
+            "pack toy:10 --tokenizer {file} --out {new} --shard-tokens 0",
+            "--shard-tokens 0: must be",
+        ),
         ("sample --count 0", "--count 0: must be 1 or more"),
         ("inspect {folder}", "no such file; make one with"),
     ],

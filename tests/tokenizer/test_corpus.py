@@ -56,6 +56,47 @@ def test_a_separator_inside_a_text_separates(tmp_path):
     assert list(open_corpus(str(path), "train")) == [STORIES[0], "a", "b"]
 
 
+PLAIN = {
+    "paragraphs": "".join(
+        f"Paragraph {i}: {'a few words, ' * (i % 30)}end.\n \n" for i in range(300)
+    ),
+    "verse": "".join(f"Verse {i} of a poem without a gap\n" for i in range(2000)),
+    "one line": " ".join(f"word {i}" for i in range(20_000)),
+}
+
+
+@pytest.mark.parametrize("size", [13, 1 << 20])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_text_is_read_as_passages(tmp_path, monkeypatch, caplog, kind, size):
+    """Nothing but white space is lost, whatever is read at a time; the split has no text twice."""
+    monkeypatch.setattr("tokenizer.corpus.BLOCK", size)
+    path = tmp_path / "book.txt"
+    path.write_text(PLAIN[kind], encoding="utf-8")
+    passages = list(open_corpus(str(path), "train"))
+    assert "".join("".join(passages).split()) == "".join(PLAIN[kind].split())
+    assert all(450 < len(passage) < 17_000 for passage in passages[:-1])
+    if kind != "one line":  # no line is cut, nor a paragraph of ordinary length
+        unit = "\n \n" if kind == "paragraphs" else "\n"
+        assert [part for passage in passages for part in passage.split(unit)] == (
+            PLAIN[kind].strip().split(unit)
+        )
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert f"{path}: plain text without <|endoftext|>" in said
+    splits = [
+        list(open_corpus(str(path), split, valid_fraction=0.3)) for split in ("train", "valid")
+    ]
+    assert sorted(splits[0] + splits[1]) == sorted(passages)
+    assert not set(splits[0]) & set(splits[1])
+
+
+def test_a_separator_far_into_a_file_counts(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("tokenizer.corpus.BLOCK", 7)
+    path = tmp_path / "stories.txt"
+    path.write_text(f"{'First. ' * 900}\n\nStill first.\n<|endoftext|>\nSecond.")
+    assert len(list(open_corpus(str(path), "train"))) == 2
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("valid", ["valid", "validation"])
 def test_a_directory_has_both_splits(tmp_path, valid):
     write(tmp_path / "train.parquet", STORIES)
@@ -153,7 +194,7 @@ BAD_FILES = {
     "empty.txt": (b"", "holds no story; at least two"),
     "blank.txt": (b"\n \n<|endoftext|>\n\n<|endoftext|>", "holds no story; at least two"),
     "one.txt": (b"Once.\n<|endoftext|>\n", "holds one story only; at least two"),
-    "plain.txt": (b"Once upon a time.\nThe end.\n", "no separator after byte 0; end each story"),
+    "plain.txt": (b"Once upon a time.\nThe end.\n", "holds one story only; at least two"),
     "latin.txt": (
         b"One.\n<|endoftext|>\nA caf\xe9.\n<|endoftext|>\n",
         "byte 24 (line 3) is 0xe9, not valid UTF-8; convert",
@@ -161,7 +202,15 @@ BAD_FILES = {
     "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', "byte 24 (line 2) is 0xff"),
     "empty.jsonl": (b"\n", "holds no story"),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text": \n', "line 3 is not an object with a text"),
-    "other.jsonl": (b'{"text": "a"}\n{"story": "b"}\n', "line 2 is not an object with a text"),
+    "field.jsonl": (
+        b'{"story": "a"}\n',
+        "line 1: no column text, only story; rename the stories' co"
+        "lumn, or tell the tokenizer its name: --field story",
+    ),
+    "other.jsonl": (
+        b'{"text": "a"}\n{"story": "b"}\n',
+        "line 2: no column text, only story; rename",
+    ),
     "late.jsonl": (b'{"text": "a"}\n' * 5 + b'{"text": null}\n', "line 6 is not an object"),
     "number.jsonl": (b'{"text": "a"}\n{"text": 3}\n', "line 2 is not an object with a text"),
     "list.jsonl": (b"[1]\n", "line 1 is not an object with a text"),

@@ -38,7 +38,7 @@ def fatal(path, target):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(path, target)
 pathlib.Path.rename = fatal
-pack("toy:6", sys.argv[1], sys.argv[2], shards=500, force=True)
+pack("toy:6", sys.argv[1], sys.argv[2], shard_tokens=500, force=True)
 """
 SOURCE = "toy:60"
 CONTEXT = 400  # some stories of SOURCE are shorter, some longer
@@ -213,7 +213,7 @@ def test_a_replacement_that_is_killed_is_finished_by_the_same_command(data, toke
     root = Path(__file__).parents[2]
     assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
     assert not data.exists()
-    pack("toy:6", tokenizer, data, shards=500)
+    pack("toy:6", tokenizer, data, shard_tokens=500)
     assert contents(data) != before
     assert PackedData(data).meta["source"] == "toy:6"
     assert [path.name for path in data.parent.iterdir()] == ["data"]

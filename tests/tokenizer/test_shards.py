@@ -32,7 +32,7 @@ def whole(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(tokenizer, tmp_path_factory):
-    return pack(SOURCE, tokenizer, tmp_path_factory.mktemp("m") / "data", shards=500).path
+    return pack(SOURCE, tokenizer, tmp_path_factory.mktemp("m") / "data", shard_tokens=500).path
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_shards_hold_what_one_file_does(whole, sharded, split):
 def test_rows_are_sharded_row_by_row(tokenizer, tmp_path):
     layout = Layout("rows", 64, "left")
     one = pack(SOURCE, tokenizer, tmp_path / "one", layout)
-    many = pack(SOURCE, tokenizer, tmp_path / "many", layout, shards=500)
+    many = pack(SOURCE, tokenizer, tmp_path / "many", layout, shard_tokens=500)
     assert len(many.shards("train")) > 10
     np.testing.assert_array_equal(many.tokens("train"), one.tokens("train"))
     np.testing.assert_array_equal(many.tokens("train", 5), one.tokens("train")[:5])
@@ -94,7 +94,7 @@ def test_a_divided_source_is_read_once(tokenizer, tmp_path, monkeypatch):
     original = readers[".parquet"]
     counted = lambda path, field: read.append(path) or original(path, field)  # noqa: E731
     monkeypatch.setitem(readers, ".parquet", counted)
-    chosen = {"valid_fraction": 0.2, "shards": 1500}
+    chosen = {"valid_fraction": 0.2, "shard_tokens": 1500}
     many = pack(str(source), tokenizer, tmp_path / "many", **chosen)
     for split in ("train", "valid"):
         assert len(many.shards(split)) > 3
@@ -118,7 +118,14 @@ def write_parts(folder: Path, texts: list[str], column: str = "text") -> None:
 
 def test_another_column_is_named(tokenizer, tmp_path, capsys):
     write_parts(tmp_path / "parts", stories(40), "content")
-    command = ["pack", str(tmp_path / "parts"), "--tokenizer", str(tokenizer), "--shards", "2000"]
+    command = [
+        "pack",
+        str(tmp_path / "parts"),
+        "--tokenizer",
+        str(tokenizer),
+        "--shard-tokens",
+        "2000",
+    ]
     command += ["--valid-fraction", "0.3", "--out", str(tmp_path / "data")]
     assert main(command) == 2
     assert "no column text, only content; rename the stories' column, or" in capsys.readouterr().err
@@ -142,7 +149,9 @@ def test_a_dataset_of_the_hub_is_streamed(tokenizer, tmp_path, monkeypatch):
         f"- config_name: {name}\n  data_files: {name}/*.parquet" for name in ("small", "large")
     ]
     (hub / "README.md").write_text("---\nconfigs:\n" + "\n".join(about) + "\n---\n")
-    data = pack(f"hub:{hub}:large", tokenizer, tmp_path / "data", valid_fraction=0.2, shards=500)
+    data = pack(
+        f"hub:{hub}:large", tokenizer, tmp_path / "data", valid_fraction=0.2, shard_tokens=500
+    )
     assert sum(data.meta["splits"][split]["stories"] for split in ("train", "valid")) == 40
     assert not list((tmp_path / "cache").rglob("*.arrow"))  # nothing was copied
     with pytest.raises(CorpusError, match="no such subset; allowed: small, large"):
@@ -167,10 +176,10 @@ def test_an_interrupted_packing_goes_on_after_its_whole_shards(
         monkeypatch.setitem(words, "toy_stories", failing(after))
         message = r"broke; \d+ complete shards are kept: the same command"
         with pytest.raises(CorpusError, match=message):
-            pack(SOURCE, tokenizer, out, shards=500)
+            pack(SOURCE, tokenizer, out, shard_tokens=500)
         assert not out.exists()
     monkeypatch.setitem(words, "toy_stories", toy)
-    command = ["pack", SOURCE, "--tokenizer", str(tokenizer), "--shards", "500"]
+    command = ["pack", SOURCE, "--tokenizer", str(tokenizer), "--shard-tokens", "500"]
     assert main([*command, "--out", str(out)]) == 0
     assert "complete shards\n" in capsys.readouterr().err
     assert contents(out) == contents(sharded.path)
@@ -182,10 +191,12 @@ def test_an_interrupted_packing_of_something_else_is_named(tokenizer, tmp_path):
     (tmp_path / "valid.jsonl").write_text('{"text": "b"}\n' * 3)
     out = tmp_path / "data"
     with pytest.raises(CorpusError, match=r"line 3001 .*; \d\d complete shards are kept"):
-        pack(str(tmp_path), tokenizer, out, shards=200)
-    with pytest.raises(CorpusError, match=r"source \S+, now toy:9; shards 200, now 300; ask for"):
-        pack("toy:9", tokenizer, out, shards=300)
-    assert pack("toy:9", tokenizer, out, shards=300, force=True).meta["source"] == "toy:9"
+        pack(str(tmp_path), tokenizer, out, shard_tokens=200)
+    with pytest.raises(
+        CorpusError, match=r"source \S+, now toy:9; shard-tokens 200, now 300; ask for"
+    ):
+        pack("toy:9", tokenizer, out, shard_tokens=300)
+    assert pack("toy:9", tokenizer, out, shard_tokens=300, force=True).meta["source"] == "toy:9"
     assert not list(tmp_path.glob(".*"))
 
 
@@ -200,9 +211,9 @@ def test_two_packings_do_not_write_the_same_place(tokenizer, tmp_path):
 def test_a_full_disk_keeps_the_whole_shards(tokenizer, tmp_path, full_disk, monkeypatch):
     full_disk(after=21)
     with pytest.raises(CorpusError, match=r"the disk is full; .*complete shards are kept"):
-        pack(SOURCE, tokenizer, tmp_path / "data", shards=500)
+        pack(SOURCE, tokenizer, tmp_path / "data", shard_tokens=500)
     monkeypatch.undo()
-    pack(SOURCE, tokenizer, tmp_path / "data", shards=500)
+    pack(SOURCE, tokenizer, tmp_path / "data", shard_tokens=500)
     PackedData(tmp_path / "data")
 
 
@@ -210,7 +221,7 @@ def test_a_full_disk_keeps_the_whole_shards(tokenizer, tmp_path, full_disk, monk
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_packing_is_continued(tokenizer, tmp_path, number):
     command = [sys.executable, "-m", "tokenizer", "pack", KILLED, "--tokenizer", tokenizer]
-    command += ["--shards", "30000", "--out", tmp_path / "killed"]
+    command += ["--shard-tokens", "30000", "--out", tmp_path / "killed"]
     partial = tmp_path / ".killed.partial"
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL) as process:
@@ -221,7 +232,7 @@ def test_a_killed_packing_is_continued(tokenizer, tmp_path, number):
     kept = contents(partial)
     assert kept
     subprocess.run(command, cwd=root, check=True, stdout=subprocess.DEVNULL)
-    again = contents(pack(KILLED, tokenizer, tmp_path / "again", shards=30000).path)
+    again = contents(pack(KILLED, tokenizer, tmp_path / "again", shard_tokens=30000).path)
     assert contents(tmp_path / "killed") == again
     assert all(again[name] == kept[name] for name in kept if name.endswith(".bin"))
 
@@ -229,7 +240,7 @@ def test_a_killed_packing_is_continued(tokenizer, tmp_path, number):
 MEASURED = r"""
 import re, sys
 from tokenizer import pack
-pack(sys.argv[1], sys.argv[2], sys.argv[3], shards=200_000, valid_fraction=0.2)
+pack(sys.argv[1], sys.argv[2], sys.argv[3], shard_tokens=200_000, valid_fraction=0.2)
 print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]))
 """
 

@@ -81,6 +81,37 @@ def test_the_page_draws_its_figures_without_network_or_error(browser, tmp_path, 
         assert wrong == []
 
 
+COLOURS = """([words, cells]) => {
+    const fills = all => [...all].map(one => getComputedStyle(one).fill);
+    const figure = document.getElementById("logit-words");
+    return [words, cells].map(kind => fills(figure.querySelectorAll(kind)));
+}"""
+"""Colours of the letters and of the cells below them."""
+
+
+def luminance(colour: str) -> float:
+    """Of `rgb(r, g, b)`, as WCAG 2 defines it."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", CARDS)
+def test_letters_on_cells_can_be_read(browser, results, tmp_path, scheme):
+    path = tmp_path / "page.html"
+    assert main(["report", str(results), "--out", str(path)]) == 0
+    with opened(browser, path, scheme) as (page, _):
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        page.locator("#logit-words").scroll_into_view_if_needed()
+        page.wait_for_selector("#logit-words svg")
+        kinds = [".mark-text.role-mark text", ".mark-rect.role-mark path"]
+        letters, cells = page.evaluate(COLOURS, kinds)
+    assert len(letters) == len(cells) > 10
+    for pair in zip(letters, cells, strict=True):
+        dark, light = sorted(map(luminance, pair))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, pair
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What all lenses found in two tiny models, one of a name that would do harm."""
