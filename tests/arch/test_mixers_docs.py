@@ -50,7 +50,7 @@ def test_the_commands_that_train_and_invert_it_work_from_its_folder(tmp_path, sm
     page = PAGE.with_name("extending.md")
     asked = [c.text for c in commands(page.name, page.read_text("utf-8")) if "runs/gated" in c.text]
     small_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    pack("toy:60", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
+    pack("toy:600", tmp_path / "tokenizer.json", tmp_path / "data" / "tinystories")
     for text in asked:
         small = next(flags for name, flags in SMALL.items() if f"python -m {name}" in text)
         small = " ".join(small.split()) + " --model.vocab_size 400" * ("train fit" in text)

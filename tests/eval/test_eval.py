@@ -136,8 +136,7 @@ def test_rows_that_do_not_fit_on_the_disk_are_named(model_directory, tmp_path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     out = tmp_path / "out"
-    asked = "--text Tom --layers last --methods chance --corpus toy"
-    words = f"invert {model_directory()} {asked} --out {out}"
+    words = f"invert {model_directory()} --text Tom --layers last --methods chance --out {out}"
     monkeypatch.setattr(os, "fsync", full)
     assert main(words.split()) == 2
     last = capsys.readouterr().err.splitlines()[-1]
