@@ -4,8 +4,9 @@
 
 Three products make it and its gradients: forward, tril(W) x; dx, tril(W)^T g; dw, tril(g x^T).
 Each is linear in both of its operands, and its gradients are the other two, so that gradients of
-every order exist. Each is an operator of its own to autograd and to torch.compile: one opaque node
-on every device, which passes `torch.library.opcheck` without a GPU.
+every order exist. With the Triton kernels, and to torch.compile on every device, each is an
+operator of its own, which passes `torch.library.opcheck` without a GPU; elsewhere a convolution is
+one of torch's own dense products.
 
 What lies above the diagonal is never read into a result, NaN included, and its gradient is zero.
 The products are computed in x's dtype, or autocast's, and accumulated in float32; weights and
@@ -15,18 +16,20 @@ run. `implementation` says what computes the products on a device.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import platform
+import re
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-# Rows of W in a block on a CPU; a shorter sequence is one dense product.
-BLOCK = 128
-# Numbers in an operand from which on oneDNN, where it is, outweighs its longer calls.
+# Numbers in an operand from which on oneDNN, where it is faster, outweighs its longer calls.
 ONEDNN = 2**18
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -53,6 +56,8 @@ def masked_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
         expected = tuple(weight.shape[:-1])
         raise ValueError(f"bias is {tuple(bias.shape)}: expected {expected}")
     x = x.to(product_dtype(x))
+    if not is_one_node(x):
+        return _dense(x, weight, bias)
     bias = None if bias is None else bias.reshape(heads, length)
     return forward(x, weight.reshape(heads, length, length), bias)
 
@@ -65,9 +70,20 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def is_one_node(x: Tensor) -> bool:
+    """Returns whether a convolution of x is an operator of ours, not one of torch's products.
+
+    It is with the Triton kernels, to torch.compile, which cannot trace the choice, and for fake
+    tensors, so that who counts their work counts a triangle.
+    """
+    if torch.compiler.is_compiling() or type(x) is not Tensor:
+        return True
+    return implementation(x.device, x.dtype)[0] == "triton"
+
+
 @cache
 def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """Returns what computes the products, "triton", "blocked" or "dense", and why.
+    """Returns what computes the products, "triton", "convolution" or "dense", and why.
 
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
     without the Triton kernels.
@@ -81,7 +97,9 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
 
 def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     if device.type == "cpu":
-        return "blocked", f"blocks of {BLOCK} positions on a CPU"
+        if dtype == torch.float32 and prefers_onednn(describe_processor()):
+            return "convolution", f"oneDNN from {ONEDNN} numbers on, on this processor"
+        return "dense", "torch's matrix products on a CPU"
     if device.type != "cuda" or torch.version.cuda is None:
         return "dense", "the Triton kernels are for NVIDIA devices"
     if find_spec("triton") is None:
@@ -94,47 +112,58 @@ def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]
     return "triton", f"sm_{major}{minor}"
 
 
+def describe_processor() -> str:
+    """Returns what the system says of the processor, its vendor and family among it."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+
+
+def prefers_onednn(processor: str) -> bool:
+    """Returns whether oneDNN multiplies float32 faster than MKL on a processor so described.
+
+    MKL uses 512-bit instructions on Intel's processors only, and AMD's execute them at full width
+    from family 26 (Zen 5) on; elsewhere MKL is as fast and moves less memory.
+    """
+    family = re.search(r"family\s*:?\s*(\d+)", processor, re.IGNORECASE)
+    return "AuthenticAMD" in processor and family is not None and int(family[1]) >= 26
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns tril(weight) x + bias as `masked_convolution` does, in x's dtype."""
+    if weight.dim() == 3:
+        biases = [None] * len(weight) if bias is None else bias
+        groups = zip(x.chunk(len(weight), -1), weight, biases, strict=True)
+        return torch.cat([_dense(*group) for group in groups], -1)
+    lower = weight.to(x.dtype).tril()
+    bias = None if bias is None else bias.to(x.dtype)
+    if x.numel() >= ONEDNN and implementation(x.device, x.dtype)[0] == "convolution":
+        return F.conv1d(x, lower[..., None], bias)  # over the features; channels are positions
+    lower = lower.expand(len(x), -1, -1)
+    return torch.bmm(lower, x) if bias is None else torch.baddbmm(bias[:, None], lower, x)
+
+
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns tril(W) x + bias: x `(B, T, D)`, weight `(H, T, T)`, bias `(H, T)`."""
-    if kernels := _triton(x):
-        return kernels.forward(x, weight, bias)
-    if _short(x, weight):
-        return _convolve(weight[0].to(x.dtype).tril(), x, None if bias is None else bias[0])
-    y = _empty(x)
-    for head, features in _groups(weight, x):
-        for rows in _blocks(x):
-            triangle = weight[head, rows, : rows.stop].to(x.dtype).tril(rows.start)
-            offset = None if bias is None else bias[head, rows, None]
-            _multiply(triangle, x[:, : rows.stop, features], y[:, rows, features], offset)
-    return y
+    kernels = _triton(x)
+    return kernels.forward(x, weight, bias) if kernels else _dense(x, weight, bias).contiguous()
 
 
 def _dx(g: Tensor, weight: Tensor) -> Tensor:
     """Returns tril(W)^T g: g `(B, T, D)`, weight `(H, T, T)`."""
     if kernels := _triton(g):
         return kernels.dx(g, weight)
-    if _short(g, weight):
-        return _convolve(weight[0].to(g.dtype).tril().T, g, None)
-    y = _empty(g)
-    for head, features in _groups(weight, g):
-        for columns in _blocks(g):
-            triangle = weight[head, columns.start :, columns].to(g.dtype).tril()
-            _multiply(triangle.T, g[:, columns.start :, features], y[:, columns, features])
-    return y
+    lower, groups = weight.to(g.dtype).tril(), g.unflatten(-1, (len(weight), -1))
+    return torch.einsum("hij,bihd->bjhd", lower, groups).flatten(2).contiguous()
 
 
 def _dw(g: Tensor, x: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """Returns tril(sum_b g x^T), `(H, T, T)` of `dtype`: g and x `(B, T, D)`."""
-    gradient = x.new_zeros(heads, x.shape[1], x.shape[1], dtype=dtype)
     if kernels := _triton(x):
-        return kernels.dw(g, x, gradient)
-    multiply = _linear if _onednn(x) else torch.mm
-    for head, features in _groups(gradient, x):
-        left, right = (t[..., features].transpose(0, 1).flatten(1) for t in (g, x))
-        for rows in _blocks(x):
-            block = multiply(left[rows], right[: rows.stop].T)
-            gradient[head, rows, : rows.stop] = block.tril_(rows.start)
-    return gradient
+        return kernels.dw(g, x, x.new_zeros(heads, x.shape[1], x.shape[1], dtype=dtype))
+    g, x = (t.unflatten(-1, (heads, -1)) for t in (g, x))
+    return torch.einsum("bihd,bjhd->hij", g, x).tril().to(dtype)
 
 
 def _keep_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -193,7 +222,7 @@ forward = _operator(
     "masked_conv",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _forward,
-    lambda x, weight, bias: _empty(x),
+    lambda x, weight, bias: x.new_empty(x.shape),
     _keep_forward,
     _backward,
 )
@@ -201,7 +230,7 @@ dx = _operator(
     "masked_conv_dx",
     "(Tensor g, Tensor weight) -> Tensor",
     _dx,
-    lambda g, weight: _empty(g),
+    lambda g, weight: g.new_empty(g.shape),
     _keep_two,
     _dx_backward,
 )
@@ -222,61 +251,3 @@ def _triton(x: Tensor) -> ModuleType | None:
     from arch import masked_conv_triton
 
     return masked_conv_triton
-
-
-def _empty(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _blocks(x: Tensor) -> Iterator[slice]:
-    """Yields the positions of x, block by block; rows of W end at a block's diagonal."""
-    length = x.shape[1]
-    step = BLOCK if x.device.type == "cpu" else max(1, length)
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
-
-
-def _groups(weight: Tensor, x: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each head and its features."""
-    width = x.shape[-1] // len(weight)
-    for head in range(len(weight)):
-        yield head, slice(head * width, (head + 1) * width)
-
-
-def _multiply(matrix: Tensor, x: Tensor, y: Tensor, offset: Tensor | None = None) -> None:
-    """Fills y `(B, M, D)` with matrix `(M, K)` times x `(B, K, D)`, plus an offset `(M, 1)`."""
-    if _onednn(x):
-        for one, result in zip(x, y, strict=True):
-            product = _linear(matrix, one)
-            result.copy_(product) if offset is None else torch.add(product, offset, out=result)
-        return
-    torch.baddbmm(y, matrix.expand(len(x), -1, -1), x, beta=0, out=y)
-    if offset is not None:
-        y += offset
-
-
-def _short(x: Tensor, weight: Tensor) -> bool:
-    """Whether one product does it all, but for so many sequences that each has little to do."""
-    return _onednn(x) and x.shape[1] <= BLOCK and len(weight) == 1
-
-
-def _convolve(matrix: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns matrix x + bias as a convolution whose channels are the positions: one call."""
-    bias = None if bias is None else bias.to(x.dtype)
-    return torch.ops.aten.mkldnn_convolution(x, matrix[..., None], bias, [0], [1], [1], 1)
-
-
-def _linear(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a `(M, K)` times b `(K, N)`, by oneDNN."""
-    return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-
-
-def _onednn(x: Tensor) -> bool:
-    """Whether oneDNN multiplies: in float32 it uses all of any x86 processor, MKL Intel's only."""
-    large = x.numel() >= ONEDNN
-    return large and x.device.type == "cpu" and x.dtype == torch.float32 and _has_onednn()
-
-
-@cache
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

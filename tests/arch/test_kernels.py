@@ -1,6 +1,7 @@
 """The masked convolution against float64, and as an operator torch can work with."""
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,24 +34,31 @@ def test_any_length_batch_and_width(length, batch, features):
     compare("flat", length, torch.float32, batch=batch, features=features)
 
 
-@pytest.mark.parametrize("length", [64, 128, 200])
+@pytest.fixture(params=["convolution", "dense", "operator"])
+def form(request, monkeypatch):
+    """Each form that a CPU can take, whatever this one prefers, at any size."""
+    monkeypatch.setattr(masked_conv, "prefers_onednn", lambda _: request.param == "convolution")
+    monkeypatch.setattr(masked_conv, "ONEDNN", 1)
+    monkeypatch.setattr(masked_conv, "is_one_node", lambda _: request.param == "operator")
+    implementation.cache_clear()
+    yield request.param
+    implementation.cache_clear()
+
+
+@pytest.mark.parametrize(("length", "batch"), [(1, 3), (64, 1), (129, 3), (257, 17)])
 @members
-def test_operands_large_enough_for_onednn(name, length, monkeypatch):
-    monkeypatch.setattr(masked_conv, "ONEDNN", 3 * 64 * 16)  # three sequences of one head
-    compare(name, length, torch.float32, batch=3, features=48)
-    x, w = torch.randn(3, length, 48), torch.randn(1, length, length)
-    for call in (
-        lambda: masked_conv._forward(x, w, None),
-        lambda: masked_conv._dw(x, x, 1, x.dtype),
-    ):
-        with Made() as made:
-            call()
-        assert any("mkldnn" in name for name in made.calls)
-        assert not any(name.startswith(("aten.mm", "aten.baddbmm")) for name in made.calls)
+def test_each_form_for_a_cpu(name, length, batch, form):
+    compare(name, length, torch.float32, batch=batch)
+    with Calls() as calls:
+        masked_convolution(*arguments(name, length, torch.float32, batch=batch))
+    kinds = {"convolution": "aten.*conv", "dense": r"aten\.b?a?d?d?bmm", "operator": "remnant"}
+    found = {kind for kind in kinds if any(re.match(kinds[kind], call) for call in calls.names)}
+    assert found == {form}
 
 
 @pytest.mark.parametrize("length", [5, 130])
 @members
+@pytest.mark.usefixtures("form")
 def test_gradients_of_every_order(name, length):
     """The first two against finite differences, the third against the dense form's."""
     if length < 100:
@@ -96,6 +103,7 @@ def test_same_bits_on_every_run(name, device):
 @pytest.mark.parametrize("length", [128, 192])
 @members
 @devices
+@pytest.mark.usefixtures("form")
 def test_what_lies_above_the_diagonal_changes_nothing(name, length, garbage, device):
     inputs = arguments(name, length, torch.float32, device=device)
     above = torch.full((length, length), garbage, device=device).triu(1)
@@ -186,47 +194,16 @@ def test_empty_batch():
     assert not dw.any()
 
 
-class Made(TorchDispatchMode):
-    """Keeps the memory of every tensor made inside, but for what was given."""
+class Calls(TorchDispatchMode):
+    """Keeps the names of the operators that run inside."""
 
-    def __init__(self, *given: Tensor):
+    def __init__(self):
         super().__init__()
-        self.given = {tensor.data_ptr() for tensor in given}
-        self.storages = {}
-        self.calls = []
+        self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls.append(str(func))
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            storage = made.untyped_storage()
-            if storage.data_ptr() not in self.given:
-                self.storages[storage.data_ptr()] = storage
-        return made
-
-    def bytes(self) -> list[int]:
-        """The sizes, largest first."""
-        return sorted((storage.nbytes() for storage in self.storages.values()), reverse=True)
-
-
-def test_no_dense_mask_and_nothing_of_batch_by_length_squared(monkeypatch):
-    batch, length, features = 64, 512, 16
-    x, g = (torch.randn(batch, length, features) for _ in range(2))
-    w = torch.randn(1, length, length)
-    for onednn in (True, False):
-        monkeypatch.setattr(masked_conv, "_has_onednn", lambda found=onednn: found)
-        with Made(x, w) as forward:
-            masked_conv._forward(x, w, None)
-        with Made(g, x, w) as backward:
-            masked_conv._dx(g, w)
-        with Made(g, x, w) as weight:
-            masked_conv._dw(g, x, 1, w.dtype)
-        rows = masked_conv.BLOCK * length * w.itemsize
-        assert forward.bytes()[0] == backward.bytes()[0] == x.nbytes
-        assert forward.bytes()[1] <= rows
-        # The gradient of W is the one thing of its size.
-        assert weight.bytes()[:3] == [x.nbytes, x.nbytes, w.nbytes]
-        assert weight.bytes()[3] <= rows
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 @devices
@@ -326,9 +303,30 @@ def test_it_says_once_which_implementation_runs_and_why(
     assert f"cuda:0 in {dtype}: {name} (" in record.getMessage()
 
 
-def test_implementation_on_a_cpu():
-    name, why = implementation(torch.device("cpu"), torch.float32)
-    assert (name, why) == ("blocked", "blocks of 128 positions on a CPU")
+@pytest.mark.parametrize(
+    ("processor", "onednn"),
+    [
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", True),
+        ("AMD64 Family 26 Model 68 Stepping 0, AuthenticAMD", True),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", False),
+        ("vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n", False),
+        ("Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", False),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", False),
+        ("arm", False),
+        ("", False),
+    ],
+)
+def test_the_processor_chooses_the_form(processor, onednn, monkeypatch):
+    monkeypatch.setattr(masked_conv, "describe_processor", lambda: processor)
+    implementation.cache_clear()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        chosen = "convolution" if onednn and dtype == torch.float32 else "dense"
+        assert implementation(torch.device("cpu"), dtype)[0] == chosen
+    implementation.cache_clear()
+
+
+def test_the_processor_is_described():
+    assert masked_conv.describe_processor() == masked_conv.describe_processor() != ""
 
 
 def test_import_needs_no_triton():
