@@ -1,5 +1,6 @@
 # make demo   stories -> tokenizer -> two models -> a page of evidence, in minutes on a CPU
 # make test   the tests: offline, on a CPU, minutes
+# make portable   tests of numbers once more, with the code of other processors, minutes
 # Both create .venv when it is missing or older than the files that describe it.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test portable lint types check clean
 
 demo: $(STAMP)
 	$(BIN)/python -m scripts.demo $(ARGS)
@@ -15,6 +16,18 @@ demo: $(STAMP)
 # Two processes of one thread: the models are so small that a second thread costs more than it brings.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Rounding differs with the instructions, the library's code path and the number of threads.
+PROCESSORS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE \
+    ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 OMP_NUM_THREADS=4
+NUMBERS := tests/golden tests/eval/inversion tests/eval/test_bits.py tests/eval/probes \
+    tests/eval/lenses tests/arch/test_kernels.py tests/arch/test_mixers_equal.py
+
+portable: $(STAMP)
+	for setting in $(PROCESSORS); do \
+	    echo "== $$setting" && env OMP_NUM_THREADS=1 $$setting $(BIN)/python -m pytest -n 2 \
+	        --dist worksteal -k "not fault" $(ARGS) $(NUMBERS) || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -32,6 +32,7 @@ from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
 from scripts import pages
+from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
 
@@ -61,7 +62,7 @@ FLAGS = {
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
     with torch.no_grad():
-        return pages.run("inversion", __doc__, FLAGS, measure, words)
+        return pages.run("inversion", __doc__, FLAGS, measure, words, CorpusError)
 
 
 def measure(options: argparse.Namespace) -> pages.Pages:

@@ -27,7 +27,7 @@ from eval.lenses.trace import gather
 from eval.models import open_checkpoint
 from eval.text import drawn_prompts, held_out_text
 from scripts import pages
-from tokenizer import open_corpus, train_tokenizer
+from tokenizer import CorpusError, open_corpus, train_tokenizer
 
 VOCABULARY = 4096
 LLAMA = {"mixers": ("attention(heads=4)",), "channel_mixer": "swiglu", "norm": "rmsnorm"}
@@ -49,7 +49,7 @@ FLAGS = {
 
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
-    return pages.run("lenses", __doc__, FLAGS, measure, words)
+    return pages.run("lenses", __doc__, FLAGS, measure, words, CorpusError)
 
 
 def measure(options: argparse.Namespace) -> pages.Pages:

@@ -25,7 +25,7 @@ from scripts import pages
 from scripts.baselines import Training, our_run, trainer_run
 from scripts.pages import BenchmarkError, By
 from scripts.turns import Entrant, end, race
-from tokenizer import PackedData, open_corpus, pack, train_tokenizer
+from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
 from train.speed import peak_flops
 
@@ -99,7 +99,9 @@ class Race(NamedTuple):
 def main(words: list[str] | None = None) -> int:
     """Measures and writes the page; the exit code, 1 where a contender failed."""
     rows: list[dict[str, Any]] = []
-    code = pages.run("training", __doc__, FLAGS, lambda o: measure(o, rows), words, RunError)
+    code = pages.run(
+        "training", __doc__, FLAGS, lambda o: measure(o, rows), words, RunError, CorpusError
+    )
     return code or int(any(row["failed"] for row in rows))
 
 

@@ -5,12 +5,13 @@
 #   scripts/gpu_check.sh [DIR] training
 #   scripts/gpu_check.sh [DIR] PART...         any of them; `training inversion` too fit in one call
 #
-# Needs a CUDA device and Python with torch, triton, numpy, tokenizers, safetensors, pytest, and
-#   for tests and training   lightning, jsonargparse[signatures], pyyaml
+# Needs a CUDA device and Python with torch, triton, numpy and pytest, which do for tests and kernels;
+#   for the others           tokenizers, safetensors
 #   for inversion            rich, pyyaml, jinja2, scipy
-#   for training also        transformers and accelerate
-# Tests of what is not installed are skipped. Downloads nothing. Writes to DIR (gpu-check): PART.log
-# of each part, kernels-cuda.csv and .md, inversion-cuda.md, training-cuda.csv and .md.
+#   for training             lightning, jsonargparse[signatures], pyyaml, transformers, accelerate
+# Tests of what is not installed are skipped, each file with a line that says so. Downloads nothing.
+# Writes to DIR (gpu-check): PART.log of each part, kernels-cuda.csv and .md, inversion-cuda.md,
+# training-cuda.csv and .md.
 # The exit status is the number of parts that failed.
 #
 # To keep what was measured: copy to docs/benchmarks DIR/kernels-cuda.* as kernels-gpu.*,
@@ -25,9 +26,21 @@ ALL=("${USUAL[@]}" training)
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
 # in all. To add one, write it and name it in ALL.
 tests_seconds=180
+needs() { # what a file of tests imports beyond torch, triton, numpy and pytest
+    case $1 in
+        tests/arch/test_pretrained.py) echo tokenizers, safetensors, transformers ;;
+        tests/train/* | tests/scripts/test_training.py)
+            echo tokenizers, safetensors, lightning, jsonargparse, yaml ;;
+        *) echo pytest ;;
+    esac
+}
 tests() {
     local file failed=0 jobs=()
     for file in $(grep -rl "mark.gpu" tests --include="test_*.py"); do
+        if ! "$python" -c "import $(needs "$file")" 2>/dev/null; then
+            echo "skipped $file: needs $(needs "$file")"
+            continue
+        fi
         # The files side by side: most of their time is Triton compiling.
         "$python" -m pytest -m gpu -W default --no-showlocals --durations=5 "$file" &
         jobs+=($!)
@@ -54,7 +67,7 @@ training() {
 run() {
     local part=$1 seconds=${1}_seconds start=$SECONDS status
     export out root python
-    export -f "${part?}"
+    export -f "${part?}" needs
     timeout --kill-after=10 "${!seconds}" bash -c "$part" >"$out/$part.log" 2>&1
     status=$?
     [ $status -eq 124 ] && echo "stopped after ${!seconds} s" >>"$out/$part.log"

@@ -22,7 +22,6 @@ from arch import ModelError
 from arch.files import write_file
 from eval import RequestError
 from eval.tables import Table, markdown, to_csv
-from tokenizer import CorpusError
 
 Pages = Iterable[tuple[str, Sequence[dict[str, Any]]]]
 """A page and its rows, anew whenever there is more."""
@@ -59,14 +58,14 @@ def run(
 ) -> int:
     """Reads the flags, measures, and prints and writes the page; the exit code.
 
-    Messages of `errors`, beside those of models, corpora and requests, are one line for the user.
+    Messages of `errors`, beside those of models and requests, are one line for the user.
     """
     words = sys.argv[1:] if words is None else words
     options = read(about, {**flags, "--out": ("directory for the page and its rows", None)}, words)
     options.command = command(f"scripts.bench_{name}", words)
     threads, text = torch.get_num_threads(), ""
     torch.set_num_threads(getattr(options, "threads", 1))
-    known = (BenchmarkError, ModelError, CorpusError, RequestError, OSError, *errors)
+    known = (BenchmarkError, ModelError, RequestError, OSError, *errors)
     out = options.out and Path(options.out)
     try:
         if out:

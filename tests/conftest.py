@@ -1,22 +1,31 @@
-"""What many tests stand on: a small tokenizer, small models, their directories."""
+"""What many tests stand on: a small tokenizer, small models, their directories.
+
+The tests of `scripts/gpu_check.sh` run where only torch, triton, numpy and pytest are installed, so
+that this file imports the rest where it is used.
+"""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import settings
-from tokenizers import Tokenizer
 
-from arch import LanguageModel, ModelConfig, save_model
-from tokenizer import open_corpus, train_tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from arch import LanguageModel
 
 VOCAB = 400
 
-# A busy machine is no fault.
-settings.register_profile("remnant", deadline=None)
-settings.load_profile("remnant")
+try:
+    from hypothesis import settings
+except ImportError:
+    pass
+else:  # a busy machine is no fault
+    settings.register_profile("remnant", deadline=None)
+    settings.load_profile("remnant")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds until its process is up
 
 
@@ -38,14 +47,17 @@ def _deterministic() -> None:
 
 
 @pytest.fixture(scope="session")
-def small_tokenizer() -> Tokenizer:
+def small_tokenizer() -> "Tokenizer":
     """A real byte-level BPE, of 400 entries."""
+    from tokenizer import open_corpus, train_tokenizer
+
     return train_tokenizer(open_corpus("toy:60", "train"), vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="session")
-def small_model() -> Callable[..., LanguageModel]:
+def small_model() -> "Callable[..., LanguageModel]":
     """Makes untrained models that a test can afford: `small_model(mixers=("attention",))`."""
+    from arch import LanguageModel, ModelConfig
 
     def make(**settings: object) -> LanguageModel:
         chosen = {"context": 32, "d_model": 32, "n_layers": 2, "embedding_std": 1.0} | settings
@@ -58,9 +70,10 @@ def small_model() -> Callable[..., LanguageModel]:
 
 @pytest.fixture
 def model_directory(
-    tmp_path: Path, small_model: Callable[..., LanguageModel], small_tokenizer: Tokenizer
+    tmp_path: Path, small_model: "Callable[..., LanguageModel]", small_tokenizer: "Tokenizer"
 ) -> Callable[..., Path]:
     """Saves a small model: `model_directory("flat", step=10)` gives its path."""
+    from arch import save_model
 
     def make(name: str = "flat", step: int = 0, **settings: object) -> Path:
         return save_model(

@@ -40,6 +40,9 @@ INVERSION = (
     "steps_to_solve", "evaluations",
 )  # fmt: skip
 """Fields of an inversion's row that are pinned as they are."""
+STEPPED = ("rank", "evaluations", "residual")
+UNPROVED = (*STEPPED, "found", "verdict", "self", "nonself", "set_recall", "permuted")
+"""Fields of an unproved answer, which rounding decides; it moves `STEPPED` by little."""
 PLACES = {
     "probe": ("offset",),
     "geometry": ("hidden",),
@@ -126,6 +129,10 @@ def _inversion(case: str, row: Row) -> tuple[Place, Row]:
     quantities["found"] = "".join(row["found_text"]) if row["exact"] else row["found"]
     if not row["at_floor"]:  # at the floor it is rounding
         quantities["residual"] = row["residual"]
+    if row["certificate"] is None and row["family"] in ("gradient", "search"):
+        about = {name: quantities.pop(name) for name in UNPROVED if name in quantities}
+        quantities["about right"] = about["verdict"].count("recovered")
+        quantities |= {f"about {name}": about[name] for name in STEPPED if name in about}
     if row["prompts"] != "text":
         quantities["truth"] = "".join(row["truth_text"])
     return _place(case, row), dict(_flat(quantities))

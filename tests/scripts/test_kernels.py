@@ -1,6 +1,5 @@
 """The benchmark of the masked convolution and the GPU check, as far as they go without a GPU."""
 
-import ast
 import csv
 import os
 import re
@@ -16,7 +15,6 @@ from scripts import bench_kernels
 from scripts.bench_kernels import DENSE, OURS
 
 ROOT = Path(__file__).parents[2]
-IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def test_benchmark_measures_every_form_on_a_cpu(tmp_path, monkeypatch, capsys):
@@ -51,8 +49,8 @@ def test_forms_agree():
         torch.testing.assert_close(list(gradients), list(results[OURS]), rtol=1e-4, atol=1e-5)
 
 
-def gpu_check(*words):
-    environment = os.environ | {"PYTHON": sys.executable}
+def gpu_check(*words, python=sys.executable):
+    environment = os.environ | {"PYTHON": python}
     command = ["bash", "scripts/gpu_check.sh", *words]
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -76,14 +74,46 @@ def test_gpu_check_fits_in_one_call():
     assert max(limits.values()) <= 600 - start
 
 
-def test_gpu_tests_can_be_collected_without_what_is_optional():
-    optional = {"accelerate", "captum", "datasets", "pyarrow", "transformers", "wandb"}
-    files = [p for p in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
-    assert len(files) > 3
-    for path in files:
-        found = [node for node in ast.parse(path.read_text()).body if isinstance(node, IMPORTS)]
-        words = {w for node in found for w in re.findall(r"[\w]+", ast.unparse(node))}
-        assert not words & optional, path.name
+# Imported at the start of Python: of installed packages only those named, and what they need.
+ALONE = r"""
+import re, sys
+from importlib import metadata
+
+plain = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+allowed, todo = set(), ["torch", "triton", "numpy", "pytest", "remnant"]
+while todo:
+    name = plain(todo.pop())
+    if name not in allowed and any(metadata.distributions(name=name)):
+        allowed.add(name)
+        needs = [] if name == "remnant" else metadata.requires(name) or []
+        todo += [re.match(r"[\w.-]+", need)[0] for need in needs if "extra ==" not in need]
+owners = metadata.packages_distributions()
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        own = owners.get(name.partition(".")[0])
+        if own and not allowed & set(map(plain, own)):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(ALONE)
+    python = tmp_path / "python"  # one that finds a GPU
+    python.write_text(f'#!/bin/sh\ncase "$2" in *cuda*) exit;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only")
+    done = gpu_check(str(tmp_path / "out"), "tests", python=str(python))
+    log = (tmp_path / "out/tests.log").read_text()
+    assert done.returncode == 0, log
+    assert re.findall("^tests/.*::test_the_kernels_run", log, re.M)
+    skipped = set(re.findall("^skipped (.*): needs", log, re.M))
+    assert {"tests/arch/test_pretrained.py", "tests/train/test_speed.py"} <= skipped
+    subprocess.run([python, "-c", "import scripts.bench_kernels"], cwd=ROOT, check=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -53,8 +53,9 @@ def test_a_terminal_shows_a_bar_below_the_lines(data, tmp_path, monkeypatch, cap
     assert fit(data, tmp_path / "run") == 0
     shown = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", capsys.readouterr().out)
     assert re.search(r"step 3/6 \S* *0:\d\d left  loss \d\.\d{3}  bits/byte", shown)
-    valid = f"step 6  valid loss 6.167  bits/byte 4.702 over 320 tokens  -> {tmp_path}/run/models/"
-    assert valid in shown  # longer than the terminal is wide, and not cut
+    valid = r"step 6  valid loss \d\.\d{3}  bits/byte \d\.\d{3} over 320 tokens  -> "
+    place = re.escape(f"{tmp_path}/run/models/")
+    assert re.search(valid + place, shown)  # longer than the terminal is wide, and not cut
 
 
 def test_samples_are_shown_kept_and_change_no_weight(data, tmp_path, capsys):
