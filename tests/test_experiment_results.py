@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 from scipy import stats
 
 pd: Any = pandas  # whose annotations leave open what an index or a column gives
-Frame = Series = Any
+Frame = Any
+Series = Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 QUARTER = "bits.uniform.noise 0.25 rms.alone"
@@ -24,7 +26,7 @@ def table(name: str) -> Frame:
     """Every row, nested fields as columns `a.b.c`, and the model's `name`, `seed` and `step`."""
     rows = pd.read_parquet(RESULTS / f"{name}.parquet").row.map(json.loads)
     found = pd.json_normalize(rows.tolist())
-    parts = found["checkpoint.name"].str.extract(r"(?P<name>.*)-s(?P<seed>\d+)$")
+    parts = found["checkpoint.name"].str.extract(r"(?P<name>.*?)(?:-s(?P<seed>\d+))?$")
     return found.assign(name=parts.name, seed=parts.seed, step=found["checkpoint.step"])
 
 
@@ -90,6 +92,18 @@ def e5_change(name: str, field: str, digits: int) -> str:
     return student(change(found, "experiment.weight", 0.0, 0.1), digits)
 
 
+def recurrent_work() -> str:
+    found = table("recurrent").query("hidden == 3")
+    work = found.assign(work=np.log2(found.evaluations.astype(float)))
+    means = work.pivot_table("work", "seed", "name")
+    return student(means.recurrent - means.llama)
+
+
+def smollm2(layer: int, precision: str) -> str:
+    found = table("smollm2/bits").query("`site.layer` == @layer")
+    return student(at(found, f"bits.uniform.{precision}.alone", 4))
+
+
 CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E1, flat": ("bits.md", lambda: e1_change("flat", 0)),
     "E1, Llama, later": ("bits.md", lambda: e1_change("llama", 100)),
@@ -102,6 +116,8 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "E5, price": ("retention.md", lambda: e5_change("llama", "bits_per_byte", 3)),
     "E5, excess": ("retention.md", lambda: e5_change("flat", "excess", 3)),
     "E5, near": ("retention.md", lambda: e5_change("flat", QUARTER, 2)),
+    "recurrent, work": ("recurrent.md", recurrent_work),
+    "SmolLM2, bits": ("smollm2.md", lambda: smollm2(30, "noise 4 effect")),
 }
 """By name: the page, and the text that it prints, from the rows."""
 

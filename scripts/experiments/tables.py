@@ -22,7 +22,8 @@ from scipy import stats
 from eval.drawing import write_chart
 
 pd: Any = pandas  # whose annotations leave open what an index or a column gives
-Frame = Series = Any
+Frame = Any
+Series = Any
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results" / "experiments"
 QUARTER, CODES = "noise 0.25 rms", "int4"
