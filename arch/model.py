@@ -275,7 +275,7 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
     each kind: a model of attention alone starts small, as Llama does; one with a masked convolution
     starts as the reference. There a small embedding would drown in the first mixer's output, which
     no projection scales down: such a model stalls at the frequencies of single tokens
-    (docs/results/training.md).
+    (docs/benchmarks/learning-cpu.md).
 
     | tensor | small | reference |
     |---|---|---|

@@ -52,7 +52,7 @@ RECORDED: dict[str, Any] = {
 }  # fmt: skip
 """Settings that models of earlier versions record, at their only values."""
 
-YOUNGER = {("init_from", None), ("retention.weight", 0.0), ("retention.distance", 16)}
+YOUNGER = {("init_from", None)}
 """Settings that earlier versions lack, at their defaults; they are no part of a recipe."""
 
 Facts = dict[str, Any]

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import log2
 from typing import TYPE_CHECKING, Any
 
 from eval import RequestError
@@ -157,37 +156,6 @@ def part(row: Row) -> str:
     """The part of the layer, with the layers below it that are shown too: `block`, `block 1+3`."""
     name = row["site"].get("part", "block")
     return name if len(layers(row)) == 1 else f"{name} {'+'.join(map(str, layers(row)))}"
-
-
-def attempt(starts: Sequence[Row]) -> dict[str, Any]:
-    """The result of one method on one prompt, all its starts together, as a flat record.
-
-    `whole` is whether a start at the rounding floor has all tokens right, within the budget where
-    there is one; `named` and `seen` are the shares of hidden and shown tokens that the nearest
-    start has right. `spent` counts the tokens run forward until then, or of all starts; `work` is
-    its log2.
-    """
-    starts = sorted(starts, key=lambda row: row["seed"])
-    budget, spent, whole = starts[0]["settings"].get("budget"), 0, False
-    for row in starts:
-        used = row["evaluations"]
-        whole = row["exact"] and row["at_floor"] and (budget is None or used <= budget)
-        spent += used if budget is None else min(used, budget)
-        if whole:
-            break
-    nearest = min(starts, key=lambda row: row["residual"])
-    shares = {"named": nearest["nonself"], "seen": nearest["self"]}
-    return {
-        "prompt": nearest["prompt"],
-        "method": nearest["method"],
-        "hidden": nearest["hidden"],
-        "shown": nearest["observed"],
-        "whole": whole,
-        "arrived": nearest["criterion"],
-        "spent": spent,
-        "work": log2(spent) if spent else None,
-        **{name: tallied and tallied["top1"] for name, tallied in shares.items()},
-    }
 
 
 def variation(row: Row) -> dict[str, Any]:

@@ -150,39 +150,12 @@ class BitsRow(OfModel):
     channels: dict[str, Any]
 
 
-class RecallRow(OfModel):
-    """How often a model recalls the value of a pair, and a linear probe's answer beside it.
-
-    `recall` and `probe` are shares of `queries`, of sequences with so many `pairs`.
-    """
-
-    pairs: int
-    recall: float
-    queries: int
-    probe: float
-
-
-class RepeatsRow(OfModel):
-    """The loss of windows of text, apart for tokens that complete a pair seen before in them.
-
-    Each of `windows` has `repeated`, `others` and `excess` (the first less the second) in nats per
-    token, None without such tokens; the `count` of repeated ones; and `bits_per_byte`, whose mean
-    is that of the text: bytes are those of a mean window.
-    """
-
-    corpus: str
-    length: int
-    windows: list[dict[str, Any]]
-
-
 KINDS: dict[str, type] = {
     "recovery": RecoveryRow,
     "probe": ProbeRow,
     "geometry": GeometryRow,
     "loss": LossRow,
     "bits": BitsRow,
-    "recall": RecallRow,
-    "repeats": RepeatsRow,
     "lens": LensRow,
 }
 """What a row of each kind holds, at least; records are rows summed up, where those are gone."""

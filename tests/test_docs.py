@@ -35,10 +35,8 @@ AFTER = {
     "docs/mixers.md": "README.md",
     "docs/python-api.md": "README.md",
     "docs/wandb.md": "README.md",
-    "docs/results/training.md": "README.md",
-    "docs/results/lenses.md": "README.md",
-    "docs/results/inversion.md": "README.md",
-    "docs/results/probes.md": "docs/results/training.md",
+    "docs/benchmarks/learning-cpu.md": "README.md",
+    "docs/results/probes.md": "README.md",
 }
 """The page whose commands a page's go on from; it begins in an empty checkout where none is."""
 API = "docs/python-api.md"

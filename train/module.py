@@ -13,37 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from arch import LanguageModel
 from train.data import IGNORE, Batch
 from train.optim import build_optimizer, rate
-from train.settings import OptimizerSettings, RetentionSettings, ScheduleSettings
+from train.settings import OptimizerSettings, ScheduleSettings
 
 CHUNK = 512
 """Tokens whose logits are in memory at once."""
-
-
-class Retention(nn.Module):
-    """Training for recoverability: a second loss asks each output for an earlier token.
-
-    One linear layer reads, from the last block's output at position t, the token at t - d; d is
-    drawn anew for each position and step, from 1 to the largest distance. Its summed cross entropy,
-    times a weight, is added to the loss. Badger (2602.13466) combines causal with retention
-    objectives on one memory vector; here every position's output is asked. The layer is part of a
-    checkpoint, so that a run goes on exactly, and of no saved model.
-    """
-
-    def __init__(self, width: int, rows: int, weight: float, distance: int) -> None:
-        super().__init__()
-        self.reader = nn.Linear(width, rows, bias=False)
-        self.weight, self.distance = weight, distance
-
-    def targets(self, inputs: Tensor, draw: int) -> Tensor:
-        """The token asked for at each position, `(B, T)` to `(B, T)`; -100 where none is so early.
-
-        Equal draws give equal distances, whatever the training seed.
-        """
-        chance = torch.Generator().manual_seed(draw)
-        back = torch.randint(1, self.distance + 1, inputs.shape, generator=chance)
-        place = torch.arange(inputs.shape[1]) - back
-        earlier = inputs.gather(1, place.clamp(min=0).to(inputs.device))
-        return earlier.masked_fill((place < 0).to(inputs.device), IGNORE)
 
 
 class LanguageModule(LightningModule):
@@ -55,21 +28,14 @@ class LanguageModule(LightningModule):
         optimizer: OptimizerSettings,
         schedule: ScheduleSettings,
         total_steps: int,
-        retention: RetentionSettings | None = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self.retention = None
-        if retention is not None and retention.weight:
-            rows = model.config.vocab_rows
-            self.retention = Retention(
-                model.config.d_model, rows, retention.weight, retention.distance
-            )
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
         self.gradient_norm = torch.zeros(())
         self.chunked_loss = True
-        self._compiled: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
 
     def compile_loss(self) -> None:
@@ -80,12 +46,10 @@ class LanguageModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean cross entropy over the targets that count, nats per token.
 
-        Where a step has several parts, the mean over them is the mean over the step. With
-        retention, the loss for earlier tokens is added.
+        Where a step has several parts, the mean over them is the mean over the step.
         """
         inputs, targets, per_part = batch
-        earlier = self.retention.targets(inputs, batch_idx) if self.retention else None
-        return self._sum(inputs, targets, earlier) / per_part
+        return self._sum(inputs, targets) / per_part
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
@@ -93,28 +57,23 @@ class LanguageModule(LightningModule):
         nats = self._sum(inputs, targets)
         return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
 
-    def _sum(self, inputs: Tensor, targets: Tensor, earlier: Tensor | None = None) -> Tensor:
+    def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Summed nats: compiled, but for batches of another shape, at the end of a validation."""
         if self._compiled is None:
-            return self._nats(inputs, targets, earlier)
+            return self._nats(inputs, targets)
         if self._compiled_shape is None or self.training:
             self._compiled_shape = inputs.shape
         if inputs.shape != self._compiled_shape:
-            return self._nats(inputs, targets, earlier)
-        return self._compiled(inputs, targets, earlier)
+            return self._nats(inputs, targets)
+        return self._compiled(inputs, targets)
 
-    def _nats(self, inputs: Tensor, targets: Tensor, earlier: Tensor | None) -> Tensor:
+    def _nats(self, inputs: Tensor, targets: Tensor) -> Tensor:
         model = self.model
-        stream = model.hidden(model.embed(inputs), len(model.blocks))
-        hidden = model.norm(stream)
+        hidden = model.norm(model.hidden(model.embed(inputs), len(model.blocks)))
         rows = model.head.weight
         if not self.training and model.config.vocab_rows > model.config.vocab_size:
             rows = rows[: model.config.vocab_size]  # a saved model is judged as it will be loaded
-        nats = head_loss(hidden, rows, targets, self.chunked_loss)
-        if self.retention is None or earlier is None:
-            return nats
-        read = head_loss(stream, self.retention.reader.weight, earlier, self.chunked_loss)
-        return nats + self.retention.weight * read
+        return head_loss(hidden, rows, targets, self.chunked_loss)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """Clips the norm; Lightning's own refuses a fused optimiser even in bf16."""
@@ -131,8 +90,7 @@ class LanguageModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule of its rate, stepped with it."""
-        beside = self.retention.parameters() if self.retention else ()
-        optimizer = build_optimizer(self.model, self.optimizer_settings, beside)
+        optimizer = build_optimizer(self.model, self.optimizer_settings)
         schedule = LambdaLR(optimizer, lambda step: rate(step, self.total_steps, self.schedule))
         return {
             "optimizer": optimizer,

@@ -12,7 +12,6 @@ from typing import Any
 # pyright: reportPrivateImportUsage=false
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 from arch import LanguageModel
@@ -25,15 +24,13 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 """Of x, x^3 and x^5: steep at 0, so that few rounds bring every singular value near 1."""
 
 
-def build_optimizer(
-    model: LanguageModel, settings: OptimizerSettings, beside: Iterable[Parameter] = ()
-) -> Optimizer:
+def build_optimizer(model: LanguageModel, settings: OptimizerSettings) -> Optimizer:
     """Fused AdamW for all parameters, or for those that Muon does not take.
 
     Only matrices over features decay (`arch.model.matrices`): the weights of linear layers, and
     those that a mixer keeps itself. Not the embedding (nor a head tied to it): most of its
     rows have no gradient in a step, and would only shrink. Not triangles: their entries are weights
-    over positions, not features. Not norms and biases. Matrices `beside` the model decay.
+    over positions, not features. Not norms and biases.
 
     Muon takes the matrices inside the blocks, which map a hidden state to a hidden state; and
     with `muon_mixing` the triangles.
@@ -42,9 +39,8 @@ def build_optimizer(
     hidden = matrices(model.blocks) if muon else []
     kinds = Triangle if settings.muon_mixing else ()
     triangles = [m.weight for m in model.blocks.modules() if isinstance(m, kinds)]
-    beside = list(beside)
-    taken, decaying = {*hidden, *triangles}, {*matrices(model), *beside}
-    rest = [*(p for p in model.parameters() if p not in taken), *beside]
+    taken, decaying = {*hidden, *triangles}, set(matrices(model))
+    rest = [p for p in model.parameters() if p not in taken]
     groups = [
         {"params": [p for p in rest if p in decaying], "weight_decay": settings.weight_decay},
         {"params": [p for p in rest if p not in decaying], "weight_decay": 0.0},

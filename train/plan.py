@@ -189,7 +189,7 @@ def assumed(recipe: Recipe, trainer: Trainer) -> tuple[float | None, str]:
 
 def _module(recipe: Recipe) -> LanguageModule:
     model, total = LanguageModel(recipe.model), recipe.trainer.max_steps
-    return LanguageModule(model, recipe.optimizer, recipe.schedule, total, recipe.retention)
+    return LanguageModule(model, recipe.optimizer, recipe.schedule, total)
 
 
 def size(count: float) -> str:

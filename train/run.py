@@ -58,7 +58,6 @@ class Run:
                 "name": recipe.optimizer.name,
                 "muon_mixing": recipe.optimizer.muon_mixing,
             },
-            "retention": dataclasses.asdict(recipe.retention),
         }
         if self.datamodule.train_windows.count > MANY_WINDOWS:
             identity["order"] = "permutation"
@@ -68,9 +67,7 @@ class Run:
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
             self._initial = start_from_weights(model, settings.init_from, data.tokenizer_json)
-        self.module = LanguageModule(
-            model, recipe.optimizer, recipe.schedule, self.total, recipe.retention
-        )
+        self.module = LanguageModule(model, recipe.optimizer, recipe.schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
         warm_up, done = recipe.schedule.warmup_steps, self.start.step
         progress = Progress(

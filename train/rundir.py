@@ -33,7 +33,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from arch import ModelConfig
 from arch.files import make_directory, remove_leftovers, write_file
-from train.settings import OptimizerSettings, RetentionSettings, RunError
+from train.settings import OptimizerSettings, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
@@ -282,7 +282,6 @@ def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
     defaults = {
         "model": json.loads(ModelConfig().to_json()),
         "optimizer": dataclasses.asdict(OptimizerSettings()),
-        "retention": dataclasses.asdict(RetentionSettings()),
     }
     old = {key: value for key, value in _flat(defaults).items() if key in new}
     old |= _flat(content[IDENTITY])

@@ -193,21 +193,6 @@ class ScheduleSettings:
 
 
 @dataclass
-class RetentionSettings:
-    """A second loss: earlier tokens are read from the last block's output (train/module.py)."""
-
-    weight: float = 0.0
-    """Of that loss beside the prediction's; 0 leaves it out. The loss that is reported while
-    training has it in it, validations do not."""
-    distance: int = 16
-    """How far back tokens are asked for, at most, in positions."""
-
-    def __post_init__(self) -> None:
-        _check("retention.", self, "at least 0", "weight")
-        _check("retention.", self, "at least 1", "distance")
-
-
-@dataclass
 class TrainerSettings:
     """What Lightning's `Trainer` is given."""
 
@@ -244,7 +229,6 @@ class Recipe:
     batch: BatchSettings = field(default_factory=BatchSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    retention: RetentionSettings = field(default_factory=RetentionSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
     def __post_init__(self) -> None:

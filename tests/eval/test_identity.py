@@ -185,7 +185,6 @@ def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save):
     old = {"benchmark": None, "detect_anomaly": False, "profiler": None, "deterministic": None}
     recorded = save("a/flat-s0", loader_workers=2, cuda_graphs=False, trainer=old)
     now = {"tf32": True, "loggers": ["csv"], "early_stopping": 3, "save_best": True}
-    now["retention"] = {"weight": 0.0, "distance": 16}
     later = save("b/flat-s1", **now, init_from=None, trainer={"deterministic": None})
     tuned = save("c/flat-s1", **now, init_from="runs/flat", trainer={"deterministic": None})
     ids = [open_checkpoint(path).model_id for path in (recorded, later, tuned)]

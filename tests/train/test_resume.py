@@ -33,7 +33,6 @@ def fail(loss):
         ("--batch.micro 2 --log_every 4", signal.SIGINT),
         ("--trainer.max_steps 60 --batch.micro 2", signal.SIGTERM),  # over an epoch's edge
         ("--optimizer.name muon --optimizer.muon_mixing true --schedule.decay wsd", signal.SIGTERM),
-        ("--retention.weight 0.5 --batch.micro 2 --optimizer.name muon", signal.SIGTERM),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_bit(data, tmp_path, at_step, flags, number, capsys):

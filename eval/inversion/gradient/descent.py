@@ -31,7 +31,6 @@ def descent(
     *,
     steps: int = 500,
     rate: float = 0.02,
-    hidden_rate: float = 1.0,
     objective: str = "l1",
     variable: str = "embedding",
     sequential: bool = False,
@@ -50,7 +49,6 @@ def descent(
         truth: the tokens, `(B, T)`, which only that criterion looks at.
         steps: N; 500 in the reference.
         rate: the first rate; 0.02 in the reference's mixer code.
-        hidden_rate: at positions that are not shown it is so many times as large.
         objective: that is lowered.
         variable: that is descended on.
         sequential: token by token, left to right, each in N steps from its own output alone, the
@@ -59,15 +57,15 @@ def descent(
     circuit, loss, T = batch.circuit, by_name(objective), batch.length
     W = circuit.vocabulary
     x = normal(chance, (T, width(variable, W)), W)
-    true, first = circuit.embed(truth), rate * _scales(batch, hidden_rate).to(W)
+    true = circuit.embed(truth)
     with torch.no_grad():
         bar = batch.losses(true + SHIFT * normal(chance, true.shape[1:], true), loss)
 
     def losses(batch: Batch, x: Tensor) -> Tensor:
         return batch.losses(model_input(variable, x, W), loss)
 
-    def move(part: Batch, x: Tensor, i: int, first: Tensor) -> Tensor:
-        falling = (first * (steps - i) + first / 10 * i) / steps
+    def move(part: Batch, x: Tensor, i: int) -> Tensor:
+        falling = (rate * (steps - i) + rate / 10 * i) / steps
         return falling * with_gradient(lambda x: losses(part, x), x)[1]
 
     def descend(rows: Rows) -> Iterator[None]:  # no row leaves before the last step
@@ -76,12 +74,11 @@ def descent(
             turns = None if turn is None else _only(batch, turn)
             for i in range(steps):
                 if turn is None:
-                    x.sub_(move(batch, x, i, first))
+                    x.sub_(move(batch, x, i))
                     rows.spent += 3 * T
                 elif turns is not None:
                     which, part = turns
-                    alone = first[which, : part.length]
-                    x[which, turn] -= move(part, x[which, : part.length], i, alone)[:, turn]
+                    x[which, turn] -= move(part, x[which, : part.length], i)[:, turn]
                     rows.spent += 3 * part.length
                 yield
 
@@ -95,14 +92,6 @@ def descent(
         answer.notes["loss"] = finite_or_none(value)
         answer.diverged |= not math.isfinite(value)
     return answers
-
-
-def _scales(batch: Batch, hidden: float) -> Tensor:
-    """Factors of the rate, `(B, T, 1)`: `hidden` at positions that are not shown."""
-    scales = torch.full((batch.size, batch.length, 1), hidden)
-    for problem, start, end in batch.spans():
-        scales[start:end, problem.slice.positions(problem.length)] = 1.0
-    return scales
 
 
 def _only(batch: Batch, t: int) -> tuple[Tensor, Batch] | None:

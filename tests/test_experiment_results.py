@@ -1,0 +1,135 @@
+"""Figures that pages of results print, counted again from the rows that are stored beside them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from scipy import stats
+
+pd: Any = pandas  # whose annotations leave open what an index or a column gives
+Frame = Any
+Series = Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+QUARTER = "bits.uniform.noise 0.25 rms.alone"
+CODES = "bits.uniform.int4.cumulative"
+
+
+@cache
+def table(name: str) -> Frame:
+    """Every row, nested fields as columns `a.b.c`, and the model's `name`, `seed` and `step`."""
+    rows = pd.read_parquet(RESULTS / f"{name}.parquet").row.map(json.loads)
+    found = pd.json_normalize(rows.tolist())
+    parts = found["checkpoint.name"].str.extract(r"(?P<name>.*?)(?:-s(?P<seed>\d+))?$")
+    return found.assign(name=parts.name, seed=parts.seed, step=found["checkpoint.step"])
+
+
+def student(seeds: Series, digits: int = 2, scale: float = 1) -> str:
+    """The mean over seeds between Student's limits."""
+    given = stats.t(len(seeds) - 1, seeds.mean(), seeds.sem()).interval(0.95)
+    return "{:.{d}f} ({:.{d}f} to {:.{d}f})".format(
+        *(scale * float(x) for x in (seeds.mean(), *given)), d=digits
+    )
+
+
+def at(found: Frame, field: str, place: int) -> Series:
+    """A column of lists, at one of their places."""
+    return pd.to_numeric(found[field].str[place])
+
+
+def change(found: Frame, by: str, first: float, last: float) -> Series:
+    """Of each seed the mean at `last` less that at `first`; the column `value` is compared."""
+    means = found.pivot_table(index="seed", columns=by, values="value")
+    return means[last] - means[first]
+
+
+def e1_change(name: str, first: int) -> str:
+    found = table("experiments/e1").query("name == @name")
+    return student(change(found.assign(value=at(found, QUARTER, 3)), "step", first, 400))
+
+
+def e1_single() -> str:
+    found = table("experiments/e1")
+    whole = (at(found, CODES, 3) > 9.9999).groupby([found.name, found.step]).sum()
+    assert set(whole.drop("expanded")) == {120}
+    return f"| expanded | {' | '.join(map(str, whole['expanded']))} |"
+
+
+def e2_less(method: str) -> str:
+    found = table("experiments/e2b").query("hidden == 3 and observed == 4").copy()
+    within = found.evaluations <= found["settings.budget"].fillna(float("inf"))
+    found["whole"] = found.exact & found.at_floor & within
+    some = found.groupby(["name", "step", "prompt", "seed", "method"]).whole.any().unstack("method")
+    some = some[["alternating", method]].dropna().astype(float)
+    return student((some.alternating - some[method]).groupby("seed").mean(), 0, 100)
+
+
+def e3_recall(name: str, pairs: int) -> str:
+    found = table("experiments/e3b").query("kind == 'recall' and name == @name and pairs == @pairs")
+    return student(found.recall)
+
+
+def e4_any() -> str:
+    found = table("experiments/e4b").query("name == 'one-block' and `settings.hidden_rate` == 1")
+    upto = found["experiment.upto"]
+    means = found.assign(upto=upto).pivot_table("nonself.top1", "seed", "upto")
+    return student(means[128] - means[8], 0, 100)
+
+
+def e5_change(name: str, field: str, digits: int) -> str:
+    found = table("experiments/e5b").query("name.str.startswith(@name)")
+    if field == QUARTER:
+        found = found[found.kind == "bits"].assign(value=lambda rows: at(rows, field, 0))
+    else:
+        found = found[found.kind == "repeats"].explode("windows")
+        found = found.assign(value=found.windows.str[field].astype(float))
+    return student(change(found, "experiment.weight", 0.0, 0.1), digits)
+
+
+def recurrent_work() -> str:
+    found = table("recurrent").query("hidden == 3")
+    work = found.assign(work=np.log2(found.evaluations.astype(float)))
+    means = work.pivot_table("work", "seed", "name")
+    return student(means.recurrent - means.llama)
+
+
+def smollm2(layer: int, precision: str) -> str:
+    found = table("smollm2/bits").query("`site.layer` == @layer")
+    return student(at(found, f"bits.uniform.{precision}.alone", 4))
+
+
+CASES: dict[str, tuple[str, Callable[[], str]]] = {
+    "E1, flat": ("bits.md", lambda: e1_change("flat", 0)),
+    "E1, Llama, later": ("bits.md", lambda: e1_change("llama", 100)),
+    "E1, codes": ("bits.md", e1_single),
+    "E2, SODA": ("states.md", lambda: e2_less("soda")),
+    "E2, PEZ": ("states.md", lambda: e2_less("pez")),
+    "E3, flat": ("recall.md", lambda: e3_recall("flat", 4)),
+    "E3, parallel": ("recall.md", lambda: e3_recall("parallel", 8)),
+    "E4, positions": ("padding.md", e4_any),
+    "E5, price": ("retention.md", lambda: e5_change("llama", "bits_per_byte", 3)),
+    "E5, excess": ("retention.md", lambda: e5_change("flat", "excess", 3)),
+    "E5, near": ("retention.md", lambda: e5_change("flat", QUARTER, 2)),
+    "recurrent, work": ("recurrent.md", recurrent_work),
+    "SmolLM2, bits": ("smollm2.md", lambda: smollm2(30, "noise 4 effect")),
+}
+"""By name: the page, and the text that it prints, from the rows."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_printed_figure_is_that_of_the_rows(name: str) -> None:
+    page, count = CASES[name]
+    assert count() in (RESULTS / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b"])
+def test_rows_are_of_the_registration_beside_them(name: str) -> None:
+    content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()
+    found = table(f"experiments/{name}")["experiment.registration"]
+    assert set(found) == {hashlib.sha256(content).hexdigest()[:16]}
