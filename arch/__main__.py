@@ -1,22 +1,28 @@
-"""Models in and out: `python -m arch describe | import | smollm2 | export`."""
+"""Models in and out: `python -m arch describe | check | import | smollm2 | export`."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from arch import smollm2
+from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
 from arch.costs import ModelPart, describe
 from arch.directory import LoadedModel, check_model, check_vocabulary, load_model, save_model
 from arch.errors import ModelError
 from arch.files import read_text
-from arch.pretrained import GGUF, import_gguf
+from arch.model import LanguageModel
+from arch.pretrained import GGUF, import_gguf, load_pretrained
 from arch.reference import import_reference
 
 HUB = "hub:"
+PRETRAINED = "hf:"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -48,6 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     add = command("describe", _describe, about)
     add("model", metavar="DIR", help="a model directory, or its config.json")
     add("--context", type=int, metavar="T", help="tokens in a sequence")
+
+    about = "check what a model or a mixer promises: causality, prefix and step, gradients"
+    add = command("check", _check, about)
+    checked = (
+        "a model directory; a mixer's entry, such as module.Class, of which a small model is made; "
+        "or hf: and a model of transformers"
+    )
+    add("model", metavar="MODEL", help=checked)
 
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
@@ -109,6 +123,23 @@ def _alike(parts: tuple[ModelPart, ...]) -> list[tuple[str, int, ModelPart]]:
         (f"{len(group)} x {place}" if len(group) > 1 else group[0].name, len(group), group[0])
         for (place, *_), group in groups.items()
     ]
+
+
+def _check(options: argparse.Namespace) -> None:
+    name = options.model
+    if name.startswith(PRETRAINED):
+        loaded = load_pretrained(name.removeprefix(PRETRAINED))
+        model, tokenizer_json = loaded.model, loaded.tokenizer_json
+    elif "/" in name or Path(name).is_dir():
+        loaded = load_model(name)
+        model, tokenizer_json = loaded.model, loaded.tokenizer_json
+    else:
+        torch.manual_seed(0)
+        model = LanguageModel(ModelConfig(64, 256, 64, 2, mixers=(name,))).eval()
+        vocabulary = {str(token): token for token in range(model.config.vocab_size)}
+        tokenizer_json = json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}})
+    for what, figure in check_promises(model, tokenizer_json):
+        print(f"{what:16}{figure}", flush=True)
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arch import LanguageModel, ModelConfig, describe, generate, load_model, save_model
+from arch.__main__ import main
 from tests.arch import test_mixers as family
 from tests.arch.cases import tokenizer_json
 
@@ -38,6 +39,11 @@ def test_it_passes_what_every_mixer_passes(entry):
     family.test_weights_above_a_diagonal_have_no_influence_and_no_gradient(entry)
     family.test_half_precision_is_near(entry)
     family.assert_compiles([entry], torch.float32, "aot_eager")
+
+
+def test_the_command_checks_it(capsys):
+    assert main(["check", "my_mixers.Gated"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_models_of_it_start_save_load_generate_and_describe_themselves(tmp_path):
