@@ -11,6 +11,7 @@ from arch.config import ModelConfig
 from arch.errors import ModelError
 
 if TYPE_CHECKING:
+    from arch.causality import check_causal
     from arch.convert import export_transformers, import_transformers
     from arch.costs import Cost, Description, describe
     from arch.directory import LoadedModel, add_to_meta, check_model, load_model, save_model
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
     from arch.model import Block, LanguageModel, State, count_parameters, embedding_scale
     from arch.pretrained import load_pretrained
     from arch.reference import import_reference
-    from arch.sampling import generate
+    from arch.sampling import check_generates, generate
 
 __all__ = [
     "MIXERS", "Block", "Cost", "Description", "LanguageModel", "LoadedModel", "ModelConfig",
-    "ModelError", "State", "TokenMixer", "add_to_meta", "check_model", "count_parameters",
-    "describe", "embedding_scale", "export_transformers", "generate", "import_reference",
-    "import_transformers", "load_model", "load_pretrained", "save_model",
+    "ModelError", "State", "TokenMixer", "add_to_meta", "check_causal", "check_generates",
+    "check_model", "count_parameters", "describe", "embedding_scale", "export_transformers",
+    "generate", "import_reference", "import_transformers", "load_model", "load_pretrained",
+    "save_model",
 ]  # fmt: skip
-LATE = ("model", "mixers", "directory", "sampling", "costs", "convert", "reference", "pretrained")
+LATE = (
+    "model", "mixers", "causality", "directory", "sampling", "costs", "convert", "reference",
+    "pretrained",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Models in and out: `python -m arch describe | init | import | export`."""
+"""Models in and out: `python -m arch describe | check | init | import | export`."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import yaml
 
+from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
 from arch.costs import ModelPart, describe
@@ -25,10 +26,11 @@ from arch.directory import (
 from arch.errors import ModelError
 from arch.files import read_text
 from arch.model import LanguageModel
-from arch.pretrained import GGUF, import_gguf
+from arch.pretrained import GGUF, import_gguf, load_pretrained
 from arch.reference import import_reference
 
 HUB = "hub:"
+PRETRAINED = "hf:"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -71,6 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     fields = "fields of the configuration, as in d_model=1024 'mixers=[parallel(branches=2)]'"
     add("--set", metavar="NAME=VALUE", nargs="+", default=[], dest="fields", help=fields)
     add("--seed", type=int, default=0, metavar="N", help="of the initial weights (0)")
+
+    about = "check what a model or a mixer promises: causality, prefix and step, gradients"
+    add = command("check", _check, about)
+    checked = (
+        "a model directory; a mixer's entry, such as module.Class, of which a small model is made; "
+        "or hf: and a model of transformers"
+    )
+    add("model", metavar="MODEL", help=checked)
 
     about = "make a model directory from a model of another project or of the hub"
     add = command("import", _import, about)
@@ -156,6 +166,23 @@ def _read_fields(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ModelError(f"--config {path}: has no fields; give a config.json or a recipe")
     return dict(fields)
+
+
+def _check(options: argparse.Namespace) -> None:
+    name = options.model
+    if name.startswith(PRETRAINED):
+        loaded = load_pretrained(name.removeprefix(PRETRAINED))
+        model, tokenizer_json = loaded.model, loaded.tokenizer_json
+    elif "/" in name or Path(name).is_dir():
+        loaded = load_model(name)
+        model, tokenizer_json = loaded.model, loaded.tokenizer_json
+    else:
+        torch.manual_seed(0)
+        model = LanguageModel(ModelConfig(64, 256, 64, 2, mixers=(name,))).eval()
+        vocabulary = {str(token): token for token in range(model.config.vocab_size)}
+        tokenizer_json = json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}})
+    for what, figure in check_promises(model, tokenizer_json):
+        print(f"{what:16}{figure}", flush=True)
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -23,13 +23,13 @@ from arch import (
     LanguageModel,
     ModelConfig,
     ModelError,
+    check_causal,
     count_parameters,
     load_model,
-    load_pretrained,
 )
 from arch.directory import drop_padding
 from arch.files import read_json
-from arch.pretrained import check_tokenizer, wrap_model
+from arch.pretrained import check_tokenizer, load_pretrained, wrap_model
 from eval import RequestError
 from eval import identity as identities
 
@@ -144,7 +144,7 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
 
     Raises:
         ModelError: the directory is missing or its files do not belong together; a pretrained
-            model that cannot be had.
+            model that cannot be had; an output that depends on a later token.
     """
     name = str(path)
     pretrained = name.startswith(PRETRAINED)
@@ -154,6 +154,7 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         load_pretrained(name[len(PRETRAINED) :], device) if pretrained else load_model(path, device)
     )
     loaded.model.requires_grad_(False)
+    check_causal(loaded.model)
     tokenizer = Tokenizer.from_str(loaded.tokenizer_json)
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
 
@@ -200,7 +201,8 @@ def open_model(
 
     Raises:
         ModelError: a model directory that cannot be read, a pretrained model that cannot be had, a
-            module that is no causal decoder, or a tokenizer with more tokens than the model.
+            module that is no causal decoder, a tokenizer with more tokens than the model, or an
+            output that depends on a later token.
         RequestError: no such device, or none in reach; a tokenizer that is missing, not a fast one,
             or given for a model that has its own; a module of another kind.
     """
@@ -250,6 +252,7 @@ def _in_memory(module: nn.Module, tokenizer: Any, name: str) -> Checkpoint:
     copied = copy.deepcopy(module, shared).eval()
     model: LanguageModel = wrap_model(copied) if foreign else copied  # pyright: ignore
     check_tokenizer(name, backend, model)
+    check_causal(model)
     model = drop_padding(model, 1 + max(backend.get_vocab().values()))
     meta = {"name": name, "source": "memory"}
     return Checkpoint(model, model.config, backend, meta, Path(name), weights=weights_hash(model))

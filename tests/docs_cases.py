@@ -58,6 +58,7 @@ NOT_RUN = {
     r"scripts/gpu_check\.sh": "needs a GPU",
     r"scripts\.bench_(?!learning)": "measures this machine for minutes; each has its tests",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
+    r"arch check my_mixers": "tests/arch/test_mixers_docs.py writes and checks that file",
     r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",
     r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
     r"runs/gated": "needs a mixer's file; tests/arch/test_mixers_docs.py writes it and runs them",

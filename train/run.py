@@ -15,7 +15,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, count_parameters
+from arch import LanguageModel, check_causal, count_parameters
 from arch.convert import download, open_directory
 from tokenizer import tokenizer_hash
 from train.data import PackedDataModule
@@ -67,6 +67,7 @@ class Run:
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
             self._initial = start_from_weights(model, settings.init_from, data.tokenizer_json)
+        check_causal(model)
         self.module = LanguageModule(model, recipe.optimizer, recipe.schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
         warm_up, done = recipe.schedule.warmup_steps, self.start.step

@@ -19,7 +19,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, add_to_meta, generate, save_model
+from arch import (
+    LanguageModel,
+    ModelError,
+    add_to_meta,
+    check_causal,
+    check_generates,
+    generate,
+    save_model,
+)
 from tokenizer import END_OF_TEXT, PackedData
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress
@@ -68,7 +76,15 @@ class Saving(Callback):
         }
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validates the last step if that is missing: Lightning will not train a complete run."""
+        """Validates the last step if that is missing: Lightning will not train a complete run.
+
+        Prompts of the samples are dropped where the model cannot go on from one.
+        """
+        try:
+            check_generates(pl_module.model)  # pyright: ignore
+        except ModelError as error:
+            self._log.say(f"no samples are generated: {error}")
+            self._prompts = {}
         if self._done == trainer.max_steps and not trainer.strategy.restore_checkpoint_after_setup:
             self._make_up(trainer, pl_module)
 
@@ -174,6 +190,7 @@ class Saving(Callback):
     def _save_model(
         self, trainer: Trainer, module: LanguageModule, path: Path, meta: dict[str, Any]
     ) -> None:
+        check_causal(module.model)
         tokenizer_json, meta = self._data.tokenizer_json, self._provenance | meta
         self._write(trainer, path, lambda: save_model(path, module.model, tokenizer_json, meta))
 

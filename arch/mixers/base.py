@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from arch.errors import ModelError
+
 
 class Cache:
     """A `(P, T, ...)` tensor to append to; older caches stay valid when newer ones grow.
@@ -70,7 +72,10 @@ class TokenMixer(nn.Module):
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """Looks at S further positions, `(N, S, D) -> (N, S, D)`; the state stays as it is."""
-        raise NotImplementedError
+        raise ModelError(
+            f"mixer {type(self).__name__} has no prefix/step: its models generate no text and "
+            "cannot be searched; give the class a method step(self, x, state)"
+        )
 
 
 class Identity(TokenMixer):

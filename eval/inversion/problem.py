@@ -20,7 +20,6 @@ ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 
 TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
-WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
 Shown = slice
 """Of the positions shown."""
 
@@ -225,8 +224,7 @@ def measure(circuit: Circuit, tokens: Tensor) -> Measured:
     """Computes the outputs of `tokens`, `(P, T)`, and how exact they are.
 
     Raises:
-        RequestError: prompts longer than the context, outputs that are not finite, a circuit that
-            is taken for causal and is not.
+        RequestError: prompts longer than the context, or outputs that are not finite.
     """
     return measure_layers([circuit], tokens)[0]
 
@@ -248,10 +246,7 @@ def measure_layers(circuits: Sequence[Circuit], tokens: Tensor) -> list[Measured
         )
     apart = cut(_apart(whole, tokens, outputs))
     kind = precision(whole.model)
-    measured = [Measured(*each, kind) for each in zip(cut(outputs), apart, strict=True)]
-    if whole.causal:
-        _check_causal(circuits, tokens, measured)
-    return measured
+    return [Measured(*each, kind) for each in zip(cut(outputs), apart, strict=True)]
 
 
 def pose(
@@ -308,27 +303,6 @@ def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
             state = circuit.prefix(tokens[:, t : t + 1], state)
         ways.append(torch.cat(stepped, dim=1))
     return torch.stack(ways) - outputs
-
-
-def _check_causal(
-    circuits: Sequence[Circuit], tokens: Tensor, measured: Sequence[Measured]
-) -> None:
-    """Other tokens in the second half must leave the outputs of the first as they are."""
-    half, (whole, cut) = tokens.shape[1] // 2, join(circuits)
-    if not half:
-        return
-    other = tokens.clone()
-    other[:, half:] = (other[:, half:] + 1) % len(whole.vocabulary)
-    first = Slice(0, half)
-    for circuit, each, outputs in zip(circuits, measured, cut(whole.of_tokens(other)), strict=True):
-        moved = (outputs - each.outputs)[:, :half].norm(dim=-1)
-        # steps cannot see later tokens: their differences would hide the very fault looked for here
-        without = each._replace(apart=each.apart[:WHOLE])
-        if (moved > ACCEPT * without.floor(first)).any():
-            raise RequestError(
-                f"layer {circuit.depth} is not causal: tokens after position {half} change outputs "
-                "before it; exact search needs a causal model"
-            )
 
 
 def _first_broken(circuit: Circuit, tokens: Tensor) -> int:

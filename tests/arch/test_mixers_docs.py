@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from arch import LanguageModel, ModelConfig, describe, generate, load_model, save_model
+from arch.__main__ import main
 from tests.arch import test_mixers as family
 from tests.arch.cases import tokenizer_json
 from tests.docs_cases import SMALL, commands
@@ -64,6 +65,11 @@ def test_the_commands_that_train_and_invert_it_work_from_its_folder(tmp_path, sm
     assert {name for row in rows for name in json.loads(row)["checkpoint"]["mixers"]} == {
         "my_mixers.Gated"
     }
+
+
+def test_the_command_checks_it(capsys):
+    assert main(["check", "my_mixers.Gated"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_models_of_it_start_save_load_generate_and_describe_themselves(tmp_path):

@@ -7,10 +7,11 @@ import torch
 import transformers
 
 import eval as evals
-from arch import LanguageModel
+from arch import LanguageModel, ModelError
 from eval.inversion.questions import derive
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
+from tests.said import one_line
 
 ASKED: dict[str, Any] = {"text": "Tom sat.", "layers": 2, "methods": "sweep"}
 
@@ -56,6 +57,12 @@ def test_other_weights_in_memory_are_another_model(small_model, small_tokenizer)
     second = evals.open_model(module, tokenizer=small_tokenizer)
     assert first.provenance["name"] == second.provenance["name"] == "LanguageModel"
     assert first.model_id != second.model_id
+
+
+def test_a_model_that_sees_the_future_is_refused(small_model, small_tokenizer):
+    module = small_model(mixers=("flat", "tests.arch.leaks.Mean"))
+    with one_line(ModelError, "layer 2 (Mean) is not causal"):
+        evals.open_model(module, tokenizer=small_tokenizer)
 
 
 def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import Circuit
@@ -163,26 +162,6 @@ def test_the_limit_under_noise_holds_for_the_truth(small_model, text):
     problem = posed(small_model(), truth, text, 1, noise=1.0)
     beyond = problem.distances(problem.circuit.of_tokens(truth)) > problem.limit
     assert beyond.float().mean() < 0.002
-
-
-class Peeking(torch.nn.Module):
-    """A token mixer that looks at the future."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(1)
-
-    def prefix(self, x: Tensor, state: object = None) -> tuple[Tensor, object]:
-        return x, None
-
-    def step(self, x: Tensor, state: object) -> Tensor:
-        return x
-
-
-def test_a_model_that_is_not_causal_is_named(small_model):
-    model = small_model()
-    model.blocks[0].token_mixer = Peeking()  # pyright: ignore
-    with pytest.raises(RequestError, match="layer 2 is not causal: tokens after position 4 change"):
-        measure(Circuit(model, 2), prompts())
 
 
 def test_attention_without_mask_can_be_shown(small_model):

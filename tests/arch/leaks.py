@@ -1,0 +1,198 @@
+"""Token mixers that break a promise, each in one way."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from arch.mixers import TokenMixer
+
+
+class Leak(TokenMixer):
+    """A mixer without settings; `step` is as wrong as `forward`."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+
+    def step(self, x: Tensor, state) -> Tensor:
+        before = state.values.repeat_interleave(len(x) // len(state.values), 0)
+        return self(torch.cat([before, x], dim=1))[:, -x.shape[1] :]
+
+
+class Mean(Leak):
+    def forward(self, x):
+        return x + x.mean(1, keepdim=True)
+
+
+class UpperTriangle(Leak):
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.weight = nn.Parameter(torch.empty(context, context))
+
+    def reset_parameters(self):
+        nn.init.uniform_(self.weight, -1, 1)
+
+    def forward(self, x):
+        T = x.shape[1]
+        return self.weight[:T, :T].triu() @ x
+
+
+class OffByOne(Leak):
+    def forward(self, x):
+        return F.pad(x[:, 1:], (0, 0, 0, 1))
+
+
+class CircularFFT(Leak):
+    def forward(self, x):
+        T = x.shape[1]
+        decay = 0.5 ** torch.arange(T).float()[:, None]
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * torch.fft.rfft(decay, dim=0), n=T, dim=1)
+
+
+class BlockSummary(Leak):
+    def forward(self, x):
+        means = [part.mean(1, keepdim=True).expand_as(part) for part in x.split(128, dim=1)]
+        return x + torch.cat(means, dim=1)
+
+
+class NormOverPositions(Leak):
+    def forward(self, x):
+        return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, correction=0).clamp(min=0.1)
+
+
+class ClosedGate(Mean):
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.gate = nn.Parameter(torch.empty(()))
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.gate)
+
+    def forward(self, x):
+        return x + self.gate * super().forward(x)
+
+
+class AcrossBatch(Leak):
+    def forward(self, x):
+        return x + x.mean(0, keepdim=True)
+
+
+class BatchStatistics(Leak):
+    """Sees the future in training mode only."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.norm = nn.BatchNorm1d(d_model)
+
+    def forward(self, x):
+        return self.norm(x.flatten(0, 1)).view_as(x)
+
+
+class InHalfPrecision(Leak):
+    """Sees the future where the product is in bfloat16."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.mix = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        y = self.mix(x)
+        return y if y.dtype == torch.float32 else y.flip(1)
+
+
+class OfLength(Leak):
+    """Each output is divided by the length of the text."""
+
+    def forward(self, x):
+        return x.cumsum(1) / x.shape[1]
+
+
+LEAKS = (
+    Mean, UpperTriangle, OffByOne, CircularFFT, BlockSummary, NormOverPositions, ClosedGate,
+    AcrossBatch, BatchStatistics, InHalfPrecision, OfLength,
+)  # fmt: skip
+
+
+class Opened(Leak):
+    """Causal until a test opens it."""
+
+    open = False
+
+    def forward(self, x):
+        return x.flip(1) if self.open else x
+
+
+class NoStep(TokenMixer):
+    """Causal, and nothing else."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__()
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+class WrongStep(Leak):
+    """Its step forgets the first position."""
+
+    def forward(self, x):
+        return x.cumsum(1)
+
+    def step(self, x, state):
+        return x.cumsum(1) + state.values[:, 1:].sum(1, keepdim=True)
+
+
+class Unused(Leak):
+    """Has a layer that nothing reads."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.spare = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        return x
+
+
+class NotSaved(Leak):
+    """Depends on random numbers that no file keeps."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.noise = torch.randn(d_model)
+
+    def forward(self, x):
+        return x * self.noise
+
+
+class OneFarPair(Leak):
+    """Position 50 sees position 52."""
+
+    def forward(self, x):
+        if x.shape[1] <= 52:
+            return x
+        seen = torch.zeros_like(x)
+        seen[:, 50] = x[:, 52]
+        return x + 0.5 * seen
+
+
+class WholeBlocks(Leak):
+    """Takes only multiples of four positions."""
+
+    def forward(self, x):
+        return x.unflatten(1, (-1, 4)).cumsum(2).flatten(1, 2)
+
+
+class PaddedFFT(Leak):
+    """A causal convolution by an FFT, whose rounding spreads over all positions."""
+
+    def forward(self, x):
+        T = x.shape[1]
+        decay = 0.5 ** torch.arange(T).float()[:, None]
+        both = torch.fft.rfft(x, n=2 * T, dim=1) * torch.fft.rfft(decay, n=2 * T, dim=0)
+        return torch.fft.irfft(both, n=2 * T, dim=1)[:, :T]
+
+
+class Dropout(Leak):
+    """Causal, and random in training."""
+
+    def forward(self, x):
+        return F.dropout(x.cumsum(1), 0.5, self.training)
