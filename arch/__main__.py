@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import arch.threads  # noqa: F401 - before torch
 from arch import smollm2
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
