@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
+import arch.threads  # noqa: F401 - before torch
 from arch.check import check_promises
 from arch.config import ModelConfig
 from arch.convert import download, export_transformers, open_directory
@@ -141,6 +141,8 @@ def _alike(parts: tuple[ModelPart, ...]) -> list[tuple[str, int, ModelPart]]:
 
 
 def _init(options: argparse.Namespace) -> None:
+    import torch
+
     tokenizer_json = read_text(options.tokenizer)
     fields = _read_fields(options.config) if options.config else {}
     for text in options.fields:
@@ -169,6 +171,8 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
+    import torch
+
     name = options.model
     if name.startswith(PRETRAINED):
         loaded = load_pretrained(name.removeprefix(PRETRAINED))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from docstring_parser import parse
 
+import arch.threads  # noqa: F401 - before torch
 from eval import RequestError, tasks
 
 if TYPE_CHECKING:

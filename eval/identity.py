@@ -6,8 +6,8 @@ recipe is:
 
 - of a model trained here: its configuration, the settings of its run without those of `NOT_RECIPE`,
   and the hash of its data. The settings are those in `meta.json`, else those of the run's
-  `config.yaml`. The number of steps is not in the recipe, so a run that is continued stays one
-  model; one that is continued at another learning rate becomes another model.
+  `config.yaml`. In `meta.json` they are those that the run began with, also where it went on with
+  others (`history`), and the number of steps is not in the recipe: a run is one model.
 - of a pretrained model: its weights, as nothing else tells a model from its fine-tuned copy. Where
   its name ends in a seed, its sizes, so that seeds which were published together are pooled.
 - of a checkpoint that is known only from rows of earlier versions, without a `model_id`: its sizes
@@ -43,6 +43,7 @@ NOT_RECIPE = {
     "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
     "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
     "tf32", "save_best", "early_stopping", "loggers",
+    "machine.threads", "machine.instructions", "machine.torch",
 }  # fmt: skip
 """Settings that seeds of one recipe need not share: paths, how often a run is saved and reported,
 and how a device computes a step."""

@@ -10,6 +10,7 @@ python -m train fit --config flat --data DIR --run runs/flat --resume auto
 import sys
 from collections.abc import Sequence
 
+import arch.threads  # noqa: F401 - before torch
 from arch import ModelError
 from tokenizer import CorpusError
 from train import fit, sweep

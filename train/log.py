@@ -10,6 +10,7 @@ calls and not by the model's, and raise where the network fails.
 import html
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ class Log:
         self._wandb = wandb.init(
             project=self._settings.wandb_project,
             group=self._settings.wandb_group or architecture(model),
-            tags=[*dict.fromkeys([*model["mixers"], *self._settings.wandb_tags])],
+            tags=_tags(model["mixers"], self._settings.wandb_tags),
             name=self._directory.path.resolve().name,
             id=name,
             reinit="create_new",  # never the run that something else in this process has open
@@ -221,6 +222,12 @@ class Log:
 def architecture(model: dict[str, Any]) -> str:
     """What runs are grouped by: mixers, width and depth, for example `attention+flat d128 n4`."""
     return f"{' '.join(model['mixers'])} d{model['d_model']} n{model['n_layers']}"
+
+
+def _tags(mixers: list[str], more: list[str]) -> list[str]:
+    """The names of the mixers without their arguments, and `more`; W&B takes 64 characters."""
+    names = [name for mixer in mixers for name in re.sub(r"\(.*?\)", "", mixer).split("+")]
+    return [*dict.fromkeys(tag.strip()[:64] for tag in [*names, *more])]
 
 
 def _logger(kind: str, path: Path) -> Logger:

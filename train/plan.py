@@ -25,7 +25,7 @@ from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
-from train.speed import compiles, peak_flops, prepare
+from train.speed import busy_machine, compiles, peak_flops, prepare
 
 ASSUMED = 0.4
 """Share of a device's peak that training is taken to reach, where nothing is measured."""
@@ -86,6 +86,8 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
+    if measure and (busy := busy_machine(trainer)):
+        print(f"busy     {busy}")
     speed, source = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
     if speed is None:
         print("speed    not known: no peak is known for this device; leave out --measure false")

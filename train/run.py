@@ -22,10 +22,10 @@ from train.data import PackedDataModule
 from train.log import Log
 from train.module import LanguageModule
 from train.progress import Progress, Watch
-from train.rundir import AtomicCheckpointIO, RunDirectory
+from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
 from train.saving import Saving, StopOnSignal, stalled
 from train.settings import Recipe, RunError
-from train.speed import prepare, utilisation_of
+from train.speed import busy_machine, prepare, use_machine, utilisation_of
 
 HUB = "hf:"
 VOCABULARY = ("embedding.weight", "head.weight")
@@ -52,6 +52,7 @@ class Run:
             data, recipe.model.context, recipe.batch, settings.seed, settings.validate_tokens
         )
         identity = {
+            "seed": settings.seed,
             "model": json.loads(recipe.model.to_json()),
             "data_sha256": data.hash,
             "optimizer": {
@@ -61,7 +62,8 @@ class Run:
         }
         if self.datamodule.train_windows.count > MANY_WINDOWS:
             identity["order"] = "permutation"
-        self.start = self.directory.start_from(resume, identity)
+        recorded = recipe.recorded() | {"machine": use_machine()}
+        self.start = self.directory.start_from(resume, identity, recorded)
         seed_everything(settings.seed, verbose=False)
         model = LanguageModel(recipe.model)
         self._initial = None
@@ -79,7 +81,7 @@ class Run:
             lambda speed: self._utilisation(speed),
         )
         self.stop = StopOnSignal(settings.log_every)
-        saving = Saving(self.directory, recipe, data, identity, progress, done)
+        saving = Saving(self.directory, recipe, data, identity, progress, self.start)
         self.trainer = build_trainer(recipe, self.directory, [self.stop, progress, saving])
         _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
         prepare(self.module, settings, self.trainer)
@@ -106,6 +108,10 @@ class Run:
                     f"{path.with_suffix('.unreadable').name}; going on from the one before"
                 )
         self.log.say(self._describe())
+        if self.main and (busy := busy_machine(self.trainer)):
+            self.log.say(busy)
+        for line in changed_settings(start.history):
+            self.log.say(line)
         if self._initial is not None:
             self.log.say(self._initial)
         try:

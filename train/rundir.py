@@ -1,6 +1,7 @@
 """The run directory.
 
-config.yaml     every setting, so that `--config RUN/config.yaml` repeats the run
+config.yaml     every setting of its last start: `--config RUN/config.yaml` repeats the run, or goes
+                on with it; settings that were changed on the way are named at its top
 metrics.jsonl   a row per line of progress and per validation
 samples.jsonl   what the model wrote while it was trained
 checkpoints/    step-000500.ckpt ..., for resuming only
@@ -33,18 +34,31 @@ from lightning.pytorch.plugins.io import CheckpointIO
 
 from arch import ModelConfig
 from arch.files import make_directory, remove_leftovers, write_file
-from train.settings import OptimizerSettings, RunError
+from train.settings import OptimizerSettings, Recipe, RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
+SETTINGS = "settings"
+"""Key under which a checkpoint has the `recipe` and the `history` of its `Start`."""
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
 
 
 class Start(NamedTuple):
-    """Where a run starts; `unreadable` are later checkpoints, and why they cannot be read."""
+    """Where a run starts, and with which settings its steps are trained.
+
+    Attributes:
+        checkpoint: that it goes on from; None at the beginning.
+        step: of the checkpoint.
+        recipe: the settings that the run began with.
+        history: what was changed since, oldest first: `{"from_step": 10, "changed":
+            {"optimizer.lr": [0.016, 0.02]}}`.
+        unreadable: later checkpoints, and why they cannot be read.
+    """
 
     checkpoint: Path | None
     step: int
+    recipe: dict[str, Any]
+    history: list[dict[str, Any]]
     unreadable: dict[Path, str]
 
 
@@ -56,8 +70,10 @@ class RunDirectory:
         self.best = path / "best"
         self._lock: int | None = None
 
-    def start_from(self, resume: str, identity: dict[str, Any]) -> Start:
+    def start_from(self, resume: str, identity: dict[str, Any], recipe: dict[str, Any]) -> Start:
         """Which checkpoint to start from, if any; with auto, the last that can be read.
+
+        `recipe` are the settings that this start is given.
 
         Raises:
             RunError: a run is there already, or has gone on from the chosen checkpoint; a
@@ -71,7 +87,7 @@ class RunDirectory:
                     f"--run {self.path}: exists already; go on with --resume auto, or choose "
                     "another --run"
                 )
-            return Start(None, 0, {})
+            return Start(None, 0, recipe, [], {})
         if resume != "auto":
             chosen = Path(resume)
             if checkpoints and chosen.resolve() != checkpoints[-1].resolve():
@@ -79,11 +95,11 @@ class RunDirectory:
                     f"--resume {chosen}: {self.path} has a last checkpoint of its own, "
                     f"{checkpoints[-1].name}; use --resume auto, or another --run"
                 )
-            return Start(chosen, _steps_done(chosen, identity), {})
+            return _go_on(chosen, identity, recipe, {})
         unreadable: dict[Path, str] = {}
         for path in reversed(checkpoints):
             try:
-                return Start(path, _steps_done(path, identity), unreadable)
+                return _go_on(path, identity, recipe, unreadable)
             except Unreadable as error:
                 unreadable[path] = error.reason
         if unreadable:
@@ -92,7 +108,7 @@ class RunDirectory:
                 f"--resume auto: no checkpoint in {self.path} can be read ({names}); "
                 "start anew in another --run"
             )
-        return Start(None, 0, {})
+        return Start(None, 0, recipe, [], {})
 
     def prepare(self, config: str, start: Start) -> None:
         """Locks the directory, clears what a killed process left, and writes the config.
@@ -107,7 +123,8 @@ class RunDirectory:
                 remove_leftovers(folder)
             for path in start.unreadable:
                 path.rename(path.with_suffix(".unreadable"))
-            write_file(self.path / "config.yaml", config.encode())
+            changes = "".join(f"# {line}\n" for line in changed_settings(start.history))
+            write_file(self.path / "config.yaml", (changes + config).encode())
         except OSError as error:
             raise RunError(
                 f"--run {self.path}: cannot be written ({error.strerror}); choose another place"
@@ -265,13 +282,24 @@ def read_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
         raise Unreadable(path, type(error).__name__) from None
     if damaged:
         raise Unreadable(path, f"{damaged} is damaged")
-    if not isinstance(checkpoint, dict) or IDENTITY not in checkpoint:
+    if not isinstance(checkpoint, dict) or not {IDENTITY, SETTINGS} <= checkpoint.keys():
         raise RunError(f"--resume {path}: not a checkpoint of this project")
     return checkpoint
 
 
-def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
-    """The steps of a checkpoint of the same model and data.
+def changed_settings(history: list[dict[str, Any]]) -> list[str]:
+    """A line for every change, such as `resumed at step 10 with optimizer.lr 0.016 -> 0.02`."""
+    return [
+        f"resumed at step {each['from_step']} with {name} {json.dumps(old)} -> {json.dumps(new)}"
+        for each in history
+        for name, (old, new) in each["changed"].items()
+    ]
+
+
+def _go_on(
+    checkpoint: Path, identity: dict[str, Any], recipe: dict[str, Any], unreadable: dict[Path, str]
+) -> Start:
+    """The start from a checkpoint of the same model and data.
 
     A setting that the checkpoint does not name is younger than it and has its default there.
 
@@ -295,7 +323,16 @@ def _steps_done(checkpoint: Path, identity: dict[str, Any]) -> int:
             f"--resume {checkpoint}: {'; '.join(differing)}; give what the run was started with, "
             "or start anew in another --run"
         )
-    return content["global_step"]
+    step, settings = content["global_step"], content[SETTINGS]
+    first, history = settings["recipe"], settings["history"]
+    last = _flat(Recipe().recorded()) | _flat(first)
+    for each in history:
+        last |= {name: new for name, (_, new) in each["changed"].items()}
+    now = _flat(recipe)
+    changed = {name: [last[name], now[name]] for name in now if now[name] != last[name]}
+    if changed:
+        history = [*history, {"from_step": step, "changed": changed}]
+    return Start(checkpoint, step, first, history, unreadable)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """When a run is saved, validated and stopped.
 
 A step's checkpoint and model directory are on the disk before its validation starts. If a run is
-killed before a validation ends, the validation is done when the run goes on. Lightning's own parts
-do neither. Its validation comes at even intervals, not at step 0, and before its `ModelCheckpoint`
-saves. That callback counts the files it keeps in its state, not in the folder, so files of a killed
-run would stay.
+killed before a validation ends, the validation is done when the run goes on. Lightning's own
+validation comes at even intervals and not at step 0; an interrupted one is not made up for. Its
+`ModelCheckpoint` saves before that validation too, but counts the files it keeps in its state, not
+in the folder, so files of a killed run would stay.
 """
 
 import math
@@ -31,20 +31,18 @@ from arch import (
 from tokenizer import END_OF_TEXT, PackedData
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.progress import Progress
-from train.rundir import IDENTITY, RunDirectory
+from train.rundir import IDENTITY, SETTINGS, RunDirectory, Start
 from train.settings import Recipe, RunError
 
-ELSEWHERE = {"model", "run", "data", "resume"}
-"""Settings that a model directory does not record: its config.json has the model's own and
-`data_sha256` stands for the data; the others are about this machine."""
 SAMPLE_LENGTH, TEMPERATURE = 48, 0.8
 
 
 class Saving(Callback):
     """Checkpoints, model directories, validations and samples, at their steps.
 
-    Every model directory records the recipe; every checkpoint has the `identity` that a resumed run
-    must agree with. `done` are the steps of the checkpoint that this run resumes from.
+    Every model directory and every checkpoint records the settings of `start`: those that the run
+    began with, and how they were changed. Every checkpoint has the `identity` that a resumed run
+    must agree with.
 
     Raises:
         RunError: a prompt of the samples is empty or too long.
@@ -57,17 +55,17 @@ class Saving(Callback):
         data: PackedData,
         identity: dict[str, Any],
         progress: Progress,
-        done: int,
+        start: Start,
     ) -> None:
         self._directory, self._settings, self._data = directory, recipe.run, data
-        self._identity, self._progress, self._done = identity, progress, done
+        self._identity, self._progress, self._done = identity, progress, start.step
         self._log = progress.run_log
         self._tokenizer = Tokenizer.from_str(data.tokenizer_json)
         self._prompts = _prompts(self._tokenizer, recipe)
-        plain = recipe.plain()
+        self._recorded = {"recipe": start.recipe, "history": start.history}
         self._provenance = {
             "name": directory.path.resolve().name,
-            "recipe": {name: plain[name] for name in plain if name not in ELSEWHERE},
+            **self._recorded,
             "data": str(data.path),
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
@@ -116,8 +114,8 @@ class Saving(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Says in the checkpoint which model and data it belongs to."""
-        checkpoint[IDENTITY] = self._identity
+        """Says in the checkpoint which model and data it belongs to, and the settings so far."""
+        checkpoint[IDENTITY], checkpoint[SETTINGS] = self._identity, self._recorded
 
     def _due(self, step: int, last: bool) -> tuple[bool, bool]:
         """Whether a step is worth a model directory, and a validation, which every model has."""

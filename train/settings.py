@@ -13,6 +13,9 @@ STRATEGIES = ("auto", "ddp")
 SEEDS = 2**32 - 1
 """Largest seed: numpy takes no larger one."""
 BOUNDS = {"at least": ge, "at most": le, "above": gt, "below": lt}
+ELSEWHERE = {"model", "run", "data", "resume"}
+"""Settings that a model directory does not record: its config.json has the model's own and
+`data_sha256` stands for the data; the others are about this machine."""
 NEEDED = {
     "data": "a directory of packed data, from python -m tokenizer pack",
     "run": "a directory for the run, for example runs/first",
@@ -272,6 +275,10 @@ class Recipe:
         """The recipe as YAML holds it."""
         sections = dataclasses.asdict(self)
         return json.loads(json.dumps({**sections.pop("run"), **sections}))
+
+    def recorded(self) -> dict[str, Any]:
+        """What model directories and checkpoints record of it: all that is not `ELSEWHERE`."""
+        return {name: value for name, value in self.plain().items() if name not in ELSEWHERE}
 
 
 def _check(section: str, settings: object, bound: str, *names: str) -> None:

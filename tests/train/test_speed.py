@@ -1,7 +1,9 @@
 """What makes training faster or smaller, and the plan of what a run takes."""
 
 import json
+import os
 import re
+import sys
 from types import SimpleNamespace
 from typing import cast
 
@@ -308,3 +310,27 @@ def test_without_measuring_a_peak_and_an_assumed_share_are_stated(monkeypatch, c
     assert "tokens/s, assuming 40% of 1.0 TFLOP/s on each of 1" in capsys.readouterr().out
     assert plan("--measure", "false", "--optimizer.name", "muon") == 0
     assert "speed    not known: no peak is known for this device" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells")
+@pytest.mark.parametrize(
+    ("threads", "used", "said"),
+    [(1, 0, None), (2, 0, None), (2, 90, "OMP_NUM_THREADS=1 may be"), (1, 90, "it will be slow")],
+)
+def test_a_busy_machine_is_named(data, tmp_path, monkeypatch, capsys, threads, used, said):
+    """`used` of a hundred ticks, on each core that this process may use."""
+    cores = os.sched_getaffinity(0)
+    texts = [
+        "\n".join(f"cpu{i} {n * used} 0 0 {n * (100 - used)} 0 0 0 0 0 0" for i in cores)
+        for n in (1, 2, 3, 4)
+    ]
+    stat = SimpleNamespace(is_file=lambda: True, read_text=lambda: texts.pop(0))
+    monkeypatch.setattr(speed, "STAT", stat)
+    monkeypatch.setattr(speed, "MOMENT", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert fit(data, tmp_path / "run") == 0
+    assert plan() == 0
+    assert not texts
+    lines = [line for line in capsys.readouterr().out.splitlines() if "machine is busy" in line]
+    assert len(lines) == (2 if said else 0)
+    assert all(said in line for line in lines)

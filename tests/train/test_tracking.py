@@ -57,6 +57,16 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     assert "<b>Tom &lt;b&gt;</b>" in page.read_text()
 
 
+def test_tags_are_no_longer_than_wandb_takes(data, tmp_path):
+    run = tmp_path / "run"
+    mixers = "attention(heads=8, kv_heads=2, qk_norm=true)+parallel(branches=2, activation=gelu)"
+    flags = ["--model.mixers", f"[{mixers!r}]", "--wandb_tags", f"[{'x' * 70}]"]
+    assert fit(data, run, "--wandb", "offline", *flags) == 0
+    (file,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    (about,) = offline_records(file)["run"]
+    assert list(about.tags) == ["attention", "parallel", "x" * 64]
+
+
 def test_groups_are_named_by_architecture():
     model = {"mixers": ["attention(heads=4)", "flat"], "d_model": 128, "n_layers": 4}
     assert architecture(model) == "attention(heads=4) flat d128 n4"

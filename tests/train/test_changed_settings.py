@@ -1,0 +1,103 @@
+"""A run that goes on with other settings says so, and records which steps had which."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from arch import load_model
+from eval.models import open_checkpoint
+from tests.train.cases import fit
+
+
+def resume(data, run, steps, *flags):
+    return fit(data, run, "--resume", "auto", "--trainer.max_steps", str(steps), *flags)
+
+
+def test_changed_settings_are_said_and_recorded(data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert fit(data, run, "--save_every", "3") == 0
+    capsys.readouterr()
+    assert resume(data, run, 8, "--optimizer.lr", "0.02", "--wandb_tags", "[a]") == 0
+    shown = capsys.readouterr().out
+    assert "resumed at step 6 with optimizer.lr 0.001 -> 0.02\n" in shown
+    assert 'resumed at step 6 with wandb_tags [] -> ["a"]\n' in shown
+    assert "resumed at step 6 with trainer.max_steps 6 -> 8\n" in shown
+    assert "resumed at step 6 with save_every 3 -> null\n" in shown
+    assert shown.count("resumed at") == 4
+    assert resume(data, run, 10, "--optimizer.lr", "0.02", "--wandb_tags", "[a]") == 0
+    metas = [load_model(run / "models" / f"step-{n:06d}").meta for n in (6, 8, 10)]
+    assert metas[0]["recipe"] == metas[1]["recipe"] == metas[2]["recipe"]
+    assert metas[0]["recipe"]["optimizer"]["lr"] == 0.001
+    changed = metas[1]["history"][0]["changed"]
+    assert (changed["optimizer.lr"], changed["trainer.max_steps"]) == ([0.001, 0.02], [6, 8])
+    assert [[each["from_step"] for each in meta["history"]] for meta in metas] == [[], [6], [6, 8]]
+    assert metas[2]["history"][1]["changed"] == {"trainer.max_steps": [8, 10]}
+
+
+def test_a_run_whose_settings_were_changed_stays_one_model(data, tmp_path):
+    run = tmp_path / "run"
+    assert fit(data, run) == 0
+    assert resume(data, run, 8, "--optimizer.lr", "0.02") == 0
+    assert len({open_checkpoint(path).model_id for path in (run / "models").iterdir()}) == 1
+
+
+def test_config_yaml_has_the_last_settings_and_names_those_before(data, finished):
+    run = finished()
+    assert resume(data, run, 8, "--optimizer.lr", "0.02") == 0
+    text = (run / "config.yaml").read_text()
+    assert yaml.safe_load(text)["optimizer"]["lr"] == 0.02
+    assert "# resumed at step 6 with optimizer.lr 0.001 -> 0.02\n" in text
+
+
+def test_steps_that_are_trained_again_are_recorded_as_they_were_last(data, finished, capsys):
+    """Of a run that is killed before its next checkpoint, and goes on with the first settings."""
+    run = finished()
+    assert resume(data, run, 8, "--optimizer.lr", "0.02") == 0
+    (run / "checkpoints" / "step-000008.ckpt").unlink()
+    capsys.readouterr()
+    assert resume(data, run, 7, "--checkpoint_every", "2", "--save_every", "1") == 0
+    assert "optimizer.lr" not in capsys.readouterr().out
+    (entry,) = load_model(run / "models" / "step-000007").meta["history"]
+    assert entry["changed"] == {"trainer.max_steps": [6, 7]}
+
+
+def test_a_run_that_goes_on_as_it_was_says_nothing(data, tmp_path, at_step, capsys):
+    run = tmp_path / "run"
+    flags = ["--checkpoint_every", "2"]
+    at_step(6, lambda loss: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(data, run, *flags)
+    at_step(6, lambda loss: loss)
+    capsys.readouterr()
+    assert fit(data, run, *flags, "--resume", "auto") == 0
+    assert "resumed" not in capsys.readouterr().out
+    assert load_model(run / "models" / "step-000006").meta["history"] == []
+
+
+def test_another_number_of_threads_is_said(data, finished, capsys):
+    """Sums are then rounded differently."""
+    run, threads = finished(), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert resume(data, run, 7) == 0
+    finally:
+        torch.set_num_threads(threads)
+    line = f"resumed at step 6 with machine.threads {threads} -> {threads + 1}\n"
+    assert line in capsys.readouterr().out
+
+
+def test_mkl_is_not_free_to_choose_its_threads(data, tmp_path):
+    mkl = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    if not hasattr(mkl, "mkl_serv_get_dynamic"):
+        pytest.skip("torch without MKL")
+    mkl.mkl_serv_set_dynamic(1)
+    assert fit(data, tmp_path / "run") == 0
+    assert mkl.mkl_serv_get_dynamic() == 0
+
+
+def test_another_seed_is_refused(data, whole, refused):
+    line = refused(fit(data, whole, "--resume", "auto", "--seed", "5"))
+    assert "seed is 5, the checkpoint has 0" in line
