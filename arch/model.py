@@ -110,6 +110,7 @@ class Block(nn.Module):
 
 
 Kept = TypeVar("Kept")
+WEIGHTS = "weights"  # the key under which `keep` knows the weights that its results are of
 _KEPT: "WeakKeyDictionary[LanguageModel, dict[Hashable, Any]]" = WeakKeyDictionary()
 
 
@@ -150,7 +151,14 @@ class LanguageModel(nn.Module):
         return _KEPT.setdefault(self, {})
 
     def keep(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """A result that depends on frozen weights alone, computed when it is first asked for."""
+        """A result of the weights alone, computed when it is first asked for.
+
+        Other weights, loaded or stepped to, drop all that was kept.
+        """
+        weights = [(p.data_ptr(), p._version) for p in self.parameters()]
+        if self.kept.get(WEIGHTS) != weights:
+            self.kept.clear()
+            self.kept[WEIGHTS] = weights
         if key not in self.kept:
             self.kept[key] = make()
         return self.kept[key]

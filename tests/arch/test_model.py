@@ -156,3 +156,24 @@ def test_checkpointed_activations_take_less_memory_and_give_the_same_gradients(c
     else:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         assert less < whole / 2
+
+
+def test_what_is_kept_of_the_weights_goes_with_them():
+    model, other, asked = small_model("flat"), scramble(small_model("flat")), []
+
+    def norm() -> float:
+        return model.keep("norm", lambda: asked.append(1) or model.embedding.weight.norm().item())
+
+    before = norm()
+    assert norm() == before
+    assert len(asked) == 1
+    for change in (
+        lambda: model.load_state_dict(other.state_dict()),
+        lambda: model.load_state_dict(scramble(other).state_dict(), assign=True),
+        lambda: model.embedding.weight.detach().mul_(2.0),
+        lambda: model.double(),
+    ):
+        change()
+        norm()
+        assert norm() == model.embedding.weight.norm().item()
+    assert len(asked) == 5

@@ -9,6 +9,7 @@ from html import unescape
 from inspect import signature
 from pathlib import Path
 
+import pandas
 import pytest
 
 import eval as evals
@@ -145,6 +146,9 @@ def test_probe_and_compare_from_python(model_directory, tmp_path, capsys):
     assert not probed.frame.empty
     result = evals.compare(out)
     assert {"model", "step", "quantity", "value"} <= set(result.frame.columns)
+    records = evals.summary(out)
+    assert records.frame.equals(pandas.DataFrame(records.rows))
+    assert {"kind", "model", "top1", "prompts"} <= set(records.frame.columns)
     assert main(["compare", str(out), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(result.json())
 
