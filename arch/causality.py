@@ -195,7 +195,7 @@ def _judge(stages: Sequence[Stage], lengths: Sequence[int], eps: float, how: str
     worst = 0.0
     for stage in stages:
         x, y = stage.x, stage.y
-        later = _later(*x.shape[:2], x.device)
+        later = _later(x.shape[0], x.shape[1], x.device)
         moved = _apart(stage.run(torch.where(later[..., None], x.roll(1, 0), x)), y)
         share = moved / _limit(x, y, eps)
         share[later] = 0

@@ -3,7 +3,7 @@
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 SCHEMA = 2
 
@@ -20,7 +20,13 @@ class OfModel(TypedDict):
     checkpoint: dict[str, Any]
 
 
-class RecoveryRow(OfModel):
+class OfTruth(OfModel, total=False):
+    """Whether the true prompt is at the floor too; rows measured before it was asked lack it."""
+
+    truth_at_floor: bool
+
+
+class RecoveryRow(OfTruth):
     """One prompt recovered by one solver from one slice of one site.
 
     `site` is layer, part and what is left out; `hidden` and `observed` count positions; `truth`,
@@ -62,7 +68,6 @@ class RecoveryRow(OfModel):
     margin_floor: float | None
     margin_bits: float | None
     at_floor: bool
-    truth_at_floor: NotRequired[bool]
     diverged: bool
     criterion: bool | None
     certificate: str | None

@@ -106,7 +106,7 @@ def interval(seeds: Series, least: float | None = None, digits: int = 2) -> str:
 
 def changes(seeds: Frame, least: float | None = None, digits: int = 2) -> Frame:
     """Of each line: the mean with its limits, p corrected by Holm (1979), and the seeds."""
-    p = stats.ttest_1samp(seeds, 0, axis=1).pvalue
+    p = np.asarray(stats.ttest_1samp(seeds, 0, axis=1)[1])  # pyright: ignore
     order, corrected = p.argsort(), np.empty(len(p))
     corrected[order] = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
     each = [" ".join(f"{x:+.{digits}f}" for x in line) for line in seeds.to_numpy()]

@@ -161,7 +161,7 @@ ASKED = {
         models, layers=1, length=8, train_tokens=160, valid_tokens=80, steps=0, **more
     ),
     "geometry": lambda models, **more: evals.geometry(
-        models, layers=1, count=1, length=6, radii=[], **more
+        models, layers=1, count=1, length=6, **more
     ),
     "bits": lambda models, **more: evals.bits(
         models, count=2, before=2, distances=[0], noise=1.0, quantisers="int4", draws=1, **more
@@ -248,7 +248,7 @@ def test_a_small_plain_text_is_trained_on_and_inverted(tmp_path, monkeypatch, ca
     capsys.readouterr()
     command = """invert run/models/step-000001 --suite standard --layers last --out out
         --methods propose alternating adam --set adam.steps=1 alternating.starts=1"""
-    assert evaluation.main(command.split()) == 0
+    assert evaluation.main([*map(str, command.split())]) == 0
     said = capsys.readouterr().err
     for line in (
         "corpus: data, the training data; --corpus gives another",
@@ -274,7 +274,7 @@ def test_little_background_text_is_repeated_and_none_is_refused(tmp_path, small_
 
 def test_a_text_that_is_swept_needs_no_background(model_directory, tmp_path):
     (tmp_path / "valid.txt").write_text("<|endoftext|>".join(["Tom had a dog."] * 4))
-    asked = {"text": "Once upon", "layers": "last", "corpus": str(tmp_path)}
+    asked: dict[str, Any] = {"text": "Once upon", "layers": "last", "corpus": str(tmp_path)}
     assert evals.invert(model_directory(), methods="sweep", **asked).rows
     with one_line(RequestError, "for background have 0 tokens"):
         evals.invert(model_directory(), methods="propose", **asked)
