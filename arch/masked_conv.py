@@ -16,6 +16,7 @@ run. `implementation` says what computes the products on a device.
 """
 
 import logging
+import math
 import platform
 import re
 from collections.abc import Callable
@@ -83,7 +84,7 @@ def is_one_node(x: Tensor) -> bool:
 
 @cache
 def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """Returns what computes the products, "triton", "convolution" or "dense", and why.
+    """Returns what computes the products, "triton" or "dense", and why.
 
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
     without the Triton kernels.
@@ -97,9 +98,7 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
 
 def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     if device.type == "cpu":
-        if dtype == torch.float32 and prefers_onednn(describe_processor()):
-            return "convolution", f"oneDNN from {ONEDNN} numbers on, on this processor"
-        return "dense", "torch's matrix products on a CPU"
+        return "dense", f"bmm, and in float32 Conv1d from T = {onednn_length()} on"
     if device.type != "cuda" or torch.version.cuda is None:
         return "dense", "the Triton kernels are for NVIDIA devices"
     if find_spec("triton") is None:
@@ -120,14 +119,18 @@ def describe_processor() -> str:
         return platform.processor()
 
 
-def prefers_onednn(processor: str) -> bool:
-    """Returns whether oneDNN multiplies float32 faster than MKL on a processor so described.
+@cache
+def onednn_length() -> float:
+    """Returns the length T from which on oneDNN multiplies float32 faster than MKL here.
 
     MKL uses 512-bit instructions on Intel's processors only, and AMD's execute them at full width
-    from family 26 (Zen 5) on; elsewhere MKL is as fast and moves less memory.
+    from family 26 (Zen 5) on. On its older ones oneDNN gains by the gradient of long matrices.
     """
+    processor = describe_processor()
     family = re.search(r"family\s*:?\s*(\d+)", processor, re.IGNORECASE)
-    return "AuthenticAMD" in processor and family is not None and int(family[1]) >= 26
+    if "AuthenticAMD" not in processor or family is None:
+        return math.inf
+    return 1 if int(family[1]) >= 26 else 256
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -138,7 +141,8 @@ def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.cat([_dense(*group) for group in groups], -1)
     lower = weight.to(x.dtype).tril()
     bias = None if bias is None else bias.to(x.dtype)
-    if x.numel() >= ONEDNN and implementation(x.device, x.dtype)[0] == "convolution":
+    large = x.numel() >= ONEDNN and x.shape[1] >= onednn_length()
+    if large and x.is_cpu and x.dtype == torch.float32:
         return F.conv1d(x, lower[..., None], bias)  # over the features; channels are positions
     lower = lower.expand(len(x), -1, -1)
     return torch.bmm(lower, x) if bias is None else torch.baddbmm(bias[:, None], lower, x)
