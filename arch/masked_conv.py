@@ -4,9 +4,9 @@
 
 Three products make it and its gradients: forward, tril(W) x; dx, tril(W)^T g; dw, tril(g x^T).
 Each is linear in both of its operands, and its gradients are the other two, so that gradients of
-every order exist. With the Triton kernels, and to torch.compile on every device, each is an
-operator of its own, which passes `torch.library.opcheck` without a GPU; elsewhere a convolution is
-one of torch's own dense products.
+every order exist. Each is an operator of its own: one opaque node on every device, which passes
+`torch.library.opcheck` without a GPU. Eager on a CPU, where an operator in Python costs as much as
+a small product, a convolution is one of torch's own dense products instead.
 
 What lies above the diagonal is never read into a result, NaN included, and its gradient is zero.
 The products are computed in x's dtype, or autocast's, and accumulated in float32; weights and
@@ -74,12 +74,10 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def is_one_node(x: Tensor) -> bool:
     """Returns whether a convolution of x is an operator of ours, not one of torch's products.
 
-    It is with the Triton kernels, to torch.compile, which cannot trace the choice, and for fake
+    It is on any device but a CPU, to torch.compile, which cannot trace the choice, and for fake
     tensors, so that who counts their work counts a triangle.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
-        return True
-    return implementation(x.device, x.dtype)[0] == "triton"
+    return torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu
 
 
 @cache
@@ -134,7 +132,10 @@ def onednn_length() -> float:
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns tril(weight) x + bias as `masked_convolution` does, in x's dtype."""
+    """Returns tril(weight) x + bias as `masked_convolution` does, in x's dtype.
+
+    The gradient of bmm by W takes memory for `(B, T, T)`.
+    """
     if weight.dim() == 3:
         biases = [None] * len(weight) if bias is None else bias
         groups = zip(x.chunk(len(weight), -1), weight, biases, strict=True)
