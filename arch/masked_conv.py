@@ -4,9 +4,9 @@
 
 Three products make it and its gradients: forward, tril(W) x; dx, tril(W)^T g; dw, tril(g x^T).
 Each is linear in both of its operands, and its gradients are the other two, so that gradients of
-every order exist. With the Triton kernels, and to torch.compile on every device, each is an
-operator of its own, which passes `torch.library.opcheck` without a GPU; elsewhere a convolution is
-one of torch's own dense products.
+every order exist. Each is an operator of its own: one opaque node on every device, which passes
+`torch.library.opcheck` without a GPU. Eager on a CPU, where an operator in Python costs as much as
+a small product, a convolution is one of torch's own dense products instead.
 
 What lies above the diagonal is never read into a result, NaN included, and its gradient is zero.
 The products are computed in x's dtype, or autocast's, and accumulated in float32; weights and
@@ -16,6 +16,7 @@ run. `implementation` says what computes the products on a device.
 """
 
 import logging
+import math
 import platform
 import re
 from collections.abc import Callable
@@ -73,17 +74,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def is_one_node(x: Tensor) -> bool:
     """Returns whether a convolution of x is an operator of ours, not one of torch's products.
 
-    It is with the Triton kernels, to torch.compile, which cannot trace the choice, and for fake
+    It is on any device but a CPU, to torch.compile, which cannot trace the choice, and for fake
     tensors, so that who counts their work counts a triangle.
     """
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
-        return True
-    return implementation(x.device, x.dtype)[0] == "triton"
+    return torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu
 
 
 @cache
 def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """Returns what computes the products, "triton", "convolution" or "dense", and why.
+    """Returns what computes the products, "triton" or "dense", and why.
 
     The first call for a device and dtype logs the answer: as a warning where a CUDA device goes
     without the Triton kernels.
@@ -97,9 +96,7 @@ def implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
 
 def _implementation(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     if device.type == "cpu":
-        if dtype == torch.float32 and prefers_onednn(describe_processor()):
-            return "convolution", f"oneDNN from {ONEDNN} numbers on, on this processor"
-        return "dense", "torch's matrix products on a CPU"
+        return "dense", f"bmm, and in float32 Conv1d from T = {onednn_length()} on"
     if device.type != "cuda" or torch.version.cuda is None:
         return "dense", "the Triton kernels are for NVIDIA devices"
     if find_spec("triton") is None:
@@ -120,25 +117,33 @@ def describe_processor() -> str:
         return platform.processor()
 
 
-def prefers_onednn(processor: str) -> bool:
-    """Returns whether oneDNN multiplies float32 faster than MKL on a processor so described.
+@cache
+def onednn_length() -> float:
+    """Returns the length T from which on oneDNN multiplies float32 faster than MKL here.
 
     MKL uses 512-bit instructions on Intel's processors only, and AMD's execute them at full width
-    from family 26 (Zen 5) on; elsewhere MKL is as fast and moves less memory.
+    from family 26 (Zen 5) on. On its older ones oneDNN gains by the gradient of long matrices.
     """
+    processor = describe_processor()
     family = re.search(r"family\s*:?\s*(\d+)", processor, re.IGNORECASE)
-    return "AuthenticAMD" in processor and family is not None and int(family[1]) >= 26
+    if "AuthenticAMD" not in processor or family is None:
+        return math.inf
+    return 1 if int(family[1]) >= 26 else 256
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns tril(weight) x + bias as `masked_convolution` does, in x's dtype."""
+    """Returns tril(weight) x + bias as `masked_convolution` does, in x's dtype.
+
+    The gradient of bmm by W takes memory for `(B, T, T)`.
+    """
     if weight.dim() == 3:
         biases = [None] * len(weight) if bias is None else bias
         groups = zip(x.chunk(len(weight), -1), weight, biases, strict=True)
         return torch.cat([_dense(*group) for group in groups], -1)
     lower = weight.to(x.dtype).tril()
     bias = None if bias is None else bias.to(x.dtype)
-    if x.numel() >= ONEDNN and implementation(x.device, x.dtype)[0] == "convolution":
+    large = x.numel() >= ONEDNN and x.shape[1] >= onednn_length()
+    if large and x.is_cpu and x.dtype == torch.float32:
         return F.conv1d(x, lower[..., None], bias)  # over the features; channels are positions
     lower = lower.expand(len(x), -1, -1)
     return torch.bmm(lower, x) if bias is None else torch.baddbmm(bias[:, None], lower, x)

@@ -4,11 +4,12 @@
     python -m scripts.bench_kernels --device cuda --out DIR
 
 Every form makes tril(W) x, and its gradients, from the same random operands; the forms take turns
-in one process. On a CPU: one thread, eager. On CUDA: eager and compiled, in CUDA graphs, over
-operands that rotate through more memory than the cache holds.
+in one process, each time in another order. On a CPU: one thread, eager. On CUDA: eager and
+compiled, in CUDA graphs, over operands that rotate through more memory than the cache holds.
 """
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from arch.masked_conv import masked_convolution
+from arch.masked_conv import implementation, masked_convolution
 from eval.tables import group
 from scripts import pages
 from scripts.pages import By
@@ -41,7 +42,7 @@ FLAGS = pages.DEVICE | {
     "--lengths": ("T", [64, 128, 256, 512, 1024]),
     "--widths": ("D", By([256], [512, 256, 1024])),
     "--tokens": ("B T", By(8192, 65536)),
-    "--rounds": ("turns", By(40, 15)),
+    "--rounds": ("turns", By(25, 15)),
     "--seconds": ("begin nothing after so long", 3600.0),
 }
 
@@ -83,22 +84,20 @@ def timings(
     }
     readings: dict[tuple[str, str], list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
-        for name, timer in timers.items():
+        for name, timer in random.sample([*timers.items()], len(timers)):
             readings[name].append(timer())
-    # A CPU has other work to do, which only ever adds; a GPU's clock goes up and down.
-    typical = median if device == "cuda" else min
     about = {"dtype": dtype, "length": length, "width": width, "batch": batch, "backward": backward}
     products = 3 if backward else 1
     flops = products * batch * width * length * (length + 1)
     moved = products * DTYPES[dtype].itemsize * length * (2 * batch * width + (length + 1) // 2)
     for (form, mode), taken in readings.items():
-        seconds = typical(taken)
+        seconds = median(taken)
         yield {
             **about,
             "form": form,
             "mode": mode,
             "microseconds": seconds * 1e6,
-            "ratio": seconds / typical(readings[OURS, "eager"]),
+            "ratio": seconds / median(readings[OURS, "eager"]),
             "tflops": flops / seconds / 1e12,
             "tbs": moved / seconds / 1e12,
         }
@@ -127,10 +126,14 @@ def calls(
 
 
 def cpu_timer(call: Call) -> Timer:
-    """Returns a timer of single calls, in seconds of this process: others' turns do not count."""
-    call(0)
+    """Returns a timer of single calls, in seconds of this process: others' turns do not count.
+
+    A call comes before each that is timed: how much memory the allocator holds, and where, is then
+    this form's own doing.
+    """
 
     def seconds() -> float:
+        call(0)
         start = time.process_time()
         call(0)
         return time.process_time() - start
@@ -176,14 +179,15 @@ def kernels_page(
 ) -> str:
     """Returns the figures as a page in Markdown."""
     cpu = options.device == "cpu"
+    name, why = implementation(torch.device(options.device), DTYPES[options.dtype])
     lines = [
         f"# Masked convolution on {'one CPU thread' if cpu else 'a GPU'}\n",
         f"Measured by `{options.command}`",
         f"on {pages.hardware(options.device, 1, 'triton')}.\n",
+        f"`{OURS}` was {name}: {why}.",
         "The forms of a line took turns in one process. A form's column is its time over that of"
         f" `{OURS}`" + (";" if cpu else ", eager / compiled;") + " `least` is the best of them.",
-        f"A time is the {'least' if cpu else 'median'} of the turns"
-        + (", in CPU seconds." if cpu else "."),
+        "A time is the median of the turns" + (", in CPU seconds." if cpu else "."),
         "TFLOP/s count the lower triangle only; TB/s count each operand once a product.",
     ]
     titles = ["T", "D", "B", "ours, µs", "TFLOP/s", "TB/s", "least", *DENSE]

@@ -173,12 +173,13 @@ def hardware(device: str, threads: int, *packages: str) -> str:
 
 
 def processor() -> str:
-    """The CPU's name, and how many cores of it there are."""
+    """The CPU's name and family, and how many cores of it there are."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-        return f"{names[0]} ({len(names)} cores)"
-    except (OSError, IndexError):
+            facts = [[part.strip() for part in line.split(":", 1)] for line in file if ":" in line]
+        names = [value for key, value in facts if key == "model name"]
+        return f"{names[0]}, family {dict(facts)['cpu family']} ({len(names)} cores)"
+    except (OSError, IndexError, KeyError):
         return platform.processor() or platform.machine()
 
 

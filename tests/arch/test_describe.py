@@ -13,7 +13,7 @@ from arch import (
     describe,
     masked_conv,
 )
-from arch.mixers import Triangle
+from arch.mixers import Triangle, build_mixer
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, small_model
 from tests.said import one_line
 
@@ -64,7 +64,7 @@ def cost_of(entry, length=L):
 def test_flops_are_those_that_pytorch_counts_forward_and_backward(entry, length):
     cost = cost_of(entry, length)
     with FakeTensorMode():
-        mixer = random_mixer(entry, D, L, torch.float32)
+        mixer = build_mixer(entry, D, L)
         x = torch.randn(B, length, D, requires_grad=True)
         assert counted(lambda: mixer(x)) == cost.flops * B * length
         assert counted(lambda: mixer(x).sum().backward()) == cost.training_flops * B * length
