@@ -60,8 +60,8 @@ def check_causal(model: LanguageModel) -> float:
 
     Not found is what moves an output by less than rounding may: half of the precision's digits, of
     the block's own share of the stream. Nor what acts at a single pair of positions between those
-    that were tried, or in a longer text; on some tokens only; or in a code path that other inputs,
-    another device or another batch takes.
+    that were tried, or in a longer text; on some tokens only; in numbers that are not finite; or in
+    a code path that other inputs, another device or another batch takes.
 
     Returns:
         The largest difference found, as a share of what rounding may make.
@@ -196,7 +196,7 @@ def _judge(stages: Sequence[Stage], lengths: Sequence[int], eps: float, how: str
     for stage in stages:
         x, y = stage.x, stage.y
         later = _later(x.shape[0], x.shape[1], x.device)
-        moved = _apart(stage.run(torch.where(later[..., None], x.roll(1, 0), x)), y)
+        moved = _size(stage.run(torch.where(later[..., None], x.roll(1, 0), x)) - y)
         share = moved / _limit(x, y, eps)
         share[later] = 0
         if (share > 1).any():
@@ -208,7 +208,7 @@ def _judge(stages: Sequence[Stage], lengths: Sequence[int], eps: float, how: str
             if n > T:
                 continue
             x, y = stage.x[:1, :n], stage.y[:1, :n]
-            moved = _apart(_run_prefix(stage, n), y)
+            moved = _size(_run_prefix(stage, n) - y)
             share = moved / _limit(x, y, eps)
             if (share > 1).any():
                 place = int((share > 1).nonzero()[0, 1])
@@ -239,12 +239,6 @@ def _run_prefix(stage: Stage, n: int) -> Tensor:
         ) from error
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
-    """The largest difference of each position's features, `(K, T)`; none where both are NaN."""
-    same = (a == b) | (a.isnan() & b.isnan())
-    return (a - b).abs().nan_to_num(nan=torch.inf).masked_fill(same, 0).amax(-1)
-
-
 def _limit(x: Tensor, y: Tensor, eps: float) -> Tensor:
     """By how much rounding may move each position's outputs, `(K, T)`."""
     added = y - x if x.shape == y.shape else y
@@ -252,6 +246,7 @@ def _limit(x: Tensor, y: Tensor, eps: float) -> Tensor:
 
 
 def _size(x: Tensor) -> Tensor:
+    """The largest finite number of each position's features, `(K, T)`."""
     return x.abs().nan_to_num(nan=0.0, posinf=0.0).amax(-1)
 
 
@@ -267,7 +262,7 @@ def _describe(stage: Stage, share: Tensor, moved: Tensor, eps: float, how: str) 
     for t in () if unchanged else range(place + 1, T):
         changed = x.clone()
         changed[row, t] = x[row - 1, t]
-        alone = _apart(stage.run(changed), stage.y)[row, place]
+        alone = _size(stage.run(changed) - stage.y)[row, place]
         if alone > limit:
             seen, size = f"position {t}", float(alone)
             break

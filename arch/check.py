@@ -132,7 +132,12 @@ def _check_saving(model: LanguageModel, tokens: Tensor, tokenizer_json: str) -> 
     with tempfile.TemporaryDirectory() as folder:
         path = save_model(Path(folder) / "model", model, tokenizer_json, {})
         again = load_model(path, tokens.device).model
-    before, after = model(tokens), again(tokens)
+    before = model(tokens)
+    try:
+        after = again(tokens)
+    except RuntimeError as error:  # a tensor that no file has is on no device
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"the model does not run when it is saved and loaded: {reason}") from error
     if not torch.equal(before, after):
         apart = float((before - after).abs().max())
         raise ModelError(

@@ -60,7 +60,7 @@ def test_a_mixer_without_step_trains_without_samples(without_step):
 @pytest.mark.parametrize(
     "words",
     [
-        ("generate", "{model}", "Once"),
+        ("generate", "{model}", "--prompt", "Once"),
         ("invert", "{model}", "--text", "Once upon", "--methods", "sweep", "--out", "{out}"),
     ],
 )
