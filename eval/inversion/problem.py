@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.circuit import Circuit, join, precision, run_together
+from eval.models import rows_at_once
 from eval.recovery import Slice
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ ACCEPT = 10.0
 """A distance of at most this many floors counts as none: rounding differs between batch shapes."""
 
 TOGETHER = 8192  # tokens that are run at once where choices of hidden ones are checked
+STEPPED = 64  # candidates among which a prompt's next position is run where floors are measured
+REPEATED = 3  # times that the prompts of a pass are run there in another one
 WHOLE = 2  # of the ways in which outputs are computed, those that run whole prompts come first
 Shown = slice
 """Of the positions shown."""
@@ -125,13 +129,14 @@ class Batch:
     """B rows of one model and length T: the prompts of all problems, in the problems' order.
 
     The problems may differ in layer, slice, noise and prompts. Problems whose circuits differ in
-    nothing but the layer share one pass.
+    nothing but the layer share one pass. Answers may hold the `allowed` tokens alone; None: all.
 
     Raises:
         RequestError: different models or lengths.
     """
 
     problems: tuple[Problem, ...]
+    allowed: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Checks that one embedding serves all."""
@@ -167,7 +172,8 @@ class Batch:
         parts = [
             (p, rows[(rows >= start) & (rows < end)] - start) for p, start, end in self.spans()
         ]
-        return Batch(tuple(problem.of(chosen) for problem, chosen in parts if len(chosen)))
+        kept = tuple(problem.of(chosen) for problem, chosen in parts if len(chosen))
+        return replace(self, problems=kept)
 
     def losses(self, embeddings: Tensor, objective: Objective) -> Tensor:
         """The objective of each row, `(B, T, D) -> (B,)`; rows do not touch each other."""
@@ -241,12 +247,17 @@ def measure_layers(circuits: Sequence[Circuit], tokens: Tensor) -> list[Measured
             f"a prompt of {tokens.shape[1]} tokens is longer than the model's context of {context};"
             " give a shorter one"
         )
-    outputs = whole.of_tokens(tokens)
+    # a pass of `_apart` has each prompt three times over, or 64 candidates for its next position
+    size = max(REPEATED * tokens.shape[1], STEPPED)
+    at_once = rows_at_once(whole.model, size, most=1 << 30, gradients=False)
+    parts = tokens.split(at_once)
+    outputs = torch.cat([whole.of_tokens(part) for part in parts])
     if not outputs.isfinite().all():
         raise RequestError(
             f"layer {_first_broken(whole, tokens)} gives numbers that are not finite"
         )
-    apart = cut(_apart(whole, tokens, outputs))
+    differences = map(_apart, repeat(whole), parts, outputs.split(at_once))
+    apart = cut(torch.cat([*differences], dim=1))
     kind = precision(whole.model)
     measured = [Measured(*each, kind) for each in zip(cut(outputs), apart, strict=True)]
     if whole.causal:
@@ -297,14 +308,14 @@ def _apart(circuit: Circuit, tokens: Tensor, outputs: Tensor) -> Tensor:
     and position by position on a remembered prefix, among many candidates.
     """
     P, T = tokens.shape
-    shuffled = circuit.of_tokens(tokens.flip(0).repeat(3, 1))[:P].flip(0)
+    shuffled = circuit.of_tokens(tokens.flip(0).repeat(REPEATED, 1))[:P].flip(0)
     alone = torch.cat([circuit.of_tokens(tokens[:1]), outputs[1:]])
     ways = [shuffled, alone]
     if circuit.causal:
         stepped, state = [], None
         for t in range(T):
-            candidates = circuit.embed(tokens[:, t].repeat_interleave(64))[:, None]
-            stepped.append(circuit.step(candidates, state)[::64])
+            candidates = circuit.embed(tokens[:, t].repeat_interleave(STEPPED))[:, None]
+            stepped.append(circuit.step(candidates, state)[::STEPPED].clone())
             state = circuit.prefix(tokens[:, t : t + 1], state)
         ways.append(torch.cat(stepped, dim=1))
     return torch.stack(ways) - outputs

@@ -1,19 +1,21 @@
 """Memory grows with the model, not with layers, prompts or answers; passes are shared."""
 
 import copy
+import os
 from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
+from eval.circuit import Circuit
 from eval.inversion import run
 from eval.inversion.answer import COLLISIONS
-from eval.inversion.problem import Batch
+from eval.inversion.problem import ACCEPT, Batch, measure
 from eval.inversion.questions import Question
 from eval.inversion.run import plan
 from eval.inversion.solvers import Tools, parse_solvers, solvers
-from eval.models import candidates_at_once, open_checkpoint, rows_at_once
+from eval.models import candidates_at_once, host_memory, open_checkpoint, rows_at_once
 from eval.ranks import token_ranks
 from eval.recovery import Slice
 from eval.rows import Results
@@ -90,6 +92,81 @@ def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
     few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
     assert few == sorted(few, reverse=True)
     assert 1 <= few[-1] < few[0] <= 64
+
+
+def test_a_batch_is_what_the_container_leaves(model_directory, monkeypatch):
+    checkpoint = open_checkpoint(model_directory())
+    monkeypatch.setattr("eval.models.host_memory", lambda: 1 << 22)
+    assert 1 <= rows_at_once(checkpoint.model, 32) < 64
+
+
+GB = 1 << 30
+UNLIMITED = 9223372036854771712  # as version 1 says it
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {}, 64 * GB),
+        ("0::/", {"": ("max", 3 * GB, GB)}, 64 * GB),
+        ("0::/", {"": (8 * GB, 3 * GB, GB)}, 6 * GB),  # a container's root
+        ("0::/a/b", {"a/b": ("max", 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a/b", {"a/b": (2 * GB, 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a/b", {"a/b": (2 * GB, GB // 2, 0), "a": (8 * GB, GB, 0)}, 3 * GB // 2),
+        ("0::/a", {"a": (GB, 2 * GB, 0)}, 0),
+        ("0::/a", {"other": (GB, 0, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0), "memory/d": (4 * GB, GB, 0)}, 3 * GB),
+        # the file system shows the container its own group as the root
+        ("4:memory:/docker/1\n3:cpu:/", {"memory": (4 * GB, 3 * GB, GB)}, 2 * GB),
+    ],
+)
+def test_a_container_s_limit_is_the_machine_s_memory(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 24}
+    monkeypatch.setattr("os.sysconf", page.get)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups + "\n")
+    for group, values in files.items():
+        place = tmp_path / "sys" / "fs" / "cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        first = group.startswith("memory")
+        names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        for name, value in zip(names, values, strict=False):
+            (place / f"memory.{name}").write_text(f"{value}\n")
+        dropped = "total_inactive_file" if first else "inactive_file"
+        (place / "memory.stat").write_text(f"anon 5\n{dropped} {values[2]}\nfile 7\n")
+    assert host_memory(tmp_path) == expected
+
+
+def test_without_control_groups_the_machine_s_memory_counts(tmp_path):
+    assert host_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkeypatch):
+    truth, passes = prompts(12, 8), []
+
+    def measured(memory):
+        monkeypatch.setattr("eval.models.host_memory", lambda: memory)
+        model, passes[:] = small_model(mixers=("attention(heads=2)",)), []
+        model.blocks[0].register_forward_pre_hook(lambda _, x: passes.append(x[0].shape[:2]))
+        mixer = model.blocks[0].token_mixer
+        step = mixer.step
+        monkeypatch.setattr(mixer, "step", lambda x, s: passes.append(x.shape[:2]) or step(x, s))
+        circuit = Circuit(model, 2)
+        return circuit, measure(circuit, truth), max(rows * length for rows, length in passes)
+
+    circuit, whole, most = measured(1 << 34)
+    _, parts, fewest = measured(1 << 22)
+    assert most == 12 * 64
+    assert fewest == 64
+    torch.testing.assert_close(parts.outputs, whole.outputs)
+    assert parts.apart.shape == whole.apart.shape
+    limit = ACCEPT * parts.floor(Slice())
+    for size in (1, 5, 31):  # computed in another batch, the truth still lies within the limit
+        again = circuit.of_tokens(truth.repeat(size, 1))[:12]
+        assert ((again - parts.outputs).norm(dim=-1) <= limit).all()
 
 
 LENGTH, COUNT = 6, 4
