@@ -28,6 +28,8 @@ SHUFFLED = "shuffled"
 
 OF_SOLVER = ("method", "family", "settings")
 """The fields of a recovery's place that say how it was asked."""
+RULING_OUT = ("screened", "enumerated")
+"""Certificates that say that no other prompt is at the floor."""
 GRADIENT = "recovered by gradient"
 SEARCH = "recovered only by search"
 AMBIGUOUS = "ambiguous"
@@ -193,8 +195,9 @@ def hidden_positions(row: Row) -> set[int]:
     """The positions of the prompt that the row's slice does not show."""
     length, count = row["length"], row["hidden"]
     shown = _slice(row["slice"])
+    whole = length + row["notes"].get("cut", 0)
     try:
-        hidden = set(range(length)) - set(shown.positions(length)) if shown else set()
+        hidden = set(range(length)) - set(shown.positions(whole)) if shown else set()
     except RequestError:  # it shows nothing of a prompt so short
         hidden = set()
     # where the padding moved the slice, it hides leading positions only
@@ -207,17 +210,17 @@ def accepted(row: Row) -> bool:
 
 
 def is_false_accept(row: Row) -> bool:
-    """Whether a row proves a wrong answer: at the floor, wrong, and no collision reported there.
+    """Whether a wrong answer is at the floor and the true prompt is not, or is called ruled out.
 
-    Positions after the last one shown leave no trace in the outputs, so they are not counted; nor
-    is a target that belongs to another prompt, of which the truth is no explanation.
+    Where the true prompt is at the floor too, the outputs do not tell the two apart. So it is in
+    rows without `truth_at_floor`: the target is its output, and the limit allows for noise. A
+    shuffled target is another prompt's.
     """
     if not accepted(row) or row["exact"] or row["control"] == SHUFFLED:
         return False
-    shown = set(range(row["length"])) - hidden_positions(row)
-    last = row["length"] - 1 if row["padded"] else max(shown, default=-1)
     named = {collision["position"] for collision in row["collisions"]}
-    return any(row["found"][t] != row["truth"][t] and t not in named for t in range(last + 1))
+    wrong = any(row["found"][t] != row["truth"][t] and t not in named for t in range(row["length"]))
+    return wrong and (row["certificate"] in RULING_OUT or not row.get("truth_at_floor", True))
 
 
 def margin_bits(row: Row) -> float | None:

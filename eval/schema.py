@@ -3,7 +3,7 @@
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 SCHEMA = 2
 
@@ -24,7 +24,9 @@ class RecoveryRow(OfModel):
     """One prompt recovered by one solver from one slice of one site.
 
     `site` is layer, part and what is left out; `hidden` and `observed` count positions; `truth`,
-    `found`, `rank` and `verdict` go by position; `self` and `nonself` tally tokens.
+    `found`, `rank` and `verdict` go by position, up to the last one shown; `self` and `nonself`
+    tally tokens. `truth_at_floor` is whether the true prompt explains the target, as `at_floor` is
+    of the answer.
     """
 
     site: dict[str, Any]
@@ -60,6 +62,7 @@ class RecoveryRow(OfModel):
     margin_floor: float | None
     margin_bits: float | None
     at_floor: bool
+    truth_at_floor: NotRequired[bool]
     diverged: bool
     criterion: bool | None
     certificate: str | None

@@ -189,15 +189,19 @@ def measure(rows: Sequence[Row], chosen: Iterable[Quantity] | None = None) -> di
     """
     if chosen is None:
         chosen = _known(rows)
-    prompts = len({prompt_of(row) for row in rows})
-    lengths = [row["length"] for row in rows if isinstance(row.get("length"), int)]
-    ends = (min(lengths), max(lengths)) if rows[0]["kind"] == "recovery" else None
     figures = {}
     for quantity in chosen:
         known = [(row, value) for row in rows if (value := quantity.of(row)) is not None]
-        if known and (figure := _POOLS[quantity.pool](*zip(*known, strict=True))):
-            count = figure.n if quantity.pool in ("seeds", "text") else prompts
-            figures[quantity.name] = figure._replace(n=count, lengths=ends)
+        if not known:
+            continue
+        having, values = zip(*known, strict=True)
+        figure = _POOLS[quantity.pool](having, values)
+        if quantity.pool not in ("seeds", "text"):
+            figure = figure._replace(n=len({prompt_of(row) for row in having}))
+        if having[0]["kind"] == "recovery":
+            lengths = [row["length"] for row in having]
+            figure = figure._replace(lengths=(min(lengths), max(lengths)))
+        figures[quantity.name] = figure
     return figures
 
 
@@ -293,6 +297,7 @@ class Accepts(NamedTuple):
         tokens: of those answers.
         wrong_pairs: pairs of prompt and model with a false accept.
         pairs: pairs of prompt and model with an answer at the floor.
+        ambiguous: answers at the floor that are another prompt, with the true one at the floor too.
     """
 
     wrong: int
@@ -300,6 +305,7 @@ class Accepts(NamedTuple):
     tokens: int
     wrong_pairs: int
     pairs: int
+    ambiguous: int
 
     @property
     def bound(self) -> float:
@@ -320,6 +326,7 @@ def accepts(rows: Iterable[Row]) -> Accepts:
         tokens=sum(row["length"] for row in answers),
         wrong_pairs=len({(prompt_of(row), weights(row)) for row in wrong}),
         pairs=len({(prompt_of(row), weights(row)) for row in answers}),
+        ambiguous=sum(not row["exact"] for row in answers) - len(wrong),
     )
 
 

@@ -154,7 +154,7 @@ class Result:
 
         from eval.quantities import frame
 
-        of_rows = all("kind" in row for row in self.rows)
+        of_rows = all("key" in row for row in self.rows)
         return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
 
     def json(self) -> str:

@@ -82,7 +82,8 @@ def _accepts_text(accepts: "Accepts") -> str:
         return f"{text}."
     return (
         f"{text}, in {accepts.wrong_pairs:,} of {accepts.pairs:,} pairs of prompt and model: at "
-        f"most {share_text(accepts.bound)} % of pairs."
+        f"most {share_text(accepts.bound)} % of pairs. {accepts.ambiguous:,} of the answers are "
+        "other prompts with the same outputs."
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -11,9 +12,16 @@ from eval.__main__ import main
 from eval.quantities import place
 from eval.recovery import is_false_accept
 from eval.report.page import render_page
-from eval.rows import Results
+from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
-from eval.summary import VERDICT_COLUMNS, accepts, columns, summarise, summarise_verdicts
+from eval.summary import (
+    VERDICT_COLUMNS,
+    accepts,
+    columns,
+    measure,
+    summarise,
+    summarise_verdicts,
+)
 from eval.tables import (
     duration_text,
     interval_text,
@@ -27,6 +35,7 @@ from eval.tables import (
 from tests.eval.report.cases import about, every_kind, make_row, make_rows
 
 ROWS = make_rows(count=6)
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def seeds(count, **place):
@@ -185,24 +194,53 @@ def wrong(at, **changes):
     truth = [1, 2, 3, 4, 5, 6]
     found = [9 if t == at else token for t, token in enumerate(truth)]
     row = make_row(method="alternating", length=6, truth=truth, found=found)
-    return row | {"at_floor": True, "exact": False} | changes
+    own = {"at_floor": True, "exact": False, "truth_at_floor": False, "certificate": "residual"}
+    return row | own | changes
 
 
-def test_false_accepts():
-    assert is_false_accept(wrong(1))
-    assert is_false_accept(wrong(4))
+def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
     told = [{"position": 1, "tokens": ["a", "b"]}]
-    assert not is_false_accept(wrong(1, collisions=told))
-    assert is_false_accept(wrong(2, collisions=told))
-    assert not is_false_accept(wrong(1, at_floor=False))
-    assert not is_false_accept(wrong(None, exact=True))
-    assert not is_false_accept(wrong(1, control="shuffled"))
-    # the outputs at the first positions do not depend on the later tokens
-    assert not is_false_accept(wrong(4, slice="[:, :3, :]", hidden=3))
-    assert is_false_accept(wrong(1, slice="[:, 2:3, :]", hidden=5))
-    assert is_false_accept(wrong(5, slice="[:, -1, :]", hidden=6, padded=True))
-    record = only(summarise([wrong(1), wrong(None, exact=True, key="b")]))
-    assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (2, 1, 12)
+    cases = {
+        True: [
+            wrong(1),
+            wrong(4),
+            wrong(2, collisions=told),
+            # every other choice is said to be ruled out, the true one among them
+            wrong(1, truth_at_floor=True, certificate="enumerated"),
+            wrong(1, truth_at_floor=True, certificate="screened"),
+        ],
+        False: [
+            wrong(1, truth_at_floor=True),
+            {name: value for name, value in wrong(1).items() if name != "truth_at_floor"},
+            wrong(1, collisions=told),
+            wrong(1, truth_at_floor=True, certificate="enumerated", collisions=told),
+            wrong(1, at_floor=False),
+            wrong(None, exact=True),
+            wrong(1, control="shuffled"),
+        ],
+    }
+    for expected, rows in cases.items():
+        assert [is_false_accept(row) for row in rows] == [expected] * len(rows)
+    rows = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, truth_at_floor=True, key="c")]
+    record = only(summarise(rows))
+    assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (3, 1, 18)
+
+
+def test_other_prompts_with_the_same_outputs_are_counted_beside():
+    """Identity networks with a hidden token: nothing shown depends on it."""
+    rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
+    found = accepts(rows)
+    assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
+    assert sum(record["false_accepts"] for record in summarise(rows)) == 0
+
+
+def test_n_counts_the_prompts_whose_rows_have_the_figure():
+    rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
+    for p, row in enumerate(rows):
+        row["set_recall"] = 0.5 if p < 3 else None
+    figures = measure(rows)
+    assert (figures["set_recall"].n, figures["exact"].n) == (3, 10)
+    assert (figures["set_recall"].lengths, figures["exact"].lengths) == ((16, 18), (16, 25))
 
 
 def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
@@ -210,10 +248,11 @@ def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
     right = [row for row in rows if row["at_floor"]]
     pairs = {(str(row["truth"]), row["checkpoint"]["weights_sha256"]) for row in right}
     found = accepts(rows)
-    assert found == (0, len(right), 16 * len(right), 0, len(pairs))
+    assert found == (0, len(right), 16 * len(right), 0, len(pairs), 0)
     assert len(pairs) < len(right) / 3
     assert found.bound == at_most(0, len(pairs))
-    one = right[0] | {"found": [9] * 16, "exact": False}  # the same pair, at two layers
+    other = {"found": [9] * 16, "exact": False, "truth_at_floor": False}
+    one = right[0] | other  # the same pair, at two layers
     several = [*rows, one | {"key": "x"}, one | {"key": "y", "site": {"layer": 3, "part": "block"}}]
     assert accepts(several)[::3] == (2, 1)
     halved = [row | {"uncertified": "weights in float16"} for row in rows]
@@ -293,7 +332,8 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert "Verdicts across methods" in printed
     assert printed.endswith(
         "False accepts: 0 of 36 answers at the floor (576 tokens), in 0 of 4 pairs of prompt and "
-        "model: at most 52.7 % of pairs.\n"
+        "model: at most 52.7 % of pairs. 0 of the answers are other prompts with the same "
+        "outputs.\n"
     )
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
     assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
@@ -305,7 +345,7 @@ def test_command_prints_and_writes(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.endswith(
         "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
-        "model: at most 100 % of pairs.\n"
+        "model: at most 100 % of pairs. 0 of the answers are other prompts with the same outputs.\n"
     )
     assert "Verdicts" not in printed
 

@@ -84,7 +84,7 @@ def make_row(
         "set_recall": sum(r == 0 for r in rank[:hidden]) / hidden if hidden else None,
         "permuted": False if hidden > 1 else None,
         "residual": floor / 3 if exact else rng.uniform(1, 5),
-        "floor": floor, "at_floor": exact, "diverged": False,
+        "floor": floor, "at_floor": exact, "truth_at_floor": True, "diverged": False,
         "certificate": ("residual" if hidden else "enumerated") if exact else None,
         "uncertified": None,
         "margin": margin if exact else None, "margin_floor": near if exact else None,
