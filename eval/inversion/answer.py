@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from eval.inversion.spaces import restrict
 from eval.ranks import token_ranks
@@ -33,10 +32,11 @@ class Answer:
         collisions: positions at which several tokens lie within the limit, with those tokens.
         diverged: whether scores are not finite: then the answer and the ranks say nothing.
         criterion: for the published protocol, whether its own test of convergence passed.
-        certificate: the proof of the answer: "residual" (its outputs are those shown, to rounding),
-            "screened" (and every other choice was tried, or ruled out by less than that: in
-            bfloat16, or by a bound that was measured), or "enumerated" (and every other choice was
-            tried in full precision); None for nothing.
+        certificate: why the answer counts as one: "residual" (consistent: its outputs are those
+            shown, to rounding), "screened" (and every other choice was tried, or ruled out by less
+            than that: in bfloat16, or by a bound that was measured), or "enumerated" (proved: every
+            other choice was tried in full precision, and none fits); None for nothing. With
+            collisions it is "residual".
         steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken. Where a solver sets none, a batch's time is shared evenly.
@@ -56,22 +56,11 @@ class Answer:
     seconds: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
 
-    def lengthened(self, length: int) -> "Answer":
-        """The answer to a prompt of so many tokens, whose last ones no output shown depends on.
-
-        Nothing is known of them: all tokens fit alike.
-        """
-        first, V = self.scores.shape
-        rest, listed = length - first, list(range(min(V, COLLISIONS)))
-        return replace(
-            self,
-            tokens=pad(self.tokens, (0, rest)),
-            scores=pad(self.scores, (0, 0, 0, rest)),
-            collisions=self.collisions | dict.fromkeys(range(first, length), listed),
-        )
-
     def ranked(self, truth: Tensor, allowed: Collection[int] | None = None) -> "Answer":
         """The answer with the true tokens' ranks in place of scores, which take V times as much.
+
+        Of allowed tokens alone. Where the solver's own answer is another one, its certificate and
+        its steps are not of this.
 
         Args:
             truth: `(T,)`.
@@ -82,12 +71,15 @@ class Answer:
         if allowed:
             scores = restrict(scores, allowed)
             tokens = scores.argmax(dim=-1)
+        same = tokens.equal(self.tokens)
         return replace(
             self,
+            certificate=self.certificate if same else None,
+            steps=self.steps if same else None,
             tokens=tokens.clone(),
             scores=scores.new_empty(len(tokens), 0),
             ranks=token_ranks(scores, truth.to(tokens.device), tokens),
-            collisions={t: same[:COLLISIONS] for t, same in self.collisions.items()},
+            collisions={t: alike[:COLLISIONS] for t, alike in self.collisions.items()},
             diverged=diverged,
         )
 

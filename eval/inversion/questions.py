@@ -124,6 +124,15 @@ class GridCell:
         """Cells of equal targets are prompts of one problem."""
         return (self.site, self.slice, self.noise, self.control, self.seed)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt up to the last position shown: no output shown tells of later ones.
+
+        All of them without the causal mask.
+        """
+        length = len(self.prompt.tokens)
+        return length if "mask" in self.site.without else self.slice.positions(length)[-1] + 1
+
 
 @dataclass(frozen=True)
 class Suite:

@@ -111,20 +111,23 @@ class Job:
         problems = [self._pose(cells) for cells in grouped.values()]
         cells = [cell for same in grouped.values() for cell in same]
         chance = [_generator(cell.prompt, cell.seed) for cell in cells]
-        truth = torch.tensor([cell.prompt.tokens for cell in cells]).to(problems[0].target.device)
-        batch, tools = Batch(tuple(problems)), Tools(truth, self._lexicon, self._readbacks)
-        answers = self.solver.answer(batch, chance, tools, self.allowed)
+        batch = Batch(tuple(problems), self.allowed)
+        truth = torch.tensor([cell.prompt.tokens[: batch.length] for cell in cells])
+        truth = truth.to(problems[0].target.device)
+        tools = Tools(truth, self._lexicon, self._readbacks)
+        answers = self.solver.answer(batch, chance, tools)
         rows = []
         for problem, start, end in batch.spans():
             tokens = torch.stack([answer.tokens for answer in answers[start:end]])
             residual, within = problem.residual(tokens.to(problem.target.device))
+            _, true_within = problem.residual(truth[start:end])
             for p, row in enumerate(range(start, end)):
-                verified = float(residual[p]), bool(within[p])
+                verified = float(residual[p]), bool(within[p]), bool(true_within[p])
                 rows.append(self._row(cells[row], answers[row], problem, p, *verified))
         return rows
 
     def _pose(self, cells: list[GridCell]) -> Problem:
-        """The problem of cells that share a target."""
+        """The problem of cells that share a target, without the tokens after the last one shown."""
         first = cells[0]
         prompts, measured = self._measure(first.site, len(first.prompt.tokens))
         rows = [prompts.index(cell.prompt) for cell in cells]
@@ -134,7 +137,8 @@ class Job:
         truth = torch.tensor([cell.prompt.tokens for cell in cells])
         chance = [_generator(cell.prompt, f"noise {cell.seed}") for cell in cells]
         circuit = self._circuit(first.site)
-        return pose(circuit, truth, first.slice, of_these, first.noise, chance)
+        problem = pose(circuit, truth, first.slice, of_these, first.noise, chance)
+        return problem.shortened() if first.length < problem.length else problem
 
     def _measure(self, site: Site, length: int) -> tuple[list[Prompt], Measured]:
         """All prompts of one length; of all layers asked for here, measured in the same passes."""
@@ -190,10 +194,11 @@ class Job:
         p: int,
         residual: float,
         within: bool,
+        true_within: bool,
     ) -> Row:
         checkpoint, prompt = self.checkpoint, cell.prompt
         unproved = uncertified(problem.circuit.model)
-        real, shown = prompt.real, cell.slice.positions(problem.length)
+        real, shown = min(prompt.real, problem.length), problem.slice.positions(problem.length)
         tokens = list(prompt.tokens[:real])
         assert answer.ranks is not None
         answer.tokens = answer.tokens[:real].cpu()
@@ -212,7 +217,7 @@ class Job:
             "length": real,
             "observed": len(shown),
             "hidden": len(hidden),
-            "padded": bool(prompt.pads),
+            "padded": problem.length > real,
             "noise": cell.noise,
             "control": cell.control,
             "method": self.label,
@@ -238,6 +243,7 @@ class Job:
             "floor": float(problem.floor[p].norm()),
             **nearest_rival(runner_up, floor),
             "at_floor": within,
+            "truth_at_floor": true_within,
             "diverged": answer.diverged,
             "criterion": answer.criterion,
             "certificate": answer.certificate if within and not unproved else None,
@@ -251,7 +257,7 @@ class Job:
             "steps_to_solve": answer.steps,
             "evaluations": answer.evaluations,
             "seconds": round(answer.seconds, 4),
-            "notes": answer.notes,
+            "notes": answer.notes | ({"cut": prompt.real - real} if prompt.real > real else {}),
         }
 
 
@@ -314,7 +320,7 @@ def plan(
                     "layers": (site.part, site.without, *cell.target[1:]),
                     "problem": cell.target,
                 }
-                groups.setdefault((length, alike[method.together]), []).append(cell)
+                groups.setdefault((length, cell.length, alike[method.together]), []).append(cell)
         answers = allowed if method.family == "gradient" else None
         job = Job(checkpoint, label, method, tuple(prompts), corpus, answers)
         for cells in groups.values():

@@ -149,33 +149,25 @@ class Solver:
         batch: Batch,
         chance: Chance,
         tools: Tools,
-        allowed: Collection[int] | None = None,
     ) -> list[Answer]:
         """An answer for each row of the batch, with the ranks of the true tokens if there are such.
 
-        A solver that searches left to right gets the prompts without the tokens after the last
-        position shown.
-
         Args:
-            batch: the problems.
+            batch: the problems, without tokens after the last position shown for a solver that
+                searches left to right (`Problem.shortened`).
             chance: of each row.
             tools: those that the solver needs; the truth.
-            allowed: the only tokens that an answer may hold; None for all.
         """
-        started, asked = time.perf_counter(), batch
-        if self.hidden is not None:
-            several = tuple(problem.shortened() for problem in batch.problems)
-            asked = replace(batch, problems=several)
+        started = time.perf_counter()
         given = {name: getattr(tools, name) for name in self.needs}
-        answers = self.function(asked, chance, **given, **self.settings)
+        answers = self.function(batch, chance, **given, **self.settings)
         share = (time.perf_counter() - started) / len(answers)
         for row, answer in enumerate(answers):
             answer.seconds = answer.seconds or share
-            if len(answer.tokens) < batch.length:
-                answer = answer.lengthened(batch.length)
-            answers[row] = (
-                answer if tools.truth is None else answer.ranked(tools.truth[row], allowed)
-            )
+            if answer.certificate and answer.collisions:  # others fit as well: nothing is ruled out
+                answer.certificate = "residual"
+            if tools.truth is not None:
+                answers[row] = answer.ranked(tools.truth[row], batch.allowed)
         return answers
 
     def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:

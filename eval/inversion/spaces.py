@@ -190,12 +190,14 @@ def decode(circuit: Circuit, solution: Tensor, name: str = "euclid") -> Tensor:
     return DECODERS[name](circuit, solution)
 
 
-def restrict(scores: Tensor, allowed: Iterable[int] | Tensor) -> Tensor:
-    """Scores `(..., V)` with every token but the allowed ones at minus infinity.
+def restrict(scores: Tensor, allowed: Iterable[int] | Tensor | None) -> Tensor:
+    """Scores `(..., V)` with every token but the allowed ones at minus infinity; None allows all.
 
     Raises:
         RequestError: no token is allowed, or one outside the vocabulary.
     """
+    if allowed is None:
+        return scores
     V = scores.shape[-1]
     ids = torch.as_tensor(list(allowed), dtype=torch.long, device=scores.device)
     if not len(ids) or ids.min() < 0 or ids.max() >= V:

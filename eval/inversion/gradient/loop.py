@@ -28,7 +28,7 @@ from torch import Tensor
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, Solve, solver
-from eval.inversion.spaces import Objective
+from eval.inversion.spaces import Objective, restrict
 from eval.inversion.spaces import objective as by_name
 from eval.tasks import SoFar, tell
 
@@ -97,7 +97,7 @@ def drive(
     """Steps until every row is solved, or the steps are used up.
 
     Args:
-        batch: the problems.
+        batch: the problems, and the tokens that answers may hold.
         chance: a source of chance for each row.
         descend: a generator that yields after each step, and then drops from its state the rows
             that left (`Rows.kept`).
@@ -120,7 +120,7 @@ def drive(
         if step % check == 0 or step == steps:
             rows.spent += batch.length
             scores = rows.scores()
-            tokens = scores.argmax(dim=-1)
+            tokens = restrict(scores, batch.allowed).argmax(dim=-1)
             tell(SoFar(tokens))
             solved = rows.batch.solved(tokens).tolist()
             for row, answer in enumerate(working):

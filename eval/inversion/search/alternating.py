@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from eval.inversion.answer import Answer, join_answers
+from eval.inversion.answer import COLLISIONS, Answer, join_answers
 from eval.inversion.gradient.adam import adam, scaled_start
 from eval.inversion.problem import Batch
 from eval.inversion.search.read import Reading
@@ -65,8 +65,7 @@ def alternating(
     """Takes turns between the shown positions and the hidden ones, until the outputs agree.
 
     The shown tokens are read after a guess of the hidden ones, then many tokens are tried at each
-    hidden position, until the outputs agree to within rounding, which proves the answer. Nothing is
-    given.
+    hidden position, until the outputs agree to within rounding. Nothing is given.
 
     Args:
         batch: one problem with k >= 1 hidden positions before the last one shown.
@@ -298,20 +297,22 @@ class _Search:
         ]
 
     def _collisions(self, apart: Tensor, visible: Tensor) -> list[dict[int, list[int]]]:
-        """Each prompt's choices of a single hidden token within the limit, if there are several.
+        """Each prompt's nearest choices of a single hidden token within the limit, if several are.
 
         By how far each choice's outputs lie off at the first positions shown, `(P, V, S)`, in units
         of the targets' lengths, and all tokens shown.
         """
         turns, S = self.turns, apart.shape[-1]
         near = apart * turns.unit[:, None, :S, 0] <= turns.window.limit[:, None, :S]
-        rivals: list[list[int]] = [[] for _ in visible]
-        for p, token in near.all(dim=-1).nonzero().tolist():
-            rivals[p].append(token)
-        for p, several in enumerate(rivals):
+        collisions: list[dict[int, list[int]]] = [{} for _ in visible]
+        for p, fits in enumerate(near.all(dim=-1)):
+            several = fits.nonzero()
             if len(several) > 1:  # the screen does not tell them apart; later positions may
                 turns.spent[p] += len(several) * turns.problem.length
-                whole = turns.whole([p], torch.tensor(several).to(visible)[None, :, None])[0]
-                fitting = turns.problem.of([p]).explaining(whole, visible[p])
-                rivals[p] = fitting[:, -1].tolist()
-        return [{0: several} if len(several) > 1 else {} for several in rivals]
+                whole = turns.whole([p], several[None])[0]
+                rivals = turns.problem.of([p]).explaining(whole, visible[p])[:, -1]
+                distances = apart[p, rivals].norm(dim=-1)
+                nearest = distances.topk(min(COLLISIONS, len(rivals)), largest=False).indices
+                if len(rivals) > 1:
+                    collisions[p] = {0: sorted(rivals[nearest].tolist())}
+        return collisions

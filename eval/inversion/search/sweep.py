@@ -2,7 +2,7 @@
 
 A causal model's output at position t depends on the tokens up to t only. With those before t known,
 all tokens of the vocabulary, or some, are tried at t on the shared prefix and the nearest one is
-kept. If it lies at the floor it is proved. The candidates of all prompts go through the model
+kept. If it alone lies at the floor it is proved. The candidates of all prompts go through the model
 together.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arch import State
 from eval.circuit import Circuit, join
-from eval.inversion.answer import Answer
+from eval.inversion.answer import COLLISIONS, Answer
 from eval.inversion.guesses import Reader
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.solvers import Chance, LexiconOf, solver
@@ -138,12 +138,15 @@ def runner_up(distances: Tensor) -> Tensor:
 
 
 def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
-    """Each prompt's positions where several tokens lie within the limit, `(P, S, V)`, `(P, S)`."""
-    near = distances <= limit[..., None]
-    several = near & (near.sum(dim=-1, keepdim=True) > 1)
+    """Each prompt's positions where several tokens lie within the limit, and the nearest of them.
+
+    Of `(P, S, V)` distances and `(P, S)` limits.
+    """
+    nearest = distances.topk(min(COLLISIONS, distances.shape[-1]), largest=False)
+    near = (nearest.values <= limit[..., None]).sum(dim=-1)
     collisions: list[dict[int, list[int]]] = [{} for _ in distances]
-    for p, t, token in several.nonzero().tolist():
-        collisions[p].setdefault(t, []).append(token)
+    for p, t in (near > 1).nonzero().tolist():
+        collisions[p][t] = sorted(nearest.indices[p, t, : near[p, t]].tolist())
     return collisions
 
 
@@ -156,7 +159,7 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
     word="exact",
 )
 def propose(batch: Batch, chance: Chance, lexicon: LexiconOf) -> list[Answer]:
-    """Guesses the whole prompt and checks it in one pass, which proves all before the first miss.
+    """Guesses the whole prompt and checks it in one pass, which settles all before the first miss.
 
     There it searches. For positions that are shown. A position at which no token of the vocabulary
     lies within the limit keeps the nearest one; the search goes on after it.

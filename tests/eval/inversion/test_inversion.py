@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from eval.circuit import Circuit
-from eval.inversion.answer import Answer, rank_tally, verdicts
-from eval.inversion.problem import ACCEPT, Problem, pose
+from eval.inversion.answer import COLLISIONS, Answer, rank_tally, verdicts
+from eval.inversion.problem import ACCEPT, Batch, Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.by_gradient import sipit
 from eval.inversion.search.sweep import propose, sweep
+from eval.inversion.search.turns import SCREENS
+from eval.inversion.solvers import Tools, solvers
 from eval.ranks import token_ranks
 from eval.recovery import Slice
 from tests.eval.inversion.search_cases import (
@@ -19,6 +21,7 @@ from tests.eval.inversion.search_cases import (
     lexicon,
     posed,
     prompts,
+    readback,
     sharpened,
     solve,
     tokens_of,
@@ -26,6 +29,7 @@ from tests.eval.inversion.search_cases import (
     with_twins,
 )
 
+SHOWN, ONE = "[:, :, :]", "[:, 1:, :]"
 ALL_MIXERS = [*MIXERS, "expanded(factor=2)", "parallel(branches=2)", "headed(heads=2)"]
 
 
@@ -179,6 +183,36 @@ def test_equal_embedding_rows_are_reported_as_collisions(small_model, mixer):
     assert int(answer.tokens[3]) in (11, one)
     assert answer.certificate == "enumerated"
     assert verdicts(answer, truth[0], at_floor=True)[2:4] == ["recovered", "ambiguous"]
+
+
+SEARCHES = pytest.mark.parametrize(("name", "shown"), [("sweep", SHOWN), ("alternating", ONE)])
+
+
+@SEARCHES
+def test_an_answer_that_is_not_alone_is_not_proved(small_model, name, shown):
+    truth = prompts()
+    model = with_twins(small_model(mixers=("flat",)), int(truth[0, 0]), 11)
+    tools = Tools(truth, readback=lambda several: [*map(readback, several)])
+    answers = solvers()[name].answer(Batch((posed(model, truth, shown),)), chance(3), tools)
+    assert [bool(answer.collisions) for answer in answers] == [True, False, False]
+    proofs = [answer.certificate for answer in answers]
+    assert proofs == ["residual", "enumerated", "enumerated"]
+
+
+@SEARCHES
+def test_of_many_collisions_the_nearest_are_kept(small_model, name, shown):
+    problem = posed(small_model(mixers=("flat",)), prompts(2, 6), shown)
+    problem = replace(problem, limit=10 * problem.target.norm(dim=-1))  # everything lies within it
+    for p, answer in enumerate(solve(solvers()[name].function, problem)):
+        assert answer.collisions.keys() == ({0} if problem.hidden else set(range(6)))
+        assert all(len(tokens) == COLLISIONS for tokens in answer.collisions.values())
+        whole = answer.tokens.repeat(400, 1)
+        whole[:, 0] = torch.arange(400)
+        distances = problem.of([p]).distances(problem.circuit.of_tokens(whole))
+        relative = distances / problem.target[p].norm(dim=-1)
+        seen = relative[:, : SCREENS[0] if problem.hidden else 1]
+        nearest = seen.norm(dim=1).topk(COLLISIONS, largest=False).indices
+        assert answer.collisions[0] == sorted(nearest.tolist())
 
 
 @pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
