@@ -267,6 +267,7 @@ def totals(placed: list[Placed]) -> Record:
         "lengths": sorted({row["length"] for row in rows}),
         "seeds": len({row["seed"] for row in rows}),
         "exact": sum(s.column == "exact" for s in placed),
+        "enumerated": sum(row["certificate"] == "enumerated" for row in rows),
     } | _cost(rows)
 
 

@@ -230,9 +230,9 @@ const cell = (piece, i, right, extra) => {
 };
 
 const PROOFS = {
-  enumerated: "proved: every other choice was tried",
-  screened: "proved: every other choice was tried, or ruled out",
-  residual: "proved: its vectors are those kept, to rounding",
+  enumerated: "proved: every other choice was tried, and none fits",
+  screened: "consistent: every other choice was tried roughly, or ruled out by a measured bound",
+  residual: "consistent: its vectors are those kept, to rounding",
 };
 
 const show = {
@@ -253,7 +253,7 @@ const show = {
         cell(piece, i, event.right[i], event.settled?.[i] ? "" : "u")));
       const settled = event.settled?.filter(Boolean).length ?? 0;
       const margin = event.margin === null ? "" : `; the next best is ${number(event.margin)} bits above the floor`;
-      place.querySelector(".figures").textContent = `${settled} tokens proved so far${margin}`;
+      place.querySelector(".figures").textContent = `${settled} tokens settled so far${margin}`;
     },
     answer(event) {
       const place = block(event);
@@ -261,7 +261,7 @@ const show = {
       place.dataset.done = "yes";
       place.querySelector(".found").replaceChildren(...found.map((piece, i) =>
         cell(piece, i, right[i] || ambiguous[i], ambiguous[i] ? "a" : "")));
-      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? "its vectors are those kept, to rounding" : "not proved");
+      const proof = event.uncertified ?? PROOFS[event.certificate] ?? (event.at_floor ? PROOFS.residual : "not found: its vectors are not those kept");
       const margin = event.margin_bits === null ? [] : [`the nearest wrong token is ${number(event.margin_bits)} bits above the floor`];
       place.querySelector(".figures").textContent = [
         `${right.filter(Boolean).length} of ${found.length} tokens right`, proof,

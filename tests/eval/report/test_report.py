@@ -77,6 +77,10 @@ def test_opening_sentences_are_computed(page):
     ) in page.words
 
 
+def test_the_limits_of_a_share_are_said_as_they_are():
+    assert "3/n" not in render_page([make_row()])  # Wilson's
+
+
 def test_missed_self_tokens_are_told_below_a_title():
     rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
     rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
@@ -193,7 +197,9 @@ def test_prompts_that_do_not_fit_are_told():
 
 def test_collisions_are_listed_or_denied(page):
     count = sum(r["method"] in ("sweep", "alternating") for r in ROWS)
-    assert f"None. In {count} exact searches" in page.words
+    tried = sum(r["certificate"] == "enumerated" for r in ROWS)
+    assert 0 < tried < count
+    assert f"{tried} of {count} exact searches ran every other choice" in page.words
     row = make_row(method="alternating", prompt=4)
     row["collisions"] = [{"position": 4, "tokens": ["a", " b"]}, {"position": 0, "tokens": ["\n"]}]
     shown = Page(render_page([row]))
