@@ -16,6 +16,7 @@ import eval as evals
 from eval import RequestError, comparison_plot, drawing
 from eval.__main__ import COMMANDS, add_command, command_function, main
 from eval.commands import Result
+from eval.commands.tables import summary
 from eval.information.posterior import QUANTISERS
 from eval.text import SETS
 from eval.tracking import MODES
@@ -115,6 +116,9 @@ def test_invert_from_python_is_that_of_the_command(model_directory, tmp_path, ca
     frame = result.frame[result.frame["quantity"] == "exact"]
     assert frame["step"].tolist() == [0] * len(rows)
     assert {"sweep", "propose"} == set(result.frame["method"])
+    summed = summary(str(out))
+    assert summed.frame.equals(pandas.DataFrame(summed.rows))
+    assert {"kind", "method", "self", "prompts"} <= set(summed.frame.columns)
     assert "Token by token" in unescape(result._repr_html_())
     capsys.readouterr()
     result.show()
