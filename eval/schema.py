@@ -3,7 +3,7 @@
 A row answers one question: a dictionary whose `kind` says which of the types below it is.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 SCHEMA = 2
 
@@ -68,7 +68,6 @@ class RecoveryRow(OfTruth):
     margin_floor: float | None
     margin_bits: float | None
     at_floor: bool
-    truth_at_floor: NotRequired[bool]
     diverged: bool
     criterion: bool | None
     certificate: str | None
