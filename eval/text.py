@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval import RequestError
+from eval.tasks import rank
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -167,7 +168,7 @@ def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> l
 
 
 def _said(chosen: list[tuple[str, str]]) -> list[str]:
-    for corpus, about in dict.fromkeys(chosen):
+    for corpus, about in () if rank() else dict.fromkeys(chosen):
         print(f"corpus: {corpus}, {about}; --corpus gives another", file=sys.stderr)
     return [corpus for corpus, _ in chosen]
 
@@ -187,7 +188,8 @@ def common_corpus(checkpoints: "Sequence[Checkpoint]") -> tuple[str, str]:
             f"--corpus: the models were trained on different data ({each}); say which corpus they "
             "are asked about, or ask them apart"
         )
-    return own_corpus(next(iter(trained.values()), checkpoints[0]))
+    asked = [*trained.values(), *checkpoints]
+    return own_corpus(asked[0]) if asked else ("toy", "as no model is given")
 
 
 def own_corpus(checkpoint: "Checkpoint") -> tuple[str, str]:

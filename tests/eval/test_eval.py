@@ -136,9 +136,9 @@ def test_rows_that_do_not_fit_on_the_disk_are_named(model_directory, tmp_path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     out = tmp_path / "out"
-    words = f"invert {model_directory()} --text Tom --layers last --methods chance --out {out}"
+    words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--out", str(out)]
     monkeypatch.setattr(os, "fsync", full)
-    assert main(words.split()) == 2
+    assert main([*words, "--methods", "chance"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: {out / 'rows.jsonl'}: No space left on device; free space")
 
