@@ -28,7 +28,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from eval import RequestError
-from eval.tasks import rank
 from tokenizer import (
     END_OF_TEXT,
     PAD,
@@ -168,7 +167,7 @@ def choose_corpora(checkpoints: "Sequence[Checkpoint]", corpus: str | None) -> l
 
 
 def _said(chosen: list[tuple[str, str]]) -> list[str]:
-    for corpus, about in () if rank() else dict.fromkeys(chosen):
+    for corpus, about in dict.fromkeys(chosen):
         print(f"corpus: {corpus}, {about}; --corpus gives another", file=sys.stderr)
     return [corpus for corpus, _ in chosen]
 

@@ -35,6 +35,7 @@ AFTER = {
     "docs/mixers.md": "README.md",
     "docs/python-api.md": "README.md",
     "docs/wandb.md": "README.md",
+    "docs/why.md": "README.md",
     "docs/benchmarks/learning-cpu.md": "README.md",
     "docs/results/probes.md": "README.md",
 }

@@ -115,12 +115,12 @@ SEARCH: dict[str, Entry] = {
         _own_target,
     ),
     "ties are won": (
-        "channels",
+        "noise",
         "ranks:_compare",
         instead(lambda scores, own: (scores > own).sum(dim=-1) + 0.5),
     ),
     "collisions are no ambiguity": (
-        "channels",
+        "noise",
         "inversion.run:verdicts",
         gives(lambda verdicts: ["recovered" if v == "ambiguous" else v for v in verdicts]),
     ),
@@ -296,7 +296,7 @@ READERS: dict[str, Entry] = {
     "texts: the first story is skipped": (
         "texts: file",
         "text:drawn_prompts",
-        takes(lambda kind, text, count, length, skip: (kind, text, count, length, 1)),
+        takes(lambda kind, text, count, length, skip, least: (kind, text, count, length, 1, least)),
     ),
     "texts: training stories are read": (
         "texts: directory, read",

@@ -11,7 +11,7 @@ TABLED = "Tokens recovered, %\nflat 100\n\nrows: x"
 
 def test_every_step_is_a_command_that_its_parser_takes(tmp_path, monkeypatch):
     steps = list(demo.steps(tmp_path))
-    assert [step.words[0] for step in steps] == ["tokenizer"] * 2 + ["train"] * 2 + ["eval"] * 6
+    assert [step.words[0] for step in steps] == ["tokenizer"] * 2 + ["train"] * 2 + ["eval"] * 5
     for step in steps:
         parse_words(step.words[0], step.words[1:], monkeypatch)
 

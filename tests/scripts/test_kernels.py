@@ -112,7 +112,7 @@ def test_gpu_check_needs_torch_triton_numpy_and_pytest_alone(tmp_path, monkeypat
     assert done.returncode == 0, log
     assert re.findall("^tests/.*::test_the_kernels_run", log, re.M)
     skipped = set(re.findall("^skipped (.*): needs", log, re.M))
-    assert {"tests/arch/test_pretrained.py", "tests/train/test_speed.py"} <= skipped
+    assert "tests/train/test_speed.py" in skipped
     subprocess.run([python, "-c", "import scripts.bench_kernels"], cwd=ROOT, check=True)
 
 

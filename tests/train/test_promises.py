@@ -61,9 +61,10 @@ def test_a_mixer_without_step_trains_without_samples(without_step):
     "words",
     [
         ("generate", "{model}", "--prompt", "Once"),
-        ("invert", "{model}", "--text", "Once upon", "--methods", "sweep", "--out", "{out}"),
+        ("invert", "{model}", "--text", "Once upon", "--methods", "sweep", "--slices", "[:, :, :]",
+         "--out", "{out}"),
     ],
-)
+)  # fmt: skip
 def test_commands_that_need_step_refuse_in_one_line(words, without_step, tmp_path, capsys):
     run, _ = without_step
     model, out = run / "models" / "step-000006", tmp_path / "out"

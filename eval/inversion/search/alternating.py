@@ -305,9 +305,10 @@ class _Search:
         turns, S = self.turns, apart.shape[-1]
         near = apart * turns.unit[:, None, :S, 0] <= turns.window.limit[:, None, :S]
         collisions: list[dict[int, list[int]]] = [{} for _ in visible]
-        for p, fits in enumerate(near.all(dim=-1)):
-            several = fits.nonzero()
-            if len(several) > 1:  # the screen does not tell them apart; later positions may
+        fits = near.all(dim=-1)
+        for p, count in enumerate(fits.sum(dim=-1).tolist()):
+            if count > 1:  # the screen does not tell them apart; later positions may
+                several = fits[p].nonzero()
                 turns.spent[p] += len(several) * turns.problem.length
                 whole = turns.whole([p], several[None])[0]
                 rivals = turns.problem.of([p]).explaining(whole, visible[p])[:, -1]

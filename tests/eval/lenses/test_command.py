@@ -29,7 +29,8 @@ def refused(capsys):
     def ask(*words):
         capsys.readouterr()
         assert look(*words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        said = capsys.readouterr().err.splitlines()
+        (line,) = [line for line in said if not line.startswith("corpus: ")]
         return line
 
     return ask
