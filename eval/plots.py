@@ -301,44 +301,6 @@ def bars(
     return _chart(records, {"type": "bar"}, encoding, size)
 
 
-def dots(
-    records: list[Record], x: str, y: str, colour: str, column: str, row: str, size: tuple[int, int]
-) -> Chart:
-    """Points with intervals over `y`, side by side by `colour`, of `value` in per cent under `x`.
-
-    A panel for each value of `column` and of `row`.
-    """
-    share = {"type": "quantitative", "title": x, "scale": {"domain": [0, 100]},
-             "axis": {"values": [0, 25, 50, 75, 100]}}  # fmt: skip
-    rule = {"x": share | {"field": "low"}, "x2": {"field": "high"}}
-    layers = [
-        {"mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7}, "encoding": rule},
-        {
-            "mark": {"type": "point", "filled": True, "size": 42, "opacity": 1},
-            "encoding": {"x": share | {"field": "value"}},
-        },
-    ]
-    shared = {
-        "y": _sorted(records, y, title=None, axis={"grid": False, "ticks": False}),
-        "yOffset": _sorted(records, colour),
-        "color": _sorted(records, colour, title=None, legend={"orient": "top"}),
-    }
-    panel = {"width": size[0], "height": size[1], "encoding": shared, "layer": layers}
-    return facets(records, panel, column, row, spacing=14)
-
-
-def facets(records: list[Record], panel: Chart, column: str, row: str, **more: Any) -> Chart:
-    """A panel for each value of `column` and of `row`; `more` is of the facets, or its header."""
-    spacing = more.pop("spacing", 10)
-    sorted_by = {
-        "column": _sorted(records, column, title=None) | more,
-        "row": _sorted(records, row, title=None),
-    }
-    kept = {name: value for name, value in panel.items() if name != "data"}
-    return {"data": panel.get("data") or data(records), "facet": sorted_by, "spec": kept,
-            "spacing": spacing}  # fmt: skip
-
-
 def data(records: list[Record]) -> Record:
     """Records as a chart's data: as CSV, which is a fifth of JSON, numbers to five digits."""
     fields = list(dict.fromkeys(field for record in records for field in record))

@@ -84,28 +84,6 @@ class Results:
         return read_rows([self.directory])
 
 
-def write_rows(path: str | Path, rows: Iterable[Row]) -> None:
-    """Writes rows into a file: JSONL, or Parquet where its name ends so.
-
-    Parquet has the columns key and kind, and each row whole as JSON.
-    """
-    from arch.files import write_file
-
-    rows = [{"schema": SCHEMA, **row} for row in rows]
-    lines = [_line(row) for row in rows]
-    if Path(path).suffix != ".parquet":
-        write_file(Path(path), "".join(lines).encode())
-        return
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = {name: [row[name] for row in rows] for name in ("key", "kind")}
-    table = pyarrow.table(columns | {"row": lines})
-    buffer = pyarrow.BufferOutputStream()
-    parquet.write_table(table, buffer, compression="zstd", compression_level=19)
-    write_file(Path(path), buffer.getvalue().to_pybytes())
-
-
 def read_rows(places: Iterable[str | Path]) -> list[Row]:
     """Reads the rows of results directories, or of JSONL or Parquet files, up to a torn last line.
 

@@ -114,7 +114,7 @@ def trained(mixer: str, optimizer: str, device: torch.device) -> Any:
     """Losses of two steps, a validation, a sample, and the weights."""
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(64, 12, 16, 2, (mixer,))).to(device)
-    module = LanguageModule(model, OptimizerSettings(name=optimizer), ScheduleSettings(), 4)
+    module = LanguageModule(model, OptimizerSettings(name=optimizer), ScheduleSettings(), 4)  # pyright: ignore
     tokens = torch.randint(64, (2, 13)).to(device)
     batch = tokens[:, :-1], tokens[:, 1:], 24.0
     steps = module.configure_optimizers()["optimizer"]

@@ -110,7 +110,7 @@ class _Generator(torch.Generator):
         if torch.device(device).type != NAME:
             return _CPUGenerator(device)
         made = _CPUGenerator()
-        return _generators.setdefault(made._cdata, made)
+        return _generators.setdefault(made._cdata, made)  # pyright: ignore
 
 
 def is_simulated(x: Any) -> bool:

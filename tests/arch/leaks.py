@@ -161,7 +161,7 @@ class NotSaved(Leak):
         self.register_buffer("noise", torch.randn(d_model, device="cpu"), persistent=False)
 
     def forward(self, x):
-        return x * self.noise
+        return x * self.noise  # pyright: ignore
 
 
 class OneFarPair(Leak):
