@@ -81,7 +81,7 @@ def question_cases(folder: Path) -> Iterator[tuple[str, Case]]:
                         candidates=16, tokens=64, draws=2, prior="model"),
         "probe": partial(evals.probe, length=8, train_tokens=400, valid_tokens=80, steps=2,
                          offsets=[-1, 0]),
-        "geometry": partial(evals.geometry, layers=1, hidden=1, radii=(), **small),
+        "geometry": partial(evals.geometry, layers=1, hidden=1, **small),
         "loss": partial(evals.loss, text=TEXT),
         "generate": partial(evals.generate, prompt="Tom", count=2, max_new_tokens=8),
     }  # fmt: skip

@@ -21,6 +21,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "sim"
 _setup_privateuseone_for_python_backend(NAME)  # autograd counts the devices at its first use
+torch.get_device_module(NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]  # autocast asks
 CPU = torch.device("cpu")
 COPIES = ("aten::copy_", "aten::_to_copy", "aten::_copy_from")
 INDEXING = (
