@@ -122,9 +122,11 @@ def onednn_length() -> float:
     """Returns the length T from which on oneDNN multiplies float32 faster than MKL here.
 
     MKL uses 512-bit instructions on Intel's processors only, and AMD's execute them at full width
-    from family 26 (Zen 5) on. On its older ones oneDNN gains by the gradient of long matrices.
+    from family 26 (Zen 5) on. Elsewhere oneDNN gains by the gradient of long matrices.
     """
     processor = describe_processor()
+    if "GenuineIntel" in processor:
+        return 1024
     family = re.search(r"family\s*:?\s*(\d+)", processor, re.IGNORECASE)
     if "AuthenticAMD" not in processor or family is None:
         return math.inf
