@@ -1,17 +1,13 @@
-"""Fitted tensors, kept in a results directory and used again.
-
-An artefact is `artefacts/KEY.safetensors` with `KEY.json` beside it. The second is written last and
-holds the hash of the first, so that a torn file is noticed.
-"""
+"""Fitted tensors, kept in a results directory and used again: `artefacts/KEY.safetensors`."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load as read_tensors
-from safetensors.torch import save as tensor_bytes
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from arch.files import write_file
@@ -21,15 +17,6 @@ from eval.rows import row_key
 if TYPE_CHECKING:
     from eval.models import Checkpoint
 
-FOLDER = "artefacts"
-
-
-class Artefact(NamedTuple):
-    """Tensors by name, on the CPU, and the facts that were saved with them."""
-
-    tensors: dict[str, Tensor]
-    about: dict[str, Any]
-
 
 def fitted(
     directory: str | Path | None,
@@ -38,69 +25,36 @@ def fitted(
     text: Iterable[Tensor],
     fit: Callable[[], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """Tensors fitted on a model: read if they were fitted before on the same text, else saved.
+    """Returns tensors fitted on a model: read if they were fitted before on the same text.
 
     Args:
         directory: of results; None to fit each time.
         checkpoint: the model; the tensors come to its device.
-        about: all else that the fit depends on, for JSON.
+        about: all else that the fit depends on, for JSON; the file's metadata says it.
         text: the tokens that the fit sees.
         fit: fits them.
 
     Raises:
-        RequestError: the files of an earlier fit are damaged.
-        OSError: they cannot be written.
+        RequestError: the file of an earlier fit is damaged.
+        OSError: it cannot be written.
     """
     seen = hashlib.sha256()
     for tokens in text:
         seen.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
     about = {**about, "text_sha256": seen.hexdigest()}
+    if directory is None:
+        return dict(fit())
     key = row_key(*checkpoint.identity, about)
-    device = checkpoint.model.embedding.weight.device
-    if directory and (artefact := load(directory, key)):
-        return {name: tensor.to(device) for name, tensor in artefact.tensors.items()}
+    path = Path(directory) / "artefacts" / f"{key}.safetensors"
+    if path.exists():
+        try:
+            return load_file(path, device=str(checkpoint.model.embedding.weight.device))
+        except SafetensorError as error:
+            raise RequestError(
+                f"{path}: a damaged file ({error}); delete it, and it is fitted again"
+            ) from None
     tensors = dict(fit())
-    if directory:
-        save(directory, key, tensors, about | {"checkpoint": checkpoint.provenance})
+    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    facts = about | {"checkpoint": checkpoint.provenance}
+    write_file(path, save(content, {"fit": json.dumps(facts)}))
     return tensors
-
-
-def save(directory: str | Path, key: str, tensors: Mapping[str, Tensor], about: Any) -> None:
-    """Writes an artefact whole or not at all, in the place of one of the same key.
-
-    The key names it as the keys of rows do (`eval.rows.row_key`); `about` are its facts, for JSON.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    content = tensor_bytes({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()})
-    record = {"key": key, "sha256": hashlib.sha256(content).hexdigest(), "about": about}
-    file, beside = _paths(directory, key)
-    write_file(file, content)
-    write_file(beside, json.dumps(record, indent=1).encode())
-
-
-def load(directory: str | Path, key: str) -> Artefact | None:
-    """An artefact of a results directory; None where there is none of the key.
-
-    Raises:
-        RequestError: its files are damaged.
-    """
-    file, beside = _paths(directory, key)
-    if not beside.is_file():
-        return None
-    try:
-        record, content = json.loads(beside.read_text("utf-8")), file.read_bytes()
-        if record["sha256"] != hashlib.sha256(content).hexdigest():
-            raise ValueError("the hash of its tensors is another")
-        return Artefact(read_tensors(content), record["about"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RequestError(
-            f"{file}: a damaged artefact ({error}); delete it and {beside.name}, and it is fitted "
-            "again"
-        ) from None
-
-
-def _paths(directory: str | Path, key: str) -> tuple[Path, Path]:
-    folder = Path(directory) / FOLDER
-    return folder / f"{key}.safetensors", folder / f"{key}.json"

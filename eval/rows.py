@@ -10,9 +10,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from eval import RequestError
 from eval.schema import KINDS, SCHEMA, Row
@@ -110,13 +109,12 @@ def finite_or_none(value: float) -> float | None:
 
 def _lines(path: Path) -> list[bytes]:
     if path.suffix == ".parquet":
-        from pyarrow import ArrowException, parquet
+        import pandas
 
         try:
-            column = parquet.read_table(path, columns=["row"])["row"]
-        except (ArrowException, KeyError, OSError) as error:
+            return [line.encode() for line in pandas.read_parquet(path)["row"]]
+        except (KeyError, ValueError, OSError) as error:
             raise RequestError(f"{path}: no Parquet file of rows ({error})") from None
-        return [str(line).encode() for line in column.to_pylist()]
     content = path.read_bytes()
     return content[: _whole(content)].splitlines()
 
@@ -124,25 +122,7 @@ def _lines(path: Path) -> list[bytes]:
 def _line(row: Row) -> str:
     if row.get("kind") not in KINDS:
         raise ValueError(f"row {row['key']}: kind {row.get('kind')!r}; it is one of {[*KINDS]}")
-    try:
-        return json.dumps(row, allow_nan=False) + "\n"
-    except ValueError:
-        wrong = ", ".join(_not_finite(row, ""))
-        raise ValueError(
-            f"row {row['key']}: {wrong} not finite; write None, and the reason beside it"
-        ) from None
-
-
-def _not_finite(value: Any, path: str) -> Iterator[str]:
-    """The paths of numbers that are not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield f"{path} is {value},"
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _not_finite(inner, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, list | tuple):
-        for i, inner in enumerate(value):
-            yield from _not_finite(inner, f"{path}[{i}]")
+    return json.dumps(row, allow_nan=False) + "\n"
 
 
 def _parse(line: bytes, path: Path, number: int) -> Row:

@@ -147,8 +147,8 @@ def held_out_text(checkpoint: "Checkpoint", corpus: str) -> HeldOutText:
 
     A corpus with a validation split is used as it is divided. Of any other the stories are divided
     by their hashes, as packing does it, with the fraction that the model directory records
-    (`valid_fraction` in its meta.json). Where it records none (older directories, pretrained and
-    untrained models, models trained on a divided corpus) it is packing's default, 0.05.
+    (`valid_fraction` in its meta.json). Where it records none (pretrained and untrained models,
+    models trained on a divided corpus) it is packing's default, 0.05.
     """
     fraction = checkpoint.meta.get("valid_fraction") or VALID_FRACTION
     return checkpoint.keep(

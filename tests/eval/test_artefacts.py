@@ -1,41 +1,39 @@
-"""Fitted things on the disk: the same tensors back, and damaged files refused in a line."""
+"""Tensors that were fitted: kept once, read again, and refused in one line where damaged."""
 
 import pytest
 import torch
 
 from eval import RequestError
-from eval.artefacts import FOLDER, load, save
+from eval.artefacts import fitted
+from eval.models import open_model
+
+TEXT = [torch.arange(6)[None]]
 
 
-def test_what_was_saved_comes_back(tmp_path):
-    tensors = {"a": torch.randn(3, 2).T, "b.c": torch.arange(4)}
-    assert load(tmp_path, "key") is None
-    save(tmp_path, "key", tensors, {"steps": 3})
-    artefact = load(tmp_path, "key")
-    assert artefact
-    assert artefact.about == {"steps": 3}
-    assert artefact.tensors.keys() == tensors.keys()
-    assert all(artefact.tensors[name].equal(tensors[name]) for name in tensors)
+def test_a_fit_is_kept_by_model_question_and_text(model_directory, tmp_path):
+    models = [open_model(model_directory("flat", step, d_model=16), "cpu") for step in (0, 5)]
+    kept = {"map": torch.randn(3, 2).T, "bias": torch.arange(4)}
+    asked = [
+        (models[0], {"layer": 1}, TEXT),
+        (models[1], {"layer": 1}, TEXT),
+        (models[0], {"layer": 2}, TEXT),
+        (models[0], {"layer": 1}, [TEXT[0] + 1]),
+    ]
+    for times in (1, 0):
+        for question in asked:
+            fits = []
+            found = fitted(tmp_path, *question, lambda fits=fits: fits.append(1) or kept)
+            assert len(fits) == times
+            assert all(torch.equal(found[name], tensor) for name, tensor in kept.items())
+    assert len(list(tmp_path.glob("artefacts/*"))) == len(asked)
 
 
-@pytest.mark.parametrize("end", ["safetensors", "json"])
-@pytest.mark.parametrize("damage", [b"", b"{}", None])
-def test_damaged_files_are_refused_in_a_line(tmp_path, end, damage):
-    save(tmp_path, "key", {"a": torch.zeros(2)}, {})
-    file = tmp_path / FOLDER / f"key.{end}"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content if damage is None else damage)
-    with pytest.raises(
-        RequestError, match=r"key.safetensors: a damaged artefact .*delete it"
-    ) as told:
-        load(tmp_path, "key")
+def test_a_damaged_file_is_refused_in_one_line(model_directory, tmp_path):
+    model = open_model(model_directory("flat", 0, d_model=16), "cpu")
+    fitted(tmp_path, model, {}, TEXT, lambda: {"a": torch.zeros(2)})
+    (file,) = tmp_path.glob("artefacts/*")
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(RequestError) as told:
+        fitted(tmp_path, model, {}, TEXT, dict)
+    assert str(file) in str(told.value)
     assert len(str(told.value).splitlines()) == 1
-    assert str(told.value).endswith("delete it and key.json, and it is fitted again")
-
-
-def test_tensors_without_a_record_are_none(tmp_path):
-    """As an interruption between the two files leaves them."""
-    save(tmp_path, "key", {"a": torch.zeros(2)}, {})
-    (tmp_path / FOLDER / "key.json").unlink()
-    assert load(tmp_path, "key") is None

@@ -178,9 +178,9 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
 
 def test_rows_hold_no_numbers_that_json_has_not(tmp_path):
     results = Results(tmp_path)
-    for value, name in ((math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")):
+    for value in (math.nan, math.inf, -math.inf):
         row = {"key": "a", "kind": "loss", "self": {"rank": [0.0, value]}, "seconds": 1.0}
-        with pytest.raises(ValueError, match=rf"row a: self.rank\[1\] is {name}, not finite"):
+        with pytest.raises(ValueError, match="JSON"):
             results.append([row])
     assert results.keys == set()
     results.append([{"key": "a", "kind": "loss", "self": None}])
