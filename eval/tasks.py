@@ -10,7 +10,6 @@ A caller may watch the answers that solvers have so far, and stop the work:
 """
 
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -19,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tqdm import tqdm
 
 from eval import RequestError
 from eval.rows import Results, Row
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from eval.models import Checkpoint
 
 Item = TypeVar("Item")
-EVERY = 15.0  # seconds between lines on a pipe
+SECONDS_BETWEEN_LINES = 15.0  # of progress, on a pipe
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,6 @@ class Task(Protocol):
         """Its rows' keys. It is not run where all are there; without keys, it always is."""
         ...
 
-    @property
-    def cost(self) -> float:
-        """How long it is likely to take, in a unit that all tasks of a run share."""
-        ...
-
     def run(self, results: Results) -> Iterable[Row]:
         """Its rows, at least those that are not in the results yet.
 
@@ -177,7 +173,7 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         rows += len(task.keys)
     if not remaining:
         print(f"{results.directory}: every row is there already", file=sys.stderr)
-    for _ in _tracked(_run(remaining, results), [task.cost for task in remaining], what):
+    for _ in _tracked(_run(remaining, results), len(remaining), what):
         pass
 
 
@@ -193,30 +189,12 @@ def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
         yield
 
 
-def _tracked(items: Iterable[Item], costs: Sequence[float], what: str) -> Iterator[Item]:
-    """Passes items through, and says on stderr how many are done and how much time remains.
+def _tracked(items: Iterable[Item], count: int, what: str) -> Iterable[Item]:
+    """Passes items through under a progress bar on stderr; under none for a watcher.
 
-    It is a live line on a terminal, a line now and then on a pipe, nothing for a watcher.
+    Where stderr is a pipe or a file, it is printed now and then only, and not for short work.
     """
-    if watched():
-        yield from items
-        return
-    if sys.stderr.isatty():
-        from rich import progress
-        from rich.console import Console
-
-        columns = progress.TextColumn("{task.description}"), progress.BarColumn()
-        more = progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
-        console = Console(stderr=True)
-        with progress.Progress(*columns, *more, console=console, transient=True) as bar:
-            yield from bar.track(items, len(costs), description=what)
-        return
-    total, done, started, said = sum(costs), 0.0, time.monotonic(), time.monotonic()
-    for count, item in enumerate(items, start=1):
-        done += costs[count - 1]
-        now = time.monotonic()
-        if now - said >= EVERY or count == len(costs):
-            seconds = (now - started) * (total - done) / done
-            print(f"{what} {count}/{len(costs)}, {seconds:.0f} s left", file=sys.stderr, flush=True)
-            said = now
-        yield item
+    if watched() or not count:
+        return items
+    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    return tqdm(items, what, count, False, mininterval=seconds, delay=seconds, dynamic_ncols=True)

@@ -162,11 +162,6 @@ class Measurement:
         asked = [self.corpus, self.stories] if self.texts is None else [list(self.texts)]
         return [row_key(*self.checkpoint.identity, "loss", *asked)]
 
-    @property
-    def cost(self) -> float:
-        """How long it is likely to take, in parameters."""
-        return float(self.checkpoint.provenance["parameters"])
-
     def run(self, results: Results) -> list[Row]:
         """One row."""
         from eval.models import windows_at_once

@@ -148,11 +148,6 @@ class BitsTask:
             for passage in self.sample.passages
         ]
 
-    @property
-    def cost(self) -> float:
-        """Passages times blocks."""
-        return len(self.sample.passages) * (self.layer + 1)
-
     def run(self, results: Results) -> Iterable[Row]:
         """A row for each passage that has none."""
         circuit, text = Circuit(self.checkpoint.model, self.layer), self.design.text

@@ -85,16 +85,6 @@ class Job:
             cell.control,
         )
 
-    @property
-    def cost(self) -> float:
-        """How long it is likely to take, in no unit."""
-        config, total = self.checkpoint.config, 0.0
-        for cell in self.cells:
-            length = len(cell.prompt.tokens)
-            tokens = self.solver.cost(config.vocab_size, length, cell.slice.hidden(length))
-            total += tokens * (1 + max(cell.site.layers))
-        return total
-
     def run(self, results: Results) -> list[Row]:
         """The rows that are not there yet, one a cell."""
         cells = [cell for cell in self.cells if self.key(cell) not in results.keys]

@@ -34,7 +34,6 @@ class Look:
     checkpoint: Checkpoint
     request: Request
     strict: bool = True
-    cost = 1.0
     keys = ()  # its rows are made of its document, which is there or is made
 
     @property

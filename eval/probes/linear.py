@@ -250,11 +250,6 @@ class Probes:
     training: Training
 
     @property
-    def cost(self) -> float:
-        """How long it is likely to take, in no unit."""
-        return len(self.offsets) * (30 + self.training.steps) * self.checkpoint.config.d_model
-
-    @property
     def keys(self) -> list[str]:
         """The rows' keys."""
         kinds = KINDS if self.training.steps else KINDS[:2]

@@ -144,13 +144,6 @@ class Local:
     prompts: tuple[Prompt, ...]
 
     @property
-    def cost(self) -> float:
-        """How long it is likely to take, in tokens sent through a block."""
-        T = len(self.prompts[0].tokens)
-        outputs = (T - self.hidden) * self.checkpoint.config.d_model
-        return len(self.prompts) * T * self.layer * outputs
-
-    @property
     def keys(self) -> list[str]:
         """The rows' keys, by prompt."""
         about = [*self.checkpoint.identity, self.layer, self.hidden]
