@@ -174,30 +174,13 @@ GRADIENT: dict[str, Entry] = {
         "spaces:DECODERS[euclid]",
         instead(by_dot),
     ),
-    "lbfgs, shown": (
-        "the curvature is forgotten",
-        "gradient.newton:_History.inverse_hessian",
-        instead(lambda self, gradient: gradient),
-    ),
-    "levenberg, shown": (
-        "the residuals are not those of the target",
-        "gradient.newton:_residuals",
-        gives(lambda residuals: residuals + 0.1),
-    ),
     "pez, shown": (
         "steps are half as long",
         "gradient.loop:Moments.direction",
         gives(lambda direction: direction / 2),
     ),
-    "gumbel, hidden": ("there is no noise", "gradient.adam:_gumbel_noise", ZERO),
     "gcg, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
-    "arca, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
     "soda, hidden": ("there is no noise at the start", "gradient.adam:normal", ZERO),
-    "pia, hidden": (
-        "neighbouring tokens are picked",
-        "gradient.adam:_pick",
-        gives(lambda tokens: (tokens + 1) % 384),
-    ),
 }
 """By the case; places in `eval.inversion`."""
 

@@ -123,21 +123,15 @@ SUITE: dict[str, dict[str, Step]] = {
             )
             for name, solved, brief in (
                 ("adam", "steps=100", "steps=3"),
-                ("lbfgs", "steps=40", "steps=1"),
-                ("levenberg", "steps=10", "steps=1"),
                 ("pez", "steps=400", "steps=5"),
-                ("gumbel", "steps=200", "steps=3"),
                 ("gcg", "steps=100", "steps=2"),
-                ("arca", "sweeps=4", "sweeps=1"),
                 ("soda", "steps=400", "steps=3"),
-                ("pia", "steps=100", "steps=3"),
             )
             for case, slices, setting, more in (
                 ("shown", [SHOWN], solved, {}),
                 ("hidden", [THREE], brief, {}),
             )
         },
-        "gumbel, solved": invert([LLAMA], [SHOWN], ["gumbel"]),
         "allowed": invert(
             [LLAMA], [SHOWN], ["adam"], set=["adam.steps=100"], text=[DOG], allowed=DOG
         ),

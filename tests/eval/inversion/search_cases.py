@@ -23,14 +23,9 @@ WAITING = {
 """Methods of tensors for which the host waits."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
-    "arca": {"sweeps": 4, "samples": 4, "top": 32},
     "descent": {"steps": 300, "rate": 0.1},
     "gcg": {"steps": 100, "width": 64},
-    "gumbel": {"steps": 200, "samples": 8, "warm": 1.0},
-    "lbfgs": {"steps": 60},
-    "levenberg": {"steps": 6},
     "pez": {"steps": 200},
-    "pia": {"steps": 200},
     "soda": {"steps": 300},
 }
 """Settings with which gradient solvers recover shown tokens of small models."""
