@@ -299,11 +299,6 @@ def plan(
     # a model to compare with is compared as it is
     controls = (None, SHUFFLED) if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
-        if method.proves and (reason := uncertified(checkpoint.model)):
-            raise RequestError(
-                f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
-                "model in float32, or ask alternating"
-            )
         groups: dict[Any, list[GridCell]] = {}
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
             length = len(prompt.tokens)

@@ -92,7 +92,6 @@ class Solver:
         hidden: how many hidden tokens it can work with, of those before the last position shown, in
             a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
-        proves: whether it is to rule out all other answers, which takes full precision.
     """
 
     name: str
@@ -108,7 +107,6 @@ class Solver:
     word: str
     hidden: range | None = None
     random: bool = False
-    proves: bool = False
 
     @property
     def text(self) -> str:
@@ -218,7 +216,7 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     Args:
         family: one of `FAMILIES`.
         name: of the solver.
-        about: fields of `Solver`: hidden, random, together, proves, cost, title, short, word. A
+        about: fields of `Solver`: hidden, random, together, cost, title, short, word. A
             gradient solver answers a batch at once, any other one problem, if `together` says
             nothing else. Without `cost` a token costs three times the default of `steps`, or of
             300.

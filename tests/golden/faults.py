@@ -154,11 +154,6 @@ SEARCH: dict[str, Entry] = {
         "inversion.search.turns:Turns.solved",
         instead(lambda self, rows, hidden, visible: torch.ones(len(rows), dtype=torch.bool)),
     ),
-    "the other pairs are not tried": (
-        "enumerated, two: enumerate",
-        "inversion.search.enumerate:_rule_out",
-        instead(lambda *_: None),
-    ),
     "the farthest of the likeliest is taken": (
         "snap: snap",
         "inversion.search.by_gradient:_nearest",
