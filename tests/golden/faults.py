@@ -136,8 +136,8 @@ SEARCH: dict[str, Entry] = {
     ),
     "guesses are read backwards": (
         "shown: propose",
-        "inversion.guesses:Reader.first",
-        gives(lambda read: -read if read.is_floating_point() else read.flip(-1)),
+        "inversion.guesses:Guesser.scores",
+        NEGATED,
     ),
     "the prior counts three times": (
         "noise: expected",
