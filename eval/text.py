@@ -115,12 +115,12 @@ class HeldOutText:
 
     @cached_property
     def background(self) -> Tensor:
-        """Ordinary text that is never asked about: `(8, 32)` tokens.
+        """Ordinary text that is never asked about: `(64, 32)` tokens, or fewer windows, 8 at least.
 
         Raises:
             RequestError: the corpus has none.
         """
-        return self.windows("background", 8, 32, least=8)
+        return self.windows("background", 64, 32, least=8)
 
     @property
     def end(self) -> list[int]:

@@ -23,11 +23,12 @@ from torch import Tensor
 from arch import LanguageModel, ModelConfig
 from eval.circuit import Circuit
 from eval.inversion.gradient.descent import descent
-from eval.inversion.guesses import Lexicon, ReadBack, fit_readbacks
+from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, pose
 from eval.inversion.search.alternating import alternating
-from eval.inversion.search.sweep import propose, sweep
-from eval.inversion.solvers import LexiconOf, ReadBacksOf
+from eval.inversion.search.read import read
+from eval.inversion.search.sweep import sweep
+from eval.inversion.solvers import ReadBacksOf
 from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
@@ -90,10 +91,6 @@ def measure(options: argparse.Namespace) -> pages.Pages:
         "by sweep, by propose and verify, and with three hidden"
     )
     yield f"{start_and_table}\n{about}: {peak}.\n", []
-
-
-def _lexicon(subject: Subject) -> LexiconOf:
-    return lambda circuit: Lexicon(circuit, subject.text)
 
 
 def _readback(subject: Subject) -> ReadBacksOf:
@@ -161,15 +158,6 @@ def products(subject: Subject, options: argparse.Namespace) -> str:
     return f"{swept / product:.2f}"
 
 
-def proposed(subject: Subject, options: argparse.Namespace) -> str:
-    """The sweep over propose and verify, 24 tokens, the lexicon's own time counted in."""
-    whole, few = _batch(subject, 64, 24), _batch(subject, 2, 24)
-    swept, guessed = _fastest(
-        [lambda: sweep(few, []), lambda: propose(whole, [], _lexicon(subject))], options
-    )
-    return f"{32 * swept / guessed:.0f}"
-
-
 def cached(subject: Subject, options: argparse.Namespace) -> str:
     """One full pass per candidate over the cached sweep, at 32 tokens."""
     batch, tokens = _batch(subject, 1, 32), subject.tokens[:1, :32].clone()
@@ -200,7 +188,6 @@ QUESTIONS: dict[str, Callable[[Subject, argparse.Namespace], str]] = {
     "published descent, 200 steps: tokens that a plain restatement decodes alike": agreement,
     "published descent, 64 problems of 16 tokens: one by one / batched": batched,
     "exhaustive sweep / bare matrix products": products,
-    "sweep / propose and verify, 64 prompts of 24 tokens": proposed,
     "one full pass a candidate / cached sweep, 32 tokens": cached,
     "three hidden tokens of 24, nothing given, seconds": hidden,
 }
@@ -265,7 +252,7 @@ def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> l
 
 def _peak(subject: Subject, device: str) -> str:
     sweep(_batch(subject, 1, 24), [])
-    propose(_batch(subject, 1, 24), [], _lexicon(subject))
+    read(_batch(subject, 1, 24), [], _readback(subject))
     alternating(_batch(subject, 1, 24, hidden=3), _chance(1), _readback(subject), starts=2)
     if device != "cpu":
         return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"

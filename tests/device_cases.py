@@ -31,7 +31,7 @@ from train.settings import OptimizerSettings, ScheduleSettings
 
 TEXT, OTHER = "The dog was sad.", "The cat was sad."
 TALES = ["Once upon a time, there was a cat.", "One day, a little dog felt sad."]
-BRIEF = {"steps": 3, "sweeps": 1, "resolve": 3, "starts": 1, "rounds": 1, "beams": 1}
+BRIEF = {"steps": 3, "resolve": 3, "starts": 1, "rounds": 1, "beams": 1}
 """Settings that make a solver's work short, by name."""
 UNLIKE = {
     "seconds", "tokens_per_second", "device",

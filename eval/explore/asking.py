@@ -78,14 +78,14 @@ class OpenModels:
             if name not in self._open:
                 self._open[name] = model = open_model(self.paths[name], self.device)
                 corpus = choose_corpus([model], self.corpus)
-                model.lasting.update((what, corpus) for what in ("lexicons", "held-out text"))
+                model.lasting.update((what, corpus) for what in ("readbacks", "held-out text"))
             self._open.move_to_end(name)
             while len(self._open) > OPEN:
                 self._open.popitem(last=False)
             return self._open[name]
 
     def warm(self) -> None:
-        """Asks the last models a small question, which loads libraries and the models' lexicons."""
+        """Asks the last models a small question, which loads libraries and fits read-backs."""
         for name in list(self.paths)[-MODELS:]:
             inquiry = Inquiry.read(self, {"text": "a a", "models": [name]})
             inquiry.run(lambda event: None, lambda: None)

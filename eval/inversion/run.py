@@ -22,7 +22,7 @@ from eval.inversion.answer import (
     set_recall,
     verdicts,
 )
-from eval.inversion.guesses import WINDOWS, Lexicon, ReadBack, fit_readbacks
+from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, Measured, Problem, measure_layers, pose
 from eval.inversion.questions import GridCell, Question, Site
 from eval.inversion.solvers import Solver, Tools
@@ -31,7 +31,6 @@ from eval.rows import Results, Row, row_key
 from eval.text import Prompt, held_out_text
 
 SHUFFLED = "shuffled"
-ROOM = 1 << 30  # bytes of lexicons
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Job:
         """The row's key: the question, the model, the method and the source of chance.
 
         The rest of a run is no part of it: floors are measured, and shuffled targets taken, among
-        its prompts of one length, and lexicons read its corpus. Rows that are there stay as they
-        are where these change; another directory asks anew.
+        its prompts of one length, and read-backs fitted on its corpus. Rows that are there stay as
+        they are where these change; another directory asks anew.
         """
         return row_key(
             *self.checkpoint.identity,
@@ -104,7 +103,7 @@ class Job:
         batch = Batch(tuple(problems), self.allowed)
         truth = torch.tensor([cell.prompt.tokens[: batch.length] for cell in cells])
         truth = truth.to(problems[0].target.device)
-        tools = Tools(truth, self._lexicon, self._readbacks)
+        tools = Tools(truth, self._readbacks)
         answers = self.solver.answer(batch, chance, tools)
         rows = []
         for problem, start, end in batch.spans():
@@ -144,26 +143,13 @@ class Job:
             kept.update(zip(wanted, results, strict=True))
         return same, kept[site]
 
-    def _lexicon(self, circuit: Circuit) -> Lexicon:
-        """Of as many sites as fit into the memory that the model takes, or into `ROOM`."""
-        model, config = self.checkpoint.model, self.checkpoint.config
-        lexicons: dict[Circuit, Lexicon] = self.checkpoint.keep(("lexicons", self.corpus), dict)
-        if circuit not in lexicons:
-            size = 4 * 4 * config.vocab_size * circuit.width
-            room = max(ROOM, 4 * self.checkpoint.provenance["parameters"])
-            while lexicons and (1 + len(lexicons)) * size > room:
-                del lexicons[next(iter(lexicons))]
-            background = held_out_text(self.checkpoint, self.corpus).background
-            lexicons[circuit] = Lexicon(circuit, background.to(model.embedding.weight.device))
-        return lexicons[circuit]
-
     def _readbacks(self, circuits: list[Circuit]) -> list[ReadBack]:
         """Of circuits that differ in their layers only: those not fitted yet, in one pass."""
         checkpoint = self.checkpoint
         kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", self.corpus), dict)
         missing = [circuit for circuit in circuits if circuit not in kept]
         if missing:
-            text = held_out_text(checkpoint, self.corpus).windows("background", *WINDOWS)
+            text = held_out_text(checkpoint, self.corpus).background
             text = text.to(checkpoint.model.embedding.weight.device)
             fits = cache(lambda: fit_readbacks(missing, text))
             for i, circuit in enumerate(missing):
@@ -289,11 +275,6 @@ def plan(
     # a model to compare with is compared as it is
     controls = (None, SHUFFLED) if question.shuffled and not checkpoint.control else (None,)
     for label, method in question.methods.items():
-        if method.proves and (reason := uncertified(checkpoint.model)):
-            raise RequestError(
-                f"method {label}: it proves answers, and {checkpoint.path} has {reason}; open the "
-                "model in float32, or ask alternating"
-            )
         groups: dict[Any, list[GridCell]] = {}
         for site, shown, noise, prompt in product(sites, question.slices, question.noise, prompts):
             length = len(prompt.tokens)

@@ -34,7 +34,7 @@ from eval.inversion.spaces import DECODERS, OBJECTIVES, VARIABLES, objective
 if TYPE_CHECKING:
     from eval.circuit import Circuit
     from eval.inversion.answer import Answer
-    from eval.inversion.guesses import Lexicon, ReadBack
+    from eval.inversion.guesses import ReadBack
     from eval.inversion.problem import Batch
     from eval.recovery import Slice
 
@@ -51,7 +51,6 @@ ANY = 1 << 30
 
 Chance = list[torch.Generator]
 """A source of chance for each row, so that no row depends on its batch."""
-LexiconOf = Callable[["Circuit"], "Lexicon"]
 ReadBacksOf = Callable[[list["Circuit"]], list["ReadBack"]]
 Solve = Callable[..., "list[Answer]"]
 F = TypeVar("F", bound=Solve)
@@ -64,12 +63,10 @@ class Tools:
     Attributes:
         truth: the tokens, `(B, T)`. Only the published protocol's own criterion looks at them;
             answers are ranked by them.
-        lexicon: of a circuit, to guess tokens from outputs.
-        readback: of circuits that differ in their layers only, for the same.
+        readback: of circuits that differ in their layers only, to guess tokens from outputs.
     """
 
     truth: Tensor | None = None
-    lexicon: LexiconOf | None = None
     readback: ReadBacksOf | None = None
 
 
@@ -92,7 +89,6 @@ class Solver:
         hidden: how many hidden tokens it can work with, of those before the last position shown, in
             a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
-        proves: whether it is to rule out all other answers, which takes full precision.
     """
 
     name: str
@@ -108,7 +104,6 @@ class Solver:
     word: str
     hidden: range | None = None
     random: bool = False
-    proves: bool = False
 
     @property
     def text(self) -> str:
@@ -118,7 +113,7 @@ class Solver:
     @property
     def guesses(self) -> bool:
         """Whether it guesses from background text."""
-        return not {"lexicon", "readback"}.isdisjoint(self.needs)
+        return "readback" in self.needs
 
     @property
     def slices(self) -> str:
@@ -218,7 +213,7 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     Args:
         family: one of `FAMILIES`.
         name: of the solver.
-        about: fields of `Solver`: hidden, random, together, proves, cost, title, short, word. A
+        about: fields of `Solver`: hidden, random, together, cost, title, short, word. A
             gradient solver answers a batch at once, any other one problem, if `together` says
             nothing else. Without `cost` a token costs three times the default of `steps`, or of
             300.

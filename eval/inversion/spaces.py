@@ -81,12 +81,8 @@ def relative(shown: Tensor, target: Tensor) -> Tensor:
 
     No position drowns the others, and the value by itself says how near a guess is.
     """
-    return residuals(shown, target).square().sum(dim=1)
-
-
-def residuals(shown: Tensor, target: Tensor) -> Tensor:
-    """The differences whose sum of squares is `relative`, `(P, S * C)`."""
-    return ((shown - target) / torch.linalg.vector_norm(target, dim=-1, keepdim=True)).flatten(1)
+    apart = (shown - target) / torch.linalg.vector_norm(target, dim=-1, keepdim=True)
+    return apart.square().sum(dim=(1, 2))
 
 
 def huber(delta: float = 1.0) -> Objective:

@@ -136,8 +136,8 @@ SEARCH: dict[str, Entry] = {
     ),
     "guesses are read backwards": (
         "shown: propose",
-        "inversion.guesses:Reader.first",
-        gives(lambda read: -read if read.is_floating_point() else read.flip(-1)),
+        "inversion.guesses:Guesser.scores",
+        NEGATED,
     ),
     "the prior counts three times": (
         "noise: expected",
@@ -154,11 +154,6 @@ SEARCH: dict[str, Entry] = {
         "inversion.search.turns:Turns.solved",
         instead(lambda self, rows, hidden, visible: torch.ones(len(rows), dtype=torch.bool)),
     ),
-    "the other pairs are not tried": (
-        "enumerated, two: enumerate",
-        "inversion.search.enumerate:_rule_out",
-        instead(lambda *_: None),
-    ),
     "the farthest of the likeliest is taken": (
         "snap: snap",
         "inversion.search.by_gradient:_nearest",
@@ -174,30 +169,13 @@ GRADIENT: dict[str, Entry] = {
         "spaces:DECODERS[euclid]",
         instead(by_dot),
     ),
-    "lbfgs, shown": (
-        "the curvature is forgotten",
-        "gradient.newton:_History.inverse_hessian",
-        instead(lambda self, gradient: gradient),
-    ),
-    "levenberg, shown": (
-        "the residuals are not those of the target",
-        "gradient.newton:_residuals",
-        gives(lambda residuals: residuals + 0.1),
-    ),
     "pez, shown": (
         "steps are half as long",
         "gradient.loop:Moments.direction",
         gives(lambda direction: direction / 2),
     ),
-    "gumbel, hidden": ("there is no noise", "gradient.adam:_gumbel_noise", ZERO),
     "gcg, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
-    "arca, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
     "soda, hidden": ("there is no noise at the start", "gradient.adam:normal", ZERO),
-    "pia, hidden": (
-        "neighbouring tokens are picked",
-        "gradient.adam:_pick",
-        gives(lambda tokens: (tokens + 1) % 384),
-    ),
 }
 """By the case; places in `eval.inversion`."""
 

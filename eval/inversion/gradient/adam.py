@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from eval.inversion.gradient.loop import (
     random_tokens,
     with_gradient,
 )
-from eval.inversion.gradient.tokens import losses_of
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance
 from eval.inversion.spaces import by_distance, model_input, width
@@ -111,125 +109,6 @@ def pez(rows: Rows, *, rate: float = 0.1, decay: float = 0.0) -> Iterator[None]:
         rows.spent += 3 * rows.length
         yield
         x, best, least, state = rows.kept(x, best, least, state)
-
-
-@gradient(steps=1000, random=True, title="PIA")
-def pia(
-    rows: Rows, *, rate: float = 0.3, pull: float = 0.1, nearest: int = 10, proposals: int = 10
-) -> Iterator[None]:
-    """Vectors drawn towards tokens, then tokens picked left to right among those nearest.
-
-    Prompt inversion attack (Qu et al., 2503.09022). First Adam on the outputs' distance and on each
-    vector's distance from its nearest token, kept within the embedding's range. Then, left to
-    right, the token of least loss among the nearest to the vector and those that the language model
-    itself expects next.
-
-    Args:
-        rows: of any slices.
-        rate: in standard deviations of the embedding.
-        pull: weight of the distance from the nearest token, in units of an embedding's length.
-        nearest: tokens near the vector tried at a position.
-        proposals: tokens that the model expects tried at a position.
-    """
-    circuit, W, T = rows.circuit, rows.vocabulary, rows.length
-    x = scaled_start(rows.batch, rows.chance)
-    step, state = scaled_rate(rows.batch, rate), moments(x)
-    weight = pull / (circuit.scale**2 * W.shape[1])
-    picked = None
-    rows.scores = lambda: by_distance(circuit, x) if picked is None else picked
-    for i in range(rows.steps):
-        _, slope = with_gradient(rows.losses, x)
-        near = W[by_distance(circuit, x).argmax(dim=-1)]
-        slope = slope + 2 * weight * (x - near)
-        x = (x - step * state.direction(slope)).clamp(W.amin(dim=0), W.amax(dim=0))
-        rows.spent += 3 * T
-        if i + 1 == rows.steps:
-            picked = _picked(rows, by_distance(circuit, x), nearest, proposals)
-        yield
-        x, state = rows.kept(x, state)
-
-
-def _picked(rows: Rows, scores: Tensor, nearest: int, proposals: int) -> Tensor:
-    """Scores `(B, T, V)` with the picked tokens first, in the rows that the scores do not solve."""
-    tokens = scores.argmax(dim=-1)
-    pending = (~rows.batch.solved(tokens)).nonzero()[:, 0]
-    rows.spent += rows.length
-    if not len(pending):
-        return scores
-    rows.spent += rows.length**2 * (1 + nearest + proposals)
-    tokens = _pick(rows, pending, scores[pending], nearest, proposals)[..., None]
-    first = scores[pending].amax(dim=2, keepdim=True) + 1
-    scores[pending] = scores[pending].scatter(2, tokens, first)
-    return scores
-
-
-def _pick(rows: Rows, pending: Tensor, scores: Tensor, nearest: int, proposals: int) -> Tensor:
-    """The tokens picked left to right, those after a position as they stand, `(B, T)`."""
-    batch, tokens = rows.batch.of(pending), scores.argmax(dim=-1)
-    for t in range(batch.length):
-        candidates = scores[:, t].topk(nearest, dim=-1).indices
-        if t and proposals:
-            expected = batch.circuit.model(tokens[:, :t])[:, -1]
-            likely = expected.topk(proposals, dim=-1).indices
-            candidates = torch.cat([candidates, likely], dim=1)
-        guesses = tokens[:, None].repeat(1, candidates.shape[1], 1)
-        guesses[:, :, t] = candidates
-        best = losses_of(batch, guesses, rows.objective).argmin(dim=1, keepdim=True)
-        tokens[:, t] = candidates.gather(1, best)[:, 0]
-    return tokens
-
-
-@gradient(steps=500, random=True, title="Gumbel-softmax", short="gumbel")
-def gumbel(
-    rows: Rows,
-    *,
-    rate: float = 0.3,
-    samples: int = 4,
-    warm: float = 4.0,
-    cold: float = 0.5,
-    spread: float = 0.1,
-    hard: bool = False,
-) -> Iterator[None]:
-    """A distribution over tokens at each position, sampled so that gradients pass through.
-
-    Jang et al., 1611.01144; GBDA, Guo et al., 2104.13733.
-
-    Args:
-        rows: of any slices.
-        rate: Adam's on the logits.
-        samples: drawn in a step, their losses averaged.
-        warm: temperature of the first step's samples.
-        cold: of the last one's, by the same factor each step.
-        spread: standard deviation of the logits' start.
-        hard: whether a sample is one token, the gradient passed straight through.
-    """
-    W, T = rows.vocabulary, rows.length
-
-    def losses(logits: Tensor, batch: Batch, noise: Tensor, temperature: float) -> Tensor:
-        repeated = torch.arange(len(logits), device=W.device).repeat_interleave(samples)
-        drawn = ((logits[repeated] + noise) / temperature).softmax(dim=-1)
-        if hard:
-            token = torch.nn.functional.one_hot(drawn.argmax(dim=-1), len(W)).to(drawn)
-            drawn = token + drawn - drawn.detach()
-        return batch.of(repeated).losses(drawn @ W, rows.objective).view(-1, samples).mean(dim=1)
-
-    logits = spread * normal(rows.chance, (T, len(W)), W)
-    rows.scores = lambda: logits
-    step, state = W.new_tensor(rate), moments(logits)
-    for i in range(rows.steps):
-        noise = _gumbel_noise(rows.chance, (samples, T, len(W))).to(W)
-        temperature = warm * (cold / warm) ** (i / rows.steps)
-        sampled = partial(losses, batch=rows.batch, noise=noise, temperature=temperature)
-        _, slope = with_gradient(sampled, logits)
-        logits = logits - step * state.direction(slope)
-        rows.spent += 3 * samples * T
-        yield
-        logits, state = rows.kept(logits, state)
-
-
-def _gumbel_noise(chance: Chance, shape: tuple[int, ...]) -> Tensor:
-    """`(B * shape[0], *shape[1:])`."""
-    return torch.cat([-torch.empty(shape).exponential_(generator=each).log() for each in chance])
 
 
 @gradient(steps=1000, objective="huber", random=True, title="SODA")

@@ -36,7 +36,6 @@ EPSILON = 1e-8  # keeps a step of Adam finite where the gradient has been none
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 SETTINGS = {
     "steps": "the most that a row takes.",
-    "sweeps": "times that every position is visited; solved rows leave after each.",
     "objective": "that is lowered.",
     "check": "rows that are solved leave after every so many steps.",
 }
@@ -144,12 +143,7 @@ def drive(
 
 
 def gradient(
-    *,
-    steps: int = 0,
-    sweeps: int = 0,
-    check: int = 25,
-    objective: str = "relative",
-    **about: Any,
+    *, steps: int, check: int = 25, objective: str = "relative", **about: Any
 ) -> Callable[[Callable[..., Iterator[None]]], Solve]:
     """Enters a generator of steps among the solvers, as one of the family "gradient".
 
@@ -158,31 +152,26 @@ def gradient(
 
     Args:
         steps: the most that a row takes.
-        sweeps: in place of steps and check, sweeps of as many steps as there are positions.
         check: solved rows leave after every so many steps.
-        objective: that is lowered; empty for a solver that has its own.
+        objective: that is lowered.
         about: further arguments of `solver`.
 
     Raises:
         RequestError: another solver has the name.
     """
-    first = {"sweeps": sweeps} if sweeps else {"steps": steps}
-    last = ({"objective": objective} if objective else {}) | ({} if sweeps else {"check": check})
+    first, last = {"steps": steps}, {"objective": objective, "check": check}
 
     def enter(descend: Callable[..., Iterator[None]]) -> Solve:
         @wraps(descend)
         def solve(batch: Batch, chance: Chance, **settings: Any) -> list[Answer]:
             shared = {name: settings.pop(name, value) for name, value in (first | last).items()}
-            every = shared.get("check", batch.length)
-            total = shared["sweeps"] * every if sweeps else shared["steps"]
-            taking = partial(descend, **settings)
-            return drive(batch, chance, taking, total, every, shared.get("objective", "relative"))
+            return drive(batch, chance, partial(descend, **settings), **shared)
 
         parameters = inspect.signature(descend).parameters.values()
         settings = first | {p.name: p.default for p in parameters if p.kind is KEYWORD} | last
         asked = [inspect.Parameter(n, KEYWORD, default=value) for n, value in settings.items()]
         solve.__signature__ = inspect.Signature(asked)  # pyright: ignore[reportAttributeAccessIssue]
-        said = "".join(f"\n    {name}: {SETTINGS[name]}" for name in first | last)
+        said = "".join(f"\n    {name}: {text}" for name, text in SETTINGS.items())
         solve.__doc__ = inspect.cleandoc(descend.__doc__ or "") + said
         return solver("gradient", **about)(solve)
 
@@ -234,11 +223,6 @@ def with_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, 
         losses = loss(x)
         (gradient,) = torch.autograd.grad(losses.sum(), x)
     return losses.detach(), gradient
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each row, `(B, N)` to `(B,)`."""
-    return (a * b).sum(dim=1)
 
 
 def normal(chance: Chance, shape: Sequence[int], like: Tensor) -> Tensor:

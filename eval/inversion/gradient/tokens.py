@@ -1,8 +1,7 @@
-"""Solvers that exchange tokens of a guess: GCG and ARCA. The gradient says which tokens to try."""
+"""GCG, which exchanges tokens of a guess. The gradient says which tokens to try."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -98,35 +97,5 @@ def gcg(rows: Rows, *, width: int = 128, top: int = 64) -> Iterator[None]:
         guesses = guesses.scatter(2, position[..., None], chosen[..., None])
         guess.try_all(rows, guesses)
         rows.spent += (3 + width) * T
-        yield
-        (guess,) = rows.kept(guess)
-
-
-@gradient(sweeps=6, random=True, cost=lambda V, T, k: 4096 * T, title="ARCA")
-def arca(rows: Rows, *, samples: int = 16, top: int = 128) -> Iterator[None]:
-    """Position by position, a gradient averaged over random tokens says which to try.
-
-    Autoregressive randomized coordinate ascent (Jones et al., 2303.04381).
-
-    Args:
-        rows: of any slices.
-        samples: random tokens at the position over which the gradient is averaged.
-        top: tokens tried exactly at the position.
-    """
-    W, T = rows.vocabulary, rows.length
-    tried, guess = min(top, len(W)), random_guess(rows)
-    rows.scores = lambda: guess.scores
-    for t in cycle(range(T)):
-        B = len(guess.tokens)
-        guesses = guess.tokens[:, None].repeat(1, samples, 1)
-        guesses[:, :, t] = random_tokens(rows.chance, (samples,), W)
-        repeated = torch.arange(B, device=W.device).repeat_interleave(samples)
-        slope = gradient_at(rows.batch.of(repeated), guesses.flatten(0, 1), rows.objective)
-        average = slope[:, t].view(B, samples, -1).mean(dim=1)
-        guess.estimates[:, t] = -average @ W.T
-        guesses = guess.tokens[:, None].repeat(1, tried, 1)
-        guesses[:, :, t] = guess.estimates[:, t].topk(tried, dim=-1).indices
-        guess.try_all(rows, guesses)
-        rows.spent += (3 * samples + tried) * T
         yield
         (guess,) = rows.kept(guess)

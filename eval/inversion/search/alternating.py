@@ -34,7 +34,7 @@ from eval.inversion.solvers import ANY, Chance, ReadBacksOf, solver
 from eval.tasks import SoFar, tell
 
 FINALLY = 16, 4  # tokens tried as `LIKELY` are, once the hidden ones are known, without noise
-LARGE = 16_384  # vocabularies from here on are run as a whole only where every rival is asked for
+LARGE = 16_384  # vocabularies from here on are never run as a whole
 QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
 CROSSED = 5  # of the nearest ends of earlier starts whose tokens are combined
 COMBINED = 1024  # combinations that are run, at most
@@ -55,7 +55,6 @@ def alternating(
     batch: Batch,
     chance: Chance,
     readback: ReadBacksOf,
-    rivals: bool = False,
     *,
     starts: int = 24,
     rounds: int = 8,
@@ -71,8 +70,6 @@ def alternating(
         batch: one problem with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
         readback: for guesses of visible tokens.
-        rivals: whether all other choices of a single hidden token are run, also where the
-            vocabulary is large.
         starts: of each run of hidden tokens, at most; then the nearest answer is returned.
         rounds: turns per start.
         beams: choices followed in the additive model, and run exactly after.
@@ -84,7 +81,7 @@ def alternating(
     before = torch.empty(batch.size, 0, dtype=torch.long, device=problem.target.device)
     unspent, parts = torch.full((batch.size,), budget), []
     for run in problem.runs():
-        search = _Search(Turns(run, before, fit, chance, beams), rounds, unspent, rivals)
+        search = _Search(Turns(run, before, fit, chance, beams), rounds, unspent)
         parts.append(search.answers(starts))
         before = torch.cat([before, torch.stack([part.tokens for part in parts[-1]])], dim=1)
         unspent = unspent - search.turns.spent
@@ -116,12 +113,11 @@ class _Search:
         turns: of the P prompts.
         rounds: turns per start.
         budget: of each prompt, `(P,)`.
-        rivals: whether the whole vocabulary is run where it is large.
     """
 
-    def __init__(self, turns: Turns, rounds: int, budget: Tensor, rivals: bool = False) -> None:
+    def __init__(self, turns: Turns, rounds: int, budget: Tensor) -> None:
         self.turns, self.rounds, self.budget = turns, rounds, budget
-        self.all = rivals or len(turns.vocabulary) < LARGE
+        self.all = len(turns.vocabulary) < LARGE
         self.ends: list[list[_End]] = [[] for _ in budget]
 
     def answers(self, starts: int) -> list[Answer]:

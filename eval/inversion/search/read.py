@@ -26,10 +26,21 @@ from eval.inversion.guesses import Guesser, ReadBack
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
+from eval.tasks import SoFar, tell, watched
 
 GROWTH = 8  # of a shortlist that does not hit
 
 
+@solver(
+    "search",
+    name="propose",
+    hidden=range(1),
+    together="layers",
+    cost=lambda V, T, k: 40 * T,
+    title="exact search, propose and verify",
+    short="exact search",
+    word="exact",
+)
 @solver(
     "search",
     hidden=range(1),
@@ -182,6 +193,8 @@ class Reading:
             path.append(token.gather(0, first)[0])
             reads.append(torch.stack(read))
             good.append(hit & (token == path[-1]))
+            if watched() and not self.hidden:
+                tell(SoFar(torch.stack(path, dim=-1), torch.stack(good, dim=-1)[0]))
             if t + 1 < T:
                 state, likely = self._go_on(path[-1][:, None], state)
         path, reads, good = (torch.stack(each, dim=-1) for each in (path, reads, good))

@@ -14,14 +14,11 @@ from torch import Tensor
 from arch import State
 from eval.circuit import Circuit, join
 from eval.inversion.answer import COLLISIONS, Answer
-from eval.inversion.guesses import Reader
 from eval.inversion.problem import Batch, Problem
-from eval.inversion.solvers import Chance, LexiconOf, solver
+from eval.inversion.solvers import Chance, solver
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
-SHORTLIST = 32  # tokens tried at a position before all of them are, by outputs and by the text
-PATIENCE = 1  # passes that a miss may stay where it is before the shortlist
 VERIFIED = 64  # tokens that are run again where the first run was coarse
 
 
@@ -112,16 +109,13 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
     return answers
 
 
-def try_tokens(
-    problem: Problem, t: int, state: State | None, tokens: Tensor | None = None
-) -> Tensor:
-    """Distance of tokens' outputs at the t-th shown position from the target, `(P, n)`.
+def try_tokens(problem: Problem, t: int, state: State | None) -> Tensor:
+    """Distance of every token's output at the t-th shown position from the target, `(P, V)`.
 
-    Of `(n,)` tokens, or the whole vocabulary. With no prefix all prompts share the candidates.
+    With no prefix all prompts share the candidates.
     """
     circuit, prefixes = problem.circuit, 1 if state is None else len(problem.target)
-    x = circuit.vocabulary if tokens is None else circuit.embed(tokens)
-    parts = x.split(max(1, candidates_at_once(circuit.model) // prefixes))
+    parts = circuit.vocabulary.split(max(1, candidates_at_once(circuit.model) // prefixes))
     outputs = [circuit.step(some.repeat(prefixes, 1)[:, None], state)[:, 0] for some in parts]
     return torch.cat([_distances(problem, t, part, prefixes) for part in outputs], dim=1)
 
@@ -148,93 +142,6 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
     for p, t in (near > 1).nonzero().tolist():
         collisions[p][t] = sorted(nearest.indices[p, t, : near[p, t]].tolist())
     return collisions
-
-
-@solver(
-    "search",
-    hidden=range(1),
-    cost=lambda V, T, k: 10 * T,
-    title="exact search, propose and verify",
-    short="exact search",
-    word="exact",
-)
-def propose(batch: Batch, chance: Chance, lexicon: LexiconOf) -> list[Answer]:
-    """Guesses the whole prompt and checks it in one pass, which settles all before the first miss.
-
-    There it searches. For positions that are shown. A position at which no token of the vocabulary
-    lies within the limit keeps the nearest one; the search goes on after it.
-
-    Args:
-        batch: one problem, every position shown.
-        chance: not used.
-        lexicon: for the guesses.
-    """
-    (problem,) = batch.problems
-    reader = Reader(lexicon(problem.circuit), problem.slice.low, problem.slice.high)
-    target, limit, circuit = problem.target, problem.limit, problem.circuit
-    P, S = target.shape[:2]
-    distances = reader.distances(target)  # the last guess's, of every token at each position
-    distances[:, 0] = reader.first(target[:, 0])
-    tokens = distances.argmin(dim=-1)
-    answers = [
-        Answer(tokens[p], distances[p], certificate="residual", notes={"swept": 0})
-        for p in range(P)
-    ]
-    settled, stayed = [0] * P, [0] * P  # positions that need no more; passes without one more
-    rows = list(range(P))
-    while rows:
-        whole = tokens[rows]
-        outputs = problem.slice.select(circuit.of_tokens(whole))
-        hit = torch.linalg.vector_norm(outputs - target[rows], dim=-1) <= limit[rows]
-        again = reader.again(target[rows], outputs, tokens[rows])
-        distances[rows] = torch.where(hit[..., None], distances[rows], again)
-        guesses = torch.where(hit, tokens[rows], again.argmin(dim=-1))
-        guesses[:, 0] = tokens[rows, 0]  # its entries are exact
-        hits = hit.tolist()
-        for i, p in enumerate(rows):
-            answers[p].evaluations += S
-            before = settled[p]
-            settled[p] = next((t for t in range(before, S) if not hits[i][t]), S)
-            stayed[p] = stayed[p] + 1 if settled[p] == before else 0
-            if settled[p] == S:
-                continue
-            tokens[p, settled[p] :] = guesses[i, settled[p] :]
-            if stayed[p] >= PATIENCE:
-                _search_at(problem.of([p]), settled[p], whole[i : i + 1, : settled[p]], answers[p])
-                settled[p] += 1
-        if watched():
-            known = torch.tensor(settled, device=tokens.device)[:, None]
-            tell(SoFar(tokens, torch.arange(S, device=tokens.device) < known))
-        rows = [p for p in rows if settled[p] < S]
-    for answer in answers:
-        answer.scores = -answer.scores
-    return answers
-
-
-def _search_at(problem: Problem, t: int, prefix: Tensor, answer: Answer) -> None:
-    """Puts the nearest token at the t-th shown position of a prompt, all before it being settled.
-
-    The shortlist first; the whole vocabulary where none of it lies within the limit. The answer's
-    scores are distances still.
-    """
-    state = problem.circuit.prefix(prefix) if prefix.shape[1] else None
-    count = min(SHORTLIST, answer.scores.shape[-1])
-    best = answer.scores[t].topk(count, largest=False).indices
-    if prefix.shape[1]:
-        likely = problem.circuit.model(prefix)[0, -1].topk(count).indices
-        best = torch.cat([best, likely]).unique()
-        answer.evaluations += prefix.shape[1]
-    apart = try_tokens(problem, t, state, best)[0]
-    answer.evaluations += len(apart)
-    answer.tokens[t] = best[apart.argmin()]
-    if apart.min() > problem.limit[0, t]:
-        apart = try_tokens(problem, t, state)[0]
-        answer.evaluations += len(apart)
-        answer.notes["swept"] += 1
-        answer.scores[t] = apart
-        answer.tokens[t] = apart.argmin()
-    if apart.min() > problem.limit[0, t]:
-        answer.certificate = None
 
 
 @solver(

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from arch import LanguageModel
 from eval.circuit import Circuit
 from eval.inversion.answer import Answer
-from eval.inversion.guesses import Lexicon, ReadBack, fit_readbacks
+from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Batch, Problem, pose
 from eval.recovery import Slice
 
@@ -23,14 +23,9 @@ WAITING = {
 """Methods of tensors for which the host waits."""
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
-    "arca": {"sweeps": 4, "samples": 4, "top": 32},
     "descent": {"steps": 300, "rate": 0.1},
     "gcg": {"steps": 100, "width": 64},
-    "gumbel": {"steps": 200, "samples": 8, "warm": 1.0},
-    "lbfgs": {"steps": 60},
-    "levenberg": {"steps": 6},
     "pez": {"steps": 200},
-    "pia": {"steps": 200},
     "soda": {"steps": 300},
 }
 """Settings with which gradient solvers recover shown tokens of small models."""
@@ -53,15 +48,6 @@ def posed(
     return pose(circuit, truth, Slice.parse(shown), noise=noise, generators=chance(len(truth)))
 
 
-def lexicon(circuit: Circuit) -> Lexicon:
-    return Lexicon(circuit, prompts(8, 32, len(circuit.vocabulary), seed=8))
-
-
-def useless(circuit: Circuit) -> Lexicon:
-    """Guesses from a background of a single token, over and over."""
-    return Lexicon(circuit, torch.full((8, 32), 5))
-
-
 def readback(circuit: Circuit) -> ReadBack:
     (fit,) = fit_readbacks([circuit], prompts(32, 32, len(circuit.vocabulary), seed=2))
     return ReadBack(circuit.vocabulary, fit)
@@ -78,14 +64,12 @@ def misread(circuit: Circuit) -> ReadBack:
 def solve(
     solver: Callable[..., list[Answer]],
     problems: Problem | list[Problem],
-    guesses: Callable[[Circuit], Any] | None = None,
+    guesses: Callable[[Circuit], ReadBack] | None = None,
     **settings: Any,
 ) -> list[Answer]:
     """A solver's answers to problems; it guesses well if no guesses are given."""
     batch = Batch(tuple(problems if isinstance(problems, list) else [problems]))
     needs = inspect.signature(solver).parameters
-    if "lexicon" in needs:
-        settings["lexicon"] = guesses or lexicon
     if "readback" in needs:
         settings["readback"] = lambda several: [(guesses or readback)(one) for one in several]
     return solver(batch, chance(batch.size), **settings)

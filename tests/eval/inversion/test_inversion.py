@@ -10,7 +10,8 @@ from eval.inversion.answer import COLLISIONS, Answer, rank_tally, verdicts
 from eval.inversion.problem import ACCEPT, Batch, Problem, pose
 from eval.inversion.search.alternating import alternating
 from eval.inversion.search.by_gradient import sipit
-from eval.inversion.search.sweep import propose, sweep
+from eval.inversion.search.read import read
+from eval.inversion.search.sweep import sweep
 from eval.inversion.search.turns import SCREENS
 from eval.inversion.solvers import Tools, solvers
 from eval.ranks import token_ranks
@@ -18,14 +19,13 @@ from eval.recovery import Slice
 from tests.eval.inversion.search_cases import (
     MIXERS,
     chance,
-    lexicon,
+    misread,
     posed,
     prompts,
     readback,
     sharpened,
     solve,
     tokens_of,
-    useless,
     with_twins,
 )
 
@@ -118,14 +118,14 @@ def test_layers_that_disagree_are_swept_alone(small_model):
 
 @pytest.mark.parametrize(
     ("mixer", "guesses"),
-    [*((mixer, lexicon) for mixer in ALL_MIXERS), *((mixer, useless) for mixer in MIXERS)],
+    [*((mixer, readback) for mixer in ALL_MIXERS), *((mixer, misread) for mixer in MIXERS)],
 )
 def test_proposals_are_exact_whatever_the_guesses(small_model, mixer, guesses):
     """At every layer every token; of large weights rounding is at times beyond ten floors."""
     for factor in (1.0, 4.0):
         model, truth = sharpened(small_model(mixers=(mixer,)), factor), prompts(6)
         for layer in (0, 1, 2):
-            answers = solve(propose, posed(model, truth, "[:, :, :]", layer), guesses)
+            answers = solve(read, posed(model, truth, "[:, :, :]", layer), guesses)
             assert tokens_of(answers).equal(truth)
             proved = [answer.certificate == "residual" for answer in answers]
             assert sum(proved) >= (6 if factor == 1 else 4)
@@ -134,7 +134,7 @@ def test_proposals_are_exact_whatever_the_guesses(small_model, mixer, guesses):
 
 def test_proposals_cost_a_few_passes_where_guesses_hit(small_model):
     truth = prompts(6)
-    answers = solve(propose, posed(small_model(d_model=64), truth))
+    answers = solve(read, posed(small_model(d_model=64), truth))
     assert tokens_of(answers).equal(truth)
     assert all(answer.notes["swept"] == 0 for answer in answers)
     assert max(answer.evaluations for answer in answers) < 400
@@ -145,7 +145,7 @@ def test_proposals_cost_a_few_passes_where_guesses_hit(small_model):
 def test_proposals_of_parts_and_channels(small_model, part, text):
     for layers in (2, (1, 2)):
         problem = posed(small_model(mixers=("attention+flat",)), prompts(), text, layers, part)
-        tokens = tokens_of(solve(propose, problem))
+        tokens = tokens_of(solve(read, problem))
         assert tokens.equal(tokens_of(solve(sweep, problem)))
         assert tokens.equal(prompts())
 
@@ -153,7 +153,7 @@ def test_proposals_of_parts_and_channels(small_model, part, text):
 def test_under_noise_proposals_are_within_the_limit_or_not_certified(small_model):
     for noise in (0.1, 1.0, 4.0):
         problem = posed(small_model(), prompts(8), noise=noise)
-        answers = solve(propose, problem)
+        answers = solve(read, problem)
         within = problem.residual(tokens_of(answers))[1]
         assert within.tolist() == [answer.certificate == "residual" for answer in answers]
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_explained_is_not_certified(small_model):
     problem = replace(real, target=noise * real.target.std())
     answers = {
         "sweep": solve(sweep, problem),
-        "propose": solve(propose, problem),
+        "propose": solve(read, problem),
         "alternating": solve(alternating, problem.showing(slice(2, None)), starts=1, rounds=1),
     }
     for name, given in answers.items():

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from eval.circuit import Circuit
-from eval.inversion import run
 from eval.inversion.answer import COLLISIONS
 from eval.inversion.problem import ACCEPT, Batch, measure
 from eval.inversion.questions import Question
@@ -21,7 +20,7 @@ from eval.recovery import Slice
 from eval.rows import Results
 from eval.tasks import run_tasks
 from eval.text import Prompt, random_prompts
-from tests.eval.inversion.search_cases import chance, lexicon, posed, prompts, readback
+from tests.eval.inversion.search_cases import chance, posed, prompts, readback
 
 DEPTH = 8
 METHODS = {
@@ -39,7 +38,7 @@ def jobs(checkpoint, methods, batch=None):
 
 def test_a_deep_model_is_copied_and_inverted_once(model_directory, tmp_path, monkeypatch):
     checkpoint = open_checkpoint(model_directory(n_layers=DEPTH, d_model=16))
-    copies, inverses, lexicons = [], [], []
+    copies, inverses = [], []
     real_copy, real_inverse = copy.deepcopy, torch.linalg.pinv
     model = type(checkpoint.model)
 
@@ -47,24 +46,14 @@ def test_a_deep_model_is_copied_and_inverted_once(model_directory, tmp_path, mon
         copies.extend([value] if isinstance(value, model) else [])
         return real_copy(value, *more)
 
-    def measured(job, circuit):
-        lexicon = lexicon_of(job, circuit)
-        lexicons.append(len(checkpoint.kept["lexicons", "toy:2000"]))
-        return lexicon
-
-    lexicon_of = run.Job._lexicon
     monkeypatch.setattr(copy, "deepcopy", copied)
     monkeypatch.setattr(torch.linalg, "pinv", lambda x: inverses.append(x) or real_inverse(x))
-    monkeypatch.setattr(run.Job, "_lexicon", measured)
-    monkeypatch.setattr(run, "ROOM", 0)
     run_tasks(jobs(checkpoint, METHODS), Results(tmp_path), "inverting")
     assert len(copies) == len(inverses) == 1
-    whole = 4 * checkpoint.provenance["parameters"]
-    assert max(lexicons) <= max(1, whole // (16 * 400 * 16)) < DEPTH
     assert not checkpoint.kept
 
 
-@pytest.mark.parametrize("name", ["adam", "sweep", "gcg", "lbfgs"])
+@pytest.mark.parametrize("name", ["adam", "sweep", "gcg"])
 def test_answers_do_not_depend_on_the_batch(model_directory, name):
     checkpoint = open_checkpoint(model_directory())
     settings = {name: {} if name == "sweep" else {"steps": 5}}
@@ -171,9 +160,7 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
 
 LENGTH, COUNT = 6, 4
 FEW: dict[str, dict[str, Any]] = {
-    "arca": {"sweeps": 2, "samples": 2, "top": 8},
     "gcg": {"steps": 20, "width": 8, "check": 5},
-    "levenberg": {"steps": 4},
     "alternating": {"starts": 2, "rounds": 1},
     "snap": {"steps": 20, "resolve": 20},
 }
@@ -187,7 +174,7 @@ def test_answers_keep_ranks_and_no_scores(small_model, name):
         settings = {"check": 1} | settings
     shown = f"[:, {method.hidden[0] if method.hidden else 0}:, :]"
     batch = Batch((posed(model, truth, shown, 1),))
-    tools = Tools(truth, lexicon, lambda circuits: list(map(readback, circuits)))
+    tools = Tools(truth, lambda circuits: list(map(readback, circuits)))
     answers = method.configured(settings).answer(batch, chance(COUNT), tools)
     kept = {}
     for answer in answers:

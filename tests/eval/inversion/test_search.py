@@ -1,25 +1,20 @@
-"""Search against brute force: enumeration, additive model, snap, prior, chance."""
+"""The additive model against brute force; snap, prior, chance."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
-from eval.inversion.problem import Problem
 from eval.inversion.search.additive import RIDGE, Changes, different, explain, extrapolate
 from eval.inversion.search.by_gradient import snap
-from eval.inversion.search.enumerate import enumerate_hidden
 from eval.inversion.search.sweep import expected, guess, sweep
 from tests.eval.inversion.search_cases import (
     posed,
     prompts,
-    sharpened,
     solve,
     tokens_of,
-    with_twins,
 )
 
 V = 40
@@ -31,101 +26,6 @@ def tiny(mixer: str = "flat") -> LanguageModel:
     sizes = {"vocab_size": V, "context": 32, "d_model": 32, "n_layers": 2, "embedding_std": 1.0}
     config = ModelConfig(mixers=(mixer,), **sizes)  # pyright: ignore[reportArgumentType]
     return LanguageModel(config).eval().requires_grad_(False)
-
-
-def all_pairs(problem: Problem, truth: Tensor, at: int = 0) -> tuple[list[tuple[int, int]], float]:
-    """The pairs that explain all that is shown, and the distance of the nearest other one at the
-    first visible position after them."""
-    pairs = torch.cartesian_prod(torch.arange(V), torch.arange(V))
-    whole = truth.repeat(len(pairs), 1)
-    whole[:, at : at + 2] = pairs
-    distances = problem.distances(problem.circuit.of_tokens(whole))
-    near = (distances <= problem.limit).all(dim=1)
-    fit = [(int(a), int(b)) for a, b in pairs[near]]
-    return fit, float(distances[~(pairs == truth[at : at + 2]).all(dim=1), at].min())
-
-
-def collisions(fit: list[tuple[int, int]]) -> dict[int, list[int]]:
-    """As an answer gives them, of pairs at the first two positions that fit."""
-    return {j: sorted({pair[j] for pair in fit}) for j in range(2)} if len(fit) > 1 else {}
-
-
-@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize(("shown", "at"), [("[:, 2:, :]", 0), ("[:, :3+5:, :]", 3)])
-def test_enumeration_of_two_is_brute_force(mixer, exact, shown, at):
-    truth = prompts(3, 6, V)
-    problem = posed(tiny(mixer), truth, shown)
-    answers = solve(enumerate_hidden, problem, exact=exact)
-    assert tokens_of(answers).equal(truth)
-    for p, answer in enumerate(answers):
-        fit, nearest = all_pairs(problem.of([p]), truth[p], at)
-        assert fit == [tuple(truth[p, at : at + 2].tolist())]
-        assert not answer.collisions
-        if exact:
-            assert answer.certificate == "screened"
-            assert 1 <= answer.notes["pairs"] <= V * V
-            assert answer.evaluations > 2 * V * V
-            if answer.notes["pairs"] > 1:
-                assert answer.notes["nearest"] == pytest.approx(nearest, rel=1e-3)
-        else:
-            assert answer.certificate in ("screened", "residual")
-
-
-def test_two_hidden_tokens_with_a_twin_collide():
-    truth = prompts(1, 6, V)
-    one = int(truth[0, 1])
-    twin = next(t for t in range(V) if t not in truth[0].tolist())
-    problem = posed(with_twins(tiny(), one, twin), truth, "[:, 2:, :]")
-    (answer,) = solve(enumerate_hidden, problem, exact=True)
-    assert answer.collisions[1] == sorted({one, twin})
-    assert answer.certificate == "screened"  # bfloat16 ruled the others out, by a measured bound
-    fit, _ = all_pairs(problem, truth[0])
-    assert fit == sorted([(int(truth[0, 0]), one), (int(truth[0, 0]), twin)])
-
-
-@pytest.mark.parametrize(
-    ("exact", "shown", "length", "site", "noise"),
-    [
-        # in a few noisy channels pairs look alike at one position, but not at all of them
-        *((True, "[:, 2:, :3]", 9, (2,), noise) for noise in (0.01, 0.3)),
-        *((False, "[:, 2:, :]", 6, (1, part), noise)
-          for part in ("block", "mixer") for noise in (0.02, 0.5)),
-    ],
-)  # fmt: skip
-def test_pairs_that_explain_a_noisy_target_collide_and_no_others(exact, shown, length, site, noise):
-    problem = posed(tiny(), prompts(1, length, V), shown, *site, noise=noise)
-    (answer,) = solve(enumerate_hidden, problem, exact=exact)
-    assert answer.certificate == "screened"
-    fit, _ = all_pairs(problem, answer.tokens)
-    assert answer.notes["pairs"] >= len(fit) + exact
-    assert len(fit) >= (2 if not exact and noise > 0.1 else 1)
-    assert answer.collisions == collisions(fit)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_screen_that_loses_the_answer_certifies_nothing(monkeypatch, exact):
-    truth = prompts(1, 6, V)
-    monkeypatch.setattr("eval.inversion.search.enumerate.SPARE", -1.0)
-    (answer,) = solve(enumerate_hidden, posed(tiny(), truth, "[:, 2:, :]"), exact=exact)
-    assert answer.tokens.equal(truth[0])
-    assert answer.notes["pairs"] == 0
-    assert answer.certificate == "residual"
-    assert not answer.collisions
-
-
-def test_one_hidden_token_is_enumerated(small_model):
-    truth = prompts(2, 7)
-    answers = solve(enumerate_hidden, posed(small_model(d_model=64), truth, "[:, 1:, :]"))
-    assert tokens_of(answers).equal(truth)
-    assert all(answer.certificate == "enumerated" for answer in answers)
-
-
-def test_too_many_possible_pairs_leave_the_answer_as_it_was():
-    problem = posed(sharpened(tiny(), 2.0), prompts(1, 6, V), "[:, 2:, :]")
-    (answer,) = solve(enumerate_hidden, problem, most=1)
-    assert answer.certificate == "residual"
-    assert "pairs" not in answer.notes
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -46,10 +46,10 @@ def test_the_example_of_the_docs_recovers_tokens(model_directory, example, tmp_p
     assert invert(model, out, *asked, "hill.width=200") == 0
     (row,) = read_rows([out])
     assert row["exact"]
-    assert row["settings"].items() >= {"sweeps": 20, "width": 200, "objective": "relative"}.items()
+    assert row["settings"].items() >= {"steps": 200, "width": 200, "objective": "relative"}.items()
     assert "Exchanges one token at a time for a random one" in render_page([row])
-    example.write_text(EXAMPLE.replace("20", "21"))  # other code answers anew
-    assert invert(model, out, *asked, "hill.width=200", "hill.sweeps=20") == 0
+    example.write_text(EXAMPLE.replace("200", "201"))  # other code answers anew
+    assert invert(model, out, *asked, "hill.width=200", "hill.steps=200") == 0
     assert len({row["settings"]["code"] for row in read_rows([out])}) == 2
 
 
@@ -57,9 +57,8 @@ def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
     assert main(["solvers", "--format", "json", "--plugin", str(example)]) == 0
     listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert set(listed) == set(solvers())
-    sweeps = "times that every position is visited; solved rows leave after each."
-    assert listed["hill"]["settings"]["sweeps"] == 20
-    assert listed["hill"]["settings_text"]["sweeps"] == sweeps
+    assert listed["hill"]["settings"]["steps"] == 200
+    assert listed["hill"]["settings_text"]["steps"] == "the most that a row takes."
     for each in listed.values():
         assert each["family"] in FAMILIES
         assert each["text"]
