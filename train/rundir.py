@@ -17,7 +17,6 @@ temporary folder is on another disk. It holds tensors and plain values only, and
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import io
 import json
@@ -32,9 +31,8 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from arch import ModelConfig
 from arch.files import make_directory, remove_leftovers, write_file
-from train.settings import OptimizerSettings, Recipe, RunError
+from train.settings import RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
@@ -301,18 +299,11 @@ def _go_on(
 ) -> Start:
     """The start from a checkpoint of the same model and data.
 
-    A setting that the checkpoint does not name is younger than it and has its default there.
-
     Raises:
         RunError: it cannot be read, or is of another model or other data: every key that differs.
     """
     content, new = read_checkpoint(checkpoint), _flat(identity)
-    defaults = {
-        "model": json.loads(ModelConfig().to_json()),
-        "optimizer": dataclasses.asdict(OptimizerSettings()),
-    }
-    old = {key: value for key, value in _flat(defaults).items() if key in new}
-    old |= _flat(content[IDENTITY])
+    old = _flat(content[IDENTITY])
     differing = [
         f"{key} is {_short(new.get(key))}, the checkpoint has {_short(old.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -325,11 +316,11 @@ def _go_on(
         )
     step, settings = content["global_step"], content[SETTINGS]
     first, history = settings["recipe"], settings["history"]
-    last = _flat(Recipe().recorded()) | _flat(first)
+    last = _flat(first)
     for each in history:
         last |= {name: new for name, (_, new) in each["changed"].items()}
     now = _flat(recipe)
-    changed = {name: [last[name], now[name]] for name in now if now[name] != last[name]}
+    changed = {name: [last.get(name), now[name]] for name in now if now[name] != last.get(name)}
     if changed:
         history = [*history, {"from_step": step, "changed": changed}]
     return Start(checkpoint, step, first, history, unreadable)
