@@ -184,17 +184,11 @@ class RunDirectory:
 
     def broken(self, what: str, good_until: int) -> RunError:
         """The one line for a training that went wrong after the step `good_until`."""
-        good = self.checkpoints(good_until)
-        advice = f"go on from it with --resume {good[-1]}" if good else "train again"
-        where = f"{advice}, a lower --optimizer.lr and another --run"
-        return RunError(f"{what}; {self.last_good(good_until)}; {where}")
-
-    def last_good(self, until: int) -> str:
-        """The last checkpoint up to a step, in words."""
-        good = self.checkpoints(until)
-        return (
-            f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"
-        )
+        last, advice = "there is no good checkpoint yet", "train again"
+        if good := self.checkpoints(good_until):
+            last = f"the last good checkpoint is {good[-1]}"
+            advice = f"go on from it with --resume {good[-1]}"
+        return RunError(f"{what}; {last}; {advice}, a lower --optimizer.lr and another --run")
 
     def _take(self) -> None:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
