@@ -41,7 +41,7 @@ check: lint types test
 # pip's own settings (index, wheel folders) are honoured: who has a CPU build of the pinned torch gets it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,explore]"
 	touch $@
 
 clean:

@@ -113,8 +113,7 @@ class Saved:
 def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     """Every checkpoint in the places, each with the rows about it, and those that rows alone name.
 
-    Rows take the `model_id` of their checkpoint, which rows of earlier versions lack. Of rows with
-    equal keys the last counts.
+    Rows take the `model_id` of their checkpoint. Of rows with equal keys the last counts.
 
     Args:
         places: model directories, run directories, results directories, or directories of those.
@@ -143,8 +142,7 @@ def gather_models(places: Iterable[str | Path]) -> list[Saved]:
     checkpoints = list(saved.values())
     whose = {id(checkpoint.run) for checkpoint in checkpoints}
     checkpoints += filter(None, (_last(run) for run in runs.values() if id(run) not in whose))
-    about_models = identity.identified(row for row in rows.values() if "checkpoint" in row)
-    return _with_rows(checkpoints, about_models)
+    return _with_rows(checkpoints, [row for row in rows.values() if "checkpoint" in row])
 
 
 def labelled(checkpoints: Iterable[Saved], every_seed: bool = False) -> dict[str, list[Saved]]:
@@ -223,7 +221,7 @@ def _of_directory(path: Path, runs: dict[Path, RunRecord]) -> Saved:
     name, step = str(meta.get("name", path.name)), int(meta.get("step", 0))
     about = _about(config) | {"trained": step > 0, "val_loss": meta.get("val_loss")}
     recipe = identity.recipe(
-        meta, config, path, lambda: identity.file_sha256(weights) if weights.is_file() else ""
+        meta, config, lambda: identity.file_sha256(weights) if weights.is_file() else ""
     )
     model_id = identity.model_id(name, recipe)
     return Saved(name, step, model_id, about, recipe, meta, path, config, run)
@@ -238,7 +236,7 @@ def _last(run: RunRecord) -> Saved | None:
     config = ModelConfig.from_json(json.dumps(known), str(run.path)) if known else None
     about = _about(config) if config else {}
     name = run.path.resolve().name
-    recipe = identity.recipe({"name": name, "recipe": run.settings}, config, run.path, str)
+    recipe = identity.recipe({"name": name, "recipe": run.settings}, config, str)
     model_id = identity.model_id(name, recipe)
     return Saved(name, last["step"], model_id, about, recipe, last, None, config, run)
 

@@ -5,19 +5,16 @@ A checkpoint has a `model_id`: its name without a seed, and a hash of its recipe
 recipe is:
 
 - of a model trained here: its configuration, the settings of its run without those of `NOT_RECIPE`,
-  and the hash of its data. The settings are those in `meta.json`, else those of the run's
-  `config.yaml`. In `meta.json` they are those that the run began with, also where it went on with
-  others (`history`), and the number of steps is not in the recipe: a run is one model.
+  and the hash of its data. The settings in `meta.json` are those that the run began with, also
+  where it went on with others (`history`), and the number of steps is not in the recipe: a run is
+  one model.
 - of a pretrained model: its weights, as nothing else tells a model from its fine-tuned copy. Where
   its name ends in a seed, its sizes, so that seeds which were published together are pooled.
-- of a checkpoint that is known only from rows of earlier versions, without a `model_id`: its sizes
-  (`SIZES`).
 """
 
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,10 +33,9 @@ SEED = re.compile(r"(?:^|[-_. ])s(?:eed)?[-_.= ]?\d+(?= \[|$)")
 SIZES = ("mixers", "d_model", "n_layers", "context", "parameters", "init", "embedding_std")
 """Fields of a row's checkpoint that say how its model is built."""
 NOT_RECIPE = {
-    "run", "data", "seed", "resume", "precision", "bf16_stream", "compile", "cuda_graphs",
-    "checkpoint_activations", "loss_chunks", "peak_flops", "save_steps", "save_every",
-    "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens", "layout",
-    "loader_workers", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
+    "run", "data", "seed", "resume", "precision", "compile", "checkpoint_activations", "save_steps",
+    "save_every", "checkpoint_every", "keep_checkpoints", "validate_every", "validate_tokens",
+    "layout", "log_every", "stop_on_spike", "sample_prompts", "wandb", "wandb_project",
     "wandb_group", "wandb_tags", "trainer.accelerator", "trainer.devices", "trainer.strategy",
     "trainer.num_nodes", "trainer.max_steps", "batch.micro", "model.vocab_multiple",
     "tf32", "save_best", "early_stopping", "loggers",
@@ -48,42 +44,28 @@ NOT_RECIPE = {
 """Settings that seeds of one recipe need not share: paths, how often a run is saved and reported,
 and how a device computes a step."""
 
-RECORDED: dict[str, Any] = {
-    "trainer.benchmark": None, "trainer.detect_anomaly": False, "trainer.profiler": None
-}  # fmt: skip
-"""Settings that models of earlier versions record, at their only values."""
-
-YOUNGER = {("init_from", None)}
-"""Settings that earlier versions lack, at their defaults; they are no part of a recipe."""
-
 Facts = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 
 
 def recipe(
-    meta: Mapping[str, Any], config: ModelConfig | None, path: Path, weights: Callable[[], str]
+    meta: Mapping[str, Any], config: ModelConfig | None, weights: Callable[[], str]
 ) -> Facts:
     """What all seeds of a model share, by the names of the settings.
 
     Args:
         meta: the content of its meta.json.
         config: of the model; None where it is not known.
-        path: of the model directory, for runs whose meta.json holds no settings.
         weights: gives the hash of its weights; called only where that is the recipe.
-
-    Raises:
-        RequestError: the config.yaml of its run is not YAML.
     """
     if "source" in meta and not SEED.search(str(meta.get("name", ""))):
         return {"weights": weights()}
-    settings = meta["recipe"] if "recipe" in meta else _settings_beside(path)
+    settings = meta.get("recipe", {})
     training = {
         name: value
         for name, value in _flat(settings).items()
-        if name not in NOT_RECIPE and not name.startswith("model.") and (name, value) not in YOUNGER
+        if name not in NOT_RECIPE and not name.startswith("model.")
     }
-    if settings:
-        training = RECORDED | training
     data = meta["data_sha256"] if "data_sha256" in meta else settings.get("data")
     return (_built(config) if config else {}) | training | {"data": data}
 
@@ -125,41 +107,10 @@ def run_settings(run: Path) -> Facts:
     raise RequestError(f"{file}: not YAML of settings; is it the config of a run?")
 
 
-def identified(rows: "Iterable[Row]") -> "list[Row]":
-    """The rows, each with a `model_id` in its checkpoint; rows of no checkpoint as they are.
-
-    A row of an earlier version holds none. It gets that of a row of the same weights, else that of
-    a row of the same run, else one made of its name and sizes.
-    """
-    rows = list(rows)
-    known: dict[Hashable, str] = {}
-    for row in rows:
-        about = row.get("checkpoint", {})
-        if "model_id" in about:
-            known[_weights(about)] = about["model_id"]
-            if not _is_pretrained(about):
-                known[_run(about)] = about["model_id"]
-
-    def id_of(about: Mapping[str, Any]) -> str:
-        if _is_pretrained(about) and not SEED.search(about["name"]):
-            made = model_id(about["name"], {"weights": about.get("weights_sha256")})
-        else:
-            made = model_id(about["name"], sizes(about))
-        return known.get(_weights(about)) or known.get(_run(about)) or made
-
-    return [
-        row | {"checkpoint": about | {"model_id": id_of(about)}}
-        if (about := row.get("checkpoint")) and "model_id" not in about
-        else row
-        for row in rows
-    ]
-
-
 def recoveries(rows: "Iterable[Row]") -> "list[Row]":
-    """The recoveries, of equal keys the last, each with its `model_id`."""
-    return identified(
-        row for row in {row["key"]: row for row in rows}.values() if row["kind"] == "recovery"
-    )
+    """The recoveries, of equal keys the last."""
+    by_key = {row["key"]: row for row in rows}
+    return [row for row in by_key.values() if row["kind"] == "recovery"]
 
 
 def model_of(row: "Row") -> str:
@@ -231,28 +182,6 @@ def _flat(settings: Mapping[str, Any]) -> Facts:
         nested = value if isinstance(value, dict) else None
         flat |= {f"{name}.{n}": v for n, v in nested.items()} if nested else {name: value}
     return flat
-
-
-def _settings_beside(path: Path) -> Facts:
-    """The settings of the run that a model directory lies in, `RUN/models/step-000100`."""
-    run = path.resolve().parent.parent
-    inside = (path / "meta.json").is_file() and (run / "metrics.jsonl").is_file()
-    return run_settings(run) if inside else {}
-
-
-def _is_pretrained(about: Mapping[str, Any]) -> bool:
-    return bool(about.get("trained")) and not about.get("step")
-
-
-def _weights(about: Mapping[str, Any]) -> Hashable:
-    """With the name: the same weights under a control's name are another model."""
-    return about["name"], about.get("weights_sha256")
-
-
-def _run(about: Mapping[str, Any]) -> Hashable:
-    """One training run: its model directories lie in one folder."""
-    folder = os.path.dirname(os.path.normpath(about.get("path", "")))
-    return about["name"], folder, _text(sizes(about))
 
 
 def _label(model: Described) -> str:

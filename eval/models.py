@@ -97,7 +97,7 @@ class Checkpoint:
     @cached_property
     def model_id(self) -> str:
         """Equal for the training steps and seeds of one model; see `eval.identity`."""
-        facts = identities.recipe(self.meta, self.config, self.path, lambda: self.weights_sha256)
+        facts = identities.recipe(self.meta, self.config, lambda: self.weights_sha256)
         return identities.model_id(self.meta["name"], facts)
 
     @cached_property

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eval.identity import identified
 from eval.recovery import accepted, is_false_accept, margin_bits, recovery_place
 from eval.schema import Row
 
@@ -101,7 +100,7 @@ def frame(rows: Iterable[Row]) -> "pandas.DataFrame":
     """
     import pandas
 
-    return pandas.DataFrame(line for row in split_rows(identified(rows)) for line in _lines(row))
+    return pandas.DataFrame(line for row in split_rows(rows) for line in _lines(row))
 
 
 def _lines(row: Row) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from eval import RequestError
-from eval.identity import identified, labels, model_of, recoveries
+from eval.identity import labels, model_of, recoveries
 from eval.quantities import MEASURED, Estimate, Place, Quantity, place, quantities, split_rows
 from eval.recovery import (
     OF_SOLVER,
@@ -153,8 +153,8 @@ def cells(rows: Iterable[Row], every_seed: bool = False, pool_lengths: bool = Fa
         pool_lengths: make one cell of recoveries of prompts of all lengths; `lengths` is then the
             shortest and the longest, `hidden` and `observed` are those of the longest.
     """
-    rows = identified(row for row in {row["key"]: row for row in rows}.values()
-                      if "checkpoint" in row)  # fmt: skip
+    by_key = {row["key"]: row for row in rows}
+    rows = [row for row in by_key.values() if "checkpoint" in row]
     names = labels(rows)
 
     def where(row: Row) -> Place:

@@ -61,7 +61,7 @@ NOT_RUN = {
     r"arch check my_mixers": "tests/arch/test_mixers_docs.py writes and checks that file",
     r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",
     r"--plugin hill\.py": "tests/eval/inversion/test_solvers.py writes and runs that file",
-    r"runs/gated": "needs a mixer's file; tests/arch/test_mixers_docs.py writes it and runs them",
+    r"runs/recurrent": "needs a file; tests/arch/test_mixers_docs.py writes it and runs them",
     r"--wandb offline": "starts W&B's process; tests/eval/test_tracking.py has it",
     r"fineweb-edu|--download|scripts/smollm2|models/smollm2": "needs the network",
     r"weights\.gguf": "tests/arch/test_gguf.py makes and imports such a file",

@@ -1,6 +1,6 @@
 """The commands of this room.
 
-python -m tokenizer train | pack | check | inspect | sample
+python -m tokenizer train | pack | check | inspect
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 
 from tokenizer import corpus as sources
 from tokenizer.bpe import (
-    END_OF_TEXT,
     SMALLEST,
     SPECIAL,
     VOCAB_SIZE,
@@ -33,7 +32,6 @@ from tokenizer.corpus import Corpus, open_corpus
 from tokenizer.data import SPLITS, PackedData
 from tokenizer.files import complete_shards, whole_file
 from tokenizer.pack import SHARD, VALID_FRACTION, Layout, pack
-from tokenizer.toy import toy_stories
 
 EXAMPLES = {
     "train": """\
@@ -55,10 +53,6 @@ a corpus larger than memory; the same command continues it after an interruption
     "inspect": """\
   python -m tokenizer inspect tokenizer.json
   python -m tokenizer inspect tokenizer.json --corpus stories.txt --text "Once upon a time"
-""",
-    "sample": """\
-  python -m tokenizer sample --count 3
-  python -m tokenizer sample --count 1000 --seed 7 > stories.txt
 """,
 }
 SHOWN = 10  # tokens in a table of `inspect`
@@ -95,7 +89,8 @@ def _train(options: argparse.Namespace) -> None:
 
 def _pack(options: argparse.Namespace) -> None:
     if options.workers is not None:
-        _at_least_one("--workers", options.workers)
+        if options.workers < 1:
+            raise CorpusError(f"--workers {options.workers}: must be 1 or more")
         os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # read when threads first start
     if kept := complete_shards(options.out):
         print(f"{options.out}: continuing after {kept} complete shards", file=sys.stderr)
@@ -138,17 +133,6 @@ def _inspect(options: argparse.Namespace) -> None:
         size, count = len(options.text.encode()), len(text.ids)
         print(f"\ntext\n{' '.join(text.tokens)}")
         print(f"{count} tokens, {size} bytes, {size / max(1, count):.2f} bytes per token")
-
-
-def _sample(options: argparse.Namespace) -> None:
-    _at_least_one("--count", options.count)
-    for story in toy_stories(options.count, options.seed):
-        print(f"{story}\n{END_OF_TEXT}")
-
-
-def _at_least_one(flag: str, value: int) -> None:
-    if value < 1:
-        raise CorpusError(f"{flag} {value}: must be 1 or more")
 
 
 def _describe(tokenizer: Tokenizer, corpus: Corpus) -> str:
@@ -276,10 +260,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--corpus", default="toy", metavar="SOURCE", help=corpora)
     add("--text", help="a text to split")
     add_reading(add)
-
-    add = command("sample", _sample, "print stories of the built-in generator")
-    add("--count", default=3, help="stories (%(default)s)", **count)
-    add("--seed", default=0, help="(%(default)s)", **count)
     return parser
 
 

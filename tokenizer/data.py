@@ -5,8 +5,6 @@ train-00000.bin  token ids, uint16 little endian: one long line (packed) or rows
 train-00001.bin  as many files as the corpus fills, each mapped into memory when it is first read
 valid-00000.bin
 meta.json        layout; counts and hashes of each split, and of each of its files under `shards`
-
-Directories of the first version have one file a split, `train.bin`, and no `shards`; they are read.
 """
 
 from __future__ import annotations
@@ -224,6 +222,4 @@ def _read_meta(directory: Path) -> dict[str, Any]:
         raise CorpusError(f"{directory}: not a directory of packed data (no splits in meta.json)")
     if meta.get("schema") != SCHEMA:
         raise CorpusError(f"{file}: schema {meta.get('schema')}, known is {SCHEMA}; pack again")
-    for split, counts in meta["splits"].items():
-        counts.setdefault("shards", [counts | {"file": f"{split}.bin"}])
     return meta

@@ -26,11 +26,6 @@ COMMANDS = {
     "fit": "Trains a model on packed data, into a run directory.",
     "plan": "Prints the memory, time and disk that a run would need.",
 }
-REMOVED = {
-    "bf16_stream", "cuda_graphs", "loader_workers", "loss_chunks", "peak_flops",
-    "trainer.benchmark", "trainer.detect_anomaly", "trainer.profiler",
-}  # fmt: skip
-"""Settings of earlier versions, which the config.yaml of an old run still has."""
 
 
 class Parser(ArgumentParser):
@@ -141,8 +136,6 @@ def _one_line(message: str) -> str:
     )
     if match := re.search(unknown, message):
         key = match[1] or ".".join(filter(None, match.groups()[1:]))
-        if key in REMOVED:
-            return f"there is no setting --{key} any more; leave it out, also of a config.yaml"
         near = difflib.get_close_matches(key, settings(), n=1)
         guess = f"did you mean --{near[0]}? " if near else ""
         return f"there is no setting --{key}; {guess}python -m train fit --help lists them all"

@@ -25,10 +25,8 @@ from train.progress import clock
 from train.run import build_trainer
 from train.rundir import RunDirectory
 from train.settings import Recipe
-from train.speed import busy_machine, compiles, peak_flops, prepare
+from train.speed import busy_machine, compiles, prepare
 
-ASSUMED = 0.4
-"""Share of a device's peak that training is taken to reach, where nothing is measured."""
 CHEAP = 2e11
 """FLOP of a measured step on a CPU, at most: it sees fewer windows if need be."""
 PLACE = RunDirectory(Path(tempfile.gettempdir()))
@@ -86,12 +84,12 @@ def print_plan(recipe: Recipe, measure: bool) -> None:
     every = settings.save_every
     models = {0, steps, *(range(0, steps + 1, every) if every else ())}
     models |= {step for step in settings.save_steps if step <= steps}
-    if measure and (busy := busy_machine(trainer)):
-        print(f"busy     {busy}")
-    speed, source = measured(recipe, trainer, micro) if measure else assumed(recipe, trainer)
-    if speed is None:
-        print("speed    not known: no peak is known for this device; leave out --measure false")
+    if not measure:
+        print("speed    not measured; leave out --measure false")
     else:
+        if busy := busy_machine(trainer):
+            print(f"busy     {busy}")
+        speed, source = measured(recipe, trainer, micro)
         validations = "validations not counted: give --data"
         if data is not None:
             count = len(models | {*range(0, steps + 1, settings.validate_every)})
@@ -177,16 +175,6 @@ def measured(recipe: Recipe, trainer: Trainer, micro: int) -> tuple[float, str]:
         devices * tokens.numel() * len(seconds) / sum(seconds),
         f"measured over {what} on one {device.type}{others}",
     )
-
-
-def assumed(recipe: Recipe, trainer: Trainer) -> tuple[float | None, str]:
-    """The same from the device's peak and an assumed share of it; None where that is not known."""
-    peak = peak_flops(trainer.strategy.root_device, str(trainer.precision))
-    devices, work = trainer.world_size, describe(recipe.model).cost.training_flops
-    if peak is None:
-        return None, ""
-    source = f"assuming {ASSUMED:.0%} of {peak / 1e12:,.1f} TFLOP/s on each of {devices}"
-    return ASSUMED * peak * devices / work, source
 
 
 def _module(recipe: Recipe) -> LanguageModule:

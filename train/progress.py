@@ -1,6 +1,6 @@
 """The figures of a training, every so many steps: recorded, shown, and judged.
 
-A loss or gradient that is not finite stops the run. A jump of the loss is warned of, or stops it.
+A loss or gradient that is not finite stops the run, and a jump of the loss where that is asked for.
 """
 
 import math
@@ -19,8 +19,6 @@ from train.rundir import RunDirectory
 
 LEAST = 10
 """Steps that a jump lasts, at least: single batches may be odd."""
-JUMP = 2.0
-"""Nats of a jump that is warned of where no other limit is given."""
 
 
 class Progress(Callback):
@@ -67,7 +65,7 @@ class Progress(Callback):
         # In 16-mixed an overflow is nothing new: the step is left out and the scale lowered.
         overflow = trainer.precision == "16-mixed" and not module.gradient_norm.isfinite()
         gradient_norm = 0.0 if overflow else float(module.gradient_norm)
-        warning = self.watch.see(step, steps, loss, gradient_norm)
+        self.watch.see(step, steps, loss, gradient_norm)
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
         share = self._utilisation(speed)
@@ -88,8 +86,6 @@ class Progress(Callback):
         figures = f"loss {loss:.3f}  bits/byte {bits:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
         figures += "" if share is None else f"  MFU {share:.1%}"
         self.run_log.passing(step, total, figures, remaining)
-        if warning is not None:
-            self.run_log.say(f"step {step}  warning: {warning}")
 
     def state_dict(self) -> dict[str, Any]:
         """The lowest loss so far."""
@@ -135,26 +131,22 @@ class Progress(Callback):
 class Watch:
     """Compares the loss of every stretch of at least `LEAST` steps with the lowest so far.
 
-    A rise above the limit, in nats, stops the run; 0 allows any. Without a limit a rise by `JUMP`
-    is warned of, and is where the next one is counted from. Steps before `after`, the warm-up, are
-    not judged. Steps whose loss rises by more than half the limit do not count as good ones.
-    `lowest` is the state that checkpoints keep.
+    A rise above the limit, in nats, stops the run; without a limit none does. Steps before `after`,
+    the warm-up, are not judged. Steps whose loss rises by more than half the limit do not count as
+    good ones. `lowest` is the state that checkpoints keep.
     """
 
     def __init__(
         self, directory: RunDirectory, limit: float | None, after: int, start: int = 0
     ) -> None:
-        self._directory, self._stops, self._after = directory, limit is not None, after
-        self._limit = JUMP if limit is None else limit or math.inf
+        self._directory, self._after = directory, after
+        self._limit = math.inf if limit is None else limit
         self.lowest = math.inf
         self._begin, self._steps, self._calm = 0, 0, start
         self._sum = self._last = 0.0
 
-    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> str | None:
+    def see(self, step: int, steps: int, loss: float, gradient_norm: float) -> None:
         """Takes in the mean loss of the last `steps` steps, up to `step`.
-
-        Returns:
-            A warning of a jump, where the run is not to stop at one.
 
         Raises:
             RunError: the training has gone wrong.
@@ -164,34 +156,30 @@ class Watch:
                 raise self._directory.broken(f"the {what} is {value} at step {step}", step - steps)
         self._last = loss
         if step - steps < self._after:
-            return None
+            return
         if self._is_calm(loss):
             self._calm = step
         if not self._steps:
             self._begin = step - steps
         self._sum, self._steps = self._sum + loss * steps, self._steps + steps
         if self._steps < LEAST:
-            return None
+            return
         mean = self._sum / self._steps
         self._sum, self._steps = 0.0, 0
-        if mean <= self.lowest + self._limit:
-            self.lowest = min(self.lowest, mean)
-            return None
-        what = (
-            f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
-            f"{mean - self.lowest:.3f} above its lowest"
-        )
-        if self._stops:
-            raise self._directory.broken(f"{what} (--stop_on_spike {self._limit:g})", self._calm)
-        self.lowest = mean
-        return f"{what}; {self._directory.last_good(self._calm)}; going on"
+        if mean > self.lowest + self._limit:
+            raise self._directory.broken(
+                f"the loss jumped: {mean:.3f} over steps {self._begin + 1} to {step}, "
+                f"{mean - self.lowest:.3f} above its lowest (--stop_on_spike {self._limit:g})",
+                self._calm,
+            )
+        self.lowest = min(self.lowest, mean)
 
     def rising(self, steps: int, loss: float) -> bool:
         """Whether the loss may be jumping just now, in a run that is to stop at a jump.
 
         `loss` is the mean of the `steps` that `see` has not taken in yet.
         """
-        return self._stops and not self._is_calm(loss if steps else self._last)
+        return self._limit < math.inf and not self._is_calm(loss if steps else self._last)
 
     def _is_calm(self, loss: float) -> bool:
         return loss <= self.lowest + self._limit / 2

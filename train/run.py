@@ -29,8 +29,6 @@ from train.speed import busy_machine, prepare, use_machine, utilisation_of
 
 HUB = "hf:"
 VOCABULARY = ("embedding.weight", "head.weight")
-MANY_WINDOWS = 2**22
-"""Windows of a run above which earlier versions drew an epoch in another order."""
 
 
 class Run:
@@ -60,8 +58,6 @@ class Run:
                 "muon_mixing": recipe.optimizer.muon_mixing,
             },
         }
-        if self.datamodule.train_windows.count > MANY_WINDOWS:
-            identity["order"] = "permutation"
         recorded = recipe.recorded() | {"machine": use_machine()}
         self.start = self.directory.start_from(resume, identity, recorded)
         seed_everything(settings.seed, verbose=False)

@@ -17,7 +17,6 @@ temporary folder is on another disk. It holds tensors and plain values only, and
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import io
 import json
@@ -32,9 +31,8 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from arch import ModelConfig
 from arch.files import make_directory, remove_leftovers, write_file
-from train.settings import OptimizerSettings, Recipe, RunError
+from train.settings import RunError
 
 IDENTITY = "remnant"
 """Key under which a checkpoint says which model and data it belongs to."""
@@ -186,17 +184,11 @@ class RunDirectory:
 
     def broken(self, what: str, good_until: int) -> RunError:
         """The one line for a training that went wrong after the step `good_until`."""
-        good = self.checkpoints(good_until)
-        advice = f"go on from it with --resume {good[-1]}" if good else "train again"
-        where = f"{advice}, a lower --optimizer.lr and another --run"
-        return RunError(f"{what}; {self.last_good(good_until)}; {where}")
-
-    def last_good(self, until: int) -> str:
-        """The last checkpoint up to a step, in words."""
-        good = self.checkpoints(until)
-        return (
-            f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint yet"
-        )
+        last, advice = "there is no good checkpoint yet", "train again"
+        if good := self.checkpoints(good_until):
+            last = f"the last good checkpoint is {good[-1]}"
+            advice = f"go on from it with --resume {good[-1]}"
+        return RunError(f"{what}; {last}; {advice}, a lower --optimizer.lr and another --run")
 
     def _take(self) -> None:
         self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -301,18 +293,11 @@ def _go_on(
 ) -> Start:
     """The start from a checkpoint of the same model and data.
 
-    A setting that the checkpoint does not name is younger than it and has its default there.
-
     Raises:
         RunError: it cannot be read, or is of another model or other data: every key that differs.
     """
     content, new = read_checkpoint(checkpoint), _flat(identity)
-    defaults = {
-        "model": json.loads(ModelConfig().to_json()),
-        "optimizer": dataclasses.asdict(OptimizerSettings()),
-    }
-    old = {key: value for key, value in _flat(defaults).items() if key in new}
-    old |= _flat(content[IDENTITY])
+    old = _flat(content[IDENTITY])
     differing = [
         f"{key} is {_short(new.get(key))}, the checkpoint has {_short(old.get(key))}"
         for key in sorted(old.keys() | new.keys())
@@ -325,11 +310,11 @@ def _go_on(
         )
     step, settings = content["global_step"], content[SETTINGS]
     first, history = settings["recipe"], settings["history"]
-    last = _flat(Recipe().recorded()) | _flat(first)
+    last = _flat(first)
     for each in history:
         last |= {name: new for name, (_, new) in each["changed"].items()}
     now = _flat(recipe)
-    changed = {name: [last[name], now[name]] for name in now if now[name] != last[name]}
+    changed = {name: [last.get(name), now[name]] for name in now if now[name] != last.get(name)}
     if changed:
         history = [*history, {"from_step": step, "changed": changed}]
     return Start(checkpoint, step, first, history, unreadable)

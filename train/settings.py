@@ -72,9 +72,8 @@ class RunSettings:
     log_every: int = 10
     """Steps between lines of progress."""
     stop_on_spike: float | None = None
-    """Nats by which the loss of 10 steps or more may rise above its lowest so far before the run
-    is stopped; when not given, a rise of 2 is warned of, and the run goes on; 0 does neither. Not
-    looked at in the warm-up."""
+    """Nats, such as 2, by which the loss of 10 steps or more may rise above its lowest so far
+    before the run is stopped; when not given, it is not stopped. Ignored during the warm-up."""
     sample_prompts: list[str] = field(default_factory=lambda: ["Once upon a time"])
     """How the texts begin that the model writes at every validation; [] writes none."""
     loggers: list[Literal["csv", "tensorboard"]] = field(default_factory=list)
@@ -92,7 +91,8 @@ class RunSettings:
         counts = ("checkpoint_every", "validate_every", "log_every", "save_every")
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 2", "keep_checkpoints")
-        _check("", self, "at least 0", "seed", "stop_on_spike", "save_steps")
+        _check("", self, "at least 0", "seed", "save_steps")
+        _check("", self, "above 0", "stop_on_spike")
         _check("", self, f"at most {SEEDS}", "seed")
 
 

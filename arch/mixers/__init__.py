@@ -15,7 +15,6 @@ from arch.mixers.masked import (
     Triangle,
     masked_rows,
 )
-from arch.mixers.recurrent import Recurrent
 
 __all__ = [
     "MIXERS", "Cache", "CausalAttention", "Rectangular", "Rotary", "TokenMixer",
@@ -30,12 +29,11 @@ MIXERS: dict[str, type[TokenMixer]] = {
     "kernel": Kernel,
     "parallel": Parallel,
     "rectangular": Rectangular,
-    "recurrent": Recurrent,
 }
 
 
 def parse_mixer(entry: str) -> list[tuple[type[TokenMixer], dict[str, Any]]]:
-    """Reads one entry of a pattern, such as `flat` or `attention(heads=4)+my_mixers.Gated`.
+    """Reads one entry of a pattern, such as `flat` or `attention(heads=4)+my_mixers.Recurrent`.
 
     Raises:
         ModelError: unknown name or argument, or a module that cannot be imported.

@@ -40,8 +40,14 @@ def explore(
     """
     from eval.explore.asking import OpenModels
     from eval.explore.jobs import Jobs
-    from eval.explore.server import Explorer, listen, server
     from eval.models import PRETRAINED, device_of
+
+    try:
+        from eval.explore.server import Explorer, listen, server
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"the explorer needs {error.name}; fix: pip install '.[explore]'"
+        ) from None
 
     device_of(device)
     places = listed(runs) or [DEMO]

@@ -25,7 +25,6 @@ MIXERS = (
     "headed(heads=4, bias=false)",
     "kernel(size=4)",
     "kernel(size=3, bias=false)",
-    "recurrent(heads=2)",
     "attention(heads=1, bias=true)",
     "attention(heads=4, kv_heads=2)",
     "attention(heads=2, qk_norm=true)",

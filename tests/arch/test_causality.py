@@ -55,7 +55,7 @@ def test_every_mixer_passes_far_from_the_limit(mixer, context):
     assert check_causal(small_model(mixer, context=context)) < 0.25
 
 
-@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)", "recurrent(heads=2)"])
+@pytest.mark.parametrize("mixer", ["flat", "attention(heads=2)"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_weights_in_other_precisions_pass(mixer, dtype):
     model = scramble(small_model(mixer, context=100)).to(dtype)
@@ -139,7 +139,7 @@ def checked(capsys, *words: str) -> list[str]:
     return [line[:16].strip() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("mixer", ["expanded", "identity", "recurrent", "flat+attention"])
+@pytest.mark.parametrize("mixer", ["expanded", "identity", "flat+attention"])
 def test_the_command_passes_every_mixer(mixer, capsys):
     assert checked(capsys, mixer) == [*CHECKS]
 

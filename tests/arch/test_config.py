@@ -58,7 +58,6 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("attention(heads=2, rope_base=0)", "attention: rope_base=0 must be above 0"),
         ("headed(heads=3)", "headed: heads=3 must divide d_model=8"),
         ("headed(heads=0)", "headed: heads=0 must divide d_model=8"),
-        ("recurrent(heads=3)", "recurrent: heads=3 must divide d_model=8"),
         ("expanded(factor=0)", "expanded: factor is 0; it must be a whole number of at least 1"),
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),

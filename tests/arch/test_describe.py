@@ -86,7 +86,7 @@ def test_masked_parameters_are_those_without_any_gradient(entry):
         {"mixers": ("expanded",), "tied": True, "norm": "rmsnorm", "channel_mixer": "swiglu"},
         {"mixers": ("headed(heads=2)",), "final_norm": False, "channel_mixer": "gelu(bias=false)"},
         {"mixers": ("flat",), "vocab_multiple": 64},
-        {"mixers": ("attention(heads=4, kv_heads=1)", "recurrent(heads=4)")},
+        {"mixers": ("attention(heads=4, kv_heads=1)",)},
     ],
 )
 def test_a_description_adds_up_to_the_model(settings):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from eval.__main__ import main
 from eval.explore.asking import OpenModels
 from eval.explore.jobs import Jobs
 from tests.eval.explore_cases import asked, events, running, send, two_steps
+from tests.said import complaint
 
 TEXT = "Once upon a time there was a dog."
 FLAT = "flat, step 10"
@@ -221,3 +223,10 @@ def test_the_command_says_what_is_wrong(words, says, models, tmp_path, monkeypat
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_missing_package_of_the_extra_is_one_line(models, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "eval.explore.server")
+    assert main(["explore", str(models)]) == 2
+    assert complaint(capsys).startswith("error: the explorer needs uvicorn; fix: ")

@@ -1,7 +1,6 @@
 """Which models are the same: one answer, in the summary, on the page, in W&B and in `compare`."""
 
 import itertools
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-import yaml
 
 from arch import save_model
 from eval.comparison import enter
 from eval.gather import gather_models
-from eval.identity import identified, labels
+from eval.identity import NOT_RECIPE, labels
 from eval.inversion.questions import derive
 from eval.models import open_checkpoint
 from eval.report.page import render_page
@@ -25,8 +23,9 @@ from eval.tracking import history
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.eval.compare_cases import make_run
-from tests.eval.report.cases import Page, make_row
+from tests.eval.report.cases import Page, checkpoint_of, make_row
 from tests.train.cases import fit, pack_toy
+from train.cli import settings
 from train.sweep import trial_name
 
 
@@ -113,6 +112,8 @@ def pooled(count: int) -> dict[str, list[int]]:
     ("first", "second", "expected"),
     [
         ("a/flat-s0", {"run": "b/flat-s1", "seed": 7, "trainer": {"devices": 4}}, pooled(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "tf32": True, "save_best": True}, pooled(2)),
+        ("a/flat-s0", {"run": "b/flat-s1", "init_from": "runs/flat"}, separate(2)),
         ("a/flat-s0", {"run": "b/flat-s1", "lr": 2e-3}, separate(2)),
         ("a/flat-s0", {"run": "b/flat-s1", "data": "other"}, separate(2)),
         ("a/flat-s0", {"run": "b/flat-s1", "batch": {"size": 64}}, separate(2)),
@@ -172,37 +173,10 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer, tmp_path):
     assert ids["a/flat-s0"] == ids["a/flat-s1"] != ids["b/flat-s0"]
     compared = {checkpoint.model_id for checkpoint in gather_models([tmp_path])}
     assert compared == set.union(*ids.values())
-    # a model directory of an earlier version, whose settings are in its run's config.yaml only
-    for path in (tmp_path / "b" / "flat-s0" / "models").iterdir():
-        meta = json.loads((path / "meta.json").read_text())
-        assert not {"run", "data", "resume"} & set(meta.pop("recipe"))
-        (path / "meta.json").write_text(json.dumps(meta))
-        assert open_checkpoint(path).model_id in ids["b/flat-s0"]
 
 
-def test_a_setting_that_came_or_went_leaves_a_recipe_as_it_was(save):
-    """Models of earlier versions record what nobody can change any more."""
-    old = {"benchmark": None, "detect_anomaly": False, "profiler": None, "deterministic": None}
-    recorded = save("a/flat-s0", loader_workers=2, cuda_graphs=False, trainer=old)
-    now = {"tf32": True, "loggers": ["csv"], "early_stopping": 3, "save_best": True}
-    later = save("b/flat-s1", **now, init_from=None, trainer={"deterministic": None})
-    tuned = save("c/flat-s1", **now, init_from="runs/flat", trainer={"deterministic": None})
-    ids = [open_checkpoint(path).model_id for path in (recorded, later, tuned)]
-    assert ids[0] == ids[1] != ids[2]
-
-
-def test_a_run_whose_config_is_not_yaml_is_one_line(save):
-    path = save("flat-s0")
-    meta = json.loads((path / "meta.json").read_text())
-    del meta["recipe"]
-    (path / "meta.json").write_text(json.dumps(meta))
-    run = path.parent.parent
-    (run / "metrics.jsonl").write_text("")
-    (run / "config.yaml").write_text("[1, 2]")
-    with pytest.raises(Exception, match=r"config.yaml: not YAML of settings; is it the config"):
-        _ = open_checkpoint(path).provenance
-    (run / "config.yaml").write_text(yaml.safe_dump({"optimizer": {"lr": 0.1}}))
-    assert open_checkpoint(path).provenance["model_id"].startswith("flat-")
+def test_settings_that_seeds_need_not_share_are_settings():
+    assert {name for name in NOT_RECIPE if not name.startswith("machine.")} <= {*settings()}
 
 
 def test_a_model_that_was_changed_for_a_control_is_another(save):
@@ -213,17 +187,12 @@ def test_a_model_that_was_changed_for_a_control_is_another(save):
     assert derive(first, "identity").model_id == derive(second, "identity").model_id
 
 
-# Rows of earlier versions.
-
-
-def without_id(row: Row) -> Row:
-    about = {name: v for name, v in row["checkpoint"].items() if name != "model_id"}
-    return row | {"checkpoint": about}
+# What models are called.
 
 
 def named(name: str, **checkpoint: object) -> Row:
     row = make_row()
-    about = row["checkpoint"] | {"name": name, "weights_sha256": name} | checkpoint
+    about = checkpoint_of(row["checkpoint"], name=name, **{"weights_sha256": name} | checkpoint)
     return row | {"key": str(about), "checkpoint": about}
 
 
@@ -246,27 +215,8 @@ def named(name: str, **checkpoint: object) -> Row:
     ],
     ids=lambda value: str(value) if isinstance(value[0], str) else "",
 )
-def test_rows_without_an_id_are_known_by_name_and_sizes(rows, found):
-    assert list(labels(identified(rows)).values()) == found
-
-
-def test_pretrained_rows_without_an_id_are_known_by_their_weights():
-    rows = [named("gpt2", step=0, trained=True, weights_sha256=w) for w in ("one", "two")]
-    first, second = labels(identified(rows)).values()
-    assert first != second
-    assert first.startswith("gpt2 (")
-
-
-def test_old_and_new_rows_of_one_model_stay_together(save, tmp_path):
-    before, after = rows_about(save("flat-s0", step=0))[0], rows_about(save("flat-s0"))[0]
-    again: Row = after | {"key": "again"}
-    rows = identified([without_id(before), without_id(after), again])
-    assert {row["checkpoint"]["model_id"] for row in rows} == {again["checkpoint"]["model_id"]}
-    # with the model directory beside them, the rows are that checkpoint's
-    Results(tmp_path / "out").append([without_id(after), again])
-    places = [tmp_path / "flat-s0" / "models" / "step-000010", tmp_path / "out"]
-    (checkpoint,) = gather_models(places)
-    assert [row["checkpoint"]["model_id"] for row in checkpoint.rows] == [checkpoint.model_id] * 2
+def test_models_are_called_by_name_and_by_what_tells_them_apart(rows, found):
+    assert list(labels(rows).values()) == found
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from eval.__main__ import main
 from eval.rows import Results
 from eval.summary import summarise
 from eval.tracking import STEP, _link, history, models_used, track_results
-from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
+from tests.eval.report.cases import about, checkpoint_of, every_kind, lens, make_row, make_rows
 from tests.train.cases import fit, pack_toy
 from train.log import architecture
 
@@ -250,7 +250,7 @@ def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart():
     seeds = [lens(about(0, "a"), 1.0), lens(about(0, "b"), 3.0)]
     (figures,) = history(seeds)
     assert figures[f"lens/{name}"] == 2.0
-    wide = about(0, "c") | {"d_model": 512}
+    wide = checkpoint_of(about(0, "c"), d_model=512)
     (figures,) = history([*seeds, lens(wide, 9.0)])
     assert figures[f"lens/flat (d_model 128)/{name}"] == 2.0
     assert figures[f"lens/flat (d_model 512)/{name}"] == 9.0

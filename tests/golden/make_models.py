@@ -41,7 +41,6 @@ OURS: dict[str, dict[str, Any]] = {
     "kernel": {"mixers": ("kernel(size=3)",), **NARROW},
     "parallel": {"mixers": ("parallel(branches=2, activation=gelu)",), **NARROW},
     "rectangular": {"mixers": ("rectangular(factor=2)",), **NARROW},
-    "recurrent": {"mixers": ("recurrent(heads=2)",), **NARROW},
     "in-turn": {"mixers": ("flat", "attention(heads=2)"), "final_norm": False, **NARROW},
 }
 """Models of this project, of two blocks each."""

@@ -18,7 +18,7 @@ def test_every_step_is_a_command_that_its_parser_takes(tmp_path, monkeypatch):
 
 def test_a_line_a_step_and_one_table(tmp_path, capsys, monkeypatch):
     steps = [
-        Step("a story", ["tokenizer", "sample", "--count", "1"]),
+        Step("a mixer", ["arch", "check", "identity"]),
         Step("done before", ["nothing"], makes=tmp_path),
         Step("tokens back", ["eval", "invert", "nothing"]),
     ]
@@ -26,22 +26,22 @@ def test_a_line_a_step_and_one_table(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("eval.__main__.main", lambda words: print(TABLED) or 0)
     assert demo.main(["--out", str(tmp_path / "out")]) == 0
     log = (tmp_path / "out" / "log.txt").read_text()
-    assert "\n$ python -m tokenizer sample --count 1\n" in log
-    assert "<|endoftext|>" in log
+    assert "\n$ python -m arch check identity\n" in log
+    assert "prefix and step" in log
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[2:4]] == ["a story", "tokens back"]
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["a mixer", "tokens back"]
     assert lines[5:7] == ["Tokens recovered, %", "flat 100"]
     assert lines[-2] == f"page: {tmp_path / 'out' / 'page.html'}"
     assert lines[-1].endswith(f"python -m eval explore {tmp_path / 'out'}")
 
 
 def test_a_step_that_fails_ends_it_with_its_error(tmp_path, capsys, monkeypatch):
-    bad = Step("stories", ["tokenizer", "sample", "--count", "0"])
+    bad = Step("a mixer", ["arch", "check", "nothing"])
     monkeypatch.setattr(demo, "steps", lambda out: [bad, bad])
     assert demo.main(["--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert said.err.splitlines()[-1] == "error: --count 0: must be 1 or more"
-    assert said.out.count("stories  ") == 1
+    assert said.err.splitlines()[-1].startswith("error: mixer 'nothing': there is no")
+    assert said.out.count("a mixer  ") == 1
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):

@@ -4,18 +4,14 @@ import pytest
 
 from eval import RequestError
 from scripts import (
-    bench_generate,
     bench_inversion,
     bench_kernels,
-    bench_lenses,
     bench_training,
     pages,
 )
 
 SMALL = ["--device", "cpu", "--threads", "1", "--d-model", "16", "--layers", "1"]
-GENERATE, INVERSION, KERNELS = bench_generate.main, bench_inversion.main, bench_kernels.main
-TRAINING, LENSES = bench_training.main, bench_lenses.main
-FEW = "--new is 60; with --context 64, less than"
+INVERSION, KERNELS, TRAINING = bench_inversion.main, bench_kernels.main, bench_training.main
 
 
 @pytest.mark.parametrize(
@@ -25,13 +21,6 @@ FEW = "--new is 60; with --context 64, less than"
         (INVERSION, "--d-model 6", "heads"),
         (INVERSION, "--device tpu", "--device: invalid choice: 'tpu' (choose from"),
         (INVERSION, "--turns 0", "--turns: '0' is not a whole number of at least 1"),
-        (LENSES, "--models nowhere", "nowhere"),
-        (LENSES, "--one --models nowhere", "nowhere"),
-        (LENSES, "--device tpu", "--device: invalid choice: 'tpu' (choose from"),
-        (LENSES, "--length -1", "--length: '-1' is not a whole number of at least 1"),
-        (GENERATE, "--d-model 6", "heads"),
-        (GENERATE, "--repeats 0", "--repeats: '0' is not a whole number of at least 1"),
-        (GENERATE, "--context 64 --new 60", FEW),
         (KERNELS, "--lengths 0", "--lengths: '0' is not a whole number of at least 1"),
         (TRAINING, "--data nowhere", "nowhere: no such directory of packed data"),
         (TRAINING, "--device cpu --only kernels --data {data}", "--only kernels: needs --device c"),

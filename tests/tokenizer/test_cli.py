@@ -79,26 +79,18 @@ def test_inspect_shows_what_was_learnt(file, capsys):
     assert capsys.readouterr().out.endswith("\n0 tokens, 0 bytes, 0.00 bytes per token\n")
 
 
-def test_sample_prints_stories_that_are_a_corpus_again(tmp_path, capsys):
-    assert main(["sample", "--count", "5", "--seed", "3"]) == 0
-    path = tmp_path / "stories.txt"
-    path.write_text(capsys.readouterr().out, encoding="utf-8")
-    assert list(open_corpus(str(path), "train")) == list(open_corpus("toy:5:3", "train"))
-
-
-def test_a_pipe_that_closes_early_is_no_error():
-    command = (
-        f"{sys.executable} -m tokenizer sample --count 2000 | head -n 1; echo ${{PIPESTATUS[0]}}"
-    )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def test_a_pipe_that_closes_early_is_no_error(file):
+    words = f"{sys.executable} -m tokenizer inspect {file} --corpus toy:40"
     result = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env=env, check=True
+        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    assert result.stderr == ""
-    assert result.stdout.endswith("\n0\n")
+    assert (result.stdout, result.stderr) == ("0\n", "")
 
 
-@pytest.mark.parametrize("command", ["train", "pack", "inspect", "sample"])
+@pytest.mark.parametrize("command", ["train", "pack", "inspect"])
 def test_help_has_examples_to_copy(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -124,7 +116,6 @@ def test_help_has_examples_to_copy(command, capsys):
             "pack toy:10 --tokenizer {file} --out {new} --shard-tokens 0",
             "--shard-tokens 0: must be",
         ),
-        ("sample --count 0", "--count 0: must be 1 or more"),
         ("inspect {folder}", "no such file; make one with"),
     ],
 )

@@ -257,21 +257,6 @@ def test_a_tokenizer_that_cannot_pack_is_refused(tokenizer, tmp_path):
             pack("toy:6", path, tmp_path / "data")
 
 
-def test_directories_of_one_file_a_split_are_read(packed, tokenizer):
-    """As the first version wrote them, with the same hashes."""
-    old = pack(SOURCE, tokenizer, packed.path.parent / "old").path
-    meta = json.loads((old / "meta.json").read_text())
-    for split, counts in meta["splits"].items():
-        del counts["shards"]
-        (old / f"{split}-00000.bin").rename(old / f"{split}.bin")
-    (old / "meta.json").write_text(json.dumps(meta))
-    data = PackedData(old)
-    assert data.hash == packed.hash
-    for split in ("train", "valid"):
-        np.testing.assert_array_equal(data.tokens(split), packed.tokens(split))
-        assert [shard.verify() for shard in data.shards(split)] == [None]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -40,7 +40,7 @@ from train.__main__ import main
         ("--sample_prompts x", "--sample_prompts is x; expected: a list such as [first, second]"),
         ("--wandb_tags x", "--wandb_tags is x; expected: a list such as [first, second]"),
         ("--save_steps [-1]", "--save_steps is [-1]; it must be at least 0"),
-        ("--stop_on_spike -1", "--stop_on_spike is -1.0; it must be at least 0"),
+        ("--stop_on_spike 0", "--stop_on_spike is 0.0; it must be above 0"),
         ("--sample_prompts ['']", "--sample_prompts: '' is 0 tokens; allowed: 1 to 15, so that"),
         ("--wandb maybe", "--wandb is maybe; expected: 'offline', 'online', 'disabled'"),
         ("--trainer.strategy none", "--trainer.strategy is none; allowed: auto, ddp"),

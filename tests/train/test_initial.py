@@ -97,7 +97,7 @@ def test_losses_stall_once_none_of_the_last_is_lower(losses, patience, stops):
 def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_path, capsys):
     """A rate at which the loss falls first and then rises."""
     run = tmp_path / "run"
-    flags = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none --stop_on_spike 0"
+    flags = "--optimizer.lr 3 --optimizer.clip 0 --schedule.decay none"
     flags += " --trainer.max_steps 40 --validate_every 2 --early_stopping 2 --save_best true"
     flags += " --loggers [csv]"
     assert fit(data, run, *flags.split()) == 0

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
-import train.plan
 from arch import ModelConfig
 from arch.costs import describe
 from tests.train.cases import TINY, fit, rows
@@ -303,13 +302,12 @@ def test_a_plan_writes_nothing(data, tmp_path, monkeypatch, capsys):
     assert "validations not counted: give --data" in capsys.readouterr().out
 
 
-def test_without_measuring_a_peak_and_an_assumed_share_are_stated(monkeypatch, capsys):
-    with monkeypatch.context() as patched:
-        patched.setattr(train.plan, "peak_flops", lambda device, precision: 1e12)
-        assert plan("--measure", "false", "--batch.micro", "1") == 0
-    assert "tokens/s, assuming 40% of 1.0 TFLOP/s on each of 1" in capsys.readouterr().out
+def test_a_speed_that_is_not_measured_is_not_told(capsys):
     assert plan("--measure", "false", "--optimizer.name", "muon") == 0
-    assert "speed    not known: no peak is known for this device" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "speed    not measured; leave out --measure false" in shown
+    assert "tokens/s" not in shown
+    assert "time  " not in shown
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells")

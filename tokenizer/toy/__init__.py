@@ -1,6 +1,6 @@
 """The built-in corpus: simple children's stories, as many as asked for, the same on every machine.
 
-    python -m tokenizer sample --count 3
+    for story in toy_stories(3): print(story)
 
 In the manner of TinyStories (Eldan and Li 2023). A story follows a plot beat by beat; each beat has
 several lines to choose from, each line several words; names, pronouns and things are kept through

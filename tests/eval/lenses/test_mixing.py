@@ -37,7 +37,7 @@ from tests.eval.lenses.cases import look
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
-MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "identity", "recurrent"))]
+MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "identity"))]
 WRAPPED = ["gpt2", "opt", "gptj", "llama 2, grouped, scaled", "llama 3", "mistral"]
 
 

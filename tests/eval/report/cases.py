@@ -7,6 +7,8 @@ from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
 
+from eval.identity import model_id, sizes
+
 STORY = (
     "Once _upon _a _time _there _was _a _little _fox . _The _fox _lived _near _the _river _and _had"
     ' _a _red _boat . \n One _day _she _saw _a _small _bird _who _was _sad . _" Why _are _you ? "'
@@ -28,6 +30,12 @@ SETTINGS = {
     "sweep": {},
     "alternating": {"starts": 8, "rounds": 6},
 }
+
+
+def checkpoint_of(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The `checkpoint` of a row, with the id of a model of that name and those sizes."""
+    about = about | changes
+    return about | {"model_id": model_id(about["name"], sizes(about))}
 
 
 def make_row(
@@ -62,13 +70,13 @@ def make_row(
         "schema": 2,
         "kind": "recovery",
         "key": f"{model}-{step}-{layer}-{hidden}-{method}-{prompts}-{prompt}-{seed}-{length}",
-        "checkpoint": {
+        "checkpoint": checkpoint_of({
             "name": model, "path": f"runs/{model}/models/step-{step:06d}", "step": step,
             "trained": trained, "mixers": ["flat" if model == "flat" else "attention(heads=4)"],
             "d_model": 128, "n_layers": 4, "context": 64, "parameters": 1_234_567,
             "val_loss": 3.1 if trained else 8.4, "init": "default", "embedding_std": None,
             "weights_sha256": f"{model}{step}" * 8,
-        },
+        }),
         "site": {"layer": layer, "part": "block", "without": []},
         "slice": f"[:, {hidden}:, :]",
         "length": length, "observed": length - hidden, "hidden": hidden,
@@ -206,12 +214,12 @@ def tick_labels(svg):
 
 
 def renamed(row, name):
-    return row | {"checkpoint": row["checkpoint"] | {"name": name}}
+    return row | {"checkpoint": checkpoint_of(row["checkpoint"], name=name)}
 
 
 def about(step: int, weights: str = "a", name: str = "flat") -> dict[str, Any]:
     known = make_row("flat", step)["checkpoint"]
-    return known | {"name": name, "weights_sha256": f"{weights}{step}"}
+    return checkpoint_of(known, name=name, weights_sha256=f"{weights}{step}")
 
 
 def row(kind: str, checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from eval.lenses.lens import Named
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
 from eval.report.inside import LensSection, lens_sections
 from tests.eval.compare_cases import lens_row
-from tests.eval.report.cases import make_row
+from tests.eval.report.cases import checkpoint_of, make_row
 
 ABOUT = make_row("flat")["checkpoint"]
 
@@ -24,14 +24,15 @@ def look(key: str, **about: Any) -> dict[str, Any]:
     """A document of the residual lens that says `key` of itself."""
     axes = {"layer": range(2), "other layer": range(2)}
     return {
-        "lens": "residual", "key": key, "about": key, "checkpoint": ABOUT | about, "prompts": [],
-        "arrays": {"similarity": Named(torch.eye(2), axes).plain()}, "figures": [], "notes": {},
+        "lens": "residual", "key": key, "about": key, "prompts": [], "figures": [], "notes": {},
+        "checkpoint": checkpoint_of(ABOUT, **about),
+        "arrays": {"similarity": Named(torch.eye(2), axes).plain()},
     }  # fmt: skip
 
 
 def row(key: str, **about: Any) -> dict[str, Any]:
     """One of its rows."""
-    return lens_row(1.0, look=key, key=f"row of {key}", checkpoint=ABOUT | about)
+    return lens_row(1.0, look=key, key=f"row of {key}", checkpoint=checkpoint_of(ABOUT, **about))
 
 
 def names(found: LensSection) -> list[str]:

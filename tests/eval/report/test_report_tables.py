@@ -12,6 +12,7 @@ from eval.summary import summarise
 from eval.tables import PIPE, percent
 from tests.eval.report.cases import (
     Page,
+    checkpoint_of,
     expected_lines,
     expected_share,
     make_row,
@@ -111,7 +112,7 @@ def test_training_seeds_are_pooled_whatever_their_folder():
         "a"
     }
     assert "step 300, 2 seeds" in Page(render_page([one, two])).words
-    wide = two | {"checkpoint": two["checkpoint"] | {"d_model": 512}}
+    wide = two | {"checkpoint": checkpoint_of(two["checkpoint"], d_model=512)}
     assert {r["model"] for r in summary_table([one, wide])} == {
         "llama (d_model 128)",
         "llama (d_model 512)",
