@@ -37,7 +37,6 @@ AFTER = {
     "docs/wandb.md": "README.md",
     "docs/why.md": "README.md",
     "docs/benchmarks/learning-cpu.md": "README.md",
-    "docs/results/probes.md": "README.md",
 }
 """The page whose commands a page's go on from; it begins in an empty checkout where none is."""
 API = "docs/python-api.md"

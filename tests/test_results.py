@@ -1,6 +1,7 @@
 """The frozen figures of docs/results are those of the rows beside them, counted with pandas."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,21 @@ import pytest
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 SEARCH = ["propose", "alternating"]
 METHODS = [["descent"], ["adam"], SEARCH]
+BY = ["descent", "Adam", "search"]
+SHARES = [f"{which} by {method}" for which in ("shown", "hidden") for method in BY]
+PADDED = "hidden by descent, padded"
 
 
-def lines(page: str, first: str) -> list[list[str]]:
-    """The cells of a page's table whose first heading and number of columns are given."""
-    table: list[list[str]] = []
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith(f"| {first} |"):
-            table = [cells]
-        elif table and line.startswith("|"):
-            table.append(cells)
-        elif table:
-            return table[2:]
-    raise AssertionError(first)
+def lines(page: str) -> list[list[str]]:
+    """The cells of the page's table of claims, a list for each claim."""
+    begins = re.compile(r"\| \d+ \|")
+    table = [line for line in page.splitlines() if begins.match(line)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def numbers(claims: str) -> list[int]:
+    """The claims that a line of figures is of."""
+    return [int(number) for number in claims.split(", ")]
 
 
 def stored() -> list[dict[str, Any]]:
@@ -34,6 +36,13 @@ def stored() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def page() -> str:
     return (RESULTS / "claims.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def figures() -> Any:
+    """A line for each arm: the claims that it is of, and what was named of its tokens."""
+    found = pd.read_csv(RESULTS / "claims-figures.csv", dtype=str, keep_default_na=False)
+    return found.assign(smollm2=found["outputs"].str.startswith("SmolLM2"))
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +69,9 @@ def named(rows: Any, which: str) -> str:
     return f"{100 * hits / tokens:.1f}".replace("100.0", ">99.9")
 
 
-def of_page(cells: list[str]) -> list[str]:
-    """Figures of a table without their intervals."""
-    return [cell.partition(" ")[0] for cell in cells]
+def printed(line: Any, columns: list[str]) -> list[str]:
+    """Figures of a line without their intervals."""
+    return [line[column].partition(" ")[0] for column in columns]
 
 
 def counted(rows: Any) -> list[str]:
@@ -72,40 +81,67 @@ def counted(rows: Any) -> list[str]:
     return [named(each, which) for which in ("self", "nonself") for each in by]
 
 
-def test_the_shares_of_claims_are_those_of_their_rows(page: str, rows: Any) -> None:
-    asked = [cells for cells in lines(page, "# | arm") if cells[-1] == "rows"]
+def test_the_shares_of_claims_are_those_of_their_rows(figures: Any, rows: Any) -> None:
+    asked = figures[(figures["rows"] == "yes") & ~figures["smollm2"]]
     assert len(asked) == 29
-    for number, arm, _, *shares, padded, n, _ in asked:
-        own = rows[(rows["claim"] == int(number)) & (rows["arm"] == arm.replace("–", ""))]
+    for _, line in asked.iterrows():
+        arm = line["arm"].replace("–", "")
+        own = rows[(rows["claim"] == int(line["claims"])) & (rows["arm"] == arm)]
         own = own[own["stand_in"] == ""]
-        assert of_page(shares) == counted(own), (number, arm)
-        assert of_page([padded]) == [named(own[own["padded"].astype(bool)], "nonself")]
-        prompts = own["truth"].map(tuple)
+        assert printed(line, SHARES) == counted(own), line.to_list()
+        assert printed(line, [PADDED]) == [named(own[own["padded"].astype(bool)], "nonself")]
+        assert int(line["prompts"]) == own["truth"].map(tuple).nunique(), line.to_list()
         models = own["checkpoint"].map(lambda about: about["weights_sha256"])
-        assert n == f"{prompts.nunique()}, {models.nunique()}", (number, arm)
+        assert int(line["models"]) == models.nunique(), line.to_list()
 
 
-def test_the_shares_of_smollm2_are_those_of_its_rows(page: str, rows: Any) -> None:
+def test_the_shares_without_rows_are_those_of_their_sums(figures: Any) -> None:
+    sums: Any = pd.DataFrame([row for row in stored() if row["kind"] == "claim record"])
+    sums = sums[(sums["protocol"] == "fair") & sums["control"].isna()]
+    asked = figures[figures["rows"] == "no"]
+    assert len(asked) == 33
+    for _, line in asked.iterrows():
+        arm = line["arm"].replace("–", "")
+        own = sums[(sums["claim"] == int(line["claims"])) & (sums["arm"] == arm)]
+        for column in [*SHARES, PADDED]:
+            which = "self" if column.startswith("shown") else "nonself"
+            method = own["method"].isin(METHODS[[*SHARES, PADDED].index(column) % 3])
+            one = own[method & (own["padded"] == (column == PADDED))][which].dropna()
+            share, _, _ = line[column].partition(" ")
+            found = [f"{100 * x:.1f}".removesuffix(".0") for x in one]
+            assert found == ([share.removesuffix(".0")] if share != "–" else []), line.to_list()
+
+
+def test_the_shares_of_smollm2_are_those_of_its_rows(figures: Any, rows: Any) -> None:
     stood = rows[rows["stand_in"] == "smollm2-135m"]
     found = set()
-    for claims, *_, _, _, a, b, c, d, e, f, n in lines(page, "claims | outputs"):
-        for number in map(int, claims.split(", ")):
+    for _, line in figures[figures["smollm2"]].iterrows():
+        for number in numbers(line["claims"]):
             arms = stood[stood["claim"] == number].groupby("arm")
             found.add(number)
             assert any(
-                (of_page([a, b, c, d, e, f]), int(n))
+                (printed(line, SHARES), int(line["prompts"]))
                 == (counted(own), own["truth"].map(tuple).nunique())
                 for _, own in arms
             ), number
     assert found == set(stood["claim"])
 
 
-def test_the_table_says_which_claims_have_rows(page: str) -> None:
+def test_the_table_says_which_claims_have_rows(page: str, figures: Any) -> None:
     parsed: Any = pd.DataFrame(stored())
     own = parsed[parsed["stand_in"].isna()]
-    kinds = {"rows": "claim", "sums": "claim record"}
-    table = lines(page, "# | claim")
-    assert len(table) == 101
+    kinds = {"yes": "claim", "no": "claim record"}
+    table = lines(page)
+    assert [int(cells[0]) for cells in table] == list(range(1, 102))
     for data, kind in kinds.items():
-        numbers = {int(cells[0].partition("</a>")[2]) for cells in table if cells[-1] == data}
-        assert numbers == set(own[own["kind"] == kind]["claim"].astype(int)), data
+        asked = {int(cells[0]) for cells in table if cells[-1] == data}
+        assert asked == set(own[own["kind"] == kind]["claim"].astype(int)), data
+        lines_of = figures[(figures["rows"] == data) & ~figures["smollm2"]]
+        assert {int(claims) for claims in lines_of["claims"]} <= asked
+
+
+def test_what_had_to_hold_is_said_of_every_claim_that_was_asked(page: str) -> None:
+    criteria = pd.read_csv(RESULTS / "claims-criteria.csv")
+    asked = [int(cells[0]) for cells in lines(page) if cells[-1]]
+    assert list(criteria["claim"]) == asked
+    assert len(asked) == 49
