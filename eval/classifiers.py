@@ -1,7 +1,6 @@
-"""Linear classifiers of tokens in closed form, from sums over examples alone.
+"""The Gaussian classifier of tokens (Fisher's linear discriminant), from sums over examples alone.
 
-*Ridge* maps features to token embeddings by least squares. *Gaussian* (Fisher's linear
-discriminant) takes each token's features to lie around a mean, all with one covariance: score
+Each token's features are taken to lie around a mean, all with one covariance: score
 -|x - mean|^2 / 2 in that covariance's metric. A mean is estimated from the token's examples and
 from its embedding, mapped to features by least squares, which counts as `PRIOR` examples and stands
 in for tokens without examples.
@@ -16,6 +15,7 @@ PRIOR = 1.0  # examples that a mean guessed from the embedding is worth
 RIDGE = 1e-4  # of the mean variance, added to what least squares inverts
 SHRINK = 1e-5  # of the mean variance, added to the covariance within tokens
 TINY = 1e-9  # the same of the whole second moment: at the embedding nothing varies within a token
+SMOOTHING = 0.5  # examples added to each token's when its share is estimated
 FACTOR_STEPS = 10  # of Newton's method
 
 
@@ -67,20 +67,10 @@ class TokenMoments:
         """Covariance of the features over all examples, `(F, F)`."""
         return self.second / self.count.sum() - torch.outer(self.mean, self.mean)
 
-    def log_share(self, smoothing: float = 0.5) -> Tensor:
+    def log_share(self) -> Tensor:
         """Log of each token's share of the examples, `(V,)`, none of them zero."""
-        share = self.count + smoothing
+        share = self.count + SMOOTHING
         return (share / share.sum()).log()
-
-
-def ridge(moments: TokenMoments, embedding: Tensor) -> Classifier:
-    """Least squares from features to `(V, E)` embeddings; scored by direction, as cosine does."""
-    E, n, m = embedding.double(), moments.count, moments.mean
-    middle = n @ E / n.sum()
-    cross = (moments.total - n[:, None] * m).T @ (E - middle) / n.sum()
-    to_embedding = torch.linalg.solve(_loaded(moments.covariance, RIDGE), cross)
-    directions = torch.nn.functional.normalize(E, dim=1).T
-    return _single(m, to_embedding @ directions, middle @ directions)
 
 
 def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,8 +90,11 @@ def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tenso
 
 def gaussian(moments: TokenMoments, embedding: Tensor) -> Classifier:
     """The Gaussian classifier, every token held equally likely beforehand."""
-    means, within = token_means(moments, embedding)
-    return _discriminant(moments.mean, means, within)
+    (means, within), center = token_means(moments, embedding), moments.mean
+    apart = means - center
+    weight = torch.linalg.solve(_loaded(within, SHRINK), apart.T)
+    bias = -0.5 * (apart * weight.T).sum(dim=1)
+    return Classifier(center.float(), weight.float(), bias.float())
 
 
 def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) -> Classifier:
@@ -131,16 +124,6 @@ def calibrated(classify: Classifier, log_share: Tensor, x: Tensor, y: Tensor) ->
     return Classifier(classify.center, factor * classify.weight, factor * classify.bias + log_share)
 
 
-def _discriminant(center: Tensor, means: Tensor, within: Tensor) -> Classifier:
-    apart = means - center
-    weight = torch.linalg.solve(_loaded(within, SHRINK), apart.T)
-    return _single(center, weight, -0.5 * (apart * weight.T).sum(dim=1))
-
-
 def _loaded(matrix: Tensor, share: float) -> Tensor:
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return matrix + share * matrix.diagonal().mean() * eye
-
-
-def _single(*parts: Tensor) -> Classifier:
-    return Classifier(*(part.float() for part in parts))

@@ -283,8 +283,7 @@ MEASURED = {
     "geometry": Kind(
         _fields("layer", "part", "hidden"),
         (
-            *map(_of_jacobian, ("sigma_max", "sigma_min", "condition", "effective_rank",
-                                "stable_rank")),
+            *map(_of_jacobian, ("sigma_max", "sigma_min", "condition", "effective_rank")),
             # hidden features that the norms do not remove, where a row has them
             Quantity("of", "median", lambda row: row["inputs"] - row["removed"]
                      if "inputs" in row else None, main=False),

@@ -56,7 +56,7 @@ def probe(
         seed: of the fits
         device: where to compute; auto (default) takes a GPU that is in reach
         offsets: the token at t + O is read from the output at t; default: -3 ... 3
-        steps: of softmax regression; 0: closed forms alone
+        steps: of softmax regression; 0: the closed form alone
         rate: its first rate
     """
     from eval.models import open_models
@@ -102,9 +102,8 @@ def _read_out(rows: "list[Row]") -> str:
     from eval.summary import summarise
     from eval.tables import across, terminal
 
-    order = {"ridge": 0, "gaussian": 1, "softmax": 2}
     records = summarise(rows, "probe", every_seed=True)
-    records.sort(key=lambda r: (r["model"], r["step"], r["layer"], order[r["method"]]))
+    records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
     records += [
         {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
          "information": record["unigram.information"]}

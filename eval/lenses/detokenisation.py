@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eval import RequestError, plots
 from eval.artefacts import fitted
-from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
+from eval.classifiers import SMOOTHING, Classifier, TokenMoments, calibrated, gaussian
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import WINDOW, StoryWindows, stories, whole_windows
@@ -38,7 +38,6 @@ MEASURES = ("top1", "nats", "nats unigram")
 LAYERS = 4  # at most so many beside the embedding, evenly spaced
 EXAMPLES = 128  # for the factor of the probes' scores
 JUDGED = 256  # positions of a group, at most
-SMOOTHING = 0.5
 
 Probes = dict[tuple[int, int], Classifier]
 """By layer and offset."""
@@ -128,7 +127,7 @@ def fit_probes(text: StoryWindows, layers: list[int], classes: Tensor) -> Probes
         x = stream.flatten(0, 1)[:EXAMPLES]
         for i, o in enumerate(OFFSETS):
             known = sums[layer, o]
-            share = known.log_share(SMOOTHING).float()
+            share = known.log_share().float()
             probes[layer, o] = calibrated(gaussian(known, vocabulary), share, x, y[:, i])
     return probes
 

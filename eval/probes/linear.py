@@ -1,11 +1,11 @@
 """Linear probes of an output for the tokens around it; as tasks.
 
 For every layer and offset o a classifier from the output at position t to the token at t + o, in
-three kinds: ridge and Gaussian in closed form (`eval.classifiers`), and softmax regression by AdamW
-that starts from the Gaussian one. The stories go through the model once for each layer; then one
-offset is fitted after the other, so that one vocabulary's weights are in memory at a time.
-Closed-form scores are turned into probabilities by one factor, fitted on windows held back, on top
-of the tokens' own frequencies: a probe that learns nothing is left with those.
+two kinds: Gaussian in closed form (`eval.classifiers`), and softmax regression by AdamW that starts
+from it. The stories go through the model once for each layer; then one offset is fitted after the
+other, so that one vocabulary's weights are in memory at a time. The Gaussian probe's scores are
+turned into probabilities by one factor, fitted on windows held back, on top of the tokens' own
+frequencies: a probe that learns nothing is left with those.
 """
 
 import math
@@ -22,15 +22,15 @@ from torch import Tensor
 from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
-from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian, ridge
+from eval.classifiers import SMOOTHING, Classifier, TokenMoments, calibrated, gaussian
 from eval.models import Checkpoint, tokens_at_once
 from eval.ranks import token_ranks
 from eval.rows import Results, Row, row_key
 from eval.text import held_out_text
 
-KINDS = ("ridge", "gaussian", "softmax")
+KINDS = ("gaussian", "softmax")
 SCORED = 4096  # tokens scored together
-HELD_BACK = 0.05  # of the training windows, for the factor of closed-form scores
+HELD_BACK = 0.05  # of the training windows, for the factor of the Gaussian scores
 FACTOR_EXAMPLES = 512
 DECAY = 0.01  # of the weights, in AdamW
 
@@ -163,14 +163,11 @@ def fit_linear(
     for x, y in _batches(outputs[held:], windows[held:], offset):
         moments.add(x, y)
     x, y = (part[:FACTOR_EXAMPLES] for part in _examples(outputs[:held], windows[:held], offset))
-    probes = {
-        kind: calibrated(solve(moments, embedding), moments.log_share().float(), x, y)
-        for kind, solve in (("ridge", ridge), ("gaussian", gaussian))
-    }
+    start = calibrated(gaussian(moments, embedding), moments.log_share().float(), x, y)
+    probes = {"gaussian": start}
     if training.steps:
-        start, covariance = probes["gaussian"], moments.covariance
         probes["softmax"] = _train(
-            outputs[held:], windows[held:], offset, covariance, start, training
+            outputs[held:], windows[held:], offset, moments.covariance, start, training
         )
     return probes
 
@@ -189,7 +186,7 @@ def score_linear(
 
 def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> TokenScore:
     """The score on `valid` of the tokens' frequencies in `train`, without any output."""
-    counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + 0.5
+    counts = torch.bincount(train.flatten(), minlength=vocabulary).double() + SMOOTHING
     logits = (counts / counts.sum()).log().float()
     score, tokens = TokenScore(vocabulary), valid.flatten()
     for some in tokens.split(SCORED):
@@ -252,7 +249,7 @@ class Probes:
     @property
     def keys(self) -> list[str]:
         """The rows' keys."""
-        kinds = KINDS if self.training.steps else KINDS[:2]
+        kinds = KINDS if self.training.steps else KINDS[:1]
         return [self._key(offset, kind) for offset in self.offsets for kind in kinds]
 
     def run(self, results: Results) -> list[Row]:

@@ -18,7 +18,7 @@ from eval import RequestError
 from eval.circuit import Circuit
 from eval.jacobian import linearise
 from eval.models import Checkpoint, rows_at_once
-from eval.ranks import effective_rank, participation
+from eval.ranks import effective_rank
 from eval.rows import Results, Row, row_key
 from eval.text import Prompt
 
@@ -40,10 +40,7 @@ class Geometry:
         sigma_max: largest singular value: the greatest gain.
         sigma_min: smallest one off the removed directions; 0 if there are fewer outputs.
         condition: their ratio; None if the smallest is 0.
-        frobenius: root of the sum of all squares.
-        stable_rank: (frobenius / sigma_max)^2.
         effective_rank: exp of the entropy of the singular values' shares (Roy & Vetterli, 2007).
-        participation: (sum of squares)^2 / sum of fourth powers.
     """
 
     inputs: int
@@ -51,10 +48,7 @@ class Geometry:
     sigma_max: float
     sigma_min: float
     condition: float | None
-    frobenius: float
-    stable_rank: float
     effective_rank: float
-    participation: float
 
 
 def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
@@ -81,17 +75,14 @@ def local_geometry(circuit: Circuit, tokens: Tensor, hidden: int) -> Geometry:
     dimensions = J.shape[1] - removed.shape[1]
     values = torch.linalg.svdvals(J)[:dimensions]
     smallest = float(values[-1]) if len(values) == dimensions else 0.0
-    largest, squares = float(values[0]), float(values.square().sum())
+    largest = float(values[0])
     return Geometry(
         inputs=J.shape[1],
         removed=removed.shape[1],
         sigma_max=largest,
         sigma_min=smallest,
         condition=largest / smallest if smallest else None,
-        frobenius=squares**0.5,
-        stable_rank=squares / largest**2 if largest else 0.0,
         effective_rank=float(effective_rank(values)) if largest else 0.0,
-        participation=float(participation(values)),
     )
 
 

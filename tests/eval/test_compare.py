@@ -163,7 +163,7 @@ def test_a_figure_of_a_lens_needs_no_code(tmp_path):
 
 def test_probes_have_columns(tmp_path):
     about = {"checkpoint": make_row()["checkpoint"], "site": {"layer": 4, "part": "block"}}
-    probe = {"kind": "probe", "key": "p", "method": "ridge", "offset": -1, "top1": 0.25,
+    probe = {"kind": "probe", "key": "p", "method": "gaussian", "offset": -1, "top1": 0.25,
              "information": 0.1, "nats": 5.0, "count": 90}  # fmt: skip
     Results(tmp_path).append([about | probe])
     table = columns(tmp_path)

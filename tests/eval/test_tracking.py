@@ -232,7 +232,7 @@ def test_what_is_not_known_is_not_logged():
 NAMES = {
     "lens/norm/layer 1/lens residual/prompts 4/prompt_kind story": 102.0,
     "loss/nats/token/corpus toy/stories 2": 3.5,
-    "probe/top-1/layer last/part block/offset -1/method ridge": 0.25,
+    "probe/top-1/layer last/part block/offset -1/method gaussian": 0.25,
     "geometry/sigma min/layer last/part block/hidden 0": 0.5,
 }
 

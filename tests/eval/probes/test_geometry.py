@@ -57,10 +57,7 @@ def test_figures_are_those_of_the_singular_values(small_model):
         "removed": 0,
         "sigma_max": float(values[0]),
         "sigma_min": float(values[-1]),
-        "frobenius": float(values.norm()),
-        "stable_rank": float((values / values[0]).square().sum()),
         "effective_rank": float((-(share * share.log()).sum()).exp()),
-        "participation": float(values.square().sum() ** 2 / values.pow(4).sum()),
     }
     assert {name: getattr(figures, name) for name in expected} == pytest.approx(expected)
 
@@ -82,7 +79,7 @@ def test_units_are_the_models_own(small_model):
 def test_tokens_that_nothing_shows(small_model):
     model = small_model(mixers=("identity",))
     figures = local_geometry(Circuit(model, 2), prompt(), 1)
-    assert figures.sigma_max == figures.effective_rank == figures.stable_rank == 0.0
+    assert figures.sigma_max == figures.effective_rank == 0.0
     assert figures.condition is None
     assert {p.dtype for p in model.parameters()} == {torch.float32}  # it stays as it is
 

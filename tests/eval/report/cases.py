@@ -240,7 +240,7 @@ def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
         lens(checkpoint, None, layer=2),
         row("loss", checkpoint, corpus="toy", stories=2, parts=parts, bits_per_byte=2.5,
             nats_per_token=3.5, tokens_per_second=9.0),
-        row("probe", checkpoint, method="ridge", offset=-1, top1=0.25, information=0.5, **site),
+        row("probe", checkpoint, method="gaussian", offset=-1, top1=0.25, information=0.5, **site),
         row("geometry", checkpoint, sigma_min=0.5, hidden=0, sigma_max=2.0, condition=4.0,
-            effective_rank=3.0, stable_rank=2.0, inputs=8, removed=1, **site),
+            effective_rank=3.0, inputs=8, removed=1, **site),
     ]  # fmt: skip

@@ -21,14 +21,13 @@ def more(checkpoint):
             yield row("probe", checkpoint, method="softmax", offset=offset, top1=share,
                       information=0.5, **place)  # fmt: skip
         yield row("geometry", checkpoint, hidden=1, sigma_max=9.0, sigma_min=layer / 2,
-                  condition=None, effective_rank=3.0, stable_rank=2.0, **place)  # fmt: skip
+                  condition=None, effective_rank=3.0, **place)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def rows():
     measured = [r for step in (0, 100) for r in (*every_kind(about(step)), *more(about(step)))]
-    return [*(r for r in measured if r["kind"] not in ("geometry", "lens")),
-            *(r for r in measured if "stable_rank" in r), make_row("flat", 100)]  # fmt: skip
+    return [*(r for r in measured if r["kind"] != "lens"), make_row("flat", 100)]
 
 
 def test_every_kind_has_a_section_with_its_numbers(rows, tmp_path):
