@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eval.captures import activations as activations
     from eval.commands.bits import bits as bits
     from eval.commands.inversion import invert as invert
     from eval.commands.language import generate as generate
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from eval.commands.probes import geometry as geometry
     from eval.commands.probes import probe as probe
     from eval.commands.tables import compare as compare
+    from eval.inversion.recover import recover as recover
     from eval.models import open_model as open_model
     from eval.tasks import watching as watching
 
 _MODULES = {
     "open_model": "models",
+    "activations": "captures",
     "bits": "commands.bits",
     "compare": "commands.tables",
     "generate": "commands.language",
@@ -32,6 +35,7 @@ _MODULES = {
     "lens": "commands.lenses",
     "loss": "commands.language",
     "probe": "commands.probes",
+    "recover": "inversion.recover",
     "watching": "tasks",
 }
 

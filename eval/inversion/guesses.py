@@ -12,11 +12,19 @@ layer's map is fitted on its own outputs alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from eval.artefacts import fitted
 from eval.circuit import Circuit, join
+from eval.text import held_out_text
+
+if TYPE_CHECKING:
+    from eval.models import Checkpoint
 
 PREFIXES = 128  # after which tokens are run; half of them with half of their tokens drawn at random
 CANDIDATES = 64  # tokens after each: half of them drawn from text, half from the vocabulary
@@ -175,3 +183,28 @@ def fit_readbacks(circuits: Sequence[Circuit], text: Tensor) -> list[dict[str, T
         slopes = (later if later.count else alone).fit()
         fits.append({name: slopes[name] for name in ("slopes", "scatter")} | fit)
     return fits
+
+
+def open_readbacks(
+    checkpoint: "Checkpoint",
+    corpus: str,
+    circuits: list[Circuit],
+    directory: str | Path | None = None,
+) -> list[ReadBack]:
+    """Returns the read-backs of circuits that differ in their layers only, kept with the model.
+
+    Those not fitted yet are fitted in one pass, on background text, and kept in a results
+    directory if one is given.
+    """
+    kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", corpus), dict)
+    missing = [circuit for circuit in circuits if circuit not in kept]
+    if missing:
+        text = held_out_text(checkpoint, corpus).background
+        text = text.to(checkpoint.model.embedding.weight.device)
+        fits = cache(lambda: fit_readbacks(missing, text))
+        for i, circuit in enumerate(missing):
+            site = {"layers": circuit.sites, "part": circuit.part}
+            about = {"fit": "readback", **site, "without": sorted(circuit.without)}
+            tensors = fitted(directory, checkpoint, about, [text], lambda i=i: fits()[i])
+            kept[circuit] = ReadBack(circuit.vocabulary, tensors)
+    return [kept[circuit] for circuit in circuits]

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from eval import RequestError
-from eval.artefacts import fitted
 from eval.circuit import Circuit, uncertified
 from eval.inversion.answer import (
     COLLISIONS,
@@ -22,7 +20,7 @@ from eval.inversion.answer import (
     set_recall,
     verdicts,
 )
-from eval.inversion.guesses import ReadBack, fit_readbacks
+from eval.inversion.guesses import ReadBack, open_readbacks
 from eval.inversion.problem import Batch, Measured, Problem, measure_layers, pose
 from eval.inversion.questions import GridCell, Question, Site
 from eval.inversion.solvers import Solver, Tools
@@ -144,20 +142,7 @@ class Job:
         return same, kept[site]
 
     def _readbacks(self, circuits: list[Circuit]) -> list[ReadBack]:
-        """Of circuits that differ in their layers only: those not fitted yet, in one pass."""
-        checkpoint = self.checkpoint
-        kept: dict[Circuit, ReadBack] = checkpoint.keep(("readbacks", self.corpus), dict)
-        missing = [circuit for circuit in circuits if circuit not in kept]
-        if missing:
-            text = held_out_text(checkpoint, self.corpus).background
-            text = text.to(checkpoint.model.embedding.weight.device)
-            fits = cache(lambda: fit_readbacks(missing, text))
-            for i, circuit in enumerate(missing):
-                site = {"layers": circuit.sites, "part": circuit.part}
-                about = {"fit": "readback", **site, "without": sorted(circuit.without)}
-                tensors = fitted(self.directory, checkpoint, about, [text], lambda i=i: fits()[i])
-                kept[circuit] = ReadBack(circuit.vocabulary, tensors)
-        return [kept[circuit] for circuit in circuits]
+        return open_readbacks(self.checkpoint, self.corpus, circuits, self.directory)
 
     def _circuit(self, site: Site) -> Circuit:
         return self.checkpoint.keep(("circuit", site), lambda: site.circuit(self.checkpoint))
