@@ -154,14 +154,10 @@ class Circuit:
         return self._walk(embeddings, mix, state.length)
 
     @cached_property
-    def coarse(self) -> "Circuit":
-        """The same in bfloat16: at least twice as fast, and exact enough to choose candidates."""
-        return self._in(torch.bfloat16)
-
-    @cached_property
     def exact(self) -> "Circuit":
         """The same in float64."""
-        return self._in(torch.float64)
+        model = self.model.keep("exact", lambda: copy.deepcopy(self.model).double())
+        return replace(self, model=model)
 
     @cached_property
     def vocabulary(self) -> Tensor:
@@ -177,10 +173,6 @@ class Circuit:
     def pseudo_inverse(self) -> Tensor:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
         return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
-
-    def _in(self, kind: torch.dtype) -> "Circuit":
-        model = self.model.keep(str(kind), lambda: copy.deepcopy(self.model).to(kind))
-        return replace(self, model=model)
 
     def _require_causal(self) -> None:
         if not self.causal:

@@ -28,8 +28,6 @@ SHUFFLED = "shuffled"
 
 OF_SOLVER = ("method", "family", "settings")
 """The fields of a recovery's place that say how it was asked."""
-RULING_OUT = ("screened", "enumerated")
-"""Certificates that say that no other prompt is at the floor."""
 GRADIENT = "recovered by gradient"
 SEARCH = "recovered only by search"
 AMBIGUOUS = "ambiguous"
@@ -220,7 +218,7 @@ def is_false_accept(row: Row) -> bool:
         return False
     named = {collision["position"] for collision in row["collisions"]}
     wrong = any(row["found"][t] != row["truth"][t] and t not in named for t in range(row["length"]))
-    return wrong and (row["certificate"] in RULING_OUT or not row.get("truth_at_floor", True))
+    return wrong and (row["certificate"] == "enumerated" or not row.get("truth_at_floor", True))
 
 
 def margin_bits(row: Row) -> float | None:

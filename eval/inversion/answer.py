@@ -33,10 +33,8 @@ class Answer:
         diverged: whether scores are not finite: then the answer and the ranks say nothing.
         criterion: for the published protocol, whether its own test of convergence passed.
         certificate: why the answer counts as one: "residual" (consistent: its outputs are those
-            shown, to rounding), "screened" (and every other choice was tried, or ruled out by less
-            than that: in bfloat16, or by a bound that was measured), or "enumerated" (proved: every
-            other choice was tried in full precision, and none fits); None for nothing. With
-            collisions it is "residual".
+            shown, to rounding), or "enumerated" (proved: every other choice was tried, and none
+            fits); None for nothing. With collisions it is "residual".
         steps: steps until solved, for a method that takes steps; None if it was not.
         evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
         seconds: time taken. Where a solver sets none, a batch's time is shared evenly.

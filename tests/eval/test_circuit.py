@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval import RequestError
-from eval.circuit import PARTS, Circuit, precision, run_together
+from eval.circuit import PARTS, Circuit, run_together
 from eval.inversion.solvers import solvers
 from eval.recovery import Slice
 
@@ -167,14 +167,3 @@ def test_without_mask_every_search_is_refused_with_the_reason():
             assert "needs a causal model, not one without mask" in refusal
         else:
             assert refusal is None
-
-
-def test_low_precision_is_near(small_model):
-    circuit, tokens = Circuit(small_model(mixers=("attention",)), 2), some_tokens()
-    coarse = circuit.coarse.of_tokens(tokens)
-    assert precision(circuit.coarse.model) == torch.bfloat16
-    assert coarse.dtype == torch.float32
-    assert circuit.coarse is circuit.coarse
-    assert circuit.of_tokens(tokens).dtype == torch.float32
-    apart = (coarse - circuit.of_tokens(tokens)).norm() / coarse.norm()
-    assert apart < 0.03

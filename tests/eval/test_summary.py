@@ -207,7 +207,6 @@ def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
             wrong(2, collisions=told),
             # every other choice is said to be ruled out, the true one among them
             wrong(1, truth_at_floor=True, certificate="enumerated"),
-            wrong(1, truth_at_floor=True, certificate="screened"),
         ],
         False: [
             wrong(1, truth_at_floor=True),

@@ -80,7 +80,6 @@ SUITE: dict[str, dict[str, Step]] = {
             ["alternating"],
             set=["alternating.starts=1", "alternating.rounds=1", "alternating.beams=1"],
         ),
-        "coarse": invert([FLAT], [SHOWN], ["sweep"], set=["sweep.coarse=true"]),
         "by gradients": invert(
             [LLAMA], [SHOWN], ["sipit"], set=["sipit.steps=20", "sipit.tried=4"], text=[DOG]
         ),

@@ -231,7 +231,6 @@ const cell = (piece, i, right, extra) => {
 
 const PROOFS = {
   enumerated: "proved: every other choice was tried, and none fits",
-  screened: "consistent: every other choice was tried roughly, or ruled out by a measured bound",
   residual: "consistent: its vectors are those kept, to rounding",
 };
 

@@ -19,8 +19,6 @@ from eval.inversion.solvers import Chance, solver
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
-VERIFIED = 64  # tokens that are run again where the first run was coarse
-
 
 @solver(
     "search",
@@ -31,7 +29,7 @@ VERIFIED = 64  # tokens that are run again where the first run was coarse
     short="exact search",
     word="exact",
 )
-def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]:
+def sweep(batch: Batch, chance: Chance) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
 
     For positions that are shown. Several layers of the same prompts are swept in one pass of the
@@ -43,35 +41,23 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
         batch: problems of circuits that differ in their layers only. Layers of the same prompts
             share a pass.
         chance: not used.
-        coarse: all tokens are run in bfloat16 and the nearest few again in float32; the distance of
-            the others stays that of bfloat16, and the certificate is "screened".
     """
     problems = batch.problems
     whole, cut = join([problem.circuit for problem in problems])
-    started, state, rough = time.perf_counter(), None, None
+    started, state = time.perf_counter(), None
     P, T = problems[0].target.shape[:2]
     chosen: list[Tensor] = []
     distances: list[list[Tensor]] = []  # of each position and problem, (P, V)
     apart = torch.zeros((), dtype=torch.bool, device=whole.vocabulary.device)  # layers
 
-    def look(circuit: Circuit, t: int, x: Tensor, state: State | None, P: int) -> list[Tensor]:
-        outputs = zip(problems, cut(circuit.step(x[:, None], state)[:, 0]), strict=True)
-        return [_distances(problem, t, output, P) for problem, output in outputs]
-
     at_once = candidates_at_once(whole.model)
     for t in range(T):
-        prefixes = 1 if state is None else P
-        first, prefix = (whole.coarse, rough) if coarse else (whole, state)
-        batches = [
-            look(first, t, candidates.repeat(prefixes, 1), prefix, prefixes)
-            for candidates in whole.vocabulary.split(max(1, at_once // prefixes))
-        ]
+        prefixes, batches = 1 if state is None else P, []
+        for candidates in whole.vocabulary.split(max(1, at_once // prefixes)):
+            outputs = cut(whole.step(candidates.repeat(prefixes, 1)[:, None], state)[:, 0])
+            shown = zip(problems, outputs, strict=True)
+            batches.append([_distances(problem, t, each, prefixes) for problem, each in shown])
         each = [torch.cat(parts, dim=1) for parts in zip(*batches, strict=True)]
-        if coarse:
-            count = min(VERIFIED, len(whole.vocabulary))
-            near = torch.cat([d.topk(count, largest=False).indices for d in each], dim=1)
-            again = look(whole, t, whole.vocabulary[near.flatten()], state, P)
-            each = [d.scatter(1, near, exact) for d, exact in zip(each, again, strict=True)]
         tokens = torch.stack([distance.argmin(dim=1) for distance in each])
         chosen.append(tokens[0])
         apart = apart | (tokens != tokens[0]).any()
@@ -81,15 +67,12 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
             margins = (runner_up(each[0]) / problems[0].floor[:, t]).log2()
             settled = nearest <= problems[0].limit[:, : t + 1]
             tell(SoFar(torch.stack(chosen, dim=1), settled, margins))
-        token = tokens[0, :, None]
-        state = whole.prefix(token, state)
-        rough = whole.coarse.prefix(token, rough) if coarse else None
+        state = whole.prefix(tokens[0, :, None], state)
     if len(problems) > 1 and apart:  # the host waits here for the first time
-        alone = [sweep(Batch((problem,)), chance, coarse=coarse) for problem in problems]
+        alone = [sweep(Batch((problem,)), chance) for problem in problems]
         return [answer for answers in alone for answer in answers]
     seconds = (time.perf_counter() - started) / P / len(problems)
-    tokens, proof = torch.stack(chosen, dim=1), "screened" if coarse else "enumerated"
-    answers = []
+    tokens, answers = torch.stack(chosen, dim=1), []
     for problem, apart in zip(problems, zip(*distances, strict=True), strict=True):
         apart = torch.stack(apart, dim=1)
         near = apart.gather(-1, tokens[..., None])[..., 0] <= problem.limit
@@ -100,7 +83,7 @@ def sweep(batch: Batch, chance: Chance, *, coarse: bool = False) -> list[Answer]
                 scores=-apart[p],
                 runner_up=runner_up(apart[p]),
                 collisions=collisions[p],
-                certificate=proof if proved[p] else None,
+                certificate="enumerated" if proved[p] else None,
                 evaluations=T * apart.shape[-1],
                 seconds=seconds,
             )

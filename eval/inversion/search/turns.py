@@ -108,13 +108,13 @@ class Turns:
         """(b) The nearest of many other hidden tokens, `(A, k)`, and its distance, `(A,)`.
 
         The present ones win a tie. Thorough: the changes of the whole vocabulary are computed. Else
-        those of a sample are, in bfloat16, the others guessed from them, and those of the tokens
-        that then look best computed too. The choices are run in full precision.
+        those of a sample are, the others guessed from them, and those of the tokens
+        that then look best computed too. The choices are run exactly.
         """
         hidden, A, k = self.hidden[rows], len(rows), self.k
         base = self._shown(rows, self.circuit.of_tokens(self.whole(rows, hidden, visible)))
         missing = (self.target[rows] - base[:, 0])[:, : self.screen].flatten(1)
-        guess = rows, visible[:, : self.screen], not thorough
+        guess = rows, visible[:, : self.screen]
         if thorough:
             everything = torch.arange(len(self.vocabulary), device=hidden.device)
             listed = everything.expand(A, k, -1)
@@ -165,20 +165,20 @@ class Turns:
         lengths = range(1 + self.screen, self.k + 1 + self.screen)
         return len(self.vocabulary) * sum(lengths)
 
-    def _changes(self, tokens: Tensor, rows: list[int], visible: Tensor, coarse: bool) -> Tensor:
+    def _changes(self, tokens: Tensor, rows: list[int], visible: Tensor) -> Tensor:
         """The changes that tokens `(A, k, n)` make in shown outputs, `(A, k, n, F)`."""
         hidden, changes = self.hidden[rows], []
         for j in range(self.k):
             tried = torch.cat([hidden[:, j, None], tokens[:, j]], dim=1)
-            outputs = torch.cat(list(self.outputs_at(j, tried, rows, visible, coarse)), dim=1)
+            outputs = torch.cat(list(self.outputs_at(j, tried, rows, visible)), dim=1)
             changes.append((outputs[:, 1:] - outputs[:, :1]).flatten(2))
         return torch.stack(changes, dim=1)
 
     def outputs_at(
-        self, j: int, tokens: Tensor, rows: list[int], visible: Tensor, coarse: bool = False
+        self, j: int, tokens: Tensor, rows: list[int], visible: Tensor
     ) -> Iterator[Tensor]:
         """Shown outputs with each of `(A, n)` tokens at hidden position j, in `(A, N, S, C)`."""
-        circuit, hidden = self.circuit.coarse if coarse else self.circuit, self.hidden[rows]
+        circuit, hidden = self.circuit, self.hidden[rows]
         lead = self.whole(rows, hidden[:, :j])
         state = circuit.prefix(lead) if lead.shape[1] else None
         rest = self.circuit.embed(torch.cat([hidden[:, j + 1 :], visible], dim=1))[:, None]

@@ -72,9 +72,9 @@ def test_the_sweep_is_brute_force(small_model):
             assert float(answer.runner_up[t]) == pytest.approx(float(apart.sort()[0][1]), rel=1e-4)
 
 
-def by_layer(problems: list[Problem], coarse: bool = False) -> list[list[Answer]]:
+def by_layer(problems: list[Problem]) -> list[list[Answer]]:
     """The answers of one sweep over all layers, for each of them."""
-    answers = iter(solve(sweep, problems, coarse=coarse))
+    answers = iter(solve(sweep, problems))
     return [[next(answers) for _ in problem.target] for problem in problems]
 
 
@@ -88,19 +88,6 @@ def test_layers_swept_together_are_layers_swept_alone(small_model, text):
             assert a.tokens.equal(b.tokens)
             assert a.certificate == b.certificate == "enumerated"
             torch.testing.assert_close(a.scores, b.scores, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_a_sweep_screened_in_low_precision_finds_the_same(small_model, mixer):
-    model, truth = sharpened(small_model(mixers=(mixer,)), 3.0), prompts(4)
-    problems = [posed(model, truth, "[:, :, :]", layer) for layer in (1, 2)]
-    for answers, problem in zip(by_layer(problems, coarse=True), problems, strict=True):
-        assert tokens_of(answers).equal(truth)
-        for answer, exact in zip(answers, solve(sweep, problem), strict=True):
-            assert (answer.certificate, exact.certificate) == ("screened", "enumerated")
-            assert answer.runner_up is not None
-            assert exact.runner_up is not None
-            torch.testing.assert_close(answer.runner_up, exact.runner_up, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_that_disagree_are_swept_alone(small_model):

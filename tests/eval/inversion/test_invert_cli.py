@@ -130,12 +130,8 @@ def test_joined_layers_parts_noise_and_channels_are_columns(model_directory, tmp
     assert {row["family"] for row in rows} == {"search", "prior"}
 
 
-def test_settings_and_models_without_mask(model_directory, tmp_path):
+def test_models_without_mask(model_directory, tmp_path):
     """Searches need a causal model; gradient methods do not."""
-    words = [*ONE, "--methods", "sweep", "--set", "sweep.coarse=true"]
-    assert invert(model_directory(), "--out", tmp_path / "coarse", *words) == 0
-    rows = read_rows([tmp_path / "coarse"])
-    assert all(row["exact"] and row["settings"] == {"coarse": True} for row in rows)
     model = model_directory("attention", mixers=("attention(heads=2)",))
     words = [*ONE, "--without", "mask", "--methods", "adam", "propose", "--set", "adam.steps=5"]
     assert invert(model, "--out", tmp_path / "out", *words) == 0

@@ -26,7 +26,6 @@ METHODS = {
     "normed": {"method": "adam", "steps": 5, "decode": "normed"},
     "gcg": {"steps": 3},
     "sweep": {},
-    "coarse": {"method": "sweep", "coarse": True},
     "propose": {},
     "expected": {},
     "alternating": {},
@@ -59,16 +58,15 @@ def test_half_precision_is_inverted_and_certifies_nothing(
     model = small_model(mixers=(mixer,), d_model=64).to(dtype)
     rows = rows_of(model, small_tokenizer, shown)
     hidden = bool(shown.hidden(7))
-    searches = {"alternating", "snap"} if hidden else {"sweep", "coarse", "propose", "expected"}
+    searches = {"alternating", "snap"} if hidden else {"sweep", "propose", "expected"}
     assert {r["method"] for r in rows} == searches | {"descent", "normed", "gcg", "chance"}
     assert all(row["certificate"] is None for row in rows)
     name = str(dtype).removeprefix("torch.")
     assert {r["uncertified"] for r in rows} == {f"weights in {name}: no certificate below float32"}
     for row in rows:
         assert row["floor"] >= torch.finfo(dtype).eps  # of the model's rounding, not of fp32's
-        if row["method"] in ("sweep", "coarse"):
-            assert row["exact"]
         if row["method"] == "sweep":
+            assert row["exact"]
             assert row["margin_bits"] < 12
     records = summarise(rows)
     assert all(record["at_floor"] == record["false_accepts"] == 0 for record in records)
@@ -78,7 +76,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
 def test_full_precision_is_certified(small_model, small_tokenizer):
     rows = rows_of(small_model(d_model=64), small_tokenizer, Slice(0))
     certificates = {row["method"]: row["certificate"] for row in rows if row["family"] == "search"}
-    assert certificates == {"sweep": "enumerated", "coarse": "screened", "propose": "residual"}
+    assert certificates == {"sweep": "enumerated", "propose": "residual"}
     assert {row["uncertified"] for row in rows} == {None}
 
 
