@@ -13,7 +13,6 @@ from arch import save_model
 from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.inversion.spaces import decode, objective, restrict, width
 from eval.probes.local import local_geometry
 from eval.rows import Results
 from tests.arch.cases import byte_tokenizer
@@ -45,9 +44,8 @@ REFUSED = {
         ("--methods adam --set adam.steps=1.5", "setting steps: 1.5 is not int"),
         ("--methods adam --set adam.steps=0", "setting steps: 0 must be above 0"),
         ("--methods descent --set descent.sequential=1", "setting sequential: 1 is not bool"),
-        ("--methods adam --set adam.objective=fit", "objective 'fit' does not exist; use"),
+        ("--methods adam --set adam.objective=fit", "setting objective: 'fit' does not exist"),
         ("--methods adam --set adam.variable=fit", "setting variable: 'fit' does not exist"),
-        ("--methods adam --set adam.decode=fit", "setting decode: 'fit' does not exist"),
         ("--noise -1 --methods sweep", "noise: [-1.0] must be numbers of at least 0"),
         ("--noise inf --methods sweep", "noise: [inf] must be numbers of at least 0"),
         ("--text '" + "word " * 40 + "'", "is longer than the context of * 32; shorten --text"),
@@ -300,14 +298,6 @@ CALLS = [
        "has no mask to leave out; only attention has") for mixer in ("flat", "attention+flat")),
     (lambda new: Circuit(new(), 2).extend(TOKENS.repeat(1, 6), None),
      "36 positions are longer than the model's context of 32"),
-    *((lambda new, name=name: objective(name), "does not exist; use one of l1, l2, square")
-      for name in ("l3", "l1(2)", "mixed(1, 2, 3)", "huber(x)", "mixed(1", "")),
-    (lambda new: decode(Circuit(new(), 2), torch.zeros(1, 1, 32), "nearest"),
-     "decoder 'nearest' does not exist; use one of pinv"),
-    *((lambda new, allowed=allowed: restrict(torch.zeros(1, 4), allowed), "allow tokens 0 to 3")
-      for allowed in ([], [4], [-1])),
-    (lambda new: width("token", torch.zeros(4, 2)),
-     "variable 'token' does not exist; use one of embedding"),
     (lambda new: local_geometry(Circuit(new(), 1), TOKENS, 0),
      "--hidden 0: a prompt of 6 tokens can hide"),
     (lambda new: look("tuned", story_checkpoint(), (40, 41), tokens=40),

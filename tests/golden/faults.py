@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from eval.inversion.spaces import by_dot, l2
+from eval.inversion.spaces import l2
 from tests.golden.fault import Change, Fault, Function, gives, instead, takes
 from tests.golden.suite import model
 
@@ -166,8 +166,8 @@ GRADIENT: dict[str, Entry] = {
     "descent": ("the objective is another", "spaces:OBJECTIVES[l1]", instead(l2)),
     "adam, hidden": (
         "tokens are read by the inner product",
-        "spaces:DECODERS[euclid]",
-        instead(by_dot),
+        "gradient.adam:by_distance",
+        instead(lambda circuit, solution: solution @ circuit.vocabulary.T),
     ),
     "pez, shown": (
         "steps are half as long",

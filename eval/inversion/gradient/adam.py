@@ -16,9 +16,14 @@ from eval.inversion.gradient.loop import (
 )
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance
-from eval.inversion.spaces import by_distance, model_input, width
-from eval.inversion.spaces import decode as decoded
+from eval.inversion.spaces import by_distance, by_normed_direction, model_input, width
 
+RATE, PEZ_RATE = 0.2, 0.1  # the first one, in standard deviations of the embedding
+SODA_RATE = 0.065  # of Adam on z
+KEEP = 0.9  # the share of z that is kept at every step of SODA
+TEMPERATURE = 0.05  # of SODA's softmax
+NOISE = 0.1  # standard deviation of SODA's start, which is zeros in the paper
+FORGET = 50  # steps after which SODA's moments start anew
 SPREAD = 2.0  # of a softmax's start: a flatter mixture is short, and lost where norms divide by it
 
 
@@ -27,10 +32,9 @@ def adam(
     rows: Rows,
     start: Tensor | None = None,
     free: Tensor | None = None,
+    normed: bool = False,
     *,
-    rate: float = 0.2,
     variable: str = "embedding",
-    decode: str = "euclid",
 ) -> Iterator[None]:
     """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
 
@@ -42,9 +46,8 @@ def adam(
         rows: of any slices.
         start: embeddings to start from instead, `(B, T, D)`; for the variable "embedding" alone.
         free: which positions are descended on, `(B, T)`; the others stay as they start.
-        rate: the first rate, in standard deviations of the embedding.
+        normed: whether tokens are read by their direction behind the first norm, not by distance.
         variable: that is descended on.
-        decode: how tokens are read from the embeddings.
     """
     assert start is None or variable == "embedding"
 
@@ -53,8 +56,9 @@ def adam(
 
     x = scaled_start(rows.batch, rows.chance, variable) if start is None else start
     moving = x.new_ones(len(x), 1, 1) if free is None else free[..., None]
-    first, state = scaled_rate(rows.batch, rate, variable), moments(x)
-    rows.scores = lambda: decoded(rows.circuit, read(x), decode)
+    first, state = scaled_rate(rows.batch, RATE, variable), moments(x)
+    decode = by_normed_direction if normed else by_distance
+    rows.scores = lambda: decode(rows.circuit, read(x))
     for i in range(rows.steps):
         _, slope = with_gradient(lambda x: rows.losses(read(x)), x)
         falling = (1 + math.cos(math.pi * i / rows.steps)) / 2 * first
@@ -83,21 +87,19 @@ def scaled_rate(batch: Batch, rate: float, variable: str = "embedding") -> Tenso
 
 
 @gradient(steps=1000, random=True, title="PEZ")
-def pez(rows: Rows, *, rate: float = 0.1, decay: float = 0.0) -> Iterator[None]:
+def pez(rows: Rows) -> Iterator[None]:
     """Vectors moved by the gradient at the tokens nearest to them.
 
-    Hard prompts made easy (Wen et al., 2302.03668): projected gradients, by AdamW. The best guess
+    Hard prompts made easy (Wen et al., 2302.03668): projected gradients, by Adam. The best guess
     on the way is the answer.
 
     Args:
         rows: of any slices, each from random tokens.
-        rate: in standard deviations of the embedding.
-        decay: AdamW's decay of the weights.
     """
     W = rows.vocabulary
     x = best = W[random_tokens(rows.chance, (rows.length,), W)]
     least = torch.full_like(x[:, 0, 0], torch.inf)
-    step, state = scaled_rate(rows.batch, rate), moments(x)
+    step, state = scaled_rate(rows.batch, PEZ_RATE), moments(x)
     rows.scores = lambda: by_distance(rows.circuit, best)
     while True:
         tokens = by_distance(rows.circuit, x).argmax(dim=-1)
@@ -105,57 +107,37 @@ def pez(rows: Rows, *, rate: float = 0.1, decay: float = 0.0) -> Iterator[None]:
         better = losses < least
         least = torch.where(better, losses, least)
         best = torch.where(better[:, None, None], x, best)
-        x = x * (1 - step * decay) - step * state.direction(slope)
+        x = x - step * state.direction(slope)
         rows.spent += 3 * rows.length
         yield
         x, best, least, state = rows.kept(x, best, least, state)
 
 
 @gradient(steps=1000, objective="huber", random=True, title="SODA")
-def soda(
-    rows: Rows,
-    *,
-    rate: float = 0.065,
-    keep: float = 0.9,
-    temperature: float = 0.05,
-    spread: float = 0.1,
-    forget: int = 50,
-    restart: int = 1500,
-) -> Iterator[None]:
+def soda(rows: Rows) -> Iterator[None]:
     """A softmax over the vocabulary at each position that decays, by an Adam that forgets.
 
     Sparse one-hot discrete Adam (Skapars et al., 2507.01693). The model reads
     softmax(z / temperature) W. Adam does not correct for its moments' start; z decays at every
-    step, the moments start anew now and then, and z itself from noise.
+    step, and the moments start anew now and then.
 
     Args:
         rows: of any slices.
-        rate: of Adam on z.
-        keep: the share of z that is kept at every step.
-        temperature: of the softmax.
-        spread: standard deviation of z at the start, which is zeros in the paper, and each time it
-            starts anew.
-        forget: the moments start anew after so many steps.
-        restart: z starts anew after so many steps.
     """
     W = rows.vocabulary
 
     def read(z: Tensor) -> Tensor:
-        return model_input("softmax", z / temperature, W)
+        return model_input("softmax", z / TEMPERATURE, W)
 
-    def noise() -> Tensor:
-        return spread * normal(rows.chance, (rows.length, len(W)), W)
-
-    z, step, settings = noise(), W.new_tensor(rate), {"second": 0.995, "corrected": False}
+    z = NOISE * normal(rows.chance, (rows.length, len(W)), W)
+    step, settings = W.new_tensor(SODA_RATE), {"second": 0.995, "corrected": False}
     state = moments(z, **settings)
     rows.scores = lambda: z
     for i in range(rows.steps):
-        if i and i % restart == 0:
-            z = noise()
-        if i and i % forget == 0:
+        if i and i % FORGET == 0:
             state = moments(z, **settings)
         _, slope = with_gradient(lambda z: rows.losses(read(z)), z)
-        z = keep * (z - step * state.direction(slope))
+        z = KEEP * (z - step * state.direction(slope))
         rows.spent += 3 * rows.length
         yield
         z, state = rows.kept(z, state)

@@ -10,8 +10,7 @@ from eval.inversion.answer import Answer
 from eval.inversion.gradient.loop import Rows, drive, normal, with_gradient
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, solver
-from eval.inversion.spaces import by_pseudo_inverse, model_input, width
-from eval.inversion.spaces import objective as by_name
+from eval.inversion.spaces import OBJECTIVES, by_pseudo_inverse, model_input, width
 from eval.rows import finite_or_none
 
 SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
@@ -54,7 +53,7 @@ def descent(
         sequential: token by token, left to right, each in N steps from its own output alone, the
             tokens before it as they were found; a hidden token stays at its start.
     """
-    circuit, loss, T = batch.circuit, by_name(objective), batch.length
+    circuit, loss, T = batch.circuit, OBJECTIVES[objective], batch.length
     W = circuit.vocabulary
     x = normal(chance, (T, width(variable, W)), W)
     true = circuit.embed(truth)

@@ -28,16 +28,15 @@ from torch import Tensor
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, Solve, solver
-from eval.inversion.spaces import Objective, restrict
-from eval.inversion.spaces import objective as by_name
+from eval.inversion.spaces import OBJECTIVES, Objective, restrict
 from eval.tasks import SoFar, tell
 
+CHECK = 25  # steps after which rows that are solved leave
 EPSILON = 1e-8  # keeps a step of Adam finite where the gradient has been none
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 SETTINGS = {
     "steps": "the most that a row takes.",
     "objective": "that is lowered.",
-    "check": "rows that are solved leave after every so many steps.",
 }
 """The help of the settings that solvers share."""
 
@@ -103,13 +102,10 @@ def drive(
         steps: the most that any row takes.
         check: after every so many, rows whose tokens explain the target leave.
         objective: that is lowered.
-
-    Raises:
-        RequestError: no such objective.
     """
     answers = [Answer(torch.empty(0), torch.empty(0)) for _ in range(batch.size)]
     working = answers
-    rows = Rows(batch, chance, steps, by_name(objective))
+    rows = Rows(batch, chance, steps, OBJECTIVES[objective])
     taking = descend(rows)
     for step in range(1, steps + 1):
         started = time.perf_counter()
@@ -143,7 +139,7 @@ def drive(
 
 
 def gradient(
-    *, steps: int, check: int = 25, objective: str = "relative", **about: Any
+    *, steps: int, objective: str = "relative", **about: Any
 ) -> Callable[[Callable[..., Iterator[None]]], Solve]:
     """Enters a generator of steps among the solvers, as one of the family "gradient".
 
@@ -152,23 +148,23 @@ def gradient(
 
     Args:
         steps: the most that a row takes.
-        check: solved rows leave after every so many steps.
         objective: that is lowered.
         about: further arguments of `solver`.
 
     Raises:
         RequestError: another solver has the name.
     """
-    first, last = {"steps": steps}, {"objective": objective, "check": check}
+    shared = {"steps": steps, "objective": objective}
 
     def enter(descend: Callable[..., Iterator[None]]) -> Solve:
         @wraps(descend)
         def solve(batch: Batch, chance: Chance, **settings: Any) -> list[Answer]:
-            shared = {name: settings.pop(name, value) for name, value in (first | last).items()}
-            return drive(batch, chance, partial(descend, **settings), **shared)
+            steps, objective = (settings.pop(name, value) for name, value in shared.items())
+            taking = partial(descend, **settings)
+            return drive(batch, chance, taking, steps, CHECK, objective)
 
         parameters = inspect.signature(descend).parameters.values()
-        settings = first | {p.name: p.default for p in parameters if p.kind is KEYWORD} | last
+        settings = shared | {p.name: p.default for p in parameters if p.kind is KEYWORD}
         asked = [inspect.Parameter(n, KEYWORD, default=value) for n, value in settings.items()]
         solve.__signature__ = inspect.Signature(asked)  # pyright: ignore[reportAttributeAccessIssue]
         said = "".join(f"\n    {name}: {text}" for name, text in SETTINGS.items())

@@ -11,6 +11,8 @@ from eval.inversion.problem import Batch
 from eval.inversion.spaces import Objective
 
 TOKENS = 1 << 14  # sent through the circuit at once
+WIDTH = 128  # guesses that GCG tries in a step
+TOP = 64  # tokens of its shortlists
 
 
 @dataclass
@@ -72,7 +74,7 @@ def gradient_at(batch: Batch, tokens: Tensor, objective: Objective) -> Tensor:
 
 
 @gradient(steps=500, random=True, cost=lambda V, T, k: 4096 * T, title="GCG")
-def gcg(rows: Rows, *, width: int = 128, top: int = 64) -> Iterator[None]:
+def gcg(rows: Rows) -> Iterator[None]:
     """The gradient shortlists tokens at every position; random ones of them are tried.
 
     Greedy coordinate gradient (Zou et al., 2307.15043). Each guess exchanges one token, at a random
@@ -81,21 +83,19 @@ def gcg(rows: Rows, *, width: int = 128, top: int = 64) -> Iterator[None]:
 
     Args:
         rows: of any slices.
-        width: guesses tried in a step.
-        top: tokens of a shortlist.
     """
     W, T = rows.vocabulary, rows.length
-    listed, guess = min(top, len(W)), random_guess(rows)
+    listed, guess = min(TOP, len(W)), random_guess(rows)
     rows.scores = lambda: guess.scores
     while True:
         guess.estimates = -gradient_at(rows.batch, guess.tokens, rows.objective) @ W.T
         shortlist = guess.estimates.topk(listed, dim=-1).indices.flatten(1)
-        at, pick = random_tokens(rows.chance, (2, width), shortlist[0]).unbind(1)
+        at, pick = random_tokens(rows.chance, (2, WIDTH), shortlist[0]).unbind(1)
         position = at % T
-        guesses = guess.tokens[:, None].repeat(1, width, 1)
+        guesses = guess.tokens[:, None].repeat(1, WIDTH, 1)
         chosen = shortlist.gather(1, position * listed + pick % listed)
         guesses = guesses.scatter(2, position[..., None], chosen[..., None])
         guess.try_all(rows, guesses)
-        rows.spent += (3 + width) * T
+        rows.spent += (3 + WIDTH) * T
         yield
         (guess,) = rows.kept(guess)

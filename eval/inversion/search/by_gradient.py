@@ -125,7 +125,7 @@ def snap(
     free = torch.ones_like(tokens, dtype=torch.bool)
     free[:, problem.slice.positions(problem.length)] = False
     start = torch.where(free[..., None], scaled_start(batch, chance), problem.circuit.embed(tokens))
-    second = adam(batch, chance, steps=resolve, start=start, free=free.to(start), decode="normed")
+    second = adam(batch, chance, steps=resolve, start=start, free=free.to(start), normed=True)
     answers = []
     for p, (rough, resolved) in enumerate(zip(first, second, strict=True)):
         one, hidden, visible = problem.of([p]), free[p], tokens[p][~free[p]]

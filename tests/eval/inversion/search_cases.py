@@ -24,7 +24,7 @@ WAITING = {
 QUICK: dict[str, dict[str, Any]] = {
     "adam": {"steps": 150},
     "descent": {"steps": 300, "rate": 0.1},
-    "gcg": {"steps": 100, "width": 64},
+    "gcg": {"steps": 100},
     "pez": {"steps": 200},
     "soda": {"steps": 300},
 }

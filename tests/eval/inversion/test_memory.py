@@ -144,18 +144,17 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
 
 LENGTH, COUNT = 6, 4
 FEW: dict[str, dict[str, Any]] = {
-    "gcg": {"steps": 20, "width": 8, "check": 5},
+    "gcg": {"steps": 20},
     "alternating": {"starts": 2, "rounds": 1},
     "snap": {"steps": 20, "resolve": 20},
 }
 
 
 @pytest.mark.parametrize("name", list(solvers()))
-def test_answers_keep_ranks_and_no_scores(small_model, name):
+def test_answers_keep_ranks_and_no_scores(small_model, name, monkeypatch):
     method, truth, model = solvers()[name], prompts(COUNT, LENGTH), small_model()
     settings = FEW.get(name) or ({"steps": 20} if "steps" in method.settings else {})
-    if "check" in method.settings:  # a check a step: each could pin a batch of its own
-        settings = {"check": 1} | settings
+    monkeypatch.setattr("eval.inversion.gradient.loop.CHECK", 1)  # each could pin a batch
     shown = f"[:, {method.hidden[0] if method.hidden else 0}:, :]"
     batch = Batch((posed(model, truth, shown, 1),))
     tools = Tools(truth, lambda circuits: list(map(readback, circuits)))

@@ -65,7 +65,7 @@ def test_solvers_are_listed_with_settings_and_defaults(example, capsys):
         assert all(each["settings_text"].values())
     assert main(["solvers", "--names", "adam"]) == 0
     text = capsys.readouterr().out
-    assert "adam.rate=0.2" in text
+    assert "adam.steps=300" in text
     assert "sweep" not in text
 
 
