@@ -218,7 +218,7 @@ def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The figures of a row of bits, one a line.
 
     Each has `quantity` (bits, margin_bits, effect, effect_sampled, rms), `distance`, `value`, and
-    where they apply `shown` (alone or cumulative), `precision`, `prior` and `channels`.
+    where they apply `shown` (alone or cumulative), `precision` and `prior`.
     """
     several = [
         ({"quantity": name}, {None: row[name]}) for name in ("rms", "effect", "effect_sampled")
@@ -227,9 +227,6 @@ def figure_lines(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for prior, precisions in row["bits"].items():
         place = {"quantity": "bits", "prior": prior}
         several += [(place | {"precision": name}, kinds) for name, kinds in precisions.items()]
-    for precision, counts in row["channels"].items():
-        place = {"quantity": "bits", "prior": "uniform", "precision": precision}
-        several += [(place | {"channels": int(n)}, kinds) for n, kinds in counts.items()]
     for place, kinds in several:
         for shown, values in kinds.items():
             kind = {"shown": shown} if shown else {}
@@ -302,7 +299,7 @@ MEASURED = {
     "bits": Kind(
         _fields(
             *("layer", "corpus", "place", "candidates"),
-            *("prior", "precision", "channels", "shown", "distance"),
+            *("prior", "precision", "shown", "distance"),
         ),
         tuple(
             Quantity(name, "mean", partial(_named, name), title, main=name in ("bits", "effect"))

@@ -41,9 +41,3 @@ def effective_rank(singular: Tensor) -> Tensor:
     """e to the entropy of their shares (Roy & Vetterli 2007): `(..., R)` to `(...)`."""
     share = singular / singular.sum(dim=-1, keepdim=True).clamp(min=1e-30)
     return torch.special.entr(share).sum(dim=-1).exp()
-
-
-def participation(singular: Tensor) -> Tensor:
-    """(sum s^2)^2 / sum s^4: how many singular values carry the square, `(..., R)` to `(...)`."""
-    power = singular.square()
-    return power.sum(dim=-1).square() / power.square().sum(dim=-1).clamp(min=1e-30)

@@ -155,7 +155,6 @@ class BitsRow(OfModel):
     prior_bits: dict[str, float | None]
     margin_bits: dict[str, list[float | None]]
     bits: dict[str, Any]
-    channels: dict[str, Any]
 
 
 KINDS: dict[str, type] = {

@@ -114,7 +114,7 @@ def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
     from eval.tables import across, terminal
 
     records = summarise(rows, "bits")
-    whole = [r for r in records if "channels" not in r and r.get("prior", prior) == prior]
+    whole = [r for r in records if r.get("prior", prior) == prior]
     apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
     places = ["model", "step", "layer", *apart]
     alone, cumulative = (

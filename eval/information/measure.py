@@ -23,10 +23,8 @@ from eval.information.posterior import (
     Bits,
     bits_of_codes,
     bits_under_noise,
-    channel_counts,
     entropy,
     joint,
-    leading_agreement,
     noise_evidence,
     quantise,
 )
@@ -91,16 +89,13 @@ class Candidates(NamedTuple):
     unigram: Tensor
 
 
-def candidate_outputs(
-    circuit: Circuit, passage: Passage, candidates: Tensor, together: int | None = None
-) -> Tensor:
+def candidate_outputs(circuit: Circuit, passage: Passage, candidates: Tensor) -> Tensor:
     """Outputs from the token's position on, for every candidate in its place.
 
     Args:
         circuit: the site, S = T - place positions of it.
         passage: the text around the token.
         candidates: `(V,)` token ids.
-        together: tokens run at once; what the device's memory bears if not given.
 
     Returns:
         `(V, S, width)`, in fp32 at least.
@@ -109,9 +104,9 @@ def candidate_outputs(
     tokens = torch.tensor(passage.tokens, device=device)
     before, after = tokens[None, : passage.place], tokens[passage.place + 1 :]
     state = circuit.prefix(before) if passage.place else None
-    together = together or tokens_at_once(circuit.model)
     outputs = []
-    for some in candidates.to(device).split(max(1, together // (len(after) + 1))):
+    count = max(1, tokens_at_once(circuit.model) // (len(after) + 1))
+    for some in candidates.to(device).split(count):
         rows = torch.cat([some[:, None], after.expand(len(some), -1)], dim=1)
         outputs.append(circuit.step(circuit.embed(rows), state))
     return torch.cat(outputs)
@@ -173,16 +168,10 @@ def measure_bits(
             size = (level * of).clamp(min=torch.finfo(of.dtype).tiny ** 0.5)
             bits = bits_under_noise(known, size, priors, reported)
             by_precision[f"noise {level:g} {unit}"] = _listed(bits)
-    by_channels: dict[str, dict[str, Kinds]] = {}
     for quantiser in question.quantisers:
         codes = quantise(outputs, quantiser, largest)
-        agreeing = leading_agreement(codes, codes[number])
-        bits = bits_of_codes(agreeing, priors, circuit.width, reported)
-        by_precision[quantiser] = _listed(bits)
-        by_channels[quantiser] = {
-            str(count): _listed(bits_of_codes(agreeing, priors[:1], count, reported))[0]
-            for count in channel_counts(circuit.width)
-        }
+        same = (codes == codes[number]).all(dim=-1)
+        by_precision[quantiser] = _listed(bits_of_codes(same, priors, reported))
     return {
         "prompt": passage.index,
         "tokens": list(passage.tokens),
@@ -201,7 +190,6 @@ def measure_bits(
             name: {precision: several[i] for precision, several in by_precision.items()}
             for i, name in enumerate(names)
         },
-        "channels": by_channels,
     }
 
 

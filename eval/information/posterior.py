@@ -96,27 +96,26 @@ def bits_under_noise(
     return Bits(gained(fit), gained(cumulative))
 
 
-def bits_of_codes(agreeing: Tensor, priors: Tensor, channels: int, reported: Sequence[int]) -> Bits:
-    """Information where the codes of the first channels are known exactly.
+def bits_of_codes(same: Tensor, priors: Tensor, reported: Sequence[int]) -> Bits:
+    """Information where the codes are known exactly.
 
     Args:
-        agreeing: `(V, S)`, how many leading channels have the truth's code.
+        same: `(V, S)`, whether a candidate's codes are all the truth's.
         priors: `(K, V)` probabilities.
-        channels: how many channels are shown.
         reported: positions whose figures are returned, R of them.
 
     Returns:
         `(K, R)` each.
     """
-    cumulative = joint(agreeing, lambda x: x.cummin(dim=1).values)
+    cumulative = joint(same, lambda x: x.cumprod(dim=1).bool())
     log_priors = priors.log()
 
-    def gained(counts: Tensor) -> Tensor:
-        shared = (counts[:, list(reported)] >= channels).T  # (R, V)
+    def gained(same: Tensor) -> Tensor:
+        shared = same[:, list(reported)].T  # (R, V)
         log_p = torch.where(shared, log_priors[:, None], -torch.inf).log_softmax(dim=-1)
         return entropy(log_priors)[:, None] - entropy(log_p)
 
-    return Bits(gained(agreeing), gained(cumulative))
+    return Bits(gained(same), gained(cumulative))
 
 
 def quantise(outputs: Tensor, quantiser: str, largest: Tensor) -> Tensor:
@@ -137,15 +136,3 @@ def quantise(outputs: Tensor, quantiser: str, largest: Tensor) -> Tensor:
     scale = largest.clamp(min=torch.finfo(outputs.dtype).tiny) / top
     scaled = (outputs / scale).clamp(-top, top)
     return scaled.round() if quantiser in INTEGERS else scaled.to(FLOATS[quantiser]).float()
-
-
-def leading_agreement(codes: Tensor, truth: Tensor) -> Tensor:
-    """How many leading channels equal the truth's: `(V, S, C)` and `(S, C)` codes to `(V, S)`."""
-    differs = codes != truth
-    first = differs.int().argmax(dim=-1)
-    return torch.where(differs.any(dim=-1), first, codes.shape[-1])
-
-
-def channel_counts(width: int) -> list[int]:
-    """Powers of two up to a width, and the width."""
-    return sorted({width, *(2**n for n in range(width.bit_length()) if 2**n <= width)})

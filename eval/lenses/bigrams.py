@@ -21,11 +21,9 @@ from eval.models import Checkpoint
 from eval.ranks import token_ranks
 from eval.text import held_out_text
 
-TABLES = ("product", "direct", "input only")
-"""W_E W_U'; the same with the final norm between, as in the model without its blocks; W_E W_E', in
-which a token's successors should not show."""
+TABLES = ("product", "direct")
+"""W_E W_U'; the same with the final norm between, as in the model without its blocks."""
 PAIRED = ("corpus", "shuffled")
-MEASURES = ("rank", "top10", "conditional", "pmi")
 PAIRS = 512  # ranked at a time
 LIMIT = 3000  # pairs that are ranked
 SHOWN = 10  # tokens in the table of successors
@@ -39,26 +37,13 @@ class Bigrams(NamedTuple):
     second: Tensor  # token of each, (N,)
     number: Tensor  # of times that the pair occurs, (N,)
     unigrams: Tensor  # times that each token occurs, (V,)
-    followed: Tensor  # times that something follows it, (V,)
-
-    @property
-    def log_conditional(self) -> Tensor:
-        """log p(second | first), `(N,)`."""
-        return self.number.log() - self.followed[self.first].log()
-
-    @property
-    def log_pmi(self) -> Tensor:
-        """log p(second | first) / p(second), `(N,)`."""
-        share = self.unigrams / self.unigrams.sum()
-        return self.log_conditional - share[self.second].log()
 
 
 def count_bigrams(tokens: Tensor, vocabulary: int) -> Bigrams:
     """Counts the neighbours in `(N,)` tokens, in float64."""
     codes, number = torch.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
-    unigrams, followed = (torch.bincount(x, minlength=vocabulary) for x in (tokens, tokens[:-1]))
-    first, second = codes // vocabulary, codes % vocabulary
-    return Bigrams(first, second, number.double(), unigrams.double(), followed.double())
+    unigrams = torch.bincount(tokens, minlength=vocabulary)
+    return Bigrams(codes // vocabulary, codes % vocabulary, number.double(), unigrams)
 
 
 @torch.no_grad()
@@ -68,23 +53,20 @@ def table_rows(model: LanguageModel, tokens: Tensor, table: str) -> Tensor:
     tokens = tokens.to(both["input"].device)
     if table == "direct":
         return model.logits(model.embed(tokens)).float().cpu()
-    return (both["input"][tokens] @ both["input" if table == "input only" else "output"].T).cpu()
+    return (both["input"][tokens] @ both["output"].T).cpu()
 
 
-def rank_pairs(
-    model: LanguageModel, first: Tensor, seconds: Tensor, table: str
-) -> tuple[Tensor, Tensor]:
-    """Where K second tokens `(K, N)` stand in the rows of first ones `(N,)`, which are sorted.
+def rank_pairs(model: LanguageModel, first: Tensor, seconds: Tensor, table: str) -> Tensor:
+    """Ranks of K second tokens `(K, N)` in the rows of first ones `(N,)`, which are sorted.
 
-    Gives scores, and ranks among all tokens (0 the largest), `(K, N)` each.
+    They are among all tokens, 0 the largest, `(K, N)`.
     """
-    scores, ranks = [], []
+    ranks = []
     for some, after in zip(first.split(PAIRS), seconds.split(PAIRS, dim=1), strict=True):
         rows, place = torch.unique(some, return_inverse=True)
         values = table_rows(model, rows, table)[place]
-        scores.append(values.gather(1, after.T).T)
         ranks.append(torch.stack([token_ranks(values, column) for column in after]))
-    return torch.cat(scores, dim=1), torch.cat(ranks, dim=1)
+    return torch.cat(ranks, dim=1)
 
 
 def thinned(bigrams: Bigrams, limit: int, seed: int) -> Bigrams:
@@ -95,35 +77,27 @@ def thinned(bigrams: Bigrams, limit: int, seed: int) -> Bigrams:
     return bigrams._replace(first=first, second=second, number=number)
 
 
-def structure(model: LanguageModel, bigrams: Bigrams, table: str, seed: int) -> Tensor:
+def mean_ranks(model: LanguageModel, bigrams: Bigrams, table: str, seed: int) -> Tensor:
     """How well a table knows a corpus' bigrams, and how well it does by chance.
 
     Chance keeps the first tokens and the second tokens and draws anew which goes with which, so
     that a table which knows single tokens' frequencies only does as well on both.
 
     Returns:
-        `(2, 4)`, of `PAIRED` by `MEASURES`: `rank`, the mean rank as a share of V over all
-        occurrences; `top10`, the share ranked under 10; the correlation of scores over distinct
-        pairs with log p(b | a), `conditional`, and with log PMI, `pmi`, within the rows of the
-        first tokens.
+        The mean rank over all occurrences, as a share of V, `(2,)` of `PAIRED`.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = (bigrams.number / bigrams.number.sum()).float()
     drawn = torch.multinomial(weight, len(weight), True, generator=generator)
     seconds = torch.stack([bigrams.second, bigrams.second[drawn]])  # as common as they are
-    scores, ranks = rank_pairs(model, bigrams.first, seconds, table)
-    first = (ranks @ weight) / (len(bigrams.unigrams) - 1), (ranks < 10).float() @ weight
-    known = torch.stack([*scores.double(), bigrams.log_conditional, bigrams.log_pmi])
-    members = torch.bincount(bigrams.first).clamp(min=1)
-    means = known.new_zeros(4, len(members)).index_add_(1, bigrams.first, known) / members
-    correlations = torch.corrcoef(known - means[:, bigrams.first])[:2, 2:].nan_to_num()
-    return torch.cat([torch.stack(first, dim=1), correlations], dim=1)
+    ranks = rank_pairs(model, bigrams.first, seconds, table)
+    return ranks @ weight / (len(bigrams.unigrams) - 1)
 
 
-def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dict[str, Any]]:
-    """The most frequent tokens with what follows them, in the corpus and in a table."""
+def successors(checkpoint: Checkpoint, bigrams: Bigrams) -> list[dict[str, Any]]:
+    """The most frequent tokens with what follows them, in the corpus and by W_E W_U'."""
     common = bigrams.unigrams.argsort(descending=True)[:SHOWN]
-    rows = table_rows(checkpoint.model, common, table)
+    rows = table_rows(checkpoint.model, common, "product")
     shown = []
     for token, best in zip(common.tolist(), rows.topk(TOP, dim=1).indices.tolist(), strict=True):
         here = bigrams.first == token
@@ -140,7 +114,7 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams, table: str) -> list[dic
 
 
 def _draw(documents: Documents) -> list[plots.Figure]:
-    ranks = documents.records("bigrams", measure="rank")
+    ranks = documents.records("bigrams")
     return [
         plots.Figure(
             "bigrams-rank",
@@ -168,11 +142,10 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     tokens = text.windows("fitting", 1, request.tokens)[0]
     bigrams = count_bigrams(tokens, checkpoint.config.vocab_size)
     some = thinned(bigrams, LIMIT, request.seed)
-    shown = successors(checkpoint, bigrams, "product")
-    finding = Finding(notes={"pairs": len(some.first), "successors": shown})
-    values = torch.stack([structure(model, some, table, request.seed) for table in TABLES])
+    shown = successors(checkpoint, bigrams)
+    finding = Finding(notes={"successors": shown})
+    values = torch.stack([mean_ranks(model, some, table, request.seed) for table in TABLES])
     axes = {"table": TABLES, "pairs": PAIRED}
-    finding.array("bigrams", values, {**axes, "measure": MEASURES})
-    for measure, column in zip(MEASURES, values.unbind(-1), strict=True):
-        finding.rows(f"bigram {measure}", column, axes)
+    finding.array("bigrams", values, axes)
+    finding.rows("bigram rank", values, axes)
     return finding

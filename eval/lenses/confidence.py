@@ -18,7 +18,6 @@ TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0,
 PLACES = ("after norm", "before norm")
 """Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
 POSITIONS = 64  # of the prompts, evenly spaced
-QUANTILES = (0.1, 0.5, 0.9)
 
 
 def sharpness(logits: Tensor) -> Tensor:
@@ -50,8 +49,8 @@ def rising(values: Tensor, slack: float = 1e-4) -> float:
 
 
 def _draw(documents: Documents) -> list[plots.Figure]:
-    entropy = documents.records("scale", quantile=0.5, measure="entropy")
-    heated = documents.records("temperature", quantile=0.5, measure="best")
+    entropy = documents.records("scale")
+    heated = documents.records("temperature")
     wide = {"type": "symlog", "constant": 0.1}
     return [
         plots.Figure(
@@ -78,35 +77,20 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     model, batch, finding = checkpoint.model, gather(checkpoint, request.prompts), Finding()
     hidden = batch.streams[-1][batch.real]
     hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
-    final = model.norm(hidden)
-    logits = model.head(final)
     by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
-    by_heat = heated(logits, TEMPERATURES)
-    entropy, best = by_scale[0].unbind(-1)
-    unmoved = by_scale[1, 1:, :, 0]
+    by_heat = heated(model.logits(hidden), TEMPERATURES)
+    (entropy, best), heat = by_scale[0].unbind(-1), by_heat[..., 1]
     finding.numbers(
         {
             "entropy at length 0": entropy[0].mean(),
-            "entropy of uniform": math.log2(checkpoint.config.vocab_size),
             "best probability at length 1000": best[-1].mean(),
             "confidence rises with length": rising(best),
-            "entropy falls with length": rising(-entropy),
-            "confidence falls with heat": rising(-by_heat[..., 1]),
-            "best probability at T 0.001": by_heat[0, :, 1].mean(),
-            "best probability at T 1000": by_heat[-1, :, 1].mean(),
-            "entropy range before norm": (unmoved.amax(dim=0) - unmoved.amin(dim=0)).mean(),
+            "confidence falls with heat": rising(-heat),
+            "best probability at T 0.001": heat[0].mean(),
+            "best probability at T 1000": heat[-1].mean(),
         }
     )
-    entropies = sharpness(logits)[:, 0]
-    for place, vectors in zip(PLACES, (final, hidden), strict=True):
-        value = torch.corrcoef(torch.stack([vectors.float().norm(dim=1), entropies]))[0, 1]
-        if not value.isnan():
-            finding.number("length with entropy", value, part=place)
-    axes = {"quantile": QUANTILES, "measure": ("entropy", "best")}
-    for name, values, places in (
-        ("scale", by_scale, {"part": PLACES, "scale": SCALES}),
-        ("temperature", by_heat, {"temperature": TEMPERATURES}),
-    ):
-        levels = torch.tensor(QUANTILES, dtype=values.dtype, device=values.device)
-        finding.array(name, values.quantile(levels, dim=-2).movedim(0, -2), {**places, **axes})
+    scales, temperatures = {"part": PLACES, "scale": SCALES}, {"temperature": TEMPERATURES}
+    finding.array("scale", by_scale[..., 0].quantile(0.5, dim=-1), scales)
+    finding.array("temperature", heat.quantile(0.5, dim=-1), temperatures)
     return finding

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from eval import RequestError, plots
 from eval.artefacts import fitted
-from eval.classifiers import SMOOTHING, Classifier, TokenMoments, calibrated, gaussian
+from eval.classifiers import Classifier, TokenMoments, calibrated, gaussian
 from eval.lenses import markup
 from eval.lenses.lens import Documents, Finding, Request, lens
 from eval.lenses.stories import WINDOW, StoryWindows, stories, whole_windows
-from eval.lenses.trace import gather, spaced_layers
+from eval.lenses.trace import spaced_layers
 from eval.models import Checkpoint
 from eval.statistics import wilson
 
@@ -34,7 +34,6 @@ BREAKS = ("Ċ", "\n", "<0x0A>")
 OFFSETS = (-2, -1, 0, 1)
 BACK, AHEAD = 2, 1  # positions that every offset needs around it
 GROUPS = ("words of several", "words of one", "any position")
-MEASURES = ("top1", "nats", "nats unigram")
 LAYERS = 4  # at most so many beside the embedding, evenly spaced
 EXAMPLES = 128  # for the factor of the probes' scores
 JUDGED = 256  # positions of a group, at most
@@ -153,13 +152,6 @@ def groups(length: Tensor, last: Tensor, seed: int) -> dict[tuple[str, int], Ten
     return chosen
 
 
-def score_probe(probe: Classifier, x: Tensor, tokens: Tensor) -> Tensor:
-    """Whether each answer to vectors `(K, D)` is the right class `(K,)`, and its nats, `(2, K)`."""
-    logits = probe(x)
-    nats = F.cross_entropy(logits, tokens, reduction="none")
-    return torch.stack([(logits.argmax(dim=1) == tokens).float(), nats])
-
-
 def _draw(documents: Documents) -> list[plots.Figure]:
     rows = documents.figures("read")
     chart = plots.lines(rows, "layer", "share read", "offset")
@@ -197,9 +189,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     text = stories(checkpoint, request, "fitting", count)
     judged = stories(checkpoint, request, "evaluation", count // 4)
     train, valid = text.tokens, judged.tokens
-    batch = gather(checkpoint, request.prompts)
-    prompt = batch.tokens[0, : int(batch.last[0]) + 1]
-    classes = torch.unique(torch.cat([part.flatten() for part in (train, valid, prompt)]))
+    classes = torch.unique(torch.cat([train.flatten(), valid.flatten()]))
     layers = [0, *spaced_layers(len(checkpoint.model.blocks), LAYERS)]
 
     def fit() -> dict[str, Tensor]:
@@ -220,56 +210,31 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     finding = Finding()
     streams = inner(judged.streams(slice(None)), layers).flatten(1, 2)
     right = torch.searchsorted(classes, around(valid)).flatten(0, 1)
-    counts = torch.bincount(torch.searchsorted(classes, train).flatten(), minlength=len(classes))
-    counts = counts.double() + SMOOTHING
-    unigram = -(counts / counts.sum()).log()
-    values = torch.full((len(OFFSETS), len(GROUPS), len(layers), len(MEASURES)), torch.nan)
     for (group, o), chosen in groups(length, last, request.seed).items():
         if not len(chosen):
             continue
-        i, g, places = OFFSETS.index(o), GROUPS.index(group), chosen.to(valid.device)
-        tokens, where = right[places, i], {"group": group, "offset": o}
-        chance = float(unigram[tokens].mean())
-        for n, layer in enumerate(layers):
-            hits = score_probe(probes[layer, o], streams[n, places], tokens)
-            top1, nats = hits.mean(dim=1).tolist()
-            values[i, g, n] = torch.tensor([top1, nats, chance])
-            share = wilson(int(hits[0].sum()), len(tokens))
+        places, where, read = chosen.to(valid.device), {"group": group, "offset": o}, []
+        tokens = right[places, OFFSETS.index(o)]
+        for layer, stream in zip(layers, streams, strict=True):
+            hits = int((probes[layer, o](stream[places]).argmax(dim=1) == tokens).sum())
+            share = wilson(hits, len(tokens))
+            read.append(share.estimate)
             place = {**where, "layer": layer, "n": len(tokens)}
-            finding.number("read", top1, **place, low=share.low, high=share.high)
-            finding.number("nats gained", chance - nats, **place)
-        read = values[i, g, :, 0]
+            finding.number("read", share.estimate, **place, low=share.low, high=share.high)
         turns = {
-            "read best at layer": layers[int(read.argmax())],
-            "lost by the end": read.max() - read[-1],
-            "back at the end": read[-1] - read.min(),
+            "read best at layer": layers[read.index(max(read))],
+            "lost by the end": max(read) - read[-1],
+            "back at the end": read[-1] - min(read),
         }
         finding.numbers(turns, **where)
-    axes = {"offset": OFFSETS, "group": GROUPS, "layer": layers, "measure": MEASURES}
-    finding.array("detokenisation", values, axes)
     fitted_on, ends = words_of(train.cpu(), *known)
     lengths = fitted_on[ends]
     total = max(1, len(lengths))
     finding.number("words", len(lengths))
     finding.number("share of several tokens", int((lengths > 1).sum()) / total)
     finding.number("share of three and more", int((lengths > 2).sum()) / total)
-    _add_reading(finding, batch.streams[:, 0], prompt, probes, classes)
     examples: dict[tuple[int, ...], None] = {}
     for row, end in (last & (length > 1)).nonzero().tolist():
         examples[tuple(valid[row, end + 1 - int(length[row, end]) : end + 1].tolist())] = None
     finding.notes["examples"] = [checkpoint.pieces(list(word)) for word in list(examples)[:20]]
     return finding
-
-
-def _add_reading(
-    finding: Finding, streams: Tensor, prompt: Tensor, probes: Probes, classes: Tensor
-) -> None:
-    """Probability of the right token by each probe, at each position of a prompt `(T,)`."""
-    layers, T = list(dict.fromkeys(layer for layer, _ in probes)), len(prompt)
-    tokens = torch.searchsorted(classes, prompt)
-    values = torch.full((len(OFFSETS), len(layers), T), torch.nan)
-    for (i, o), (n, layer) in product(enumerate(OFFSETS), enumerate(layers)):
-        here = torch.arange(max(0, -o), min(T, T - o))
-        p = probes[layer, o](streams[layer, here].float()).softmax(dim=-1)
-        values[i, n, here] = p.gather(1, tokens[here + o, None])[:, 0].cpu()
-    finding.array("reading", values, {"offset": OFFSETS, "layer": layers, "position": range(T)})

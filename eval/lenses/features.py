@@ -21,6 +21,7 @@ from eval.models import Checkpoint
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
 """What the layer after the hidden units is called, ours first, then in four families."""
+UNITS = "channel mixer units"
 SHARE = 1 / 64  # of the units may be active at a position
 
 
@@ -110,7 +111,7 @@ def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
 
 
 def add_overlap(
-    finding: Finding, tokens: Tensor, active: dict[int, Tensor], vocabulary: int, of: str
+    finding: Finding, tokens: Tensor, active: dict[int, Tensor], vocabulary: int
 ) -> None:
     """Adds overlaps by layer, with intervals over stories.
 
@@ -119,36 +120,30 @@ def add_overlap(
     """
     used = torch.zeros(len(tokens), vocabulary, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
     sets: dict[Label, Tensor] = {"tokens": used, **active}
-    values = []
     for layer, texts in sets.items():
         retold, unrelated = overlap_of_tellings(*texts.cpu().chunk(2))
-        chance, place = chance_overlap(texts.cpu()), {"of": of, "layer": layer}
+        chance, place = chance_overlap(texts.cpu()), {"of": UNITS, "layer": layer}
         finding.mean("feature overlap", retold.tolist(), texts="retold", **place)
         finding.mean("feature overlap", unrelated.tolist(), texts="unrelated", **place)
         finding.number("feature overlap", chance, texts="chance", **place)
         finding.mean("overlap above unrelated", (retold - unrelated).tolist(), **place)
-        values.append([float(retold.mean()), float(unrelated.mean()), chance])
-    axes = {"layer": list(sets), "texts": ("retold", "unrelated", "chance")}
-    finding.array("overlap", torch.tensor(values), axes)
 
 
-def draw(documents: Documents) -> list[plots.Figure]:
-    """Whether retellings share features."""
+def _draw(documents: Documents) -> list[plots.Figure]:
     rows = [r for r in documents.figures("feature overlap") if r["layer"] != "tokens"]
     chart = plots.lines(rows, "layer", "intersection over union", "texts")
     return [
         plots.Figure(
-            f"{documents.lens}-overlap",
+            "features-overlap",
             "Do two tellings of one story share features?",
-            f"Overlap of the {rows[0]['of']} active in two texts: tellings of one story, "
+            f"Overlap of the {UNITS} active in two texts: tellings of one story, "
             "unrelated texts, and what the units' frequencies alone would give.",
             plots.by_model(chart, rows),
         )
     ]
 
 
-def shared_words(documents: Documents) -> list[Markup]:
-    """How many of the tokens themselves are shared, which needs no model."""
+def _shared_tokens(documents: Documents) -> list[Markup]:
     rows = [
         (r["model"], r["texts"], f"{r['value']:.3f}")
         for r in documents.figures("feature overlap")
@@ -158,12 +153,12 @@ def shared_words(documents: Documents) -> list[Markup]:
     return [markup.folded("how many tokens the texts share", table)]
 
 
-@lens("features", "Shared features", figures=draw, texts=shared_words, order=14)
+@lens("features", "Shared features", figures=_draw, texts=_shared_tokens, order=14)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Whether two tellings of one story wake the same units, by layer."""
     tokens, finding = retelling_tokens(checkpoint), Finding()
     units = hidden_units(checkpoint.model, tokens)
     most = max(1, round(units.shape[-1] * SHARE))
     active = {layer: active_in_text(values, most) for layer, values in enumerate(units, 1)}
-    add_overlap(finding, tokens, active, checkpoint.config.vocab_size, "channel mixer units")
+    add_overlap(finding, tokens, active, checkpoint.config.vocab_size)
     return finding

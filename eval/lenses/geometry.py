@@ -18,7 +18,6 @@ from eval.lenses import markup
 from eval.lenses.lens import Axes, Documents, Finding, Request, lens, model_name, word_tokens
 from eval.lenses.trace import gather
 from eval.models import Checkpoint
-from eval.ranks import token_ranks
 from eval.text import held_out_text
 
 NORMAL = 1.4826  # of a normal distribution, standard deviations in its median absolute deviation
@@ -34,7 +33,6 @@ BINS = 60
 SAMPLE = 256  # tokens that are compared with the whole vocabulary
 SHOWN = 12  # tokens that the page names
 OTHERS = 5  # of the largest others on the way back
-NEIGHBOURS = 10
 TINY = 1e-30
 
 
@@ -62,14 +60,12 @@ def outliers(norms: Tensor) -> list[int]:
 def alignment(first: Tensor, second: Tensor, rows: Tensor) -> dict[str, Tensor]:
     """How the two rows that N tokens `(N,)` have in matrices `(V, D)` go together, `(N,)` each.
 
-    `cosine` of a token's two rows; `control`, of its first row and another token's second one;
-    `rank` of the token itself among all by their product, 0 the largest.
+    `cosine` of a token's two rows; `control`, of its first row and another token's second one.
     """
     near, far = first[rows], second[rows]
     return {
         "cosine": F.cosine_similarity(near, far),
         "control": F.cosine_similarity(near, far.roll(1, dims=0)),
-        "rank": token_ranks(near @ second.T, rows),
     }
 
 
@@ -104,19 +100,13 @@ def nearest(queries: Tensor, keys: Tensor, metric: str, count: int = 1) -> Tenso
     return near.topk(count, dim=1).indices
 
 
-def metric_agreement(
-    queries: Tensor, keys: Tensor, answers: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """How often the metrics agree with answers `(N,)` to queries `(N, D)`, and with each other.
+def metric_agreement(queries: Tensor, keys: Tensor, answers: Tensor) -> Tensor:
+    """How often the nearest of keys `(V, D)` to queries `(N, D)` are their answers `(N,)`.
 
-    Returns:
-        Share of queries whose nearest of the keys `(V, D)` is the answer, by each of `METRICS`,
-        `(3,)`; share of the `count` nearest that two metrics have in common, `(3, 3)`.
+    Gives shares by each of `METRICS`, `(3,)`.
     """
-    every = [nearest(queries, keys, metric, count) for metric in METRICS]
-    agreed = torch.stack([(tokens[:, 0] == answers).float().mean() for tokens in every])
-    both = [[(a[:, :, None] == b[:, None]).any(-1).float().mean() for b in every] for a in every]
-    return agreed, torch.tensor(both)
+    every = [nearest(queries, keys, metric)[:, 0] for metric in METRICS]
+    return torch.stack([(tokens == answers).float().mean() for tokens in every])
 
 
 def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> None:
@@ -134,7 +124,6 @@ def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> Non
         z, odd = robust_z(unit), outliers(unit)
         place: dict[str, Any] = {"matrix": name}
         finding.number("length median", norms.median(), **place)
-        finding.number("length spread", unit.std(), **place)
         finding.number("length outliers", len(odd) / len(unit), **place)
         if odd:
             finding.number("length outliers unseen", _share(unseen[odd]), **place)
@@ -142,8 +131,6 @@ def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> Non
         if unit.min() < unit.max() and counts.min() < counts.max():
             alike = spearmanr(unit, counts).statistic  # pyright: ignore
             finding.number("length with frequency", alike, **place)
-        if unseen.any():
-            finding.number("length of unseen", unit[unseen].mean(), **place)
         pieces = zip(odd[:SHOWN], checkpoint.pieces(odd[:SHOWN]), strict=True)
         finding.notes["outliers"] += [
             place
@@ -159,13 +146,9 @@ def add_alignment(finding: Finding, checkpoint: Checkpoint, rows: Tensor) -> Non
     """Cosine of the two rows of each of N tokens: histogram beside other tokens' rows; figures."""
     both = both_embeddings(checkpoint.model)
     cosines = alignment(both["input"], both["output"], rows)
-    rank = cosines.pop("rank")
     values = {
         "own cosine": cosines["cosine"].mean(),
         "own cosine control": cosines["control"].mean(),
-        "own rank": rank.median(),
-        "own first": _share(rank == 0),
-        "own rank as share": float(rank.mean()) / max(1, len(both["input"]) - 1),
     }
     finding.numbers(values, n=len(rows))
     kinds = {kind: cosine.cpu().clamp(-1, 1) for kind, cosine in cosines.items()}
@@ -238,14 +221,13 @@ def add_neighbours(
         "as long as tokens": F.normalize(final, dim=-1) * both["output"].norm(dim=1).median(),
     }
     every = [
-        metric_agreement(vectors[batch.real].float(), keys, answers, NEIGHBOURS)
+        metric_agreement(vectors[batch.real].float(), keys, answers)
         for vectors in queries.values()
         for keys in both.values()
     ]
-    agreed, shared = (torch.stack(x).unflatten(0, (-1, 2)) for x in zip(*every, strict=True))
+    agreed = torch.stack(every).unflatten(0, (-1, 2))
     axes = {"query": list(queries), "keys": list(both), "metric": METRICS}
     finding.array("agreement", agreed, axes)
-    finding.array("overlap", shared, {**axes, "other": METRICS})
     finding.rows("agrees", agreed, axes)
     finding.notes["nearest"] = table = []
     for metric in METRICS:

@@ -16,7 +16,7 @@ from torch import Tensor
 from arch import LanguageModel
 from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
-from eval.lenses.stories import attribute_words, following, swaps
+from eval.lenses.stories import swaps
 from eval.lenses.trace import gather, run_variants, streams_of
 from eval.models import Checkpoint
 
@@ -50,8 +50,7 @@ def telling_answers(source: Tensor, target: Tensor) -> Answers:
 class Pair(NamedTuple):
     """Two prompts of equal length, and where they come from.
 
-    The kind is `prompts`, `swapped` (one prompt and itself with a name, animal or mood swapped), or
-    the attribute that differs in a built-in story.
+    The kind is `prompts`, or the attribute that differs in a built-in story.
     """
 
     label: str  # of the target
@@ -62,42 +61,21 @@ class Pair(NamedTuple):
 
 
 def prompt_pairs(checkpoint: Checkpoint, request: Request) -> list[Pair]:
-    """Each two consecutive prompts of equal length; or each alone, with one word swapped in it.
+    """Each two consecutive prompts that have as many tokens and differ.
 
     Raises:
         RequestError: a prompt too long, a word of several tokens.
     """
     batch = gather(checkpoint, request.prompts)
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
-    labels = batch.labels
     words = list(word_tokens(checkpoint, request.words).values())
     answers = Answers(words[0], words[1]) if len(words) > 1 else None
-    couples = list(zip(rows[::2], rows[1::2], strict=False))
-    if couples and all(len(a) == len(b) for a, b in couples):
-        names = zip(labels[::2], labels[1::2], strict=False)
-        pairs = [
-            Pair(f"{other} in {label}", "prompts", source, target, answers)
-            for (label, other), (target, source) in zip(names, couples, strict=False)
-        ]
-    else:
-        pairs = [
-            Pair(label, "swapped", source, target, answers)
-            for label, target in zip(labels, rows, strict=True)
-            if (source := swapped(checkpoint, target)) is not None
-        ]
-    return [pair for pair in pairs if not torch.equal(pair.source, pair.target)]
-
-
-def swapped(checkpoint: Checkpoint, tokens: Tensor) -> Tensor | None:
-    """A prompt with the first name, animal or mood in it swapped for another, wherever it stands.
-
-    None where there is no such word, or no two of them are single tokens.
-    """
-    for token in tokens.tolist():
-        for words in attribute_words(checkpoint.tokenizer).values():
-            if token in words.values():
-                return torch.where(tokens == token, following(words, token), tokens)
-    return None
+    named = list(zip(batch.labels, rows, strict=True))
+    return [
+        Pair(f"{other} in {label}", "prompts", source, target, answers)
+        for (label, target), (other, source) in zip(named[::2], named[1::2], strict=False)
+        if len(source) == len(target) and not torch.equal(source, target)
+    ]
 
 
 def story_pairs(checkpoint: Checkpoint, seed: int) -> list[Pair]:
@@ -191,8 +169,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     pairs = prompt_pairs(checkpoint, request) + story_pairs(checkpoint, request.seed)
     if not pairs:
         raise RequestError(
-            "nothing to patch: one prompt, in which no name, animal or mood can be swapped; give "
-            "two prompts of equal length"
+            "nothing to patch: the model can be told none of the built-in stories, and no two "
+            "prompts have as many tokens; give two prompts of equal length"
         )
     depth = len(model.blocks) + 1
     length = max(len(pair.target) for pair in pairs)

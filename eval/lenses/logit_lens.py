@@ -3,18 +3,14 @@
 nostalgebraist, "interpreting GPT: the logit lens", 2020. Entropies and divergences are in bits;
 before anything is known a distribution has log2 V of them.
 
-Beside it, how much of a stream lies where logits are read from: the span of the output embedding.
-With more tokens than features and no feature unread, the span is everything (less the direction of
-the mean under a LayerNorm), and every share of it is 1. What can differ then is where in the span a
-vector lies: in the few directions that most logits read, or along the tokens' own directions, which
-is the token energy of Wendler et al. ("Do Llamas Work in English?", 2402.10588).
+Beside it, how far a stream lies along the directions that logits read: the token energy of Wendler
+et al. ("Do Llamas Work in English?", 2402.10588).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,82 +33,38 @@ Read = Callable[[int, Tensor], Tensor]
 """Layer and its stream `(B, T, D)` to logits `(B, T, V)`."""
 
 
-@dataclass(frozen=True)
-class TokenSpace:
-    """The directions that logits read.
+def token_energy(model: LanguageModel, x: Tensor) -> Tensor:
+    """Root mean squared cosine of x `(..., D)` to the readers, over their own among them.
 
-    The rank is how many are read at all: singular values of the readers above max(V, D) eps times
-    the largest, eps that of the weights' precision.
+    E(x) = sqrt(mean_v cos(x, u_v)^2 / mean_vw cos(u_v, u_w)^2): 1 for a vector that is as near
+    to the readers as they are to each other.
+
+    Raises:
+        RequestError: a final norm that is not known.
     """
-
-    basis: Tensor  # of the stream's features, orthonormal, (D, D); the columns most read first
-    strength: Tensor  # how much each is read: singular values of the readers, (D,)
-    rank: int
-    cosines: Tensor  # U^T U / V for readers U of length 1, (D, D)
-
-    @classmethod
-    def of(cls, model: LanguageModel, centred: bool = False) -> TokenSpace:
-        """Of a model's `readers`; centred: less their mean over the vocabulary.
-
-        Raises:
-            RequestError: a final norm that is not known.
-        """
-        rows = readers(model)
-        precision = torch.finfo(rows.dtype).eps
-        rows = rows.double()
-        if centred:
-            rows = rows - rows.mean(dim=0)
-        squares, basis = torch.linalg.eigh(rows.T @ rows)
-        strength = squares.clamp(min=0).sqrt().flip(0)
-        rank = int((strength > max(rows.shape) * precision * strength[0]).sum())
-        units = torch.nn.functional.normalize(rows, dim=-1)
-        return cls(basis.flip(1), strength, rank, units.T @ units / len(rows))
-
-    def share(self, x: Tensor, directions: int | None = None) -> Tensor:
-        """Squared-norm share of x `(..., D)` inside the span, or its most read directions.
-
-        1 for a vector inside; directions / D is the share of one that points anywhere.
-        """
-        basis = self.basis[:, : self.rank if directions is None else directions].to(x.dtype)
-        return (x @ basis).square().sum(-1) / _squares(x)
-
-    def energy(self, x: Tensor) -> Tensor:
-        """Root mean squared cosine of x `(..., D)` to the readers, over their own among them.
-
-        E(x) = sqrt(mean_v cos(x, u_v)^2 / mean_vw cos(u_v, u_w)^2): 1 for a vector that is as near
-        to the readers as they are to each other.
-        """
-        total = self.cosines.square().sum()
-        seen = (x @ self.cosines.to(x.dtype) * x).sum(-1) / _squares(x)
-        return (seen.clamp(min=0) / total.to(x.dtype)).sqrt()
-
-    def holding(self, share: float) -> int:
-        """The fewest directions that hold a share of all squared reading."""
-        held = self.strength.square().cumsum(0) / self.strength.square().sum()
-        return int((held < share).sum()) + 1
+    units = torch.nn.functional.normalize(readers(model).double(), dim=-1)
+    cosines = units.T @ units / len(units)
+    squares = x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
+    seen = (x @ cosines.to(x.dtype) * x).sum(-1) / squares
+    return (seen.clamp(min=0) / cosines.square().sum().to(x.dtype)).sqrt()
 
 
 @torch.no_grad()
-def read_layers(
-    streams: Tensor, tokens: Tensor, chosen: list[int], read: Read
-) -> dict[str, Tensor]:
-    """Reads the streams of all layers, `(S, B, T, D)`, of tokens `(B, T)`, a few prompts at a time.
+def read_layers(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
+    """Reads the streams of all layers, `(S, B, T, D)`, a few prompts at a time.
 
     Returns:
-        `entropy`, `divergence`, D(output || layer), and `surprise`, of the text's next token and
-        NaN at the last, in bits, `(S, B, T)`; `top`, the likeliest tokens, and `top probability`,
-        `(S, B, T, k)`; `probability` of K chosen tokens, `(S, B, T, K)`.
+        `entropy` and `divergence`, D(output || layer), in bits, `(S, B, T)`; `top`, the likeliest
+        tokens, and `top probability`, `(S, B, T, k)`; `probability` of K chosen tokens,
+        `(S, B, T, K)`.
     """
     V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
-    rows = max(1, WIDEST // (tokens.shape[1] * V))
-    pieces = [
-        _read_some(streams[:, i : i + rows], tokens[i : i + rows], chosen, read)
-        for i in range(0, len(tokens), rows)
-    ]
+    rows = max(1, WIDEST // (streams.shape[2] * V))
+    pieces = [_read_some(some, chosen, read) for some in streams.split(rows, dim=1)]
     return {name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]}
 
 
-def _read_some(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
+def _read_some(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
     last = read(len(streams) - 1, streams[-1]).float().log_softmax(-1)
     likely = last.exp()
     floor = (likely * last).sum(-1)
@@ -121,14 +73,11 @@ def _read_some(streams: Tensor, tokens: Tensor, chosen: list[int], read: Read) -
         known = layer == len(streams) - 1
         logs = last if known else read(layer, stream).float().log_softmax(-1)
         shares = likely if known else logs.exp()
-        surprise = torch.full_like(floor, torch.nan)
-        surprise[:, :-1] = -logs[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
         best = shares.topk(min(TOP, shares.shape[-1]))
         layers.append(
             {
                 "entropy": -(shares * logs).sum(-1) / math.log(2),
                 "divergence": (floor - (likely * logs).sum(-1)).clamp(min=0) / math.log(2),
-                "surprise": surprise / math.log(2),
                 "top": best.indices,
                 "top probability": best.values,
                 "probability": shares[..., chosen],
@@ -225,7 +174,9 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """Every layer's stream read as the output is, and token energy."""
     batch = gather(checkpoint, request.prompts)
     finding = read_finding(checkpoint, request, batch, plain_read(checkpoint))
-    _add_energy(finding, checkpoint, batch)
+    layers, energy = range(len(batch.streams)), token_energy(checkpoint.model, batch.streams)
+    finding.array("token energy", batch.masked(energy), {"layer": layers, **batch.axes})
+    finding.rows("token energy", batch.mean(energy), {"layer": layers})
     return finding
 
 
@@ -239,10 +190,10 @@ def read_finding(
     """
     words, streams = word_tokens(checkpoint, request.words), batch.streams
     followed = words or _answers(checkpoint, batch)
-    seen = read_layers(streams, batch.tokens, [*followed.values()], read)
+    seen = read_layers(streams, [*followed.values()], read)
     layers, finding = range(len(streams)), Finding()
     where = {"layer": layers, **batch.axes}
-    for name in ("entropy", "divergence", "surprise"):
+    for name in ("entropy", "divergence"):
         finding.array(name, batch.masked(seen[name]), where)
     curves = batch.masked(seen["probability"].movedim(-1, 0))
     finding.array("probability", curves, {"word": [*followed], **where})
@@ -255,10 +206,6 @@ def read_finding(
         "top token is the output's": batch.mean(same.to(entropy.dtype)),
         "entropy fall": -entropy.diff(),
     }
-    inside = batch.real.clone()  # a next token is in the prompt for all positions but the last
-    inside[torch.arange(len(inside), device=inside.device), batch.last] = False
-    if inside.any():
-        means["surprise"] = seen["surprise"][:, inside].mean(1)
     for name, values in means.items():
         finding.rows(name, values, {"layer": layers[len(layers) - len(values) :]})
     if words:
@@ -277,30 +224,6 @@ def _answers(checkpoint: Checkpoint, batch: PromptBatch) -> dict[str, int]:
     best = checkpoint.model.logits(batch.at_last(batch.streams[-1])).topk(TOP).indices
     tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
     return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
-
-
-def _add_energy(finding: Finding, checkpoint: Checkpoint, batch: PromptBatch) -> None:
-    streams = batch.streams
-    whole, centred = (TokenSpace.of(checkpoint.model, centred) for centred in (False, True))
-    layers, D = {"layer": range(len(streams))}, streams.shape[-1]
-    for space, name in ((whole, "token energy"), (centred, "token energy, centred")):
-        energy = space.energy(streams)
-        finding.array(name, batch.masked(energy), {**layers, **batch.axes})
-        finding.rows(name, batch.mean(energy), layers)
-    quarter = max(1, D // 4)
-    sizes = sorted({max(1, D // 8), quarter, D // 2, centred.rank})
-    shares = torch.stack([batch.mean(centred.share(streams, size)) for size in sizes])
-    finding.array("share in the most read", shares, {"directions": sizes, **layers})
-    for name, size, values in (
-        ("share in the span", whole.rank, batch.mean(whole.share(streams))),
-        ("share in the most read", quarter, shares[sizes.index(quarter)]),
-    ):
-        finding.rows(name, values, layers, directions=size, anywhere=size / D)
-    finding.notes["span"] = {
-        "rank": whole.rank,
-        "features": D,
-        "directions of half the reading": centred.holding(0.5),
-    }
 
 
 def _pieces(checkpoint: Checkpoint, top: Tensor) -> list[Any]:
@@ -341,7 +264,3 @@ def _tables(
             "rows": at_end,
         },
     ]
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Where every layer looks: patterns and masked matrices, how far and how rich.
+"""Where every layer looks: patterns and masked matrices, and how far.
 
 A matrix over positions has the positions written as rows and those read as columns; nothing stands
 above the diagonal.
@@ -32,11 +32,10 @@ from eval.lenses.lens import Documents, Finding, Record, Request, lens
 from eval.lenses.ov import value_maps
 from eval.lenses.trace import SUBLAYERS, blocks_of, gather, mixer_name, mixers_in
 from eval.models import Checkpoint
-from eval.ranks import effective_rank, participation
 
 PARTS = {Headed: "head", Kernel: "tap", Parallel: "branch"}
 """The name of each triangle of a stack, by mixer."""
-CORNER = 64  # positions of which singular values are taken
+CORNER = 64  # first positions on which it is measured what commutes
 PICTURED = 48  # positions of a picture
 TINY = 1e-30
 
@@ -57,25 +56,9 @@ class Map(NamedTuple):
         return f"{self.layer} {self.mixer} {self.part}".rstrip()
 
     @property
-    def place(self) -> dict[str, str | int]:
-        """Its place in a figure."""
-        return {"layer": self.layer, "mixer": self.mixer, "part": self.part}
-
-    @property
     def first(self) -> Tensor:
         """That of the first prompt, `(T, T)`."""
         return (self.weights if self.weights.dim() == 2 else self.weights[0]).float()
-
-    def figures(self) -> dict[str, Tensor]:
-        """Means over prompts; ranks are of the first prompt's."""
-        weights, singular = self.weights.float(), spectrum(self.first)
-        return {
-            "looks on itself": own_share(weights).mean(),
-            "looks on the first": first_share(weights).mean(),
-            "looks back": mean_distance(weights).mean(),
-            "map effective rank": effective_rank(singular),
-            "map participation": participation(singular),
-        }
 
 
 @torch.no_grad()
@@ -119,44 +102,12 @@ def maps_of(model: LanguageModel, tokens: Tensor) -> list[Map]:
     return maps
 
 
-def by_lag(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean weight at each distance, absolute and signed: `(..., T, T)` to `(..., T)` twice."""
+def by_lag(weights: Tensor) -> Tensor:
+    """Mean size of the weight at each distance: `(..., T, T)` to `(..., T)`."""
     T = weights.shape[-1]
-    entries = T - torch.arange(T, device=weights.device)
-
-    def mean(values: Tensor) -> Tensor:
-        # One number more in every row of T shears the matrix: lag k comes to stand in column k - 1.
-        sheared = F.pad(values.flip(-1), (0, 1)).flatten(-2).unflatten(-1, (T + 1, T))
-        return sheared.sum(dim=-2).roll(1, dims=-1) / entries
-
-    lower = weights.tril()
-    return mean(lower.abs()), mean(lower)
-
-
-def spectrum(weights: Tensor) -> Tensor:
-    """Singular values for the first `CORNER` positions, `(..., T, T)` to `(..., R)`, on the CPU."""
-    return torch.linalg.svdvals(weights[..., :CORNER, :CORNER].float().cpu())
-
-
-def own_share(weights: Tensor) -> Tensor:
-    """Share of a row's absolute weight that is on its own position, `(..., T, T)` to `(...)`."""
-    sizes = weights.abs()
-    diagonal = sizes.diagonal(dim1=-2, dim2=-1)
-    return (diagonal / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
-
-
-def first_share(weights: Tensor) -> Tensor:
-    """Share that is on the very first position, rows after it, `(..., T, T)` to `(...)`."""
-    sizes = weights[..., 1:, :].abs()
-    return (sizes[..., 0] / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
-
-
-def mean_distance(weights: Tensor) -> Tensor:
-    """Mean distance looked back, weighted by absolute weights, `(..., T, T)` to `(...)`."""
-    positions = torch.arange(weights.shape[-1], device=weights.device)
-    back = (positions[:, None] - positions).clamp(min=0)
-    sizes = weights.abs()
-    return ((sizes * back).sum(dim=-1) / sizes.sum(dim=-1).clamp(min=TINY)).mean(dim=-1)
+    # One number more in every row of T shears the matrix: lag k comes to stand in column k - 1.
+    sheared = F.pad(weights.tril().abs().flip(-1), (0, 1)).flatten(-2).unflatten(-1, (T + 1, T))
+    return sheared.sum(dim=-2).roll(1, dims=-1) / (T - torch.arange(T, device=weights.device))
 
 
 @torch.no_grad()
@@ -202,7 +153,7 @@ def _draw(documents: Documents) -> list[plots.Figure]:
         maps, "reads", "position", "weight", plots.DIVERGING,
         sort_x="ascending", sort_y="ascending", size=(420, 420),
     )  # fmt: skip
-    reach = documents.records("by lag", sign="absolute")
+    reach = documents.records("by lag")
     return [
         plots.Figure(
             "mixing-maps",
@@ -232,16 +183,11 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     if maps:
         positions = range(min(int(batch.last[0]) + 1, PICTURED))
         pictures = [one.first for one in maps_of(model, batch.tokens[:1, : len(positions)])]
-        lags = [
-            torch.stack(by_lag(one.weights.float())).view(2, -1, shortest).mean(1) for one in maps
-        ]
+        lags = [by_lag(one.weights.float()).view(-1, shortest).mean(0) for one in maps]
         labels = {"map": [one.label for one in maps]}
         axes = {**labels, "position": positions, "reads": positions}
         finding.array("maps", torch.stack(pictures), axes)
-        axes = {**labels, "sign": ("absolute", "signed"), "lag": range(shortest)}
-        finding.array("by lag", torch.stack(lags), axes)
-    for one in maps:
-        finding.numbers(one.figures(), **one.place)
+        finding.array("by lag", torch.stack(lags), {**labels, "lag": range(shortest)})
     for record in separated(model, tokens[:1, :CORNER], request.seed):
         finding.number("minds", **record)
     return finding

@@ -1,8 +1,7 @@
 """OV circuits: what a head of attention writes for what it reads, wherever it looks.
 
-Of a head h, W_V W_O `(D, D)`, and as tokens see it, W_E W_V W_O W_U' `(V, V)`: does reading a token
-raise that token? Its eigenvalues say so without the table being made (Elhage et al. 2021). A headed
-masked mixer has such circuits too.
+Of a head h, W_V W_O `(D, D)`: does it write what it reads? Its eigenvalues say so (Elhage et al.
+2021). A headed masked mixer has such circuits too.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from arch import LanguageModel, TokenMixer
 from arch.mixers import CausalAttention, Headed
 from eval import RequestError, plots
 from eval.lenses.lens import Documents, Finding, Request, lens
-from eval.lenses.trace import blocks_of, mixer_name, mixers_of, readers
+from eval.lenses.trace import mixer_name, mixers_of
 from eval.models import Checkpoint
-from eval.ranks import effective_rank, participation, token_ranks
+from eval.ranks import effective_rank
 
-VOCABULARY = 4096  # tokens, at most, that are read and written; they are drawn
-SAMPLE = 256  # tokens whose logit for themselves is ranked
+MEASURES = ("copying", "effective rank")
 TINY = 1e-30
 
 
@@ -29,7 +27,6 @@ class Circuits(NamedTuple):
     """The heads of one layer."""
 
     layer: int  # the block's number, from 1
-    mixer: str  # the token mixer's class, in small letters
     values: Tensor  # W_V, (H, D, width)
     outputs: Tensor  # W_O, (H, width, D)
 
@@ -75,20 +72,15 @@ def circuits(model: LanguageModel) -> list[Circuits]:
     """
     like, mixers = model.embedding.weight.detach(), list(mixers_of(model))
     able = [(n, mixer) for n, mixer in mixers if isinstance(mixer, CausalAttention | Headed)]
-    return [
-        Circuits(layer, mixer_name(mixer), *value_maps(mixer, like))
-        for layer, mixer in able or mixers[:1]
-    ]
+    return [Circuits(layer, *value_maps(mixer, like)) for layer, mixer in able or mixers[:1]]
 
 
-def copying(values: Tensor, outputs: Tensor, between: Tensor | None = None) -> Tensor:
+def copying(values: Tensor, outputs: Tensor) -> Tensor:
     """Sum of eigenvalues over the sum of their sizes, `(H,)`: 1 copies, -1 takes away, 0 neither.
 
-    The eigenvalues of W_V W_O M, apart from zeros, are those of W_O M W_V, which is small. M
-    `(D, D)`, between, leads from what is written to what is read: by default it is the identity.
+    The eigenvalues of W_V W_O, apart from zeros, are those of W_O W_V, which is small.
     """
-    written = outputs if between is None else outputs @ between
-    eigenvalues = torch.linalg.eigvals((written @ values).cpu())
+    eigenvalues = torch.linalg.eigvals((outputs @ values).cpu())
     return eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1).clamp(min=TINY)
 
 
@@ -99,33 +91,8 @@ def singular_values(values: Tensor, outputs: Tensor) -> Tensor:
     return torch.linalg.svdvals(inner @ outer.transpose(1, 2))
 
 
-@torch.no_grad()
-def token_space(model: LanguageModel, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens `(N,)` on the way into a layer and out of the model, less their means, `(N, D)` each.
-
-    Read: the embedding through the layer's norm; deeper layers read it as if nothing had been added
-    before. Written: the direction that raises each token's logit.
-    """
-    read = blocks_of(model)[layer - 1].norm_token(model.embed(rows)).float()
-    written = readers(model)[rows].float()
-    return read - read.mean(dim=0), written - written.mean(dim=0)
-
-
-def own_logits(heads: Circuits, read: Tensor, written: Tensor, rows: Tensor) -> Tensor:
-    """Rank of the logit of each of N tokens for reading it, as a share of V, `(H, N)`; 0 is first.
-
-    All tokens on the way in are `(V, D)`, and so on the way out.
-    """
-    ranks = []
-    for values, outputs in zip(heads.values.float(), heads.outputs.float(), strict=True):
-        logits = read[rows] @ values @ (outputs @ written.T)
-        ranks.append(token_ranks(logits, rows) / max(1, logits.shape[1] - 1))
-    return torch.stack(ranks)
-
-
 def _draw(documents: Documents) -> list[plots.Figure]:
-    shown = ("copying", "effective rank")
-    rows = [r for r in documents.records("ov") if r["measure"] in shown]
+    rows = documents.records("ov")
     drawn = plots.bars(rows, "head", None, row="measure", size=(620, 140), angle=-60)
     chart = drawn | {"resolve": {"scale": {"y": "independent"}}}
     return [
@@ -142,31 +109,14 @@ def _draw(documents: Documents) -> list[plots.Figure]:
 @lens("ov", "What heads write", figures=_draw, order=10)
 def find(checkpoint: Checkpoint, request: Request) -> Finding:
     """What each head writes for what it reads: does it copy?"""
-    model, V = checkpoint.model, checkpoint.config.vocab_size
-    layers, device = circuits(model), model.embedding.weight.device
-    generator = torch.Generator().manual_seed(request.seed)
-    kept = torch.randperm(V, generator=generator)[:VOCABULARY].sort().values.to(device)
-    drawn = torch.randperm(len(kept), generator=generator)[:SAMPLE].to(device)
     finding, labels, table = Finding(), [], []
-    for heads in layers:
+    for heads in circuits(checkpoint.model):
         values, outputs = heads.values.float(), heads.outputs.float()
-        read, written = token_space(model, heads.layer, kept)
-        singular = singular_values(values, outputs)
-        ranks = own_logits(heads, read, written, drawn)
-        columns = {
-            "copying": copying(values, outputs),
-            "copying of tokens": copying(values, outputs, written.T @ read),
-            "effective rank": effective_rank(singular),
-            "participation": participation(singular),
-            "own rank": ranks.mean(dim=1),
-            "own first": (ranks == 0).float().mean(dim=1),
-        }
-        for head in range(len(ranks)):
-            numbers = {f"OV {name}": column[head] for name, column in columns.items()}
-            finding.numbers(numbers, layer=heads.layer, part=f"head {head}")
+        ranks = effective_rank(singular_values(values, outputs)).cpu()
+        for head, numbers in enumerate(zip(copying(values, outputs), ranks, strict=True)):
+            named = {f"OV {name}": n for name, n in zip(MEASURES, numbers, strict=True)}
+            finding.numbers(named, layer=heads.layer, part=f"head {head}")
             labels.append(f"{heads.layer} head {head}")
-        table.append(torch.stack([column.cpu().float() for column in columns.values()], dim=1))
-    measures = ("copying", "tokens", "effective rank", "participation", "own rank", "own first")
-    finding.array("ov", torch.cat(table), {"head": labels, "measure": measures})
-    finding.notes |= {"width": layers[0].values.shape[-1], "mixer": layers[0].mixer}
+            table.append(torch.stack(numbers))
+    finding.array("ov", torch.stack(table), {"head": labels, "measure": MEASURES})
     return finding

@@ -14,7 +14,7 @@ from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word
 from eval.lenses.trace import gather, readers
 from eval.models import Checkpoint
 
-MEASURES = ("x", "y", "share", "cosine first", "cosine second", "length")
+MEASURES = ("x", "y", "share")
 
 
 def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,18 +31,15 @@ def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return basis, pair @ basis.T
 
 
-def path(vectors: Tensor, basis: Tensor, tokens: Tensor) -> Tensor:
-    """Vectors of one position by layer, `(L, D)`, as a plane shows them: `MEASURES`, `(L, 6)`.
+def path(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Vectors of one position by layer, `(L, D)`, as a plane shows them: `MEASURES`, `(L, 3)`.
 
-    Coordinates, the share of the squared length that lies in the plane, the cosine with each of the
-    two directions, and the length of the whole vector.
+    Coordinates, and the share of the squared length that lies in the plane.
     """
     x = vectors.double()
-    points, length = x @ basis.T, x.norm(dim=1)
-    units = tokens / tokens.norm(dim=1, keepdim=True)
-    clear = length.clamp(min=1e-30)
-    share = points.square().sum(dim=1) / clear.square()
-    return torch.column_stack([points, share, points @ units.T / clear[:, None], length])
+    points = x @ basis.T
+    share = points.square().sum(dim=1) / x.norm(dim=1).clamp(min=1e-30).square()
+    return torch.column_stack([points, share])
 
 
 def toward(streams: Tensor, directions: Tensor) -> Tensor:
@@ -120,7 +117,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
         best = logits[prompt, last].topk(3).indices.tolist()
         pair = [*chosen, *(token for token in best if token not in chosen)][:2]
         basis, ends = plane(rows[pair[0]], rows[pair[1]])
-        points.append(path(streams[:, prompt, last], basis, ends))
+        points.append(path(streams[:, prompt, last], basis))
         corners.append(ends)
         pairs.append(checkpoint.pieces(pair))
     finding, where, layers = Finding(notes={"pairs": pairs}), batch.labels, range(len(streams))

@@ -39,25 +39,21 @@ def contributions(
     stream: Tensor,
     parts: dict[str, Tensor],
     targets: Tensor,
-    centred: bool = False,
 ) -> tuple[list[str], Tensor]:
     """The direct contribution of every part of the last stream to K logits of every position.
 
-    The parts `(B, T, D)` sum to the stream; the targets are token ids, `(B, T, K)`. If centred, a
-    logit counts from the mean logit of the vocabulary: the constant that all logits share changes
-    no probability. Gives labels of the parts and the constants, and `(labels, B, T, K)` that sum to
-    the logits.
+    The parts `(B, T, D)` sum to the stream; the targets are token ids, `(B, T, K)`. A logit counts
+    from the mean logit of the vocabulary: the constant that all logits share changes no
+    probability. Gives labels of the parts and the constants, and `(labels, B, T, K)` that sum to
+    those logits.
 
     Raises:
         RequestError: a final norm that is not known.
     """
     scaled = fixed_norm(model.norm, stream, torch.stack([*parts.values()]))
-    rows = model.head.weight[targets]
+    rows = model.head.weight[targets] - model.head.weight.mean(dim=0)
     fixed = constants(model)
-    biases = [bias[targets] for bias in fixed.values()]
-    if centred:
-        rows = rows - model.head.weight.mean(dim=0)
-        biases = [b - bias.mean() for b, bias in zip(biases, fixed.values(), strict=True)]
+    biases = [bias[targets] - bias.mean() for bias in fixed.values()]
     written = torch.einsum("pbtd,btkd->pbtk", scaled, rows)
     return [*parts, *fixed], torch.cat([written, *(bias[None] for bias in biases)])
 
@@ -195,7 +191,7 @@ def _look_at_logits(
 ) -> None:
     model, stream = checkpoint.model, traced.streams[-1]
     answers = model.logits(stream).argmax(-1)
-    parts = contributions(model, stream, traced.parts, answers[..., None], centred=True)
+    parts = contributions(model, stream, traced.parts, answers[..., None])
     labels, written = parts[0], parts[1][..., 0]
     where = {"part": labels, **batch.axes}
     finding.array("contribution to the answer", batch.masked(written), where)
@@ -203,9 +199,6 @@ def _look_at_logits(
         layer, _, part = label.partition(" ")
         place = {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
         finding.number("contribution to the answer", value, **place)
-    finding.notes["answers"] = [
-        checkpoint.pieces(row[real].tolist()) for row, real in zip(answers, batch.real, strict=True)
-    ]
 
 
 def _look_at_survival(
@@ -214,9 +207,10 @@ def _look_at_survival(
     measures, size = survival(model, traced)
     weight, layers = batch.mean(size)[:, None], range(len(traced.streams))
     writes = ["embedding", *[*traced.parts][len(traced.start) :]]
-    for name, values in measures.items():
-        mean = batch.mean(values * size[:, None]) / weight
-        finding.array(name, mean, {"write": writes, "layer": layers})
+    means = {name: batch.mean(x * size[:, None]) / weight for name, x in measures.items()}
+    there = "share still there"
+    finding.array(there, means[there], {"write": writes, "layer": layers})
+    for name, mean in means.items():
         for part, sublayer in enumerate(SUBLAYERS):
             for distance in layers[:-1]:  # the writes of block l are in the streams from l on
                 later = mean[1 + part :: 2, 1:].diagonal(distance)

@@ -147,9 +147,9 @@ def sections(summed: Iterable[Cell]) -> list[KindSection]:
 
 
 def _is_shown(cell: Cell) -> bool:
-    """Whether a section shows it; bits under the uniform prior, of all channels."""
+    """Whether a section shows it; bits under the uniform prior."""
     if cell.kind == "bits":
-        return cell.place.get("prior") in (None, "uniform") and "channels" not in cell.place
+        return cell.place.get("prior") in (None, "uniform")
     return cell.kind not in ("recovery", "lens")
 
 

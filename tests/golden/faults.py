@@ -215,7 +215,11 @@ LENSES: dict[str, Entry] = {
         "path:toward",
         takes(lambda streams, directions: (streams.roll(1, 0), directions)),
     ),
-    "mixing": ("distances are off by one", "mixing:mean_distance", ONE_MORE),
+    "mixing": (
+        "rows are taken for their neighbours",
+        "mixing:triangles",
+        gives(lambda parts: {name: matrix.roll(1, 0) for name, matrix in parts.items()}),
+    ),
     "ov": (
         "heads are taken for their neighbours",
         "ov:value_maps",

@@ -1,5 +1,7 @@
 """Hidden units against a restatement, overlaps by hand."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from eval import RequestError
 from eval.lenses import features
 from eval.lenses.stories import retellings
 from eval.lenses.trace import trace
-from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
+from tests.eval.lenses.cases import look, story_checkpoint, wrapped
 
 
 def test_hidden_units_make_the_channel_mixers_output():
@@ -69,16 +71,18 @@ def test_stories_are_told_twice_in_other_words():
 
 def test_the_features_lens_tells_overlap_by_layer():
     found = look("features", story_checkpoint())
-    overlap = found.arrays["overlap"]
-    assert overlap.axes == {
-        "layer": ["tokens", 1, 2],
-        "texts": ("retold", "unrelated", "chance"),
+    layers, texts = ["tokens", 1, 2], ("retold", "unrelated", "chance")
+    overlap = {
+        (row["layer"], row["texts"]): row["value"]
+        for row in found.figures
+        if row["figure"] == "feature overlap"
     }
-    assert ((overlap.values >= 0) & (overlap.values <= 1)).all()
+    assert set(overlap) == set(product(layers, texts))
+    assert all(0 <= value <= 1 for value in overlap.values())
     above = [row for row in found.figures if row["figure"] == "overlap above unrelated"]
-    assert [row["layer"] for row in above] == ["tokens", 1, 2]
+    assert [row["layer"] for row in above] == layers
     for row in above:
-        retold, unrelated, _ = at(overlap, layer=row["layer"]).tolist()
+        retold, unrelated = (overlap[row["layer"], text] for text in texts[:2])
         assert row["value"] == pytest.approx(retold - unrelated, abs=1e-6)
         assert row["low"] <= row["value"] <= row["high"]
         assert row["n"] == len(retellings())

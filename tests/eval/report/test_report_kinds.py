@@ -60,7 +60,7 @@ def test_bits_are_drawn_over_distance():
         row("bits", about(step), corpus="toy", place=4, candidates=400, prompts="inside",
             prompt=0, truth=[7], distances=[0, 4],
             rms=[1.0, 1.0], effect=[0.9, 0.1], effect_sampled=[0.9, 0.1], margin_bits=kinds,
-            bits={"uniform": precisions, "unigram": precisions}, channels={"bf16": {"1": kinds}},
+            bits={"uniform": precisions, "unigram": precisions},
             **SITE)
         for step in (0, 100)
     ]  # fmt: skip
