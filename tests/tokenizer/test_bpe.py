@@ -3,13 +3,12 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tokenizer import (
     END_OF_TEXT,
     PAD,
-    CorpusError,
     load_tokenizer,
     open_corpus,
     tokenizer_hash,
@@ -89,26 +88,3 @@ def test_transformers_reads_the_file_and_gives_the_same_ids(file, tokenizer, tex
 def test_loading_from_a_file_or_its_directory_keeps_the_hash(file, tokenizer):
     for path in (file, str(file), file.parent):
         assert tokenizer_hash(load_tokenizer(path)) == tokenizer_hash(tokenizer)
-
-
-def test_a_vocabulary_that_cannot_be_is_refused():
-    for size in (257, 65537):
-        with pytest.raises(CorpusError, match=rf"--vocab-size {size}: must be 258 .* to 65536"):
-            train_tokenizer(["a", "b"], size)
-    with pytest.raises(CorpusError, match=r"--vocab-size 4096: .* for \d+ entries only; give more"):
-        train_tokenizer(["one story", "another story"])
-
-
-def test_a_missing_or_broken_file_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match=r"tokenizer\.json: no such file; make one with"):
-        load_tokenizer(tmp_path)
-    broken = tmp_path / "tokenizer.json"
-    broken.write_text("{}")
-    with pytest.raises(CorpusError, match=r"tokenizer\.json: not a tokenizer file"):
-        load_tokenizer(broken)
-
-
-def test_a_tokenizer_that_is_not_made_of_bytes_is_refused():
-    words = Tokenizer(models.WordLevel({"hello": 0, "wörld ": 1}, unk_token="hello"))
-    with pytest.raises(CorpusError, match="is not made of bytes; train a byte-level tokenizer"):
-        token_bytes(words)

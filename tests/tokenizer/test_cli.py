@@ -90,47 +90,6 @@ def test_a_pipe_that_closes_early_is_no_error(file):
     assert (result.stdout, result.stderr) == ("0\n", "")
 
 
-@pytest.mark.parametrize("command", ["train", "pack", "inspect"])
-def test_help_has_examples_to_copy(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert f"  python -m tokenizer {command} " in shown
-    assert "hub:roneneldan/TinyStories" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train nowhere --out {new}", "no such file or directory"),
-        ("train toy:10 --out {file}/t.json", "tokenizer.json/t.json: cannot be written ("),
-        ("train toy:10 --out {folder}", "is a directory"),
-        ("pack toy:10 --tokenizer {file} --out {file}/d", "tokenizer.json/d: cannot be written ("),
-        ("train toy:10 --out {new} --vocab-size 9999", "entries only; give more stories"),
-        ("pack toy:10 --tokenizer {new} --out {new}d", "new: no such file; make one with"),
-        ("pack toy:10 --tokenizer {file} --out {new} --context 8", "need --layout rows"),
-        ("pack toy:10 --tokenizer {file} --out {folder}", "already exists"),
-        ("pack toy:10 --tokenizer {file} --out {new} --workers 0", "--workers 0: must be 1 or m"),
-        (
-            "pack toy:10 --tokenizer {file} --out {new} --shard-tokens 0",
-            "--shard-tokens 0: must be",
-        ),
-        ("inspect {folder}", "no such file; make one with"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(words, message, file, tmp_path, capsys):
-    capsys.readouterr()
-    places = {"file": file, "folder": tmp_path, "new": tmp_path / "new"}
-    assert main(words.format(**places).split()) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_train_on_a_full_disk_leaves_the_old_file_whole(tmp_path, capsys, full_disk):
     out = tmp_path / "tokenizer.json"
     out.write_text("old")

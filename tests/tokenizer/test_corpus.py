@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.said import one_line
 from tokenizer import CorpusError, open_corpus
 
 STORIES = [
@@ -190,45 +189,6 @@ def test_the_real_hub():
     assert len(list(stories)) == 10
 
 
-BAD_FILES = {
-    "empty.txt": (b"", "holds no story; at least two"),
-    "blank.txt": (b"\n \n<|endoftext|>\n\n<|endoftext|>", "holds no story; at least two"),
-    "one.txt": (b"Once.\n<|endoftext|>\n", "holds one story only; at least two"),
-    "plain.txt": (b"Once upon a time.\nThe end.\n", "holds one story only; at least two"),
-    "latin.txt": (
-        b"One.\n<|endoftext|>\nA caf\xe9.\n<|endoftext|>\n",
-        "byte 24 (line 3) is 0xe9, not valid UTF-8; convert",
-    ),
-    "latin.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', "byte 24 (line 2) is 0xff"),
-    "empty.jsonl": (b"\n", "holds no story"),
-    "broken.jsonl": (b'{"text": "a"}\n\n{"text": \n', "line 3 is not an object with a text"),
-    "field.jsonl": (
-        b'{"story": "a"}\n',
-        "line 1: no column text, only story; rename the stories' co"
-        "lumn, or tell the tokenizer its name: --field story",
-    ),
-    "other.jsonl": (
-        b'{"text": "a"}\n{"story": "b"}\n',
-        "line 2: no column text, only story; rename",
-    ),
-    "late.jsonl": (b'{"text": "a"}\n' * 5 + b'{"text": null}\n', "line 6 is not an object"),
-    "number.jsonl": (b'{"text": "a"}\n{"text": 3}\n', "line 2 is not an object with a text"),
-    "list.jsonl": (b"[1]\n", "line 1 is not an object with a text"),
-    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1 is not an object with a text"),
-    "broken.parquet": (b"PAR1 no PAR1", "not a Parquet file"),
-    "stories.csv": (b"text\n", "unknown kind of file; the name must end in .txt, .jsonl"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_refused_in_one_line(tmp_path, name):
-    content, message = BAD_FILES[name]
-    path = tmp_path / name
-    path.write_bytes(content)
-    with one_line(CorpusError, f"{name}: {message}"):
-        list(open_corpus(str(path), "train"))
-
-
 def test_a_text_that_is_too_long_is_not_called_bad_utf_8(tmp_path, monkeypatch):
     monkeypatch.setattr("tokenizer.corpus.BLOCK", 7)
     monkeypatch.setattr("tokenizer.corpus.LONGEST_STORY", 30)
@@ -236,42 +196,3 @@ def test_a_text_that_is_too_long_is_not_called_bad_utf_8(tmp_path, monkeypatch):
     path.write_text("One.<|endoftext|>" + "\u20ac" * 40, encoding="utf-8")
     with pytest.raises(CorpusError, match=r"long\.txt: no separator after byte 17; end each"):
         list(open_corpus(str(path), "train"))
-
-
-def test_parquet_needs_a_column_of_texts(tmp_path):
-    path = tmp_path / "stories.parquet"
-    pq.write_table(pa.table({"story": STORIES, "id": range(4)}), path)
-    with pytest.raises(CorpusError, match="no column text, only story, id; rename"):
-        open_corpus(str(path), "train")
-    pq.write_table(pa.table({"text": ["a", "b", None]}), path)
-    with pytest.raises(CorpusError, match="row 3 holds None, not a text"):
-        list(open_corpus(str(path), "train"))
-    bad = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": bad}), path)
-    with pytest.raises(CorpusError, match="row 2 is not valid UTF-8"):
-        list(open_corpus(str(path), "train"))
-
-
-@pytest.mark.parametrize(
-    ("source", "settings", "message"),
-    [
-        *((toy, {}, "must be toy, toy:STORIES or toy:STORIES:SEED")
-          for toy in ("toy:", "toy:1", "toy:x", "toy:10:", "toy:10:1:2")),
-        ("toy:10", {"split": "test"}, "split test: must be train or valid"),
-        ("toy:10", {"limit": 1}, "--limit 1: must be 2 or more"),
-        ("toy:10", {"valid_fraction": 1.5}, "--valid-fraction 1.5: must lie between 0 and 1"),
-        ("{}/few.txt", {"split": "valid", "valid_fraction": 1e-9}, "holds no story for valid; at"),
-        ("{}/nowhere", {}, "no such file or directory; a source is toy"),
-        ("{}/empty", {}, "no train.* or valid.* in it"),
-        ("{}/one", {"split": "valid"}, "has no valid split; choose a source that has one"),
-        ("{}/two", {}, "two: several kinds of file for train (train.jsonl, train.txt); keep one"),
-    ],
-)  # fmt: skip
-def test_a_source_that_cannot_be_used_is_refused(tmp_path, source, settings, message):
-    for folder in ("empty", "one", "two"):
-        (tmp_path / folder).mkdir()
-    for name in ("few.txt", "one/train.txt", "two/train.txt", "two/train.jsonl"):
-        write(tmp_path / name, STORIES)
-    with one_line(CorpusError, message):
-        open_corpus(source.format(tmp_path), **{"split": "train", **settings})
-    assert open_corpus(str(tmp_path / "one"), "train", valid_fraction=0.5).share == 0.5

@@ -189,7 +189,10 @@ def test_an_interrupted_packing_goes_on_after_its_whole_shards(
 def test_an_interrupted_packing_of_something_else_is_named(tokenizer, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * 3000 + '{"text": 1}\n')
     (tmp_path / "valid.jsonl").write_text('{"text": "b"}\n' * 3)
-    out = tmp_path / "data"
+    out, before = tmp_path / "data", sorted(tmp_path.iterdir())
+    with pytest.raises(CorpusError, match="line 3001"):
+        pack(str(tmp_path), tokenizer, out)
+    assert sorted(tmp_path.iterdir()) == before  # no shard was complete
     with pytest.raises(CorpusError, match=r"line 3001 .*; \d\d complete shards are kept"):
         pack(str(tmp_path), tokenizer, out, shard_tokens=200)
     with pytest.raises(

@@ -84,21 +84,6 @@ def test_no_valid_story_is_ever_in_train(stories):
     assert not any(held_out(text, HELD_OUT) for text in stories)
 
 
-def test_a_friend_is_introduced_once(stories):
-    introduced = [len(re.findall(r"\b(?:his|her) friend [A-Z]", text, re.I)) for text in stories]
-    assert set(introduced) == {0, 1}
-    assert sum(introduced) > len(stories) / 2
-
-
-def test_the_stories_have_many_words_and_many_beginnings(stories):
-    words = {word.lower() for text in stories for word in WORD.findall(text)}
-    assert len(words) >= 2000
-    lengths = sorted(len(text.split()) for text in stories)
-    assert lengths[0] >= 90
-    assert lengths[-1] <= 290
-    assert len({text.split(".")[0] for text in stories}) > 2500
-
-
 def test_the_stories_are_written_correctly(stories):
     for text in stories:
         assert not re.search(r"[{}\[\]|_=]|  | \n|\n |\n\n| [.,!?]", text), text
@@ -111,18 +96,6 @@ def test_the_stories_are_written_correctly(stories):
         for article, word in AN.findall(text):
             vowel = word[0].lower() in "aeiou" and not word.startswith(("one", "uni", "use"))
             assert (article.lower() == "an") == (vowel or word.startswith(("hour", "honest"))), word
-
-
-def test_hero_and_pronouns_agree():
-    for index in range(300):
-        text = story(0, index)
-        opening = text.split("\n")[0]
-        if found := re.search(r"\b(girl|boy) (?:named|called) ([A-Z][a-z]+)", opening):
-            own, other = ("She", "He") if found[1] == "girl" else ("He", "She")
-            assert found[2] in text.split("\n", 1)[1]
-            assert not re.search(rf"\b{other}\b", opening), opening
-            assert not re.search(rf"{found[2]}[^.\"]* {other.lower()}self", text)
-            assert re.search(rf"\b{own}\b", text, re.I), text
 
 
 def test_every_name_in_a_line_is_known():
