@@ -56,7 +56,6 @@ NOT_RUN = {
     r"wandb (sweep|agent)": "needs an account",
     r"train sweep": "trains dozens of models in new processes",
     r"scripts/gpu_check\.sh": "needs a GPU",
-    r"scripts\.bench_(?!learning)": "measures this machine for minutes; each has its tests",
     r"torchrun|srun|--trainer\.devices": "needs several devices",
     r"arch check my_mixers": "tests/arch/test_mixers_docs.py writes and checks that file",
     r"--plugin lengths\.py": "tests/eval/test_plugins.py writes and runs that file",

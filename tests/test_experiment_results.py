@@ -128,6 +128,31 @@ def test_a_printed_figure_is_that_of_the_rows(name: str) -> None:
     assert count() in (RESULTS / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/results/README.md"])
+def test_the_headline_is_that_of_the_rows(page: str) -> None:
+    said = " ".join((RESULTS.parent.parent / page).read_text(encoding="utf-8").split())
+    found = table("experiments/e1")
+    single = at(found, CODES, -1) == found["prior_bits.uniform"]
+    assert set(found.distances.map(tuple)) == {(1, 2, 4, 8)}
+    assert set(found.candidates) == {1024}
+    assert set(found.place) == {12}
+    five = found[found.name != "expanded"]
+    assert f"{single[five.index].sum():,} of {len(five):,} cases" in said.replace("*", "")
+    assert (five.name.nunique(), five.prompt.nunique()) == (5, 40)
+    assert five.groupby("name").seed.nunique().sum() == 15
+    other = single[found.name == "expanded"].groupby(found.step).sum()
+    assert "{}, {} and {} of 120".format(*other.loc[[0, 100, 400]]) in said
+
+
+def test_the_headline_of_smollm2_is_that_of_its_rows() -> None:
+    said = " ".join((RESULTS / "README.md").read_text(encoding="utf-8").split())
+    found = table("smollm2/bits")
+    single = at(found, "bits.uniform.int4.alone", -1) == 12
+    last, middle = (single[found["site.layer"] == layer] for layer in (30, 15))
+    text = f"in {last.sum()} of {len(last)} passages, one of layer 15 in "
+    assert f"{text}{middle.sum()} of {len(middle)}" in said
+
+
 @pytest.mark.parametrize("name", ["e1", "e2b", "e3b", "e4b", "e5b"])
 def test_rows_are_of_the_registration_beside_them(name: str) -> None:
     content = (RESULTS / "experiments" / f"{name}.yaml").read_bytes()

@@ -145,3 +145,11 @@ def test_what_had_to_hold_is_said_of_every_claim_that_was_asked(page: str) -> No
     asked = [int(cells[0]) for cells in lines(page) if cells[-1]]
     assert list(criteria["claim"]) == asked
     assert len(asked) == 49
+
+
+def test_what_search_names_whole_is_counted(page: str, figures: Any) -> None:
+    of_models = figures[~figures["smollm2"]]
+    shares = pd.concat([of_models[column] for column in SHARES if column.endswith("search")])
+    shares = shares[shares != "–"].str.partition(" ")[0]
+    assert f"Of {len(shares)} shares" in page
+    assert f"{(shares == '100').sum()} are exactly 100 %" in page
