@@ -7,7 +7,7 @@ comparisons read these declarations.
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,7 +78,7 @@ class Kind(NamedTuple):
 def quantities(row: Row) -> tuple[Quantity, ...]:
     """The quantities of a row: those of its kind, or the one figure that the row itself names."""
     known = MEASURED.get(row["kind"], _OTHER).quantities
-    return known or ((_seeds(row["figure"], fields="value low high n"),) if "figure" in row else ())
+    return known or ((_figure(row["figure"]),) if "figure" in row else ())
 
 
 def place(row: Row) -> Place:
@@ -204,6 +204,12 @@ def _seeds(
         return Estimate(float(value), row.get(low), row.get(high), row.get(n) or 1)
 
     return Quantity(name, "seeds", of, title, share, main)
+
+
+def _figure(name: str) -> Quantity:
+    """A lens figure, of the rows that name it alone; `measure` asks it of all rows of a place."""
+    value = _seeds(name, fields="value low high n")
+    return replace(value, of=lambda row: value.of(row) if row["figure"] == name else None)
 
 
 def _bits(row: Row) -> Iterator[Row]:

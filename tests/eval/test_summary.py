@@ -32,7 +32,7 @@ from eval.tables import (
     share_text,
     to_csv,
 )
-from tests.eval.report.cases import about, every_kind, make_row, make_rows
+from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 
 ROWS = make_rows(count=6)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -231,6 +231,15 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
     found = accepts(rows)
     assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
     assert sum(record["false_accepts"] for record in summarise(rows)) == 0
+
+
+def test_figures_of_a_lens_at_one_place_are_not_pooled():
+    rows = [
+        lens(about(0), value) | {"key": name, "figure": name}
+        for name, value in (("near", 1.0), ("far", 3.0))
+    ]
+    (record,) = summarise(rows, kind="lens")
+    assert (record["near"], record["far"]) == (1.0, 3.0)
 
 
 def test_n_counts_the_prompts_whose_rows_have_the_figure():
