@@ -148,10 +148,16 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
 
 
 def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Row], str]:
-    """All rows of a results directory after the tasks are run, and its path, if it is kept."""
+    """The tasks' rows after they are run, in their order, and where they are, if they are kept."""
     with open_results(out) as results:
         run_tasks(tasks, results, what)
-        return results.rows(), results.note if out else ""
+        return rows_of(tasks, results), results.note if out else ""
+
+
+def rows_of(tasks: Sequence[Task], results: Results) -> list[Row]:
+    """Those rows of a results directory that answer the tasks, in their order."""
+    rows = {row["key"]: row for row in results.rows()}
+    return [rows[key] for key in dict.fromkeys(k for t in tasks for k in t.keys) if key in rows]
 
 
 def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:

@@ -110,8 +110,8 @@ def invert(
     from eval.inversion.questions import derive, read_calls, read_suite
     from eval.inversion.run import SHUFFLED, plan
     from eval.models import open_models
-    from eval.report.tables import terminal_table
-    from eval.tasks import open_results, run_tasks
+    from eval.report.tables import answer_lines, terminal_table
+    from eval.tasks import open_results, rows_of, run_tasks
     from eval.text import choose_corpora, choose_corpus
 
     run_plugins(plugin, [*listed(models), out])
@@ -154,8 +154,11 @@ def invert(
         _say_left_out(asked.questions, lengths)
     with open_results(out, resume) as results:
         run_tasks(jobs, results, "inverting", limit)
-        rows = results.rows()
-    return Result(rows, terminal_table(rows), _next(results, out))
+        rows = rows_of(jobs, results)
+    if not rows:  # of a shard or a limit
+        return Result(rows, "no rows yet", _next(results, out))
+    answers = answer_lines(rows)
+    return Result(rows, "\n\n".join([*answers, terminal_table(rows)]), _next(results, out))
 
 
 def _run_calls(calls: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> Result:

@@ -70,9 +70,7 @@ def loss(
     tasks = [
         Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
     ]
-    every, note = answered(tasks, out, "predicting")
-    known = {row["key"]: row for row in every}
-    rows = [known[key] for task in tasks for key in task.keys if key in known]
+    rows, note = answered(tasks, out, "predicting")
     records = []
     for row in rows:
         interval = bits_of_text([row["parts"]], [0])

@@ -66,7 +66,7 @@ def lens(
         length: tokens of a story's beginning; default: 64
         words: tokens that are followed, each one token, its space before it included: ' happy'
     """
-    from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, read_documents, word_tokens
+    from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.questions import Look
     from eval.lenses.trace import gather
     from eval.models import open_models
@@ -89,9 +89,10 @@ def lens(
         looks += [Look(one, checkpoint, request, ALL not in names) for one in lenses]
     with open_results(out) as results:
         run_tasks(looks, results, "looking")
-        answers = [look.read(results) for look in looks]
-        shown = [_shown(*answer) for answer in answers if answer[0]]
-        rows, documents = results.rows(), list(read_documents(results.directory))
+        answers = [answer for look in looks if (answer := look.read(results))[0]]
+    documents = [document for document, _ in answers]
+    rows = [row for _, some in answers for row in some]
+    shown = [_shown(*answer) for answer in answers]
     notes = f"{results.note}, documents: {results.directory / FOLDER}" if out else ""
     return Result(rows, "\n\n".join(part for part in shown if part), notes, documents)
 

@@ -20,7 +20,7 @@ from eval.circuit import Circuit, uncertified
 from eval.inversion.guesses import open_readbacks
 from eval.inversion.problem import ACCEPT, Batch, Problem, measure
 from eval.inversion.solvers import Tools, parse_solvers
-from eval.models import open_models
+from eval.models import Checkpoint, open_models
 from eval.recovery import Slice
 from eval.text import choose_corpus, held_out_text
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from eval.captures import Model
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
-MEASURED = 4  # background passages on which rounding is measured before the search
 UNSURE = "?"
 
 
@@ -123,9 +122,7 @@ def recover(
     if "truth" in asked.needs:
         raise RequestError(f"solver {name}: needs the true tokens, which are not known here")
     source = choose_corpus([checkpoint], corpus)
-    text = held_out_text(checkpoint, source).windows("background", MEASURED, T, least=1)
-    background = measure(circuit, text.to(target.device))
-    share = (background.floor(visible) / visible.select(background.outputs).norm(dim=-1)).max()
+    share = _floor_share(checkpoint, circuit, source, visible, T)
     stored = _rounding(target)
     floor = share * target.norm(dim=-1) + stored
     limit, noise = ACCEPT * floor, torch.zeros_like(floor)
@@ -165,6 +162,21 @@ def recover(
         solver=name,
         evaluations=evaluations,
     )
+
+
+def _floor_share(
+    checkpoint: Checkpoint, circuit: Circuit, corpus: str, visible: Slice, length: int
+) -> float:
+    """The largest rounding floor of a background passage's outputs, as a share of their length."""
+
+    def largest() -> float:
+        text = held_out_text(checkpoint, corpus).windows("background", 1, length, least=1)
+        background = measure(circuit, text.to(circuit.vocabulary.device))
+        lengths = visible.select(background.outputs).norm(dim=-1)
+        return float((background.floor(visible) / lengths).max())
+
+    site = circuit.sites, circuit.part
+    return checkpoint.keep(("floor share", site, corpus, str(visible), length), largest)
 
 
 def _checked(outputs: Tensor, circuit: Circuit) -> Tensor:

@@ -11,7 +11,9 @@ from eval.quantities import MEASURED
 from eval.recovery import (
     Joined,
     hidden_positions,
+    layers,
     margin_bits,
+    part,
     prompt_of,
     question,
     shares,
@@ -42,6 +44,7 @@ from eval.schema import Row
 from eval.summary import Record, measure
 from eval.tables import NONE, Table, group, percent, terminal
 
+FEW = 24  # rows whose answers are shown in full
 VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
 FAMILIES = ("gradient", "", "search", "control")
 """In the order of reading; the empty one stands for all others."""
@@ -210,6 +213,43 @@ def terminal_table(rows: list[Row]) -> str:
     title = "Tokens recovered before and after training, % (top-1)"
     table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
     return terminal(table)
+
+
+def answer_lines(rows: list[Row]) -> list[str]:
+    """Each prompt, and below it what was recovered of it, a line for each row; wrong tokens marked.
+
+    Of few rows: none where there are more than `FEW`.
+    """
+    if len(rows) > FEW:
+        return []
+    prompts = []
+    for (model, step, text), some in group(rows, _asked).items():
+        lines = [
+            [
+                f"layer {site_label(max(layers(row)), part(row))}",
+                row["slice"],
+                row["method"],
+                "".join(
+                    visible(piece) if found == true else f"[{visible(piece)}]"
+                    for piece, found, true in zip(
+                        row["found_text"], row["found"], row["truth"], strict=True
+                    )
+                ),
+            ]
+            for row in some
+        ]
+        width = [max(len(line[i]) for line in lines) for i in range(3)]
+        named = [
+            "  ".join([*(f"{cell:{w}}" for cell, w in zip(line, width, strict=False)), line[3]])
+            for line in lines
+        ]
+        title = f"{model}, step {step}: {visible(text)}"
+        prompts.append("\n  ".join([title, *named]))
+    return prompts
+
+
+def _asked(row: Row) -> tuple[str, int, str]:
+    return row["checkpoint"]["name"], row["checkpoint"]["step"], row["text"]
 
 
 def collision_lines(placed: list[Placed]) -> list[Record]:

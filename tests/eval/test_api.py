@@ -8,6 +8,7 @@ from dataclasses import replace
 from html import unescape
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -21,6 +22,7 @@ from eval.information.posterior import QUANTISERS
 from eval.text import SETS
 from eval.tracking import MODES
 
+KINDS = {"invert": "recovery"}
 HELP = """
 import contextlib, io, sys
 from eval.__main__ import COMMANDS, add_command, main
@@ -133,6 +135,36 @@ def test_rows_of_a_call_without_out_are_in_the_result_alone(model_directory, tmp
     result = evals.geometry(path, layers=1, hidden=1, count=1, length=4)
     assert {row["kind"] for row in result.rows} == {"geometry"}
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_rows_and_tables_are_of_the_call_alone(model_directory, tmp_path):
+    """Though the directory holds more."""
+    models, out = [model_directory("flat", step) for step in (0, 5)], str(tmp_path / "out")
+    asked = {
+        "invert": {"text": "Tom sat.", "layers": 1, "methods": "sweep"},
+        "geometry": {"layers": 1, "hidden": 1, "count": 1, "length": 4},
+        "lens": {"lens": "residual", "text": "Tom sat."},
+    }
+    for name, words in asked.items():
+        first = getattr(evals, name)(models[0], out=out, **words)
+        assert {row["kind"] for row in first.rows} == {KINDS.get(name, name)}
+        second = getattr(evals, name)(models[1], out=out, **words)
+        assert {row["checkpoint"]["step"] for row in second.rows} == {5}
+        again = getattr(evals, name)(models, out=out, **words)
+        assert again.rows == [*first.rows, *second.rows]
+
+
+def test_answers_are_printed_with_wrong_tokens_marked(model_directory):
+    model = model_directory()
+    words: dict[str, Any] = {"text": "Tom sat.", "layers": 1, "set_": "adam.steps=1"}
+    result = evals.invert(model, methods=["sweep", "adam"], **words)
+    first, *lines = str(result).splitlines()[:3]
+    assert first == "flat, step 0: Tom·sat."
+    assert lines[0].endswith(" Tom·sat.")
+    wrong = sum(
+        a != b for a, b in zip(*(result.rows[1][n] for n in ("truth", "found")), strict=True)
+    )
+    assert lines[1].count("[") - 1 == wrong > 0  # one is the slice's
 
 
 def test_a_lens_from_python_has_its_page(model_directory, tmp_path):
