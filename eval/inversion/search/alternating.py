@@ -263,7 +263,7 @@ class _Search:
         """
         turns, problem, k = self.turns, self.turns.problem, self.turns.k
         V, rows = len(turns.vocabulary), list(range(len(self.ends)))
-        counts = [min(n, V) for n in ((LIKELY, LIKELY) if problem.noise.any() else FINALLY)]
+        counts = (LIKELY, LIKELY) if problem.noise.any() else FINALLY
         reading = Reading([problem], [turns.readback], *counts)
         paths = reading.together(turns.whole(rows, turns.hidden))
         read = [reading.alone(0, p, paths, good) for p, good in enumerate(paths.good[0].tolist())]
