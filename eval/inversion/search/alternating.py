@@ -46,7 +46,6 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
     "search",
     hidden=range(1, ANY),
     random=True,
-    cost=lambda V, T, k: min(V, LARGE) * (4 + k * k),
     title="exact search, alternating",
     short="exact search",
     word="exact",

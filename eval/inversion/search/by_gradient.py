@@ -19,7 +19,6 @@ ALL_CHOICES = 4096  # combinations of the likeliest tokens that are run, at most
 @solver(
     "search",
     hidden=range(1),
-    cost=lambda V, T, k: 200 * T,
     title="search in the order of gradients, SipIt",
     short="SipIt",
     word="SipIt",
@@ -96,7 +95,6 @@ def _search(
     "search",
     hidden=range(1, ANY),
     random=True,
-    cost=lambda V, T, k: 3 * 900 * T + V * k,
     title="snap and resolve",
     short="snap",
 )

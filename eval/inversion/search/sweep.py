@@ -24,7 +24,6 @@ from eval.tasks import SoFar, tell, watched
     "search",
     hidden=range(1),
     together="layers",
-    cost=lambda V, T, k: V * T,
     title="exact search, sweep",
     short="exact search",
     word="exact",
@@ -130,7 +129,6 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
 @solver(
     "prior",
     hidden=range(1),
-    cost=lambda V, T, k: 2 * V * T,
     title="search with a prior",
     short="with prior",
     word="prior",
@@ -170,7 +168,7 @@ def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answe
     return [Answer(chosen, score, evaluations=spent) for chosen, score in each]
 
 
-@solver("control", random=True, cost=lambda V, T, k: T, name="chance")
+@solver("control", random=True, name="chance")
 def guess(batch: Batch, chance: Chance) -> list[Answer]:
     """Random tokens, without looking: the control that every figure is compared with."""
     V = len(batch.circuit.vocabulary)
