@@ -79,7 +79,7 @@ class Solver:
         code: of a user's own file, its SHA-256; None for our own.
         together: the problems of one call: those of a "batch" that have nothing but the model
             and the length in common, "layers" of the same prompts, or one "problem".
-        title, short, word: its name on pages, in narrower places, and in the terminal.
+        title: its name on pages.
         hidden: how many hidden tokens it can work with, of those before the last position shown, in
             a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
@@ -93,8 +93,6 @@ class Solver:
     code: str | None
     together: str
     title: str
-    short: str
-    word: str
     hidden: range | None = None
     random: bool = False
 
@@ -204,7 +202,7 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     Args:
         family: one of `FAMILIES`.
         name: of the solver.
-        about: fields of `Solver`: hidden, random, together, title, short, word. A gradient solver
+        about: fields of `Solver`: hidden, random, together, title. A gradient solver
             answers a batch at once, any other one problem, if `together` says nothing else.
 
     Raises:
@@ -220,13 +218,8 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
             solvers()  # so that no name of ours is taken
         if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
             raise RequestError(f"solver {key}: there is one of that name; give it another")
-        title = about.get("title", key)
-        defaults = {
-            "together": "batch" if family == "gradient" else "problem",
-            "title": title,
-            "short": title,
-            "word": key,
-        }
+        together = "batch" if family == "gradient" else "problem"
+        defaults: dict[str, Any] = {"together": together, "title": key}
         _REGISTRY[key] = Solver(
             name=key,
             family=family,

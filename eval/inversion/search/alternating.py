@@ -47,8 +47,6 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
     hidden=range(1, ANY),
     random=True,
     title="exact search, alternating",
-    short="exact search",
-    word="exact",
 )
 def alternating(
     batch: Batch,

@@ -20,8 +20,6 @@ ALL_CHOICES = 4096  # combinations of the likeliest tokens that are run, at most
     "search",
     hidden=range(1),
     title="search in the order of gradients, SipIt",
-    short="SipIt",
-    word="SipIt",
 )
 def sipit(batch: Batch, chance: Chance, *, steps: int = 1000, tried: int = 1) -> list[Answer]:
     """Tries tokens at each position in the order in which a descent comes near them.
@@ -96,7 +94,6 @@ def _search(
     hidden=range(1, ANY),
     random=True,
     title="snap and resolve",
-    short="snap",
 )
 def snap(batch: Batch, chance: Chance, *, steps: int = 300, resolve: int = 600) -> list[Answer]:
     """Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones alone.

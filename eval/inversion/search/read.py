@@ -39,16 +39,12 @@ GROWTH = 8  # of a shortlist that does not hit
     hidden=range(1),
     together="layers",
     title="exact search, propose and verify",
-    short="exact search",
-    word="exact",
 )
 @solver(
     "search",
     hidden=range(1),
     together="layers",
     title="exact search, read and verify",
-    short="exact search",
-    word="exact",
 )
 def read(batch: Batch, chance: Chance, readback: ReadBacksOf) -> list[Answer]:
     """Reads each token off the stream by a fitted linear map and verifies it by running it.

@@ -25,8 +25,6 @@ from eval.tasks import SoFar, tell, watched
     hidden=range(1),
     together="layers",
     title="exact search, sweep",
-    short="exact search",
-    word="exact",
 )
 def sweep(batch: Batch, chance: Chance) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
@@ -130,8 +128,6 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
     "prior",
     hidden=range(1),
     title="search with a prior",
-    short="with prior",
-    word="prior",
 )
 def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answer]:
     """A sweep that weighs the evidence against the model's own next-token probabilities.
