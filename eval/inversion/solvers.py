@@ -79,9 +79,7 @@ class Solver:
         code: of a user's own file, its SHA-256; None for our own.
         together: the problems of one call: those of a "batch" that have nothing but the model
             and the length in common, "layers" of the same prompts, or one "problem".
-        cost: tokens it is likely to send through the circuit for one prompt, given the vocabulary,
-            the length and the hidden tokens; for the time-left estimate alone.
-        title, short, word: its name on pages, in narrower places, and in the terminal.
+        title: its name on pages.
         hidden: how many hidden tokens it can work with, of those before the last position shown, in
             a causal model; None: any slice and any model.
         random: whether another seed can give another answer.
@@ -94,10 +92,7 @@ class Solver:
     needs: tuple[str, ...]
     code: str | None
     together: str
-    cost: Callable[[int, int, int], float]
     title: str
-    short: str
-    word: str
     hidden: range | None = None
     random: bool = False
 
@@ -207,10 +202,8 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     Args:
         family: one of `FAMILIES`.
         name: of the solver.
-        about: fields of `Solver`: hidden, random, together, cost, title, short, word. A
-            gradient solver answers a batch at once, any other one problem, if `together` says
-            nothing else. Without `cost` a token costs three times the default of `steps`, or of
-            300.
+        about: fields of `Solver`: hidden, random, together, title. A gradient solver
+            answers a batch at once, any other one problem, if `together` says nothing else.
 
     Raises:
         RequestError: another solver has the name.
@@ -219,20 +212,14 @@ def solver(family: str, *, name: str = "", **about: Any) -> Callable[[F], F]:
     def enter(function: F) -> F:
         parameters = inspect.signature(function).parameters
         settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
-        key, each = name or function.__name__, 3 * settings.get("steps", 300)
+        key = name or function.__name__
         ours = function.__module__.startswith("eval.")
         if not ours:
             solvers()  # so that no name of ours is taken
         if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
             raise RequestError(f"solver {key}: there is one of that name; give it another")
-        title = about.get("title", key)
-        defaults = {
-            "together": "batch" if family == "gradient" else "problem",
-            "cost": lambda V, T, k: each * T,
-            "title": title,
-            "short": title,
-            "word": key,
-        }
+        together = "batch" if family == "gradient" else "problem"
+        defaults: dict[str, Any] = {"together": together, "title": key}
         _REGISTRY[key] = Solver(
             name=key,
             family=family,

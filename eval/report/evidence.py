@@ -172,20 +172,18 @@ class Method(NamedTuple):
     """The words of a method, as a `Solver` has them."""
 
     title: str
-    short: str
-    word: str
     text: str = ""
 
 
 COLUMN_WORDS = {  # of columns of several solvers
-    BEST: Method("the best of the other gradient methods", "other gradient", "other grad."),
-    "exact": Method("exact search", "exact search", "exact"),
+    BEST: Method("the best of the other gradient methods"),
+    "exact": Method("exact search"),
 }
 
 
 def method(name: str) -> Solver | Method:
     """The words of a method or column; an unknown one is called by its name."""
-    return solvers().get(name) or COLUMN_WORDS.get(name) or Method(name, name, name)
+    return solvers().get(name) or COLUMN_WORDS.get(name) or Method(name)
 
 
 def column_order(names: set[str]) -> list[str]:

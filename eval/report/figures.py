@@ -76,14 +76,14 @@ def recovery(records: list[Record], field: str) -> list[tuple[str, list[Panel]]]
                 "value": 100 * r["top1"],
                 "low": 100 * r["low"],
                 "high": 100 * r["high"],
-                "by": method(r["column"]).short,
+                "by": r["column"],
                 "training": phase,
                 "tip": _tip(r, field),
             }
             for r, phase in zip(cells, phases, strict=True)
         ]
         points.sort(key=lambda point: (point["training"] != BEFORE, point[axis]))
-        series = {method(c).short: colour(c, columns)
+        series = {c: colour(c, columns)
                   for c in column_order({r["column"] for r in cells})}  # fmt: skip
         panels.append(_panel(
             model, title, points, axis, "by", "training", share=True, states=(BEFORE, AFTER),

@@ -18,8 +18,8 @@ from eval.recovery import (
 from eval.report.evidence import (
     AFTER,
     BEFORE,
-    BEST,
     BETWEEN,
+    COLUMN_WORDS,
     Placed,
     column_order,
     method,
@@ -142,14 +142,11 @@ def _sheet(placed: list[Placed], verdicts: Verdicts) -> Sheet:
     families = {s.method: s.family for s in placed}
     methods = sorted(column_order(set(families)), key=lambda name: families[name] == "search")
     groups = group(placed, lambda s: (s.phase, s.method))
-    names = {m: method(m).short for m in methods}
-    if len(set(names.values())) < len(names):
-        names = {m: method(m).title for m in methods}
     strips = []
     for phase in (BEFORE, AFTER):
         rows = [min((s.row for s in groups[phase, m]), key=_seed)
                 for m in methods if (phase, m) in groups]  # fmt: skip
-        strips += [_strip(phase, names[r["method"]], r) for r in rows]
+        strips += [_strip(phase, r["method"], r) for r in rows]
         joined = verdicts.get(question(rows[0])) if rows else None
         if joined and joined.decisive:
             right = sum(v in (GRADIENT, SEARCH) for v in joined.verdicts)
@@ -226,7 +223,7 @@ def _sentence(line: Record, several: bool) -> Markup:
         for c in column_order({c for when, c in line["cells"] if when == phase}):
             share = percent(line["cells"][phase, c]["top1"])
             first = not text and not named
-            name = method(c).title if first or c == BEST else method(c).short
+            name = method(c).title if first or c in COLUMN_WORDS else c
             words = f" recovers <b>{{}}\u00a0%</b> of {asked}" if first else " <b>{}\u00a0%</b>"
             named.append(Markup("{}" + words).format(name, share))
         if not named:

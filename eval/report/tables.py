@@ -30,7 +30,6 @@ from eval.report.evidence import (
     column_order,
     deepest,
     headline,
-    method,
     once,
     place_rows,
     plain_questions,
@@ -209,7 +208,7 @@ def terminal_table(rows: list[Row]) -> str:
         ]
         for line in pivot(summary)
     ]
-    headings = [f"{phase}\n{method(column).word}" for phase, column in columns]
+    headings = [f"{phase}\n{column}" for phase, column in columns]
     title = "Tokens recovered before and after training, % (top-1)"
     table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
     return terminal(table)

@@ -27,7 +27,7 @@ FORGET = 50  # steps after which SODA's moments start anew
 SPREAD = 2.0  # of a softmax's start: a flatter mixture is short, and lost where norms divide by it
 
 
-@gradient(steps=300, random=True, title="Adam at the model's scale", short="Adam", word="Adam")
+@gradient(steps=300, random=True, title="Adam at the model's scale")
 def adam(
     rows: Rows,
     start: Tensor | None = None,

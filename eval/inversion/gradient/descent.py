@@ -20,8 +20,6 @@ SHIFT = 0.05  # the criterion compares with an input shifted by this much noise
     "gradient",
     random=True,
     title="gradient descent (the published protocol)",
-    short="gradient descent",
-    word="gradient",
 )
 def descent(
     batch: Batch,

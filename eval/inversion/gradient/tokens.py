@@ -73,7 +73,7 @@ def gradient_at(batch: Batch, tokens: Tensor, objective: Objective) -> Tensor:
     return with_gradient(lambda x: batch.losses(x, objective), x)[1]
 
 
-@gradient(steps=500, random=True, cost=lambda V, T, k: 4096 * T, title="GCG")
+@gradient(steps=500, random=True, title="GCG")
 def gcg(rows: Rows) -> Iterator[None]:
     """The gradient shortlists tokens at every position; random ones of them are tried.
 

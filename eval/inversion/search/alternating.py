@@ -46,10 +46,7 @@ UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
     "search",
     hidden=range(1, ANY),
     random=True,
-    cost=lambda V, T, k: min(V, LARGE) * (4 + k * k),
     title="exact search, alternating",
-    short="exact search",
-    word="exact",
 )
 def alternating(
     batch: Batch,
@@ -263,7 +260,7 @@ class _Search:
         """
         turns, problem, k = self.turns, self.turns.problem, self.turns.k
         V, rows = len(turns.vocabulary), list(range(len(self.ends)))
-        counts = [min(n, V) for n in ((LIKELY, LIKELY) if problem.noise.any() else FINALLY)]
+        counts = (LIKELY, LIKELY) if problem.noise.any() else FINALLY
         reading = Reading([problem], [turns.readback], *counts)
         paths = reading.together(turns.whole(rows, turns.hidden))
         read = [reading.alone(0, p, paths, good) for p, good in enumerate(paths.good[0].tolist())]

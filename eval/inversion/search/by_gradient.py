@@ -12,20 +12,16 @@ from eval.inversion.gradient.loop import with_gradient
 from eval.inversion.problem import Batch, Problem
 from eval.inversion.solvers import ANY, Chance, solver
 
+LIKELIEST = 8  # tokens of each hidden position that snap runs exactly
 ALL_CHOICES = 4096  # combinations of the likeliest tokens that are run, at most
 
 
 @solver(
     "search",
     hidden=range(1),
-    cost=lambda V, T, k: 200 * T,
     title="search in the order of gradients, SipIt",
-    short="SipIt",
-    word="SipIt",
 )
-def sipit(
-    batch: Batch, chance: Chance, *, steps: int = 1000, tried: int = 1, rate: float = 1.0
-) -> list[Answer]:
+def sipit(batch: Batch, chance: Chance, *, steps: int = 1000, tried: int = 1) -> list[Answer]:
     """Tries tokens at each position in the order in which a descent comes near them.
 
     SipIt (2510.15511). For positions that are shown, left to right: a free embedding descends
@@ -38,7 +34,6 @@ def sipit(
         chance: not used.
         steps: at each position, at most; each sends three tokens, and those it tries.
         tried: tokens at each step.
-        rate: length of a step, as a share of a token's embedding.
     """
     (problem,) = batch.problems
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -46,7 +41,7 @@ def sipit(
     for t in range(problem.target.shape[1]):
         if t:
             state = problem.circuit.prefix(parts[-1][0][:, None], state)
-        parts.append(_search(problem, t, state, steps, tried, rate))
+        parts.append(_search(problem, t, state, steps, tried))
     tokens, scores, hits, spent = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
     return [
         Answer(
@@ -60,13 +55,13 @@ def sipit(
 
 
 def _search(
-    problem: Problem, t: int, state: State | None, steps: int, tried: int, rate: float
+    problem: Problem, t: int, state: State | None, steps: int, tried: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The nearest tokens tried at a position, `(P,)`, scores `(P, V)`, hits and tokens run."""
     circuit, target = problem.circuit, problem.target[:, t]
     W, P = circuit.vocabulary, len(target)
     x = W.mean(dim=0).repeat(P, 1)
-    length = rate * (W - x[0]).norm(dim=-1).mean()
+    length = (W - x[0]).norm(dim=-1).mean()  # of a step: that of an embedding
     visited = torch.zeros(P, len(W), dtype=torch.bool, device=W.device)
     best, least = torch.zeros_like(visited[:, 0], dtype=torch.long), torch.full_like(x[:, 0], 1e38)
     count, seen = torch.zeros_like(best), -torch.cdist(x, W)
@@ -98,13 +93,9 @@ def _search(
     "search",
     hidden=range(1, ANY),
     random=True,
-    cost=lambda V, T, k: 3 * 900 * T + V * k,
     title="snap and resolve",
-    short="snap",
 )
-def snap(
-    batch: Batch, chance: Chance, *, steps: int = 300, resolve: int = 600, likeliest: int = 8
-) -> list[Answer]:
+def snap(batch: Batch, chance: Chance, *, steps: int = 300, resolve: int = 600) -> list[Answer]:
     """Descends on all vectors, makes the shown ones tokens, then descends on the hidden ones alone.
 
     With everything free, hidden embeddings are not determined: visible ones absorb their effect.
@@ -117,7 +108,6 @@ def snap(
         chance: the source of each prompt's starts.
         steps: of Adam on all positions.
         resolve: of Adam on the hidden ones.
-        likeliest: tokens of each hidden position that are run exactly.
     """
     (problem,) = batch.problems
     first = adam(batch, chance, steps=steps)
@@ -129,7 +119,7 @@ def snap(
     answers = []
     for p, (rough, resolved) in enumerate(zip(first, second, strict=True)):
         one, hidden, visible = problem.of([p]), free[p], tokens[p][~free[p]]
-        best, tried = _best(one, visible, resolved.scores[hidden], likeliest)
+        best, tried = _best(one, visible, resolved.scores[hidden])
         whole = one.whole(best[None], visible)
         answers.append(
             Answer(
@@ -143,14 +133,14 @@ def snap(
     return answers
 
 
-def _best(problem: Problem, visible: Tensor, scores: Tensor, likeliest: int) -> tuple[Tensor, int]:
+def _best(problem: Problem, visible: Tensor, scores: Tensor) -> tuple[Tensor, int]:
     """The hidden tokens that come nearest, of the likeliest at each position, `(k,)`.
 
     All combinations while they are few; else one position after the other. With it, how many
     tokens were run.
     """
     k, length = len(scores), problem.length
-    lists = scores.topk(min(likeliest, scores.shape[1]), dim=1).indices
+    lists = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
     count = lists.shape[1]
     if count**k <= ALL_CHOICES:
         choices = torch.tensor(list(itertools.product(*lists.tolist())))

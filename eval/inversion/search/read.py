@@ -28,6 +28,8 @@ from eval.inversion.solvers import Chance, ReadBacksOf, solver
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
+LIKELY = 16  # tokens that the text makes likeliest, run at each position
+SHORTLIST = 4  # tokens nearest by the read-back that are run at first
 GROWTH = 8  # of a shortlist that does not hit
 
 
@@ -36,23 +38,15 @@ GROWTH = 8  # of a shortlist that does not hit
     name="propose",
     hidden=range(1),
     together="layers",
-    cost=lambda V, T, k: 40 * T,
     title="exact search, propose and verify",
-    short="exact search",
-    word="exact",
 )
 @solver(
     "search",
     hidden=range(1),
     together="layers",
-    cost=lambda V, T, k: 40 * T,
     title="exact search, read and verify",
-    short="exact search",
-    word="exact",
 )
-def read(
-    batch: Batch, chance: Chance, readback: ReadBacksOf, *, likely: int = 16, shortlist: int = 4
-) -> list[Answer]:
+def read(batch: Batch, chance: Chance, readback: ReadBacksOf) -> list[Answer]:
     """Reads each token off the stream by a fitted linear map and verifies it by running it.
 
     Where a guess does not hit, more tokens are tried, by and by the whole vocabulary. For positions
@@ -62,13 +56,10 @@ def read(
         batch: problems of circuits that differ in their layers only, of the same prompts.
         chance: not used.
         readback: for the guesses.
-        likely: tokens that the text makes likeliest, run at each position.
-        shortlist: tokens nearest by the read-back that are run at first.
     """
     started, problems = perf_counter(), list(batch.problems)
-    V = len(batch.circuit.vocabulary)
     fits = readback([problem.circuit for problem in problems])
-    reading = Reading(problems, fits, min(likely, V), min(shortlist, V))
+    reading = Reading(problems, fits, LIKELY, SHORTLIST)
     paths = reading.together()
     good = paths.good.tolist()
     shared = (perf_counter() - started) / batch.size
@@ -140,16 +131,17 @@ class Reading:
     Args:
         problems: L of them, each of the same P prompts.
         readbacks: of their circuits.
-        likely: tokens that the text makes likeliest, run at each position.
-        shortlist: tokens nearest by the read-back that are run at first.
+        likely: tokens that the text makes likeliest, run at each position; at most all.
+        shortlist: tokens nearest by the read-back that are run at first; at most all.
     """
 
     def __init__(
         self, problems: list[Problem], readbacks: list[ReadBack], likely: int, shortlist: int
     ) -> None:
         self.problems, self.readbacks = problems, readbacks
-        self.likely, self.shortlist = likely, shortlist
         self.circuits = [problem.circuit for problem in problems]
+        V = len(self.circuits[0].vocabulary)
+        self.likely, self.shortlist = min(likely, V), min(shortlist, V)
         self.whole, self.cut = join(self.circuits)
         self.model = self.whole.model
         self.text = Circuit(self.model, self.model.config.n_layers, without=self.whole.without)

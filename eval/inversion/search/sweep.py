@@ -24,10 +24,7 @@ from eval.tasks import SoFar, tell, watched
     "search",
     hidden=range(1),
     together="layers",
-    cost=lambda V, T, k: V * T,
     title="exact search, sweep",
-    short="exact search",
-    word="exact",
 )
 def sweep(batch: Batch, chance: Chance) -> list[Answer]:
     """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
@@ -130,10 +127,7 @@ def _collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
 @solver(
     "prior",
     hidden=range(1),
-    cost=lambda V, T, k: 2 * V * T,
     title="search with a prior",
-    short="with prior",
-    word="prior",
 )
 def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answer]:
     """A sweep that weighs the evidence against the model's own next-token probabilities.
@@ -170,7 +164,7 @@ def expected(batch: Batch, chance: Chance, *, weight: float = 1.0) -> list[Answe
     return [Answer(chosen, score, evaluations=spent) for chosen, score in each]
 
 
-@solver("control", random=True, cost=lambda V, T, k: T, name="chance")
+@solver("control", random=True, name="chance")
 def guess(batch: Batch, chance: Chance) -> list[Answer]:
     """Random tokens, without looking: the control that every figure is compared with."""
     V = len(batch.circuit.vocabulary)

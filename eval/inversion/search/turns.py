@@ -92,11 +92,11 @@ class Turns:
         thorough: of the whole vocabulary.
         """
         window, given = self.window.of(rows), self.whole(rows, self.hidden[rows])
-        S, count = window.target.shape[1], min(LIKELY, len(self.vocabulary))
-        cost = window.length + S * (len(self.vocabulary) if thorough else 2 * count)
+        S, V = window.target.shape[1], len(self.vocabulary)
+        cost = window.length + S * (V if thorough else 2 * min(LIKELY, V))
         self.spent[rows] += cost
         if not thorough:
-            paths = Reading([window], [self.readback], count, count).together(given)
+            paths = Reading([window], [self.readback], LIKELY, LIKELY).together(given)
             return paths.path[:, self.first :]
         state, read = self.circuit.prefix(given), []
         for s in range(S):

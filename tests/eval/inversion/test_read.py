@@ -60,13 +60,15 @@ def test_a_layer_is_read_by_its_own_stream_alone(small_model):
             torch.testing.assert_close(before.scores / size, after.scores / size, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(("solver", "settings"), [(read, {"shortlist": 32}), (sweep, {})])
-def test_the_host_does_not_wait_for_each_position_or_prompt(solver, settings, small_model):
+@pytest.mark.parametrize("solver", [read, sweep])
+def test_the_host_does_not_wait_for_each_position_or_prompt(solver, small_model, monkeypatch):
+    monkeypatch.setattr("eval.inversion.search.read.SHORTLIST", 32)
+
     def waits(count, length):
         asked = problems(small_model(), prompts(count, length))
         fits = {problem.circuit: readback(problem.circuit) for problem in asked}
         with Waits() as counted:
-            answers = solve(solver, asked, fits.__getitem__, **settings)
+            answers = solve(solver, asked, fits.__getitem__)
         assert all(answer.certificate for answer in answers)
         return counted.count
 

@@ -68,8 +68,8 @@ def test_opening_sentences_are_computed(page):
         gradient, adam, exact = (shares[model, 300, m] for m in ("descent", "adam", "alternating"))
         assert (
             f"At layer 4 of the trained {model} model, gradient descent (the published protocol) "
-            f"recovers {gradient} % of the 3 hidden tokens, Adam {adam} % and exact search "
-            f"{exact} %. Before training: gradient descent {shares[model, 0, 'descent']} %"
+            f"recovers {gradient} % of the 3 hidden tokens, adam {adam} % and exact search "
+            f"{exact} %. Before training: descent {shares[model, 0, 'descent']} %"
         ) in page.words
     tokens = sum(r["self"]["count"] for r in ROWS if r["method"] == "sweep")
     assert (
@@ -169,8 +169,8 @@ def test_strips_line_up_with_the_prompt():
     html = render_page([row])
     strips = [t for t in Page(html).tables if t[0][0] == "the prompt"][-1]
     assert strips[0] == ["the prompt", "", "Once", "·upon", "⏎", "\\x07", "∅"]
-    assert strips[1] == ["gradient descent, after", "3/5", "Once", "·cat", "⏎", "·dog", "∅"]
-    line = html[html.rindex("gradient descent, <em>after</em>") :].split("</tr>")[0]
+    assert strips[1] == ["descent, after", "3/5", "Once", "·cat", "⏎", "·dog", "∅"]
+    line = html[html.rindex("descent, <em>after</em>") :].split("</tr>")[0]
     classes = re.findall(r"<td(?: class=\"([^\"]*)\")?>", line)
     assert classes == ["score", "k", "w k", "a", "w", ""]
     html = render_page([make_row(length=4, slice="[:, :2, :]", hidden=2, share=(1.0, 1.0))])

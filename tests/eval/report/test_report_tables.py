@@ -48,7 +48,7 @@ def test_terminal_table_has_the_same_numbers():
     ]
     assert max(map(len, text.splitlines())) <= PIPE
     assert "hidden tokens" in text
-    assert "gradient" in text
+    assert "descent" in text
     assert "[b]flat" in terminal_table([renamed(make_row("flat"), "[b]flat")])
 
 
