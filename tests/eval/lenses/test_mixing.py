@@ -187,34 +187,27 @@ def test_copying_is_that_of_the_whole_map():
     torch.testing.assert_close(copying(a, -a.transpose(1, 2)), -torch.ones(1))
 
 
-def test_ov_of_a_mixer_is_refused(model_directory):
-    checkpoint = open_checkpoint(model_directory(mixers=("flat",)))
-    with pytest.raises(RequestError, match="the flat mixer has no OV circuit") as caught:
-        look("ov", checkpoint, (1, 2, 3))
-    assert "\n" not in str(caught.value)
+WHERE, WHAT = "positions reversed", "features turned"
 
 
-def values_of(records, part, act):
-    return [r["value"] for r in records if r["part"] == part and r["act"].startswith(act)]
-
-
-@pytest.mark.parametrize("entry", ["flat", "parallel"])
-def test_a_masked_mixer_minds_positions_only(entry):
+@pytest.mark.parametrize(
+    ("entry", "minded", "unminded"),
+    [
+        ("flat", [("token mixer", WHERE), ("channel mixer", WHAT)],
+         [("token mixer", WHAT), ("channel mixer", WHERE)]),
+        ("parallel", [("token mixer", WHERE)], [("token mixer", WHAT)]),
+        ("attention(heads=2)",
+         [("A", WHERE), ("OV", WHAT), ("token mixer", WHERE), ("token mixer", WHAT)],
+         [("A", WHAT), ("OV", WHERE)]),
+    ],
+)  # fmt: skip
+def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
     model = tiny_model(entry).double()
     found = separated(scramble(model), random_tokens(model), seed=0)
-    assert max(values_of(found, "token mixer", "features")) < 1e-9
-    assert min(values_of(found, "token mixer", "positions")) > 0.1
-    assert max(values_of(found, "channel mixer", "positions")) < 1e-9
-    assert min(values_of(found, "channel mixer", "features")) > 0.1
-
-
-def test_attention_minds_both_and_its_two_factors_one_each():
-    model = tiny_model("attention(heads=2)").double()
-    found = separated(scramble(model), random_tokens(model), seed=0)
-    assert max(values_of(found, "A", "features") + values_of(found, "OV", "positions")) < 1e-9
-    assert min(values_of(found, "A", "positions") + values_of(found, "OV", "features")) > 0.1
-    assert min(values_of(found, "token mixer", "features")) > 0.1
-    assert min(values_of(found, "token mixer", "positions")) > 0.01
+    sizes = {place: [r["value"] for r in found if (r["part"], r["act"]) == place]
+             for place in minded + unminded}  # fmt: skip
+    assert min(min(sizes[place]) for place in minded) > 0.01
+    assert max(max(sizes[place]) for place in unminded) < 1e-9
 
 
 def test_the_lens(model_directory):
