@@ -26,7 +26,7 @@ LISTED = 20
 ROW = 9
 """Height of a row of cells, at least, unless rows are all one size."""
 SLIDING = "position"
-LABELS = {"model": "checkpoint", "of": "units", "group": "at"}
+LABELS = {"model": "checkpoint", "group": "at"}
 """Of menus, where they are not called as their field."""
 DIVERGING = {"scheme": "blueorange", "reverse": True, "domainMid": 0}
 """Colours of a scale: blue above 0 and orange below, as in the highlighted texts."""

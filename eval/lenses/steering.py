@@ -74,14 +74,14 @@ def batch_stories(checkpoint: Checkpoint, stories: list[Story]) -> PromptBatch:
 
 
 @torch.no_grad()
-def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXTS) -> Directions:
+def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> Directions:
     """Means over the same contexts for every word of an attribute, so that only the word differs.
 
     Raises:
         RequestError: stories longer than the model's context.
     """
     tokenizer, means = checkpoint.tokenizer, {}
-    frames = contexts(tokenizer, count, held_out=False, seed=seed)
+    frames = contexts(tokenizer, CONTEXTS, held_out=False, seed=seed)
     for attribute, words in attribute_words(tokenizer).items():
         stories = [
             tell_story(tokenizer, frame, attribute, chosen | {attribute: word})
@@ -98,39 +98,33 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0, count: int = CONTEXT
 
 
 class SteeredBlock(nn.Module):
-    """A block with a vector added to its outputs, `(D,)` or one for each row, `(B, 1, D)`.
+    """A block with a vector added to its outputs, `(D,)` or one for each row, `(B, 1, D)`."""
 
-    Positions before `start`, which lies within the first piece that is read, go without.
-    """
-
-    def __init__(self, block: nn.Module, vector: Tensor, start: int = 0) -> None:
+    def __init__(self, block: nn.Module, vector: Tensor) -> None:
         super().__init__()
-        self.block, self.vector, self.start = block, vector, start
+        self.block, self.vector = block, vector
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self._add(self.block(x), self.start)
+        return self.block(x) + self.vector
 
     def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """As `Block.prefix`."""
         y, after = self.block.prefix(x, state)  # pyright: ignore[reportCallIssue]
-        return self._add(y, self.start if state is None else 0), after
+        return y + self.vector, after
 
     def step(self, x: Tensor, state: Any) -> Tensor:
         """As `Block.step`."""
-        return self._add(self.block.step(x, state), 0)  # pyright: ignore[reportCallIssue]
-
-    def _add(self, y: Tensor, start: int) -> Tensor:
-        return torch.cat([y[:, :start], y[:, start:] + self.vector], dim=1)
+        return self.block.step(x, state) + self.vector  # pyright: ignore[reportCallIssue]
 
 
-def steered(model: LanguageModel, layer: int, vector: Tensor, start: int = 0) -> LanguageModel:
+def steered(model: LanguageModel, layer: int, vector: Tensor) -> LanguageModel:
     """The same model, the same weights, with a vector added after block `layer` (1 or more).
 
-    Vector and start are as of `SteeredBlock`. It reads, predicts and generates like any other.
+    The vector is as of `SteeredBlock`. It reads, predicts and generates like any other.
     """
     blocks = blocks_of(model)
-    blocks[layer - 1] = SteeredBlock(blocks[layer - 1], vector, start)
+    blocks[layer - 1] = SteeredBlock(blocks[layer - 1], vector)
     changed = copy.copy(model)
     changed._modules = dict(model._modules)
     changed.blocks = nn.ModuleList(blocks)

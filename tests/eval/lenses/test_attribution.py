@@ -3,6 +3,7 @@
 import pytest
 import torch
 from captum.attr import InputXGradient, Occlusion
+from scipy.stats import spearmanr
 
 from eval import RequestError
 from eval.lenses import attribution
@@ -20,24 +21,17 @@ def own_answer(model, tokens):
     return Output(len(tokens) - 1, int(model(tokens[None])[0, -1].argmax()))
 
 
-def test_embeddings_predict_what_ids_do(model):
-    """Embeddings fed in directly give the outputs of the token ids they are of."""
-    tokens = prompt()[None]
-    embeddings = model.embed(tokens)
-    predicted = model(tokens)
-    hidden = model.hidden(embeddings, len(model.blocks))
-    assert torch.equal(model.logits(hidden), predicted)
-    torch.testing.assert_close(Output(7, 5).of(model, embeddings), predicted[:, 7, 5])
-
-
-def test_occlusion_together_is_one_by_one(model):
+def test_embeddings_predict_what_ids_do_and_occlusion_together_is_one_by_one(model):
     tokens, nothing = prompt(), torch.randn(model.config.d_model)
+    embeddings, predicted = model.embed(tokens[None]), model(tokens[None])
+    assert torch.equal(model.logits(model.hidden(embeddings, len(model.blocks))), predicted)
+    torch.testing.assert_close(Output(7, 5).of(model, embeddings), predicted[:, 7, 5])
     whole, without = attribution.occluded(model, streams_of(model, tokens[None])[:, 0], nothing)
-    torch.testing.assert_close(whole, model(tokens[None])[0, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, predicted[0, -1], atol=1e-5, rtol=1e-5)
     for t in range(len(tokens)):
-        embeddings = model.embed(tokens[None]).clone()
-        embeddings[0, t] = nothing
-        alone = model.logits(model.hidden(embeddings, len(model.blocks)))[0, -1]
+        changed = embeddings.clone()
+        changed[0, t] = nothing
+        alone = model.logits(model.hidden(changed, len(model.blocks)))[0, -1]
         torch.testing.assert_close(without[t], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -75,15 +69,11 @@ def test_the_combination_is_the_mean_of_two_normalised():
 
 
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
-    from scipy.stats import spearmanr
-
     checkpoint = open_checkpoint(model_directory(mixers=("attention",)))
     prompts = prompt(9).tolist(), (5, 6, 7, 8)
     found = look("attribution", checkpoint, *prompts)
     scores = found.arrays["attribution"]
-    assert list(scores.axes) == ["prompt", "output", "method", "position"]
     methods = list(scores.axes["method"])
-    assert methods[0] == "gradient x input"
     assert {"occlusion, pad", "occlusion, pad, every logit", "combined"} <= set(methods)
     own = own_answer(checkpoint.model, torch.tensor(prompts[1]))
     assert found.notes["answers"][1] == checkpoint.pieces([own.token])[0]
@@ -94,11 +84,11 @@ def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
     pairs = [row for row in found.figures if row["figure"] == "rank correlation"]
     assert len(pairs) == len(methods) * (len(methods) - 1) // 2
     for row in pairs:
+        one, other = (methods.index(row[name]) for name in ("method", "with"))
+        each = [values[0][:, ~values[0, 0].isnan()].abs().numpy() for values in scores.values]
+        expected = [float(spearmanr(x[one], x[other]).statistic) for x in each]  # pyright: ignore
+        assert row["value"] == pytest.approx(sum(expected) / 2, abs=1e-6)
         assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
-    one, other = (methods.index(pairs[3][name]) for name in ("method", "with"))
-    each = [values[0][:, ~values[0, 0].isnan()].abs().numpy() for values in scores.values]
-    expected = [float(spearmanr(x[one], x[other]).statistic) for x in each]  # pyright: ignore
-    assert pairs[3]["value"] == pytest.approx(sum(expected) / 2, abs=1e-6)
     word = checkpoint.pieces([300])[0]
     chosen = look("attribution", checkpoint, *prompts, words=(word,))
     assert chosen.arrays["attribution"].axes["output"] == [word]

@@ -67,29 +67,20 @@ KNOWN = torch.tensor([True, False, False]), torch.tensor([True, True, False])
 """Of a beginning, a continuation, a comma: whether it begins a word, and has letters."""
 
 
-def test_what_begins_and_what_ends_a_word():
+def test_words_of_tokens_and_what_is_asked_around_them():
     length, last = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), *KNOWN)
     assert length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
     assert last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
-
-
-def test_tokens_around_a_position():
     tokens = torch.arange(20).view(2, 10)
-    found = around(tokens)
-    assert found.shape == (2, 7, len(OFFSETS))
-    for i, o in enumerate(OFFSETS):
-        assert found[1, 3, i] == tokens[1, 2 + 3 + o]
-
-
-def test_positions_are_judged_where_the_word_has_what_is_asked():
-    tokens = torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]])
-    found = groups(*words_of(tokens, *KNOWN), seed=0)
-    inner = {key: (places + 2).tolist() for key, places in found.items()}
-    assert inner[GROUPS[0], -1] == [2, 5]
-    assert inner[GROUPS[0], -2] == [5]
-    assert inner[GROUPS[0], 0] == inner[GROUPS[0], 1] == [2, 5]
-    assert inner[GROUPS[1], -2] == inner[GROUPS[1], 0] == [7, 8]
-    assert inner[GROUPS[2], 0] == [*range(2, 9)]
+    assert around(tokens).shape == (2, 7, len(OFFSETS))
+    assert around(tokens)[1, 3].tolist() == [int(tokens[1, 5 + o]) for o in OFFSETS]
+    found = groups(*words_of(torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]]), *KNOWN), seed=0)
+    several, one, any_place = GROUPS
+    for group, offset, expected in (
+        (several, -1, [2, 5]), (several, -2, [5]), (several, 0, [2, 5]), (several, 1, [2, 5]),
+        (one, -2, [7, 8]), (one, 0, [7, 8]), (any_place, 0, [*range(2, 9)]),
+    ):  # fmt: skip
+        assert (found[group, offset] + 2).tolist() == expected
 
 
 def probed(model, windows, layers, classes):
@@ -108,26 +99,19 @@ def top1(logits, right):
     return float((logits.argmax(dim=1) == right).float().mean())
 
 
-def test_probes_read_the_token_itself_and_not_those_before_it_at_the_embedding(small_model):
-    model = small_model(d_model=64)
-    windows = torch.randint(20, (120, 32))
-    found = probed(model, windows, [0, 2], torch.arange(400))
-    assert top1(*found[0, 0]) == 1
-    assert top1(*found[2, 0]) > 0.9
-    assert F.cross_entropy(*found[0, 0]) < 0.1
-    assert top1(*found[0, -1]) < 0.15
-    nats = float(F.cross_entropy(*found[0, -1]))
-    assert nats == pytest.approx(math.log(20), abs=0.3)  # as by chance
-
-
-def test_probes_read_what_a_mixer_carries(small_model):
+def test_probes_read_what_a_layer_has_and_nothing_else(small_model):
+    """At the embedding the token itself; behind a mixer that takes the token before, that too."""
     model = small_model(d_model=64, n_layers=1)
     mixer: Any = model.blocks[0].token_mixer
     mixer.mix.weight.copy_(2 * torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
     mixer.mix.bias.zero_()
     windows = 7 * torch.randint(20, (120, 32)) + 5
-    found = probed(model, windows, [1], torch.unique(windows))
+    found = probed(model, windows, [0, 1], torch.unique(windows))
+    assert [o for o in OFFSETS if top1(*found[0, o]) > 0.9] == [0]
     assert [o for o in OFFSETS if top1(*found[1, o]) > 0.9] == [-1, 0]
+    assert F.cross_entropy(*found[0, 0]) < 0.1
+    nats = float(F.cross_entropy(*found[0, -1]))
+    assert nats == pytest.approx(math.log(20), abs=0.3)  # as by chance
 
 
 def test_the_lens(model_directory):

@@ -69,14 +69,11 @@ def test_the_sweep_is_what_hooks_do_one_after_the_other(small_model, name):
     torch.testing.assert_close(whole, torch.ones_like(whole), atol=1e-3, rtol=0)
 
 
-def test_runs_of_positions_cover_what_differs():
+def test_runs_of_positions_and_answers_are_told():
     assert spans(5, 2) == [range(2, 3), range(3, 4), range(4, 5)]
     assert [len(run) for run in spans(128, 7, 32)] == [4] * 30 + [1]
-
-
-def test_answers_of_one_token_are_told_apart():
     source, target = torch.tensor([5.0, 1.0, 0.0]), torch.tensor([5.0, 0.0, 1.0])
-    assert telling_answers(source, target) == Answers(1, 2)
+    assert telling_answers(source, target) == Answers(1, 2)  # of one likeliest token
     assert telling_answers(source.flip(0), target) == Answers(2, 0)
 
 

@@ -36,20 +36,6 @@ MASKED = [entry for entry in MIXERS if not entry.startswith(("attention", "ident
 WRAPPED = ["gpt2", "opt", "gptj", "llama 2, grouped, scaled", "llama 3", "mistral"]
 
 
-@pytest.mark.parametrize("entry", ATTENTION)
-def test_a_pattern_is_causal_sums_to_one_and_makes_the_output(entry):
-    mixer, x = random_mixer(entry, D, 12), torch.randn(2, T, D, dtype=torch.float64)
-    pattern = attention_pattern(mixer, x)
-    assert pattern.shape == (2, mixer.heads, T, T)
-    torch.testing.assert_close(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
-    assert (pattern.triu(1) == 0).all()
-    assert (pattern.tril() > 0)[..., torch.ones(T, T).tril().bool()].all()
-    v = mixer.project(x, 0)[2].transpose(1, 2)
-    v = v.repeat_interleave(mixer.heads // v.shape[1], dim=1)
-    written = mixer.merge((pattern @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(written, mixer(x))
-
-
 @pytest.mark.parametrize("family", WRAPPED)
 def test_patterns_are_transformers_own(family):
     theirs = their_model(family)
@@ -68,44 +54,33 @@ def test_patterns_are_transformers_own(family):
 
 
 def rebuilt(mixer, x):
-    """The mixer's output, by its triangles alone and its other parts."""
+    """The output of a mixer without biases, by its triangles alone and its other parts."""
     w = list(triangles(mixer, x.shape[1]).values())
     if isinstance(mixer, Expanded):
-        half = len(w) // 2
-        y = torch.zeros_like(x)
-        biases = mixer.expand.bias
-        for r in range(half):
-            hidden = w[r] @ x
-            if biases is not None:
-                own = biases if biases.dim() == 1 else biases[r]
-                hidden = hidden + own[: x.shape[1], None]
-            y = y + w[half + r] @ F.gelu(hidden)
-        bias = mixer.contract.bias
-    elif isinstance(mixer, Headed):
+        into, out = w[: len(w) // 2], w[len(w) // 2 :]
+        return sum(b @ F.gelu(a @ x) for a, b in zip(into, out, strict=True))
+    if isinstance(mixer, Headed):
         parts = mixer.in_proj(x).chunk(len(w), dim=-1)
-        bias = mixer.mix.bias
-        mixed = [own @ part for own, part in zip(w, parts, strict=True)]
-        if bias is not None:
-            mixed = [y + b[: x.shape[1], None] for y, b in zip(mixed, bias, strict=True)]
-        return mixer.o_proj(torch.cat(mixed, dim=-1))
-    elif isinstance(mixer, Kernel):
+        return mixer.o_proj(torch.cat([a @ y for a, y in zip(w, parts, strict=True)], dim=-1))
+    if isinstance(mixer, Kernel):
         before = (mixer.size - 1) // 2
         wide = F.pad(x, (before, mixer.size - 1 - before))
-        y = sum(own @ wide[..., k : k + D] for k, own in enumerate(w))
-        bias = mixer.mix.bias
-    elif isinstance(mixer, Parallel):
-        biases = torch.zeros(len(w), 12).to(x) if mixer.mix.bias is None else mixer.mix.bias
-        act = F.gelu if mixer.activation == "gelu" else (lambda y: y)
-        return sum(act(own @ x + b[: x.shape[1], None]) for own, b in zip(w, biases, strict=True))
-    else:
-        (own,) = w
-        y, bias = own @ x, mixer.mix.bias
-    return y if bias is None else y + bias[: x.shape[1], None]
+        return sum(a @ wide[..., k : k + D] for k, a in enumerate(w))
+    act = F.gelu if isinstance(mixer, Parallel) and mixer.activation == "gelu" else lambda y: y
+    return sum(act(a @ x) for a in w)
+
+
+def unbiased(mixer):
+    """The mixer, its biases zero."""
+    for name, parameter in mixer.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+    return mixer
 
 
 @pytest.mark.parametrize("entry", MASKED)
 def test_triangles_are_what_a_mixer_computes_with(entry):
-    mixer, x = random_mixer(entry, D, 12), torch.randn(2, T, D, dtype=torch.float64)
+    mixer, x = unbiased(random_mixer(entry, D, 12)), torch.randn(2, T, D, dtype=torch.float64)
     found = triangles(mixer, T)
     for weights in found.values():
         assert weights.shape == (T, T)
@@ -141,32 +116,25 @@ def test_profiles_by_hand():
     )
 
 
-def test_value_and_output_maps_are_the_weights():
-    mixer = random_mixer("attention(heads=4, kv_heads=2, bias=true)", D, 12)
-    values, outputs = value_maps(mixer, torch.zeros(1, D, dtype=torch.float64))
-    for h in range(4):
-        own = mixer.v_proj.weight.view(2, 2, D)[h // 2].T
-        torch.testing.assert_close(values[h], own)
-        torch.testing.assert_close(outputs[h], mixer.o_proj.weight[:, 2 * h : 2 * h + 2].T)
-    headed = random_mixer("headed(heads=4)", D, 12)
-    values, outputs = value_maps(headed, torch.zeros(1, D, dtype=torch.float64))
-    x = torch.randn(1, T, D, dtype=torch.float64)
-    bias = headed(torch.zeros_like(x))
-    found = triangles(headed, T).values()
-    whole = sum(w @ x @ v @ o for w, v, o in zip(found, values, outputs, strict=True))
-    torch.testing.assert_close(whole + bias, headed(x))
-
-
-@pytest.mark.parametrize("family", WRAPPED)
-def test_where_and_what_make_the_output_of_wrapped_attention(family):
-    model = PretrainedModel(their_model(family))
-    mixer: Any = model.blocks[1].token_mixer
-    x = torch.randn(1, T, 32, dtype=torch.float64)
+@pytest.mark.parametrize("entry", [*ATTENTION, "headed(heads=4)", *WRAPPED])
+def test_where_and_what_make_the_output(entry):
+    """The sum over heads of A x W_V W_O, and what is made of zeros; attention's A sums to one."""
+    if entry in WRAPPED:
+        model = PretrainedModel(their_model(entry))
+        mixer: Any = model.blocks[1].token_mixer
+        x = torch.randn(1, T, 32, dtype=torch.float64)
+    else:
+        mixer = random_mixer(entry, D, 12)
+        x = torch.randn(1, T, D, dtype=torch.float64)
     values, outputs = value_maps(mixer, x)
-    whole = (attention_pattern(mixer, x)[0] @ x @ values @ outputs).sum(dim=0)
-    biases = mixer.project(0 * x, 0)[2]
-    shared = biases.repeat_interleave(len(values) // biases.shape[2], dim=2).flatten(2)
-    torch.testing.assert_close(whole + mixer.merge(shared)[0], mixer(x)[0], atol=1e-9, rtol=1e-9)
+    if isinstance(mixer, Headed):
+        A = torch.stack([*triangles(mixer, T).values()])
+    else:
+        A = attention_pattern(mixer, x)[0]
+        torch.testing.assert_close(A.sum(-1), torch.ones_like(A[..., 0]))
+        assert (A > 0).all(dim=0).equal(torch.ones(T, T).tril().bool())
+    whole = (A @ x @ values @ outputs).sum(dim=0) + mixer(torch.zeros_like(x))[0]
+    torch.testing.assert_close(whole, mixer(x)[0], atol=1e-9, rtol=1e-9)
 
 
 def test_copying_is_that_of_the_whole_map():
@@ -187,34 +155,27 @@ def test_copying_is_that_of_the_whole_map():
     torch.testing.assert_close(copying(a, -a.transpose(1, 2)), -torch.ones(1))
 
 
-def test_ov_of_a_mixer_is_refused(model_directory):
-    checkpoint = open_checkpoint(model_directory(mixers=("flat",)))
-    with pytest.raises(RequestError, match="the flat mixer has no OV circuit") as caught:
-        look("ov", checkpoint, (1, 2, 3))
-    assert "\n" not in str(caught.value)
+WHERE, WHAT = "positions reversed", "features turned"
 
 
-def values_of(records, part, act):
-    return [r["value"] for r in records if r["part"] == part and r["act"].startswith(act)]
-
-
-@pytest.mark.parametrize("entry", ["flat", "parallel"])
-def test_a_masked_mixer_minds_positions_only(entry):
+@pytest.mark.parametrize(
+    ("entry", "minded", "unminded"),
+    [
+        ("flat", [("token mixer", WHERE), ("channel mixer", WHAT)],
+         [("token mixer", WHAT), ("channel mixer", WHERE)]),
+        ("parallel", [("token mixer", WHERE)], [("token mixer", WHAT)]),
+        ("attention(heads=2)",
+         [("A", WHERE), ("OV", WHAT), ("token mixer", WHERE), ("token mixer", WHAT)],
+         [("A", WHAT), ("OV", WHERE)]),
+    ],
+)  # fmt: skip
+def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
     model = tiny_model(entry).double()
     found = separated(scramble(model), random_tokens(model), seed=0)
-    assert max(values_of(found, "token mixer", "features")) < 1e-9
-    assert min(values_of(found, "token mixer", "positions")) > 0.1
-    assert max(values_of(found, "channel mixer", "positions")) < 1e-9
-    assert min(values_of(found, "channel mixer", "features")) > 0.1
-
-
-def test_attention_minds_both_and_its_two_factors_one_each():
-    model = tiny_model("attention(heads=2)").double()
-    found = separated(scramble(model), random_tokens(model), seed=0)
-    assert max(values_of(found, "A", "features") + values_of(found, "OV", "positions")) < 1e-9
-    assert min(values_of(found, "A", "positions") + values_of(found, "OV", "features")) > 0.1
-    assert min(values_of(found, "token mixer", "features")) > 0.1
-    assert min(values_of(found, "token mixer", "positions")) > 0.01
+    sizes = {place: [r["value"] for r in found if (r["part"], r["act"]) == place]
+             for place in minded + unminded}  # fmt: skip
+    assert min(min(sizes[place]) for place in minded) > 0.01
+    assert max(max(sizes[place]) for place in unminded) < 1e-9
 
 
 def test_the_lens(model_directory):

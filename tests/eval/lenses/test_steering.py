@@ -19,63 +19,47 @@ from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import spaced_layers
 from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
 
-MIXERS = ["flat", "attention(heads=2)", "attention+flat"]
-
 
 def prompts(length: int = 8) -> Tensor:
     return torch.randint(250, (3, length), generator=torch.Generator().manual_seed(3))
 
 
-def models() -> list[Any]:
-    ours = [story_checkpoint(mixers=(mixer,)).model for mixer in MIXERS]
-    return [*ours, wrapped("gptj")]
+def hooked(model, tokens, vector, start=0):
+    """The model's logits with a vector added by a hook after its first block."""
+
+    def add(*call):
+        return torch.cat([call[-1][:, :start], call[-1][:, start:] + vector], dim=1)
+
+    handle = model.blocks[0].register_forward_hook(add)
+    logits = model(tokens)
+    handle.remove()
+    return logits
 
 
-@pytest.mark.parametrize("start", [0, 3])
-def test_a_vector_is_added_after_its_block_and_nowhere_else(start):
-    for model in models():
-        tokens, vector = prompts(), torch.randn(model.config.d_model)
-
-        def add(*call, vector=vector):
-            return torch.cat([call[-1][:, :start], call[-1][:, start:] + vector], dim=1)
-
-        plain = model(tokens)
-        changed = steered(model, 1, vector, start)
-        found = changed(tokens)
-        handle = model.blocks[0].register_forward_hook(add)
-        expected = model(tokens)
-        handle.remove()
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(found[:, :start], plain[:, :start])
-        assert torch.equal(model(tokens), plain)  # the model itself is as it was
-        assert changed.head.weight is model.head.weight
-
-
-def test_reading_in_pieces_and_stepping_are_steered_alike():
-    for model in models():
-        tokens, vectors = prompts(), torch.randn(3, 1, model.config.d_model)
-        changed = steered(model, 2, vectors, 2)
-        embeddings, depth = model.embed(tokens), len(model.blocks)
-        whole = changed.hidden(embeddings, depth)
-        first, state = changed.prefix(embeddings[:, :4])
-        second, state = changed.prefix(embeddings[:, 4:7], state)
-        last = changed.step(embeddings[:, 7:], state)
-        pieces = torch.cat([first, second, last], dim=1)
-        torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
-
-
-def test_text_is_what_the_steered_model_finds_likeliest():
-    for model in models():
-        changed = steered(model, 1, 3 * torch.randn(3, 1, model.config.d_model))
-        text = generate(changed, prompts(), 5, temperature=0)
-        for t in range(8, 13):
-            assert torch.equal(changed(text[:, :t])[:, -1].argmax(-1), text[:, t])
-        assert not torch.equal(text, generate(model, prompts(), 5, temperature=0))
+@pytest.mark.parametrize("name", ["flat", "attention(heads=2)", "attention+flat", "gptj"])
+def test_a_vector_is_added_after_its_block_however_tokens_are_read(name):
+    model: Any = wrapped(name) if name == "gptj" else story_checkpoint(mixers=(name,)).model
+    tokens, vectors = prompts(), torch.randn(3, 1, model.config.d_model)
+    plain, changed = model(tokens), steered(model, 1, vectors)
+    torch.testing.assert_close(changed(tokens), hooked(model, tokens, vectors))
+    assert torch.equal(model(tokens), plain)  # the model itself is as it was
+    assert changed.head.weight is model.head.weight
+    embeddings = model.embed(tokens)
+    first, state = changed.prefix(embeddings[:, :4])
+    second, state = changed.prefix(embeddings[:, 4:7], state)
+    pieces = torch.cat([first, second, changed.step(embeddings[:, 7:], state)], dim=1)
+    whole = changed.hidden(embeddings, len(model.blocks))
+    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
+    changed = steered(model, 1, 3 * vectors)
+    text = generate(changed, tokens, 5, temperature=0)
+    for t in range(8, 13):
+        assert torch.equal(changed(text[:, :t])[:, -1].argmax(-1), text[:, t])
+    assert not torch.equal(text, generate(model, tokens, 5, temperature=0))
 
 
 def test_directions_are_differences_of_streams():
     checkpoint = story_checkpoint()
-    means = learn_directions(checkpoint, count=3)
+    means = learn_directions(checkpoint)
     words = attribute_words(checkpoint.tokenizer)
     assert set(means) == {(a, place) for a in words for place in ("word", "last")}
     for attribute, tokens in words.items():
@@ -103,8 +87,8 @@ def test_logits_of_stories_are_those_of_steered_models():
     found = logits_after(batch, 1, vectors * torch.tensor([[0.0], [1.0]]), start)
     torch.testing.assert_close(found[:, 0], before)
     for row, story in enumerate(told):
-        changed = steered(model, 1, vectors[row, 1], int(start[row]))
-        alone = changed(torch.tensor([story.tokens]))[0, -1]
+        alone = hooked(model, torch.tensor([story.tokens]), vectors[row, 1], int(start[row]))
+        alone = alone[0, -1]
         torch.testing.assert_close(found[row, 1], alone, atol=1e-5, rtol=1e-4)
     row = told[0]
     own, new = row.words["name"], following(words["name"], row.words["name"])
@@ -131,8 +115,9 @@ def test_the_lens_measures_the_swapped_and_the_others():
     assert [s["swapped"].split(":")[0] for s in samples] == ["nothing", "name", "animal", "mood"]
 
 
-def test_layers_are_spaced_to_the_last():
-    assert spaced_layers(3, 3) == [1, 2, 3]
-    assert spaced_layers(8, 3) == [3, 5, 8]
-    assert spaced_layers(8, 4) == [2, 4, 6, 8]
-    assert spaced_layers(10, 4) == [2, 5, 8, 10]
+@pytest.mark.parametrize(
+    ("depth", "most", "layers"),
+    [(3, 3, [1, 2, 3]), (8, 3, [3, 5, 8]), (8, 4, [2, 4, 6, 8]), (10, 4, [2, 5, 8, 10])],
+)
+def test_layers_are_spaced_to_the_last(depth, most, layers):
+    assert spaced_layers(depth, most) == layers
