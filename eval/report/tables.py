@@ -43,25 +43,28 @@ from eval.schema import Row
 from eval.summary import Record, measure
 from eval.tables import NONE, Table, group, percent, terminal
 
-FEW = 24  # rows whose answers are shown in full
+FEW = 24  # answers, or lines of a table, that a terminal shows in full
 VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
 FAMILIES = ("gradient", "", "search", "control")
 """In the order of reading; the empty one stands for all others."""
 
 
 def summary_table(rows: list[Row]) -> list[Record]:
-    """Before and after training at each model's deepest site, one record (`pool`) per cell.
+    """Before and after training, one record (`pool`) per cell: at every site, or at the deepest.
 
-    Questions are the self tokens where the most is shown, and the non-self tokens of every slice.
+    The deepest of each model where all sites would make more lines than `FEW`. Questions are the
+    self tokens where the most is shown, and the non-self tokens of every slice.
 
     Raises:
         RequestError: there are no rows.
     """
-    return at_deepest(headline(plain_questions(place_rows(rows))))
+    placed = headline(plain_questions(place_rows(rows)))
+    every = by_layer(placed)
+    return every if len(pivot(every)) <= FEW else at_deepest(placed)
 
 
 def at_deepest(placed: list[Placed]) -> list[Record]:
-    """`summary_table` of rows already placed."""
+    """The summary's questions at each model's deepest site, before and after training."""
     return pool(deepest(asked_in_tables(placed)), *PLACE, "phase", "column")
 
 
@@ -208,8 +211,10 @@ def terminal_table(rows: list[Row]) -> str:
         ]
         for line in pivot(summary)
     ]
-    headings = [f"{phase}\n{column}" for phase, column in columns]
-    title = "Tokens recovered before and after training, % (top-1)"
+    both = len({phase for phase, _ in columns}) > 1
+    headings = [f"{phase}
+{column}" if both else column for phase, column in columns]
+    title = f"Tokens recovered{' before and after training' * both}, % (top-1)"
     table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
     return terminal(table)
 
