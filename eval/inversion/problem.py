@@ -117,8 +117,6 @@ class Problem:
             hidden: choices of the tokens at the positions hidden, of a single prompt.
             visible: the tokens at those shown, `(S,)`.
         """
-        if not len(hidden):
-            return hidden
         batches = hidden.split(max(1, TOGETHER // self.length))
         fits = [self.residual(self.whole(some, visible))[1] for some in batches]
         return hidden[torch.cat(fits)]
@@ -130,20 +128,10 @@ class Batch:
 
     The problems may differ in layer, slice, noise and prompts. Problems whose circuits differ in
     nothing but the layer share one pass. Answers may hold the `allowed` tokens alone; None: all.
-
-    Raises:
-        RequestError: different models or lengths.
     """
 
     problems: tuple[Problem, ...]
     allowed: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Checks that one embedding serves all."""
-        first = self.problems[0]
-        for problem in self.problems:
-            if problem.circuit.model is not first.circuit.model or problem.length != first.length:
-                raise RequestError("a batch is of one model and one length")
 
     @property
     def size(self) -> int:

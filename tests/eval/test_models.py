@@ -1,5 +1,6 @@
 """One door to models: a module in memory answers as the same model does from its directory."""
 
+import os
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers
 import eval as evals
 from arch import LanguageModel, ModelError
 from eval.inversion.questions import derive
+from eval.models import candidates_at_once, host_memory, open_checkpoint, rows_at_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
@@ -67,3 +69,64 @@ def test_a_model_that_sees_the_future_is_refused(small_model, small_tokenizer):
 
 def fast_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+
+
+def test_a_batch_is_what_the_memory_bears(model_directory, monkeypatch):
+    checkpoint = open_checkpoint(model_directory())
+    assert rows_at_once(checkpoint.model, 8) == 64
+    assert candidates_at_once(checkpoint.model) == 1024
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 10}
+    monkeypatch.setattr("os.sysconf", page.get)
+    few = [rows_at_once(checkpoint.model, length) for length in (1, 4, 16, 32)]
+    assert few == sorted(few, reverse=True)
+    assert 1 <= few[-1] < few[0] <= 64
+
+
+def test_a_batch_is_what_the_container_leaves(model_directory, monkeypatch):
+    checkpoint = open_checkpoint(model_directory())
+    monkeypatch.setattr("eval.models.host_memory", lambda: 1 << 22)
+    assert 1 <= rows_at_once(checkpoint.model, 32) < 64
+
+
+GB = 1 << 30
+UNLIMITED = 9223372036854771712  # as version 1 says it
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {}, 64 * GB),
+        ("0::/", {"": ("max", 3 * GB, GB)}, 64 * GB),
+        ("0::/", {"": (8 * GB, 3 * GB, GB)}, 6 * GB),  # a container's root
+        ("0::/a/b", {"a/b": ("max", 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a/b", {"a/b": (2 * GB, 0, 0), "a": (8 * GB, 7 * GB, 0)}, GB),
+        ("0::/a/b", {"a/b": (2 * GB, GB // 2, 0), "a": (8 * GB, GB, 0)}, 3 * GB // 2),
+        ("0::/a", {"a": (GB, 2 * GB, 0)}, 0),
+        ("0::/a", {"other": (GB, 0, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0)}, 64 * GB),
+        ("4:memory:/d\n0::/", {"memory": (UNLIMITED, GB, 0), "memory/d": (4 * GB, GB, 0)}, 3 * GB),
+        # the file system shows the container its own group as the root
+        ("4:memory:/docker/1\n3:cpu:/", {"memory": (4 * GB, 3 * GB, GB)}, 2 * GB),
+    ],
+)
+def test_a_container_s_limit_is_the_machine_s_memory(
+    tmp_path, monkeypatch, groups, files, expected
+):
+    page = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 24}
+    monkeypatch.setattr("os.sysconf", page.get)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups + "\n")
+    for group, values in files.items():
+        place = tmp_path / "sys" / "fs" / "cgroup" / group
+        place.mkdir(parents=True, exist_ok=True)
+        first = group.startswith("memory")
+        names = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        for name, value in zip(names, values, strict=False):
+            (place / f"memory.{name}").write_text(f"{value}\n")
+        dropped = "total_inactive_file" if first else "inactive_file"
+        (place / "memory.stat").write_text(f"anon 5\n{dropped} {values[2]}\nfile 7\n")
+    assert host_memory(tmp_path) == expected
+
+
+def test_without_control_groups_the_machine_s_memory_counts(tmp_path):
+    assert host_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
