@@ -37,43 +37,37 @@ def many(count=4, **place):
     return rows
 
 
-def test_few_methods_have_a_column_each():
-    rows = [make_row(method="adam"), make_row(), odd_row("gcg"), make_row(method="alternating")]
-    assert {r["column"] for r in summary_table(rows)} == {"descent", "adam", "gcg", "exact"}
+def columns(rows):
+    return {r["column"] for r in summary_table(rows)}
 
 
-def test_of_many_gradient_methods_the_best_other_stands_for_them():
+def test_few_methods_have_a_column_each_and_of_many_the_best_other_has_one():
+    few = [make_row(method="adam"), make_row(), odd_row("gcg"), make_row(method="alternating")]
+    assert columns(few) == {"descent", "adam", "gcg", "exact"}
     rows = many()
     records = {(r["column"], r["task"].nonself): r for r in summary_table(rows)}
-    assert {column for column, _ in records} == {"descent", "best", "exact"}
-    best = records["best", True]
+    assert columns(rows) == {"descent", "best", "exact"}
     hits = [sum(rank == 0 for rank in r["rank"][:3]) for r in rows if r["method"] == "pez"]
-    assert best["method"] == "pez"
-    assert best["top1"] == pytest.approx(sum(hits) / 12)
+    assert records["best", True]["method"] == "pez"
+    assert records["best", True]["top1"] == pytest.approx(sum(hits) / 12)
     assert records["exact", True]["method"] == "alternating"
     assert "best" in terminal_table(rows)
-
-
-def test_the_best_is_chosen_in_each_cell():
-    rows = many()
+    (alone,) = headline(place_rows([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
+    assert (alone.column, alone.method) == ("exact", "beam")
     rows += [odd_row("gcg", share=(1.0, 1.0), prompt=p, step=0) for p in range(4)]
     rows += [odd_row("pez", share=(0.0, 0.0), prompt=p, step=0) for p in range(4)]
     best = {r["phase"]: r["method"] for r in summary_table(rows) if r["column"] == "best"}
-    assert best == {"after": "pez", "before": "gcg"}
-
-
-def test_another_search_stands_for_exact_where_the_usual_is_missing():
-    (score,) = headline(place_rows([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
-    assert (score.column, score.method) == ("exact", "beam")
+    assert best == {"after": "pez", "before": "gcg"}  # it is chosen in each cell
 
 
 def test_chance_keeps_its_column_and_has_no_strips():
-    rows = [*many(), odd_row("chance", "control", share=(0.0, 0.0)), odd_row("expected", "prior")]
-    assert {r["column"] for r in summary_table(rows)} == {"descent", "best", "exact", "chance"}
+    chance = odd_row("chance", "control", share=(0.0, 0.0))
+    rows = [*many(), chance, odd_row("expected", "prior")]
+    assert columns(rows) == {"descent", "best", "exact", "chance"}
     page = Page(render_page(rows))
     assert [row[0] for row in page.table("method")[2:] if row][-1] == "chancecontrol"
     assert not any("chance" in row[0] for t in page.tables if t[0][0] == "the prompt" for row in t)
-    assert render_page([odd_row("chance", "control", share=(0.0, 0.0))])
+    assert render_page([chance])
 
 
 def test_methods_are_read_gradient_first_and_search_last():
