@@ -101,17 +101,22 @@ def outcome_lines(html):
              if "(" in cell] for row in table[1:] if row]  # fmt: skip
 
 
-def test_outcomes_are_counted_over_all_methods():
+def test_verdicts_of_all_methods_are_counted_and_end_the_strips():
     descent = make_row(method="descent", share=(1.0, 0.0))
-    found = [*descent["truth"][:1], *descent["found"][1:]]  # the first of three hidden tokens
-    descent["found"] = found
+    # the first of three hidden tokens, and all shown ones but the last
+    descent["found"] = [descent["truth"][0], *descent["found"][1:15], 999]
     search = make_row(method="alternating", share=(1.0, 1.0))
-    search["verdict"] = ["recovered", "recovered", "ambiguous", *["recovered"] * 13]
+    search["found"] = [*search["truth"][:15], 998]
+    search["verdict"] = ["recovered"] * 2 + ["ambiguous"] + ["recovered"] * 12 + ["not found"]
     html = render_page([descent, search])
+    page = Page(html)
     assert outcome_lines(html)[-1] == [
         {"by gradient": "33", "only by search": "33", "ambiguous": "33"}
     ]
-    assert "Lost, or only hard to find?" in Page(html).words
+    assert "Lost, or only hard to find?" in page.words
+    strips = [t for t in page.tables if t[0][0] == "the prompt"]
+    letters = ["g", "s", "≈", *"g" * 12, "–"]
+    assert strips[-1][-1] == ["all methods, after", "14/16", *letters]
 
 
 def test_outcomes_carry_clustered_intervals():
@@ -130,16 +135,6 @@ def test_verdicts_need_a_gradient_method_and_a_search():
         html = render_page([make_row(method=method)])
         assert "Lost, or only hard to find?" not in html
         assert ">all methods" not in html
-
-
-def test_strips_end_with_the_verdict_of_all_methods():
-    descent = make_row(method="descent", length=4, hidden=2, share=(0.0, 0.0))
-    descent["found"] = [descent["found"][0], descent["truth"][1], *descent["found"][2:]]
-    search = make_row(method="alternating", length=4, hidden=2, share=(1.0, 1.0))
-    search["found"] = [*search["truth"][:3], 999]
-    search["verdict"] = ["recovered", "recovered", "ambiguous", "not found"]
-    strips = [t for t in Page(render_page([descent, search])).tables if t[0][0] == "the prompt"]
-    assert strips[-1][-1] == ["all methods, after", "2/4", "s", "g", "≈", "–"]
 
 
 def test_what_departs_from_the_plain_question_is_apart():
