@@ -58,16 +58,16 @@ def test_a_vector_is_added_after_its_block_however_tokens_are_read(name):
 
 
 def test_directions_are_differences_of_streams():
+    """Before any mixing a word's direction is its embedding, and a cue knows of no word."""
     checkpoint = story_checkpoint()
-    means = learn_directions(checkpoint)
-    words = attribute_words(checkpoint.tokenizer)
+    means, words = learn_directions(checkpoint), attribute_words(checkpoint.tokenizer)
     assert set(means) == {(a, place) for a in words for place in ("word", "last")}
     for attribute, tokens in words.items():
-        assert means[attribute, "word"].shape == (len(tokens), 3, 32)
-        # before any mixing, a word's direction is its embedding, and a cue knows of no word
         embeddings = checkpoint.model.embed(torch.tensor(list(tokens.values())))
         at_word, at_last = (means[attribute, place][:, 0] for place in ("word", "last"))
         torch.testing.assert_close(at_word, embeddings)
+        swapped = swap_vectors(at_word, tokens, list(tokens.values()))[:, 0]
+        torch.testing.assert_close(swapped, embeddings.roll(-1, 0) - embeddings)
         if attribute != "mood":  # whose cue has the name in it, not the mood
             torch.testing.assert_close(at_last, at_last[:1].expand_as(at_last))
 
@@ -95,10 +95,6 @@ def test_logits_of_stories_are_those_of_steered_models():
     moved = after - before
     expected = moved[0, new] - moved[0, own]
     torch.testing.assert_close(log_odds_change(words, told, before, after)[0], expected)
-    means = learn_directions(checkpoint)["name", "word"][:, 0]
-    embeddings = model.embed(torch.tensor([new, own]))
-    expected = embeddings[0] - embeddings[1]
-    torch.testing.assert_close(swap_vectors(means, words["name"], [own])[0, 0], expected)
 
 
 def test_the_lens_measures_the_swapped_and_the_others():

@@ -55,32 +55,6 @@ def test_page_is_well_formed_small_and_needs_nothing_else(page):
         assert words in page.words  # where it comes from, and what it cost
 
 
-def test_opening_sentences_are_computed(page):
-    shares = {
-        (model, step, method): percent(
-            expected_share(ROWS, "nonself", 3, model=model, step=step, layer=4, method=method)
-        )
-        for model in ("flat", "llama")
-        for step in (0, 300)
-        for method in ("descent", "adam", "alternating")
-    }
-    for model in ("flat", "llama"):
-        gradient, adam, exact = (shares[model, 300, m] for m in ("descent", "adam", "alternating"))
-        assert (
-            f"At layer 4 of the trained {model} model, gradient descent (the published protocol) "
-            f"recovers {gradient} % of the 3 hidden tokens, adam {adam} % and exact search "
-            f"{exact} %. Before training: descent {shares[model, 0, 'descent']} %"
-        ) in page.words
-    tokens = sum(r["self"]["count"] for r in ROWS if r["method"] == "sweep")
-    assert (
-        f"With every position shown, exact search recovers every one of {tokens:,} tokens"
-    ) in page.words
-
-
-def test_the_limits_of_a_share_are_said_as_they_are():
-    assert "3/n" not in render_page([make_row()])  # Wilson's
-
-
 def test_missed_self_tokens_are_told_below_a_title():
     rows = [make_row(method="sweep", hidden=0, prompt=p, share=(1.0, 1.0)) for p in range(3)]
     rows[1]["self"] = rows[1]["self"] | {"top1": 14 / 16}
@@ -89,7 +63,7 @@ def test_missed_self_tokens_are_told_below_a_title():
     assert "<title>Mine &amp; yours</title>" in html
 
 
-def test_everything_from_rows_is_escaped():
+def test_everything_from_rows_is_escaped_and_any_text_is_written(tmp_path):
     evil = "<script>alert('x')</script>\"><b onmouseover=x>"
     row = make_row(method="alternating", prompts=evil, slice=evil, settings={evil: evil})
     row = renamed(row, evil)
@@ -104,6 +78,9 @@ def test_everything_from_rows_is_escaped():
     assert html.count("<script>") == 1  # our own
     assert "<script>alert" not in html
     assert not any(name.startswith("on") for name, _ in page.attributes)
+    path = tmp_path / "deep" / "page.html"
+    write_text(path, render_page([make_row(text="\ud800 lone")]))
+    assert path.stat().st_size > 1000
 
 
 def test_rows_of_which_there_is_nothing_to_say_are_one_clear_line():
@@ -149,10 +126,9 @@ def test_partial_input_gives_a_whole_page(rows):
 def test_steps_between_are_a_curve_and_not_the_after(page):
     rows = PARTIAL["four steps"]
     assert {r["step"] for r in summary_table(rows)} == {0, 300}
-    words = Page(render_page(rows)).words
-    assert "During training" in words
-    assert "During training" not in page.words
     html = render_page(rows)
+    assert "During training" in Page(html).words
+    assert "During training" not in page.words
     share = expected_share(rows, "nonself", 3, model="llama", step=100, layer=4, method="adam")
     assert f"Adam at the model's scale, step 100: {percent(share)} %" in html
 
@@ -178,17 +154,13 @@ def test_strips_line_up_with_the_prompt():
     assert re.findall(r"<td(?: class=\"([^\"]*)\")?>", line) == ["", "", "", "k", "k"]
 
 
-def test_strips_break_long_prompts_and_keep_every_token():
+def test_long_prompts_are_broken_and_those_that_do_not_fit_are_told():
     row = make_row(length=200, method="adam")
     page = Page(render_page([row]))
     lines = [r for t in page.tables for r in t if r and r[0] in ("the prompt", "… goes on")]
     assert len(lines) > 1
     assert [c for line in lines for c in line[2:]] == [visible(t) for t in row["truth_text"]]
-
-
-def test_prompts_that_do_not_fit_are_told():
-    rows = [make_row(length=256, prompt=p, method="adam") for p in range(80)]
-    html = render_page(rows)
+    html = render_page([make_row(length=256, prompt=p, method="adam") for p in range(80)])
     drawn = html.count("4: 3 of 256 positions hidden")
     assert 2 < drawn < 80
     assert f"{80 - drawn} more prompts are not drawn" in html
@@ -210,16 +182,11 @@ def test_collisions_are_listed_or_denied(page):
     ]
 
 
-def test_curves_and_margins_carry_their_numbers(page):
+def test_curves_and_margins_carry_their_numbers():
     share = expected_share(ROWS, "nonself", 1, model="llama", step=0, layer=2, method="adam")
     assert f"Adam at the model's scale, layer 2, before training: {percent(share)} %" in HTML
-    own = [
-        r
-        for r in ROWS
-        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"])
-        == ("flat", 300, 4, 3)
-        and r["margin"]
-    ]
+    own = [r for r in ROWS if r["margin"] and r["site"]["layer"] == 4 and r["hidden"] == 3
+           and (r["checkpoint"]["name"], r["checkpoint"]["step"]) == ("flat", 300)]  # fmt: skip
     row = min(own, key=lambda r: r["margin_bits"])
     worst = f"nearest wrong answer {text(row['margin'])}, floor {text(row['margin_floor'])}, "
     assert f"layer 4, after training: {worst}{row['margin_bits']:.1f} bits apart, 8 prompts" in HTML
@@ -234,9 +201,3 @@ def test_before_is_dashed_and_hollow_and_after_is_neither():
     assert dashed not in trained
     assert untrained.count(hollow) == untrained.count("before training: ") > 0
     assert dashed in untrained
-
-
-def test_a_page_of_any_text_is_written(tmp_path):
-    path = tmp_path / "deep" / "page.html"
-    write_text(path, render_page([make_row(text="\ud800 lone")]))
-    assert path.stat().st_size > 1000

@@ -108,8 +108,3 @@ def test_colours_tell_sign_and_strength():
     assert classes[5:] == [""] * 5  # nothing to colour, and nothing divided by zero
     assert all(f".attribution .{style} " in STYLE for style in classes if style)
     assert "prefers-color-scheme: dark" in STYLE
-
-
-def test_a_score_too_few_is_a_mistake():
-    with pytest.raises(ValueError, match="zip"):
-        highlighted(PIECES, {"a": [1.0]})

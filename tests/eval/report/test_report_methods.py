@@ -37,43 +37,37 @@ def many(count=4, **place):
     return rows
 
 
-def test_few_methods_have_a_column_each():
-    rows = [make_row(method="adam"), make_row(), odd_row("gcg"), make_row(method="alternating")]
-    assert {r["column"] for r in summary_table(rows)} == {"descent", "adam", "gcg", "exact"}
+def columns(rows):
+    return {r["column"] for r in summary_table(rows)}
 
 
-def test_of_many_gradient_methods_the_best_other_stands_for_them():
+def test_few_methods_have_a_column_each_and_of_many_the_best_other_has_one():
+    few = [make_row(method="adam"), make_row(), odd_row("gcg"), make_row(method="alternating")]
+    assert columns(few) == {"descent", "adam", "gcg", "exact"}
     rows = many()
     records = {(r["column"], r["task"].nonself): r for r in summary_table(rows)}
-    assert {column for column, _ in records} == {"descent", "best", "exact"}
-    best = records["best", True]
+    assert columns(rows) == {"descent", "best", "exact"}
     hits = [sum(rank == 0 for rank in r["rank"][:3]) for r in rows if r["method"] == "pez"]
-    assert best["method"] == "pez"
-    assert best["top1"] == pytest.approx(sum(hits) / 12)
+    assert records["best", True]["method"] == "pez"
+    assert records["best", True]["top1"] == pytest.approx(sum(hits) / 12)
     assert records["exact", True]["method"] == "alternating"
     assert "best" in terminal_table(rows)
-
-
-def test_the_best_is_chosen_in_each_cell():
-    rows = many()
+    (alone,) = headline(place_rows([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
+    assert (alone.column, alone.method) == ("exact", "beam")
     rows += [odd_row("gcg", share=(1.0, 1.0), prompt=p, step=0) for p in range(4)]
     rows += [odd_row("pez", share=(0.0, 0.0), prompt=p, step=0) for p in range(4)]
     best = {r["phase"]: r["method"] for r in summary_table(rows) if r["column"] == "best"}
-    assert best == {"after": "pez", "before": "gcg"}
-
-
-def test_another_search_stands_for_exact_where_the_usual_is_missing():
-    (score,) = headline(place_rows([odd_row("beam", "search", hidden=0, share=(1.0, 1.0))]))
-    assert (score.column, score.method) == ("exact", "beam")
+    assert best == {"after": "pez", "before": "gcg"}  # it is chosen in each cell
 
 
 def test_chance_keeps_its_column_and_has_no_strips():
-    rows = [*many(), odd_row("chance", "control", share=(0.0, 0.0)), odd_row("expected", "prior")]
-    assert {r["column"] for r in summary_table(rows)} == {"descent", "best", "exact", "chance"}
+    chance = odd_row("chance", "control", share=(0.0, 0.0))
+    rows = [*many(), chance, odd_row("expected", "prior")]
+    assert columns(rows) == {"descent", "best", "exact", "chance"}
     page = Page(render_page(rows))
     assert [row[0] for row in page.table("method")[2:] if row][-1] == "chancecontrol"
     assert not any("chance" in row[0] for t in page.tables if t[0][0] == "the prompt" for row in t)
-    assert render_page([odd_row("chance", "control", share=(0.0, 0.0))])
+    assert render_page([chance])
 
 
 def test_methods_are_read_gradient_first_and_search_last():
@@ -107,17 +101,22 @@ def outcome_lines(html):
              if "(" in cell] for row in table[1:] if row]  # fmt: skip
 
 
-def test_outcomes_are_counted_over_all_methods():
+def test_verdicts_of_all_methods_are_counted_and_end_the_strips():
     descent = make_row(method="descent", share=(1.0, 0.0))
-    found = [*descent["truth"][:1], *descent["found"][1:]]  # the first of three hidden tokens
-    descent["found"] = found
+    # the first of three hidden tokens, and all shown ones but the last
+    descent["found"] = [descent["truth"][0], *descent["found"][1:15], 999]
     search = make_row(method="alternating", share=(1.0, 1.0))
-    search["verdict"] = ["recovered", "recovered", "ambiguous", *["recovered"] * 13]
+    search["found"] = [*search["truth"][:15], 998]
+    search["verdict"] = ["recovered"] * 2 + ["ambiguous"] + ["recovered"] * 12 + ["not found"]
     html = render_page([descent, search])
+    page = Page(html)
     assert outcome_lines(html)[-1] == [
         {"by gradient": "33", "only by search": "33", "ambiguous": "33"}
     ]
-    assert "Lost, or only hard to find?" in Page(html).words
+    assert "Lost, or only hard to find?" in page.words
+    strips = [t for t in page.tables if t[0][0] == "the prompt"]
+    letters = ["g", "s", "≈", *"g" * 12, "–"]
+    assert strips[-1][-1] == ["all methods, after", "14/16", *letters]
 
 
 def test_outcomes_carry_clustered_intervals():
@@ -136,16 +135,6 @@ def test_verdicts_need_a_gradient_method_and_a_search():
         html = render_page([make_row(method=method)])
         assert "Lost, or only hard to find?" not in html
         assert ">all methods" not in html
-
-
-def test_strips_end_with_the_verdict_of_all_methods():
-    descent = make_row(method="descent", length=4, hidden=2, share=(0.0, 0.0))
-    descent["found"] = [descent["found"][0], descent["truth"][1], *descent["found"][2:]]
-    search = make_row(method="alternating", length=4, hidden=2, share=(1.0, 1.0))
-    search["found"] = [*search["truth"][:3], 999]
-    search["verdict"] = ["recovered", "recovered", "ambiguous", "not found"]
-    strips = [t for t in Page(render_page([descent, search])).tables if t[0][0] == "the prompt"]
-    assert strips[-1][-1] == ["all methods, after", "2/4", "s", "g", "≈", "–"]
 
 
 def test_what_departs_from_the_plain_question_is_apart():

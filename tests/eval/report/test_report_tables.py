@@ -37,14 +37,20 @@ def test_summary_records_are_counted_from_ranks():
         assert record["count"] == 8
         assert record["tokens"] == 8 * (k if nonself else 16)
         assert record["low"] <= record["top1"] <= record["high"]
+        if record["top1"] == 1:  # of prompts, not of tokens
+            assert (record["low"], record["high"]) == pytest.approx(wilson(8, 8)[1:])
         assert record["phase"] == ("after" if step else "before")
 
 
-def test_terminal_table_has_the_same_numbers():
+@pytest.mark.parametrize(("few", "layers"), [(24, (1, 2, 4)), (17, (4,))])
+def test_terminal_table_has_the_same_numbers(monkeypatch, few, layers):
+    """At every layer where these are few lines, at the last one where they are not."""
+    monkeypatch.setattr("eval.report.tables.FEW", few)
     text = terminal_table(ROWS)
     lines = [line.split() for line in text.splitlines() if re.search(r"\d\s*$", line)]
+    expected = zip(*(expected_lines(ROWS, layer) for layer in layers), strict=True)
     assert [line[-7:] for line in lines] == [
-        [percent(s) for s in line] + ["8"] for line in expected_lines(ROWS, layer=4)
+        [percent(s) for s in line] + ["8"] for question in expected for line in question
     ]
     assert max(map(len, text.splitlines())) <= PIPE
     assert "hidden tokens" in text
@@ -52,12 +58,14 @@ def test_terminal_table_has_the_same_numbers():
     assert "[b]flat" in terminal_table([renamed(make_row("flat"), "[b]flat")])
 
 
-def test_the_exact_method_made_for_a_question_stands_for_it():
+def test_a_question_has_the_search_made_for_it_and_self_tokens_the_most_shown():
     rows = [make_row(method="alternating"), make_row(method="sweep", share=(1.0, 0.0))]
     cells = {r["task"].nonself: r for r in summary_table(rows) if r["column"] == "exact"}
     assert cells[True]["top1"] == 1
     assert {s.method for s in headline(place_rows(rows)) if s.task.nonself} == {"alternating"}
     assert {s.method for s in headline(place_rows(rows)) if not s.task.nonself} == {"sweep"}
+    tasks = {r["task"] for r in summary_table(make_rows(count=1, hidden=(1, 3)))}
+    assert {(t.nonself, t.hidden) for t in tasks} == {(False, 1), (True, 1), (True, 3)}
 
 
 UNTRAINED = make_row(step=7)
@@ -90,14 +98,10 @@ EARLIER["checkpoint"] |= {"path": "other/models/step-000290"}
     ids=["untrained", "a seed that stopped earlier", "the deepest layer of each model",
          "a layer with both over a deeper one", "of equal keys the last"],
 )  # fmt: skip
-def test_the_summary_takes(rows, fields, expected):
+def test_the_summary_takes(monkeypatch, rows, fields, expected):
+    monkeypatch.setattr("eval.report.tables.FEW", 0)
     found = {tuple(r[name] for name in fields.split()) for r in summary_table(rows)}
     assert found == expected
-
-
-def test_self_tokens_of_the_summary_are_those_with_most_shown():
-    tasks = {r["task"] for r in summary_table(make_rows(count=1, hidden=(1, 3)))}
-    assert {(t.nonself, t.hidden) for t in tasks} == {(False, 1), (True, 1), (True, 3)}
 
 
 def test_training_seeds_are_pooled_whatever_their_folder():
@@ -117,11 +121,6 @@ def test_training_seeds_are_pooled_whatever_their_folder():
         "llama (d_model 128)",
         "llama (d_model 512)",
     }
-
-
-def test_interval_counts_prompts_not_tokens():
-    record = next(r for r in summary_table(ROWS) if r["column"] == "exact" and r["top1"] == 1)
-    assert (record["low"], record["high"]) == pytest.approx(wilson(8, 8)[1:])
 
 
 def test_margin_of_a_search_that_did_not_arrive_is_left_out():
