@@ -212,8 +212,7 @@ def terminal_table(rows: list[Row]) -> str:
         for line in pivot(summary)
     ]
     both = len({phase for phase, _ in columns}) > 1
-    headings = [f"{phase}
-{column}" if both else column for phase, column in columns]
+    headings = [f"{phase}\n{column}" if both else column for phase, column in columns]
     title = f"Tokens recovered{' before and after training' * both}, % (top-1)"
     table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
     return terminal(table)
