@@ -1,6 +1,7 @@
 """What the tests of models share: the family of mixers, small models, small tokenizers."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,6 +58,35 @@ def small_model(*mixers: str, **settings: Any) -> Any:
 def random_tokens(model: LanguageModel, batch: int = 2, length: int | None = None) -> Tensor:
     length = model.config.context if length is None else length
     return torch.randint(model.config.vocab_size, (batch, length))
+
+
+def assert_causal_model(model: Any, tokens: Tensor, positions: Iterable[int]) -> None:
+    """Another token changes the logits at its position, and not one bit of any before."""
+    before = model(tokens)
+    for t in positions:
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % model.config.vocab_size
+        after = model(changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert not torch.equal(after[:, t], before[:, t])
+
+
+def assert_model_continues(
+    model: Any, tokens: Tensor, layer: int, cuts: tuple[int, int], **near: Any
+) -> None:
+    """Pieces through `prefix`, and two candidates each by `step`, give what `hidden` gives."""
+    x, (a, b) = model.embed(tokens), cuts
+    whole = model.hidden(x, layer)
+    first, state = model.prefix(x[:, :a], layer=layer)
+    model.prefix(x[:, a:b].flip(1), state)  # which leaves the state as it is
+    second, state = model.prefix(x[:, a:b], state)
+    assert state.length == b
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :b], **near)
+    candidates = torch.stack([x[:, b:], -x[:, b:]], dim=1).flatten(0, 1)
+    found = model.step(candidates, state)
+    torch.testing.assert_close(found[::2], whole[:, b:], **near)
+    other = model.hidden(torch.cat([x[:, :b], -x[:, b:]], dim=1), layer)
+    torch.testing.assert_close(found[1::2], other[:, b:], **near)
 
 
 def tokenizer_json(size: int = 11) -> str:

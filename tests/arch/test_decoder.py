@@ -1,7 +1,6 @@
 """Any causal model of transformers, opened by its layers: transformers is the judge."""
 
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from arch import ModelError, load_pretrained
 from arch.decoder import Decoder
 from arch.pretrained import PretrainedModel, wrap_model
-from tests.arch.cases import byte_tokenizer, random_tokens
+from tests.arch.cases import assert_model_continues, byte_tokenizer, random_tokens
 from tests.arch.test_pretrained import GPT, OPT, D, V, random_model, saved
 from tests.arch.test_pretrained import LLAMA as GIVEN
 from tests.said import one_line
@@ -97,20 +96,7 @@ def test_keys_and_values_are_remembered_where_a_model_has_them(pair):
 
 
 def test_prefix_and_step_give_what_whole_sequences_give(pair, tokens):
-    _, _, ours = pair
-    embeddings = ours.embed(tokens)
-    whole = ours.hidden(embeddings, 2)
-    first, state = ours.prefix(embeddings[:, :5], layer=2)
-    again = ours.prefix(embeddings[:, 5:9].flip(1), state)[0]
-    second, longer = ours.prefix(embeddings[:, 5:12], state)  # the state is as it was
-    assert not torch.equal(again, second[:, :4])
-    near = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
-    near(torch.cat([first, second], dim=1), whole[:, :12])
-    candidates = torch.stack([embeddings[:, 12:], -embeddings[:, 12:]], dim=1).flatten(0, 1)
-    stepped = ours.step(candidates, longer)  # two candidates on each of two prefixes
-    near(stepped[::2], whole[:, 12:])
-    other = torch.cat([embeddings[:, :12], -embeddings[:, 12:]], dim=1)
-    near(stepped[1::2], ours.hidden(other, 2)[:, 12:])
+    assert_model_continues(pair[2], tokens, 2, (5, 12), atol=1e-4, rtol=1e-4)
 
 
 def test_outputs_have_gradients_of_their_embeddings(pair, tokens):

@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from arch import ModelError, count_parameters
-from tests.arch.cases import MIXERS, random_tokens, scramble, small_model
+from tests.arch.cases import (
+    MIXERS,
+    assert_causal_model,
+    assert_model_continues,
+    random_tokens,
+    scramble,
+    small_model,
+)
 from tests.said import one_line
 
 LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
@@ -20,30 +27,17 @@ models = pytest.mark.parametrize(("mixers", "settings"), MODELS, ids=str)
 @models
 def test_a_later_token_changes_no_earlier_logit(mixers, settings):
     model = small_model(*mixers, init="reference", **settings).double()
-    tokens = random_tokens(model)
-    before = model(tokens)
-    for t in range(tokens.shape[1]):
-        changed = tokens.clone()
-        changed[:, t] = (changed[:, t] + 1) % model.config.vocab_size
-        after = model(changed)
-        assert torch.equal(after[:, :t], before[:, :t])
-        assert not torch.equal(after[:, t], before[:, t])
+    assert_causal_model(model, random_tokens(model), range(12))
 
 
 @models
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_prefix_and_step_give_what_hidden_gives(mixers, settings, layer):
     model = small_model(*mixers, init="reference", **settings).double()
-    embeddings = model.embed(random_tokens(model))
-    whole = model.hidden(embeddings, layer)
-    first, state = model.prefix(embeddings[:, :3], layer=layer)
-    second, state = model.prefix(embeddings[:, 3:7], state)
-    assert state.length == 7
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :7])
-    candidates = torch.stack([embeddings[:, 7:], -embeddings[:, 7:]], dim=1).flatten(0, 1)
-    found = model.step(candidates, state)
-    torch.testing.assert_close(found[::2], whole[:, 7:])
-    torch.testing.assert_close(model.step(embeddings, None, layer), whole)
+    tokens = random_tokens(model)
+    assert_model_continues(model, tokens, layer, (3, 7))
+    embeddings = model.embed(tokens)
+    torch.testing.assert_close(model.step(embeddings, None, layer), model.hidden(embeddings, layer))
 
 
 def test_hidden_is_the_blocks_one_by_one_and_logits_what_follows():

@@ -8,10 +8,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from arch import ModelError, State, generate, load_pretrained, save_model
+from arch import ModelError, generate, load_pretrained, save_model
 from arch.families import ParallelBlock
 from arch.pretrained import PretrainedModel
-from tests.arch.cases import byte_tokenizer, random_tokens, tokenizer_json
+from tests.arch.cases import (
+    assert_causal_model,
+    assert_model_continues,
+    byte_tokenizer,
+    random_tokens,
+    tokenizer_json,
+)
 from tests.said import one_line
 
 transformers = pytest.importorskip("transformers")
@@ -124,32 +130,13 @@ def test_recomposed_parts_are_the_whole_layer(family):
 @families
 def test_prefix_and_step_give_what_hidden_gives(family):
     ours = PretrainedModel(their_model(family))
-    tokens = random_tokens(ours, batch=3)
-    embeddings = ours.embed(tokens)
-    whole = ours.hidden(embeddings, 2)
-    first, state = ours.prefix(embeddings[:, :5], layer=2)
-    second, state = ours.prefix(embeddings[:, 5:14], state)
-    assert isinstance(state, State)
-    assert state.length == 14
-    torch.testing.assert_close(torch.cat([first, second], dim=1), whole[:, :14])
-    candidates = torch.stack([embeddings[:, 14:], -embeddings[:, 14:]], dim=1).flatten(0, 1)
-    found = ours.step(candidates, state)  # two candidates on each of three prefixes
-    torch.testing.assert_close(found[::2], whole[:, 14:])
-    negated = torch.cat([embeddings[:, :14], -embeddings[:, 14:]], dim=1)
-    torch.testing.assert_close(found[1::2], ours.hidden(negated, 2)[:, 14:])
+    assert_model_continues(ours, random_tokens(ours, batch=3), 2, (5, 14))
 
 
 @families
 def test_a_later_token_changes_no_earlier_output(family):
     ours = PretrainedModel(their_model(family))
-    tokens = random_tokens(ours)
-    before = ours(tokens)
-    for t in (1, 11, 23):
-        changed = tokens.clone()
-        changed[:, t] = (changed[:, t] + 1) % V
-        after = ours(changed)
-        assert torch.equal(after[:, :t], before[:, :t])
-        assert not torch.equal(after[:, t], before[:, t])
+    assert_causal_model(ours, random_tokens(ours), (1, 11, 23))
 
 
 @families

@@ -35,18 +35,7 @@ def test_changed_settings_are_said_and_recorded(data, tmp_path, capsys):
     assert (changed["optimizer.lr"], changed["trainer.max_steps"]) == ([0.001, 0.02], [6, 8])
     assert [[each["from_step"] for each in meta["history"]] for meta in metas] == [[], [6], [6, 8]]
     assert metas[2]["history"][1]["changed"] == {"trainer.max_steps": [8, 10]}
-
-
-def test_a_run_whose_settings_were_changed_stays_one_model(data, tmp_path):
-    run = tmp_path / "run"
-    assert fit(data, run) == 0
-    assert resume(data, run, 8, "--optimizer.lr", "0.02") == 0
     assert len({open_checkpoint(path).model_id for path in (run / "models").iterdir()}) == 1
-
-
-def test_config_yaml_has_the_last_settings_and_names_those_before(data, finished):
-    run = finished()
-    assert resume(data, run, 8, "--optimizer.lr", "0.02") == 0
     text = (run / "config.yaml").read_text()
     assert yaml.safe_load(text)["optimizer"]["lr"] == 0.02
     assert "# resumed at step 6 with optimizer.lr 0.001 -> 0.02\n" in text
@@ -96,8 +85,3 @@ def test_mkl_is_not_free_to_choose_its_threads(data, tmp_path):
     mkl.mkl_serv_set_dynamic(1)
     assert fit(data, tmp_path / "run") == 0
     assert mkl.mkl_serv_get_dynamic() == 0
-
-
-def test_another_seed_is_refused(data, whole, refused):
-    line = refused(fit(data, whole, "--resume", "auto", "--seed", "5"))
-    assert "seed is 5, the checkpoint has 0" in line

@@ -1,147 +1,138 @@
-"""Bad input: one line that names it, exit code 2, nothing written."""
+"""Bad input: one line that names the flag and the value, exit code 2, nothing written."""
 
 import pytest
 import torch
+import yaml
 
-from tests.train.cases import TINY, fit
+from tests.train.cases import TINY
 from train.__main__ import main
 
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--model.vocab_size 401", "packed with a vocabulary of 400, --model.vocab_size is 401"),
-        ("--batch.size 5000", "windows of 16 tokens, fewer than one batch of 5000; pack more"),
-        ("--model.context 100000", "windows of 100000 tokens, fewer than one batch"),
-        ("--batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
-        ("--trainer.max_steps 0", "--trainer.max_steps is 0; it must be at least 1"),
-        ("--resume nowhere.ckpt", "--resume nowhere.ckpt: no such checkpoint; allowed: auto"),
-        ("--model.mixers [flatt]", "there is no 'flatt', did you mean 'flat'?"),
-        ("--model.mixers flat", "--model.mixers is flat; expected: a list such as [flat]"),
-        ("--model.d_model 0", "d_model is 0"),
-        ("--model.norm batchnorm", "--model.norm is batchnorm; expected: 'layernorm', 'rmsnorm'"),
-        ("--model.d_modl 8", "there is no setting --model.d_modl; did you mean --model.d_model?"),
-        ("--optimiser.lr 1", "did you mean --optimizer.lr? python -m train fit --help"),
-        ("--optimizer.lr fast", "--optimizer.lr is fast; expected: float"),
-        ("--optimizer.lr 0", "--optimizer.lr is 0.0; it must be above 0"),
-        ("--optimizer.clip -1", "--optimizer.clip is -1.0; it must be at least 0"),
-        ("--optimizer.clip .nan", "--optimizer.clip is nan; it must be at least 0"),
-        ("--optimizer.weight_decay -1", "--optimizer.weight_decay is -1.0; it must be at least 0"),
-        ("--optimizer.eps -1", "--optimizer.eps is -1.0; it must be at least 0"),
-        ("--seed -1", "--seed is -1; it must be at least 0"),
-        ("--seed 4294967296", "--seed is 4294967296; it must be at most 4294967295"),
-        ("--optimizer.beta2 1", "--optimizer.beta2 is 1.0; it must be below 1"),
-        ("--schedule.floor 2", "--schedule.floor is 2.0; it must be at most 1"),
-        ("--schedule.warmup_steps -1", "--schedule.warmup_steps is -1; it must be at least 0"),
-        ("--batch.size 0", "--batch.size is 0; it must be at least 1"),
-        ("--keep_checkpoints 1", "--keep_checkpoints is 1; it must be at least 2"),
-        ("--save_every 0", "--save_every is 0; it must be at least 1"),
-        ("--save_steps 200", "--save_steps is 200; expected: a list such as [100, 200]"),
-        ("--sample_prompts x", "--sample_prompts is x; expected: a list such as [first, second]"),
-        ("--wandb_tags x", "--wandb_tags is x; expected: a list such as [first, second]"),
-        ("--save_steps [-1]", "--save_steps is [-1]; it must be at least 0"),
-        ("--stop_on_spike 0", "--stop_on_spike is 0.0; it must be above 0"),
-        ("--sample_prompts ['']", "--sample_prompts: '' is 0 tokens; allowed: 1 to 15, so that"),
-        ("--wandb maybe", "--wandb is maybe; expected: 'offline', 'online', 'disabled'"),
-        ("--trainer.strategy none", "--trainer.strategy is none; allowed: auto, ddp"),
-        ("--trainer.strategy ddp_spawn", "--trainer.strategy is ddp_spawn; allowed: auto, ddp"),
-        ("--trainer.strategy deepspeed_stage_2", "is deepspeed_stage_2; allowed: auto, ddp"),
-        ("--trainer.strategy fsdp", "--trainer.strategy is fsdp; allowed: auto, ddp"),
-        ("--optimizer.name sgd", "--optimizer.name is sgd; expected: 'adamw', 'muon'"),
-        ("--optimizer.name muon --optimizer.muon_lr 0", "--optimizer.muon_lr is 0.0; it must be"),
-        (
-            "--optimizer.name muon --optimizer.muon_momentum 1",
-            "muon_momentum is 1.0; it must be below 1",
-        ),
-        ("--optimizer.muon_mixing true", "muon_mixing is True, --optimizer.name is adamw; only"),
-        ("--optimizer.muon_lr 0.1", "muon_lr is 0.1, --optimizer.name is adamw; only muon uses"),
-        ("--schedule.decay exp", "--schedule.decay is exp; expected: 'cosine', 'linear', 'wsd'"),
-        ("--schedule.decay wsd --schedule.decay_steps 0", "decay_steps is 0; it must be at least"),
-        ("--schedule.decay_steps 3", "decay_steps is 3, --schedule.decay is cosine; only wsd"),
-        ("--schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps are longer than --tr"),
-        ("--compile maybe", "--compile is maybe; expected: bool, 'auto'"),
-        ("--tf32 true", "--tf32 true needs a GPU, and this run is on a cpu; leave it"),
-        ("--loggers [mlflow]", "--loggers"),
-    ],
-)
-def test_a_bad_setting(data, tmp_path, flags, message, refused):
-    assert message in refused(fit(data, tmp_path / "run", *flags.split()))
-    assert not (tmp_path / "run").exists()
+VALUES = """
+--trainer.max_steps 0
+--model.mixers flat
+--model.norm batchnorm
+--optimizer.lr fast
+--optimizer.lr 0.0
+--optimizer.clip -1.0
+--optimizer.clip nan
+--optimizer.weight_decay -1.0
+--optimizer.eps -1.0
+--optimizer.beta2 1.0
+--optimizer.name sgd
+--optimizer.name muon --optimizer.muon_lr 0.0
+--optimizer.name muon --optimizer.muon_momentum 1.0
+--optimizer.muon_mixing True
+--optimizer.muon_lr 0.1
+--schedule.floor 2.0
+--schedule.warmup_steps -1
+--schedule.decay exp
+--schedule.decay wsd --schedule.decay_steps 0
+--schedule.decay_steps 3
+--batch.size 0
+--seed -1
+--seed 4294967296
+--keep_checkpoints 1
+--save_every 0
+--save_steps 200
+--save_steps [-1]
+--sample_prompts x
+--stop_on_spike 0.0
+--wandb maybe
+--trainer.strategy fsdp
+--compile maybe
+"""
+"""Flags of `fit`; the last one of a line is refused."""
+SWEEP = {"method": "grid", "command": ["python", "${args}"], "parameters": {"seed": {"value": 1}}}
+FILES = {
+    "typo.yaml": "model:\n  d_modl: 3\n",
+    "type.yaml": "optimizer:\n  lr: fast\n",
+    "broken.yaml": "model: [\n",
+    "word.yaml": "flat\n",
+    "empty.yaml": "",
+    "some.ckpt": "nothing",
+    "sweep.yaml": yaml.safe_dump(SWEEP),
+    "bayes.yaml": yaml.safe_dump(SWEEP | {"method": "bayes"}),
+    "none.yaml": yaml.safe_dump(SWEEP | {"parameters": None}),
+    "number.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": 3}}),
+    "range.yaml": yaml.safe_dump(SWEEP | {"parameters": {"seed": {"min": 3}}}),
+    "apart.yaml": yaml.safe_dump(SWEEP | {"command": ["python"]}),
+}
+FIT = f"fit --data {{data}} --run {{run}} {TINY}"
+PLAN = f"plan {TINY}"
 
 
-def test_no_data_directory(tmp_path, refused):
-    line = refused(fit(tmp_path / "none", tmp_path / "run"))
-    assert f"{tmp_path / 'none'}: no such directory of packed data; make one with:" in line
-    line = refused(fit(tmp_path, tmp_path / "run"))
-    assert f"{tmp_path}: not a directory of packed data (no meta.json)" in line
+@pytest.fixture
+def place(tmp_path):
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    return tmp_path
 
 
-@pytest.mark.parametrize(("given", "missing"), [("data", "run"), ("run", "data")])
-def test_data_and_run_have_to_be_given(data, given, missing, refused):
-    code = main(["fit", "--config", "demo", f"--{given}", str(data)])
-    assert f"--{missing} is missing; give a directory" in refused(code)
-
-
-def test_a_run_directory_that_cannot_be_written(data, tmp_path, refused):
-    (tmp_path / "file").touch()
-    line = refused(fit(data, tmp_path / "file" / "run"))
-    assert f"--run {tmp_path / 'file' / 'run'}: cannot be written (Not a directory)" in line
-    line = refused(fit(data, tmp_path / "file"))
-    assert f"--run {tmp_path / 'file'}: exists already" in line
-
-
-def test_a_file_that_is_not_a_checkpoint(data, tmp_path, refused):
-    (tmp_path / "some.ckpt").write_bytes(b"nothing")
-    line = refused(fit(data, tmp_path / "run", "--resume", tmp_path / "some.ckpt"))
-    assert "some.ckpt: cannot be read as a checkpoint" in line
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such recipe or file; did you mean llama? recipes: "),
-        ("model:\n  d_modl: 3\n", "there is no setting --model.d_modl; did you mean --model.d_mod"),
-        ("optimizer:\n  lr: fast\n", "--optimizer.lr is fast; expected: float"),
-        ("model: [\n", "not YAML ("),
-        ("flat\n", "holds no settings"),
-        ("", "holds no settings"),
-    ],
-)
-def test_a_bad_recipe(data, tmp_path, content, message, refused):
-    recipe = tmp_path / "lama.yaml"
-    if content is not None:
-        recipe.write_text(content)
-    code = fit(data, tmp_path / "run", "--config", recipe)
-    assert message in refused(code)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("flags", VALUES.strip().splitlines())
+def test_a_bad_value(data, tmp_path, flags, refused):
+    run = tmp_path / "run"
+    line = refused(main(f"{FIT} {flags}".format(data=data, run=run).split()))
+    assert " is ".join(flags.split()[-2:]).lstrip("-") in line
+    assert not run.exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config falt", "--config falt: no such recipe or file; did you mean flat? recipes: "),
-        ("--model.d_modl 8", "there is no setting --model.d_modl; did you mean --model.d_model?"),
-        ("--mesure false", "there is no setting --mesure; did you mean --measure?"),
-        ("--measure maybe", "--measure is maybe; expected: bool"),
-        ("--batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
-        ("--model.vocab_size 401 --data DATA", "packed with a vocabulary of 400, --model.vocab"),
-        ("--data nowhere", "nowhere: no such directory of packed data"),
-        ("--trainer.accelerator gpux", "--trainer: "),
-        ("--trainer.max_steps 0", "--trainer.max_steps is 0; it must be at least 1"),
+        (f"{FIT} --model.vocab_size 401", "--model.vocab_size is 401"),
+        (f"{FIT} --layout rows", "its layout is packed, the recipe's is rows"),
+        (f"{FIT} --batch.size 5000", "fewer than one batch of 5000"),
+        (f"{FIT} --model.context 100000", "windows of 100000 tokens, fewer than one batch"),
+        (f"{FIT} --batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
+        (f"{FIT} --resume nowhere.ckpt", "--resume nowhere.ckpt: no such checkpoint"),
+        (f"{FIT} --resume {{at}}/some.ckpt", "some.ckpt: cannot be read as a checkpoint"),
+        (f"{FIT} --model.mixers [flatt]", "did you mean 'flat'?"),
+        (f"{FIT} --model.d_model 0", "d_model is 0"),
+        (f"{FIT} --model.d_modl 8", "--model.d_modl; did you mean --model.d_model?"),
+        (f"{FIT} --optimiser.lr 1", "did you mean --optimizer.lr?"),
+        (f"{FIT} --sample_prompts ['']", "--sample_prompts: '' is 0 tokens"),
+        (f"{FIT} --schedule.decay wsd --schedule.decay_steps 5", "a fall of 5 steps"),
+        (f"{FIT} --tf32 true", "--tf32 true needs a GPU"),
+        (f"{FIT} --loggers [mlflow]", "--loggers"),
+        (f"{FIT} --config {{at}}/lama.yaml", "no such recipe or file; did you mean llama?"),
+        (f"{FIT} --config {{at}}/typo.yaml", "did you mean --model.d_model?"),
+        (f"{FIT} --config {{at}}/type.yaml", "--optimizer.lr is fast"),
+        (f"{FIT} --config {{at}}/broken.yaml", "not YAML ("),
+        (f"{FIT} --config {{at}}/word.yaml", "holds no settings"),
+        (f"{FIT} --config {{at}}/empty.yaml", "holds no settings"),
+        ("fit --data {at}/none --run {run}", "none: no such directory of packed data"),
+        ("fit --data {at} --run {run}", "not a directory of packed data (no meta.json)"),
+        ("fit --config demo --data {data}", "--run is missing"),
+        ("fit --config demo --run {run}", "--data is missing"),
+        (f"fit --data {{data}} --run {{at}}/some.ckpt/run {TINY}", "ckpt/run: cannot be written ("),
+        (f"fit --data {{data}} --run {{at}}/some.ckpt {TINY}", "some.ckpt: exists already"),
+        (f"{PLAN} --config falt", "--config falt: no such recipe or file; did you mean flat?"),
+        (f"{PLAN} --mesure false", "--mesure; did you mean --measure?"),
+        (f"{PLAN} --measure maybe", "--measure is maybe"),
+        (f"{PLAN} --batch.micro 3", "--batch.size 4 is not a multiple of 3 windows"),
+        (f"{PLAN} --model.vocab_size 401 --data {{data}}", "--model.vocab_size is 401"),
+        (f"{PLAN} --data nowhere", "nowhere: no such directory of packed data"),
+        (f"{PLAN} --trainer.accelerator gpux", "--trainer: "),
+        ("sweep {at}/bayes.yaml", "method bayes runs at W&B only"),
+        ("sweep {at}/none.yaml", "has no parameters"),
+        ("sweep {at}/number.yaml", "seed needs a value or values"),
+        ("sweep {at}/range.yaml", "seed needs a value or values"),
+        ("sweep {at}/apart.yaml", "its command does not pass ${args} on"),
+        ("sweep {at}/broken.yaml", "broken.yaml: not YAML"),
+        ("sweep {at}/gone.yaml", "gone.yaml: cannot be read"),
+        ("sweep {at}/sweep.yaml --limit 0", "--limit is 0"),
+        ("fitt", "there is no command 'fitt'"),
+        pytest.param(
+            f"{FIT} --precision 16-mixed",
+            "--precision 16-mixed needs a GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
-def test_a_bad_plan(data, words, message, refused):
-    given = f"{TINY} {words}".replace("DATA", str(data))
-    assert message in refused(main(["plan", *given.split()]))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
-def test_half_precision_needs_a_gpu(data, tmp_path, refused):
-    line = refused(fit(data, tmp_path / "run", "--precision", "16-mixed"))
-    assert "--precision 16-mixed needs a GPU; without one use 32-true" in line
-
-
-def test_an_unknown_command(refused):
-    line = refused(main(["fitt"]))
-    assert "there is no command 'fitt'; allowed: fit, plan, recipes" in line
+def test_what_cannot_be_done(data, place, words, message, refused):
+    before = sorted(place.rglob("*"))
+    places = {"data": data, "at": place, "run": place / "run"}
+    for name, path in places.items():
+        words = words.replace(f"{{{name}}}", str(path))
+    assert message in refused(main(words.split()))
+    assert sorted(place.rglob("*")) == before

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
 from arch import LanguageModel
+from arch.mixers import Triangle
 from train.data import IGNORE
 from train.module import LanguageModule, bits_per_byte
 from train.optim import Muon, build_optimizer, orthogonalise, rate
@@ -54,28 +55,61 @@ def test_wsd_falls_over_a_fifth_of_all_steps_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_only_linear_layers_decay(small_model, tied):
-    model = small_model(mixers=("flat", "attention(heads=4)"), tied=tied).requires_grad_(True)
-    names = {id(p): name for name, p in model.named_parameters()}
-    decayed, others = build_optimizer(model, OptimizerSettings(weight_decay=0.3)).param_groups
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
-    found = {names[id(p)] for p in decayed["params"]}
-    expected = {
-        n for n in names.values() if n.endswith(("proj.weight", "up.weight", "down.weight"))
-    }
-    assert found == expected | (set() if tied else {"head.weight"})
-    assert len(decayed["params"]) + len(others["params"]) == len(names)
+@pytest.mark.parametrize(
+    ("settings", "embedding", "hidden"),
+    [
+        (OptimizerSettings(lr=0.01, weight_decay=0.3), 0.01, 0.01),
+        (OptimizerSettings("muon", lr=0.01, muon_lr=0.03, weight_decay=0.3), 0.01, 0.03),
+        (OptimizerSettings("muon", 0.01, embedding_lr=0.05, weight_decay=0.3), 0.05, 0.01),
+    ],
+)
+def test_rates_and_decay_go_by_the_kind_of_a_parameter(
+    small_model, settings, embedding, hidden, tied
+):
+    """The matrices of linear layers decay and nothing else; Muon takes those of the blocks."""
+    model = small_model(mixers=("flat", "attention(heads=4, qk_norm=true)"), tied=tied)
+    names = {id(p): name for name, p in model.requires_grad_(True).named_parameters()}
+    groups = build_optimizer(model, settings).param_groups
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    linear = [n for n in found if n.endswith(("proj.weight", "up.weight", "down.weight"))]
+    expected = dict.fromkeys(names.values(), (0.01, 0)) | dict.fromkeys(linear, (hidden, 0.3))
+    expected["embedding.weight"] = (embedding, 0)
+    assert found == expected | ({} if tied else {"head.weight": (0.01, 0.3)})
+    assert sum(len(group["params"]) for group in groups) == len(names)
 
 
-def test_weights_above_the_diagonal_stay_zero_in_training(small_model):
-    model = small_model().requires_grad_(True)
-    optimizer = build_optimizer(model, OptimizerSettings(lr=0.01))
+MUON = OptimizerSettings("muon", lr=0.02, muon_mixing=True)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "settings", "count"),
+    [
+        ("flat", OptimizerSettings(lr=0.01), 2),
+        ("flat", MUON, 2),
+        ("headed(heads=2)", MUON, 2),
+        ("expanded(factor=2)", MUON, 4),
+    ],
+)
+def test_a_step_moves_mixing_matrices_and_nothing_above_their_diagonal(
+    small_model, mixer, settings, count
+):
+    model = small_model(mixers=(mixer,)).requires_grad_(True)
+    optimizer = build_optimizer(model, settings)
+    triangles = [part.weight for part in model.modules() if isinstance(part, Triangle)]
+    assert len(triangles) == count
+    before = [p.detach().clone() for p in triangles]
     tokens = torch.randint(400, (4, 33))
-    for _ in range(3):
-        loss_of(model, tokens).backward()
+    losses = []
+    for _ in range(4):
+        loss = loss_of(model, tokens)
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
-    weight = model.state_dict()["blocks.0.token_mixer.mix.weight"]
-    assert torch.equal(weight, weight.tril())
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for start, end in zip(before, triangles, strict=True):
+        assert torch.equal(end, end.tril())
+        assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
 
 
 def test_muon_is_that_of_torch_to_the_bit():
@@ -103,54 +137,6 @@ def test_orthogonalising_keeps_the_directions_and_evens_out_the_lengths():
     assert torch.linalg.svdvals(found).sub(1).abs().max() < 0.4 < (S.amax() / S.amin()).log()
     cosine = torch.cosine_similarity(found.flatten(2), (U @ Vh).flatten(2), dim=-1)
     assert cosine.min() > 0.97
-
-
-def test_muon_takes_the_hidden_matrices_and_leaves_the_rest(small_model):
-    model = small_model(mixers=("flat", "attention(heads=4)")).requires_grad_(True)
-    names = {id(p): name for name, p in model.named_parameters()}
-    settings = OptimizerSettings(name="muon", lr=0.01, muon_lr=0.03)
-    head, others, hidden, triangles = build_optimizer(model, settings).param_groups
-    assert [names[id(p)] for p in head["params"]] == ["head.weight"]
-    linear = {n for n in names.values() if n.endswith(("proj.weight", "up.weight", "down.weight"))}
-    assert {names[id(p)] for p in hidden["params"]} == linear
-    assert triangles["params"] == []
-    assert [g["lr"] for g in (head, others, hidden, triangles)] == [0.01, 0.01, 0.03, 0.03]
-    assert [g["weight_decay"] for g in (head, others, hidden, triangles)] == [0.1, 0, 0.1, 0]
-    assert len(names) == sum(map(len, (head["params"], others["params"], hidden["params"])))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_embedding_may_have_a_rate_of_its_own(small_model, tied):
-    model = small_model(mixers=("attention(qk_norm=true)",), tied=tied).requires_grad_(True)
-    names = {id(p): name for name, p in model.named_parameters()}
-    rates = OptimizerSettings(name="muon", lr=0.01, embedding_lr=0.05, muon_lr=0.03)
-    groups = build_optimizer(model, rates).param_groups
-    by_name = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
-    assert set(by_name) == set(names.values())
-    assert [n for n in by_name if by_name[n][0] == 0.05] == ["embedding.weight"]
-    assert by_name["embedding.weight"][1] == 0
-    assert all(by_name[n] == (0.01, 0) for n in by_name if "norm" in n)
-
-
-@pytest.mark.parametrize("mixer", ["flat", "headed(heads=2)", "expanded(factor=2)"])
-def test_muon_on_mixing_matrices_moves_nothing_above_the_diagonal(small_model, mixer):
-    model = small_model(mixers=(mixer,)).requires_grad_(True)
-    optimizer = build_optimizer(model, OptimizerSettings(name="muon", lr=0.02, muon_mixing=True))
-    triangles = optimizer.param_groups[-1]["params"]
-    before = [p.detach().clone() for p in triangles]
-    tokens = torch.randint(400, (4, 33))
-    losses = []
-    for _ in range(4):
-        loss = loss_of(model, tokens)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert len(triangles) == (4 if "expanded" in mixer else 2)
-    for start, end in zip(before, triangles, strict=True):
-        assert torch.equal(end, end.tril())
-        assert (end - start).tril().count_nonzero() > 0.9 * start.count_nonzero()
 
 
 @pytest.mark.parametrize("clip", [0.5, 0.0])

@@ -5,12 +5,10 @@ import os
 import re
 import sys
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
 
 from arch import ModelConfig
 from arch.costs import describe
@@ -146,11 +144,9 @@ def test_the_share_of_the_peak_is_in_the_step_line_where_the_peak_is_known(
     ("name", "precision", "peak"),
     [
         ("NVIDIA H200", "bf16-mixed", 989e12),
-        ("NVIDIA H100 80GB HBM3", "bf16-true", 989e12),
-        ("NVIDIA H100 PCIe", "bf16-mixed", 756e12),
+        ("NVIDIA H100 PCIe", "bf16-true", 756e12),
         ("NVIDIA A100-SXM4-80GB", "32-true", 19.5e12),
         ("NVIDIA L4", "bf16-mixed", 121e12),
-        ("NVIDIA GeForce RTX 4090", "bf16-mixed", 165e12),
         ("NVIDIA H200", "64-true", None),
         ("NVIDIA L400", "bf16-mixed", None),
         ("", "32-true", None),
@@ -179,13 +175,6 @@ def test_a_run_that_is_compiled_for_a_cpu_learns_the_same(data, whole, tmp_path)
 
 GPU = """--trainer.accelerator gpu --model.d_model 64 --trainer.max_steps 8 --log_every 100
 --checkpoint_every 100 --validate_every 100 --sample_prompts []"""
-
-
-def test_the_flags_of_the_tests_on_a_gpu_are_settings(capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["fit", *TINY.split(), *GPU.split(), "--print_config"])
-    assert done.value.code == 0
-    assert "sample_prompts: []" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
@@ -233,24 +222,6 @@ def test_the_memory_is_what_a_process_takes(mixer, again, forked, tmp_path):
     needs = memory(recipe, trainer, 16, 1, again)
     assert needs.peak / 1.1 < grown < needs.peak * 1.1
     assert needs.optimiser == pytest.approx(2 * needs.weights, rel=1e-4)
-
-
-def test_both_mixed_precisions_need_alike(tmp_path):
-    recipe = Recipe(
-        model=ModelConfig(400, 64, 64, 2, ("flat",)),
-        batch=BatchSettings(16),
-        trainer=TrainerSettings("cpu", max_steps=9),
-    )
-    trainer = build_trainer(recipe, RunDirectory(tmp_path), [])
-    peaks = {}
-    for precision in ("bf16-mixed", "16-mixed"):
-        # A trainer of 16-mixed cannot be made without a GPU.
-        plugin = trainer.precision_plugin
-        known = SimpleNamespace(
-            precision=precision, strategy=trainer.strategy, precision_plugin=plugin
-        )
-        peaks[precision] = memory(recipe, cast(Trainer, known), 16, 1, False).peak
-    assert peaks["16-mixed"] == pytest.approx(peaks["bf16-mixed"], rel=0.02)
 
 
 def test_ddp_keeps_the_gradients_once_more(capsys):

@@ -15,12 +15,10 @@ from wandb.sdk.launch.sweeps.utils import (
     create_sweep_command_args,
 )
 
-from tests.said import complaint
 from tests.train.cases import TINY, pack_toy
 from train import sweep
 from train.__main__ import main
 from train.cli import settings
-from train.settings import RunError
 from train.sweep import plan, read_sweep, trial_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,10 +38,6 @@ TOY: dict[str, Any] = {
 def save(path: Path, content: object) -> Path:
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def test_there_are_sweeps():
-    assert [file.stem for file in FILES] == ["llama", "mixers"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -151,29 +145,3 @@ def test_runs_that_fail_do_not_end_the_sweep(tmp_path, capfd):
 def test_seeds_stand_at_the_end_of_names():
     trial = {"seed": 1, "model.mixers": "[attention(heads=4)]", "optimizer.lr": 0.0123456}
     assert trial_name(trial, list(trial)) == "mixers=attentionheads=4_lr=0.01235_seed=1"
-
-
-@pytest.mark.parametrize(
-    ("content", "words", "message"),
-    [
-        (TOY | {"method": "bayes"}, [], "method bayes runs at W&B only; allowed here: grid"),
-        (TOY | {"parameters": None}, [], "has no parameters; see train/sweeps"),
-        (TOY | {"parameters": {"seed": 3}}, [], "seed needs a value or values"),
-        (TOY | {"parameters": {"seed": {"min": 3}}}, [], "seed needs a value or values"),
-        (TOY | {"command": ["python"]}, [], "its command does not pass ${args} on"),
-        (TOY, ["--limit", "-1"], "--limit is -1; at least 1"),
-        (TOY, ["--limit", "0"], "--limit is 0; at least 1"),
-    ],
-)
-def test_what_cannot_be_run_is_one_line(tmp_path, capsys, content, words, message):
-    file = save(tmp_path / "bad.yaml", content)
-    assert main(["sweep", str(file), *words]) == 2
-    assert message in complaint(capsys)
-
-
-def test_files_that_are_no_sweeps(tmp_path):
-    (tmp_path / "text").write_text("a: [")
-    with pytest.raises(RunError, match="not YAML"):
-        read_sweep(tmp_path / "text")
-    with pytest.raises(RunError, match="cannot be read"):
-        read_sweep(tmp_path / "none")

@@ -11,9 +11,6 @@ import wandb.errors
 
 from tests.eval.test_tracking import logged, offline_records
 from tests.train.cases import fit
-from train.log import PATIENCE, Log, architecture
-from train.rundir import RunDirectory
-from train.settings import RunSettings
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +64,6 @@ def test_tags_are_no_longer_than_wandb_takes(data, tmp_path):
     assert list(about.tags) == ["attention", "parallel", "x" * 64]
 
 
-def test_groups_are_named_by_architecture():
-    model = {"mixers": ["attention(heads=4)", "flat"], "d_model": 128, "n_layers": 4}
-    assert architecture(model) == "attention(heads=4) flat d128 n4"
-
-
 @pytest.mark.parametrize(
     ("key", "reason"),
     [(None, "No API key configured"), ("short", "API key must have"), ("a" * 40, "refused")],
@@ -87,25 +79,6 @@ def test_without_login_or_network_training_goes_on_offline(
     assert len(lines) == 1
     assert re.fullmatch(rf"--wandb online: .*{reason}.*; going on offline", lines[0])
     assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))) == 1
-
-
-def test_the_time_given_to_a_server_does_not_limit_a_run_offline(tmp_path, monkeypatch):
-    patience = {}
-
-    def init(mode, settings, **_):
-        patience[mode] = settings.init_timeout
-        if mode == "online":
-            raise wandb.errors.CommError("no server")
-
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "teardown", lambda: None)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
-    config = {"model": {"mixers": ["flat"], "d_model": 16, "n_layers": 2}}
-    log = Log(RunDirectory(tmp_path), RunSettings(wandb="online"), config)
-    log.start(None)
-    log.close()
-    assert patience["offline"] == PATIENCE
-    assert patience["online"] != PATIENCE  # as wandb reads it
 
 
 class Online:

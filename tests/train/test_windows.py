@@ -193,12 +193,3 @@ def test_the_reference_recipe_runs_on_rows(rows, tmp_path):
     model = load_model(tmp_path / "run" / "models" / "step-000002").model
     assert isinstance(model.norm, torch.nn.Identity)
     assert model.embedding.weight.detach().std() == pytest.approx(1, abs=0.05)
-
-
-def test_a_recipe_for_rows_refuses_packed_data(packed, tmp_path, capsys):
-    where = ["--data", str(packed.path), "--run", str(tmp_path / "run")]
-    sizes = ["--model.vocab_size", "400", "--precision", "32-true"]
-    assert main(["fit", "--config", "reference", *where, *sizes]) == 2
-    line = capsys.readouterr().err
-    assert "its layout is packed, the recipe's is rows; pack it with --layout rows --con" in line
-    assert "or train with --layout packed" in line
