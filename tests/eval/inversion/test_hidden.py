@@ -26,26 +26,31 @@ from tests.eval.inversion.search_cases import (
 )
 
 HEADS = "attention(heads=2)"
-FIVE = pytest.param({"mixers": (HEADS,)}, "[:, 5:, :]", (1, 12), "residual", marks=pytest.mark.slow)
+CASES: list[Any] = [
+    *(((m,), (2, 10), "[:, 1:, :]", "enumerated") for m in MIXERS),
+    *(((m,), (2, 10), "[:, 3:, :]", "residual") for m in MIXERS),
+    *(((m,), (2, 10), shown, proof) for m in ("flat", HEADS) for shown, proof in (
+        ("[:, :3+4:7+8:, :]", "enumerated"), ("[:, 1:4+6:, :]", "residual"),
+        ("[:, :1+3:9, :]", "residual"))),
+    (("flat",), (1, 12), "[:, 5:, :]", "residual"),
+    pytest.param(((HEADS,), (1, 12), "[:, 5:, :]", "residual"), marks=pytest.mark.slow),
+    (("attention",), (1, 8), "[:, 1:, :]", "enumerated", (2, "mixer")),
+    (("attention",), (1, 8), "[:, 1:, :]", "enumerated", ((1, 2), "block")),
+    (("flat",), (2, 9), "[:, 2:, :]", "residual", (2,), misread),
+    (("flat",), (2, 9), "[:, 2:, :]", "residual", (2,), readback, 2.0),
+    (("flat",), (2, 3), "[:, -1, :]", "residual"),
+]  # fmt: skip
+"""Mixers, prompts and tokens, what is shown, the certificate; site, guesses, size of weights."""
 
 
-@pytest.mark.parametrize(
-    ("model", "shown", "size", "proof"),
-    [
-        *(({"mixers": (m,)}, "[:, 1:, :]", (2, 10), "enumerated") for m in MIXERS),
-        *(({"mixers": (m,)}, "[:, 3:, :]", (2, 10), "residual") for m in MIXERS),
-        *(({"mixers": (m,)}, "[:, :3+4:7+8:, :]", (2, 10), "enumerated") for m in ("flat", HEADS)),
-        *(({"mixers": (m,)}, "[:, 1:4+6:, :]", (2, 10), "residual") for m in ("flat", HEADS)),
-        *(({"mixers": (m,)}, "[:, :1+3:9, :]", (2, 10), "residual") for m in ("flat", HEADS)),
-        ({"mixers": ("flat",)}, "[:, 5:, :]", (1, 12), "residual"),
-        FIVE,
-    ],
-    ids=str,
-)
-def test_tokens_hidden_anywhere_are_proved(small_model, model, shown, size, proof):
-    truth = prompts(*size)
-    problem = posed(small_model(d_model=64, **model), truth, shown).shortened()
-    answers = solve(alternating, problem)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_hidden_anywhere_are_proved(small_model, case):
+    mixers, size, shown, proof, *more = case
+    default: list[Any] = [(2,), readback, 1.0]
+    site, guesses, factor = [*more, *default[len(more) :]]
+    truth, model = prompts(*size), sharpened(small_model(mixers=mixers, d_model=64), factor)
+    problem = posed(model, truth, shown, *site).shortened()
+    answers = solve(alternating, problem, guesses)
     assert tokens_of(answers).equal(truth[:, : problem.length])
     assert problem.residual(tokens_of(answers))[1].all()
     seen, runs = problem.slice.positions(problem.length), problem.runs()
@@ -56,26 +61,6 @@ def test_tokens_hidden_anywhere_are_proved(small_model, model, shown, size, proo
         assert answer.evaluations > 400
         assert answer.notes["distance"] == 0
         assert answer.notes["starts"] >= len(runs) - (runs[0].hidden == 0)
-
-
-@pytest.mark.parametrize(
-    ("model", "site", "shown", "size", "guesses"),
-    [
-        ({}, (2,), "[:, 2:, :]", (2, 9), misread),
-        ({"factor": 2.0}, (2,), "[:, 2:, :]", (2, 9), readback),
-        ({}, (2,), "[:, -1, :]", (2, 3), readback),
-        ({"mixers": ("attention",)}, (2, "mixer"), "[:, 1:, :]", (1, 8), readback),
-        ({"mixers": ("attention",)}, ((1, 2), "block"), "[:, 1:, :]", (1, 8), readback),
-    ],
-    ids=["without good guesses", "large weights", "the last position alone", "part", "layers"],
-)
-def test_hidden_tokens_are_found(small_model, model, site, shown, size, guesses):
-    settings = {name: value for name, value in model.items() if name != "factor"}
-    made = sharpened(small_model(d_model=64, **settings), model.get("factor", 1.0))
-    truth = prompts(*size)
-    answers = solve(alternating, posed(made, truth, shown, *site), guesses)
-    assert tokens_of(answers).equal(truth)
-    assert all(answer.certificate for answer in answers)
 
 
 def test_a_search_ends_at_its_budget(small_model):

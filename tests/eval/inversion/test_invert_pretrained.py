@@ -89,16 +89,3 @@ def test_a_model_that_was_not_built_here_has_no_identity(directory):
     checkpoint = open_checkpoint(f"hf:{directory}")
     with pytest.raises(RequestError, match="was not built here and cannot be built anew"):
         derive(checkpoint, "identity")
-
-
-def test_no_pad_and_no_model(directory, tmp_path, capsys):
-    words = ["--out", str(tmp_path / "out"), "--count", "1", "--length", "30"]
-    assert main(["invert", f"hf:{directory}", *words, "--methods", "propose"]) == 2
-    said = capsys.readouterr().err
-    assert "30" in said
-    assert "the context of" in said
-    assert main(["invert", f"hf:{tmp_path / 'nothing'}", *words]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"error: {tmp_path / 'nothing'} cannot be loaded: ")
-    assert not (tmp_path / "out").exists()

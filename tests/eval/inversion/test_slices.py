@@ -89,18 +89,19 @@ def test_what_is_beyond_the_site_is_refused(small_model, message, text):
         posed(small_model(), prompts(length=length), text, 1)
 
 
-def test_joined_layers_have_more_channels(small_model):
-    assert posed(small_model(), prompts(), "[:, :, 30:40]", (1, 2)).target.shape == (3, 8, 10)
-
-
-@pytest.mark.parametrize("text", ["[:, 2:, :]", "[:, -1, :]", "[:, :4, 3:9]", "[:, 1:3, -1]",
-                                   "[:, :2+5:, :4]"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "site", "shape"),
+    [("[:, 2:, :]", (2,), (3, 6, 32)), ("[:, -1, :]", (2,), (3, 1, 32)),
+     ("[:, :4, 3:9]", (2,), (3, 4, 6)), ("[:, 1:3, -1]", (2,), (3, 2, 1)),
+     ("[:, :2+5:, :4]", (2,), (3, 5, 4)), ("[:, :, 30:40]", ((1, 2),), (3, 8, 10)),
+     ("[:, :, :]", (2, "block", frozenset({"mask"})), (3, 8, 32))],
+)  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_what_is_shown_is_the_slice(small_model, text, noise):
+def test_what_is_shown_is_the_slice(small_model, text, site, shape, noise):
     truth = prompts()
-    problem = posed(small_model(), truth, text, noise=noise)
+    problem = posed(small_model(mixers=("attention",)), truth, text, *site, noise=noise)
     expected = Slice.parse(text).select(problem.circuit.of_tokens(truth))
-    assert problem.target.shape == expected.shape
+    assert problem.target.shape == expected.shape == shape
     assert problem.floor.shape == problem.limit.shape == expected.shape[:2]
     if not noise:
         assert problem.target.equal(expected)
@@ -162,12 +163,6 @@ def test_the_limit_under_noise_holds_for_the_truth(small_model, text):
     problem = posed(small_model(), truth, text, 1, noise=1.0)
     beyond = problem.distances(problem.circuit.of_tokens(truth)) > problem.limit
     assert beyond.float().mean() < 0.002
-
-
-def test_attention_without_mask_can_be_shown(small_model):
-    site = (2, "block", frozenset({"mask"}))
-    problem = posed(small_model(mixers=("attention",)), prompts(), "[:, :, :]", *site)
-    assert problem.residual(prompts())[1].all()
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2, 3])
