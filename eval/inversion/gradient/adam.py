@@ -16,7 +16,14 @@ from eval.inversion.gradient.loop import (
 )
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance
-from eval.inversion.spaces import by_distance, by_normed_direction, model_input, width
+from eval.inversion.spaces import (
+    OBJECTIVES,
+    by_distance,
+    by_normed_direction,
+    huber,
+    model_input,
+    width,
+)
 
 RATE, PEZ_RATE = 0.2, 0.1  # the first one, in standard deviations of the embedding
 SODA_RATE = 0.065  # of Adam on z
@@ -34,6 +41,7 @@ def adam(
     free: Tensor | None = None,
     normed: bool = False,
     *,
+    objective: str = "relative",
     variable: str = "embedding",
 ) -> Iterator[None]:
     """Gradient descent by Adam, its start and step size scaled to the model's own embedding.
@@ -47,8 +55,10 @@ def adam(
         start: embeddings to start from instead, `(B, T, D)`; for the variable "embedding" alone.
         free: which positions are descended on, `(B, T)`; the others stay as they start.
         normed: whether tokens are read by their direction behind the first norm, not by distance.
+        objective: that is lowered.
         variable: that is descended on.
     """
+    rows.objective = OBJECTIVES[objective]
     assert start is None or variable == "embedding"
 
     def read(x: Tensor) -> Tensor:
@@ -113,7 +123,7 @@ def pez(rows: Rows) -> Iterator[None]:
         x, best, least, state = rows.kept(x, best, least, state)
 
 
-@gradient(steps=1000, objective="huber", random=True, title="SODA")
+@gradient(steps=1000, random=True, title="SODA")
 def soda(rows: Rows) -> Iterator[None]:
     """A softmax over the vocabulary at each position that decays, by an Adam that forgets.
 
@@ -124,7 +134,7 @@ def soda(rows: Rows) -> Iterator[None]:
     Args:
         rows: of any slices.
     """
-    W = rows.vocabulary
+    W, rows.objective = rows.vocabulary, huber
 
     def read(z: Tensor) -> Tensor:
         return model_input("softmax", z / TEMPERATURE, W)

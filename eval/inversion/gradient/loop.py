@@ -28,17 +28,14 @@ from torch import Tensor
 from eval.inversion.answer import Answer
 from eval.inversion.problem import Batch
 from eval.inversion.solvers import Chance, Solve, solver
-from eval.inversion.spaces import OBJECTIVES, Objective, restrict
+from eval.inversion.spaces import Objective, relative, restrict
 from eval.tasks import SoFar, tell
 
 CHECK = 25  # steps after which rows that are solved leave
 EPSILON = 1e-8  # keeps a step of Adam finite where the gradient has been none
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-SETTINGS = {
-    "steps": "the most that a row takes.",
-    "objective": "that is lowered.",
-}
-"""The help of the settings that solvers share."""
+STEPS = "the most that a row takes."
+"""The help of the setting that gradient solvers share."""
 
 
 class Rows:
@@ -50,15 +47,16 @@ class Rows:
             solver sets it before its first step.
         spent: tokens that each row sent through the circuit since the last step; the solver adds.
         steps: the most that each takes.
-        objective: that is lowered.
+        objective: that `losses` takes; the solver may set another.
         circuit, vocabulary, length: of the batch; the embedding is `(V, D)`.
     """
 
     scores: Callable[[], Tensor]
 
-    def __init__(self, batch: Batch, chance: Chance, steps: int, objective: Objective) -> None:
+    def __init__(self, batch: Batch, chance: Chance, steps: int) -> None:
         self.batch, self.chance, self.spent = batch, chance, 0
-        self.steps, self.objective = steps, objective
+        self.steps = steps
+        self.objective: Objective = relative
         self.circuit, self.length = batch.circuit, batch.length
         self.vocabulary = self.circuit.vocabulary
         self._staying: Tensor | None = None
@@ -90,7 +88,6 @@ def drive(
     descend: Callable[[Rows], Iterator[None]],
     steps: int,
     check: int,
-    objective: str = "relative",
 ) -> list[Answer]:
     """Steps until every row is solved, or the steps are used up.
 
@@ -101,11 +98,10 @@ def drive(
             that left (`Rows.kept`).
         steps: the most that any row takes.
         check: after every so many, rows whose tokens explain the target leave.
-        objective: that is lowered.
     """
     answers = [Answer(torch.empty(0), torch.empty(0)) for _ in range(batch.size)]
     working = answers
-    rows = Rows(batch, chance, steps, OBJECTIVES[objective])
+    rows = Rows(batch, chance, steps)
     taking = descend(rows)
     for step in range(1, steps + 1):
         started = time.perf_counter()
@@ -138,37 +134,30 @@ def drive(
     return answers
 
 
-def gradient(
-    *, steps: int, objective: str = "relative", **about: Any
-) -> Callable[[Callable[..., Iterator[None]]], Solve]:
+def gradient(*, steps: int, **about: Any) -> Callable[[Callable[..., Iterator[None]]], Solve]:
     """Enters a generator of steps among the solvers, as one of the family "gradient".
 
-    It is called with `Rows`. Its keyword-only arguments are settings. So are those given here, with
-    these defaults.
+    It is called with `Rows`. Its keyword-only arguments are settings. So is `steps`.
 
     Args:
         steps: the most that a row takes.
-        objective: that is lowered.
         about: further arguments of `solver`.
 
     Raises:
         RequestError: another solver has the name.
     """
-    shared = {"steps": steps, "objective": objective}
 
     def enter(descend: Callable[..., Iterator[None]]) -> Solve:
         @wraps(descend)
         def solve(batch: Batch, chance: Chance, **settings: Any) -> list[Answer]:
-            steps, objective = (settings.pop(name, value) for name, value in shared.items())
-            taking = partial(descend, **settings)
-            return drive(batch, chance, taking, steps, CHECK, objective)
+            most = settings.pop("steps", steps)
+            return drive(batch, chance, partial(descend, **settings), most, CHECK)
 
         parameters = inspect.signature(descend).parameters.values()
-        settings = shared | {p.name: p.default for p in parameters if p.kind is KEYWORD}
+        settings = {"steps": steps} | {p.name: p.default for p in parameters if p.kind is KEYWORD}
         asked = [inspect.Parameter(n, KEYWORD, default=value) for n, value in settings.items()]
         solve.__signature__ = inspect.Signature(asked)  # pyright: ignore[reportAttributeAccessIssue]
-        said = "".join(f"\n    {name}: {text}" for name, text in SETTINGS.items())
-        solve.__doc__ = inspect.cleandoc(descend.__doc__ or "") + said
+        solve.__doc__ = f"{inspect.cleandoc(descend.__doc__ or '')}\n    steps: {STEPS}"
         return solver("gradient", **about)(solve)
 
     return enter
