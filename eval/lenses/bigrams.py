@@ -104,7 +104,6 @@ def successors(checkpoint: Checkpoint, bigrams: Bigrams) -> list[dict[str, Any]]
         after = bigrams.second[here][bigrams.number[here].argsort(descending=True)[:TOP]]
         shown.append(
             {
-                "token": token,
                 "piece": checkpoint.pieces([token])[0],
                 "corpus": checkpoint.pieces(after.tolist()),
                 "table": checkpoint.pieces(best),

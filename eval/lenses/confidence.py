@@ -39,8 +39,8 @@ def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], plac
 
 
 def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
-    """Entropy and best probability of `(N, V)` logits by temperature, `(temperatures, N, 2)`."""
-    return torch.stack([sharpness(logits / t) for t in temperatures])
+    """The best probability of `(N, V)` logits by temperature, `(temperatures, N)`."""
+    return torch.stack([sharpness(logits / t)[..., 1] for t in temperatures])
 
 
 def rising(values: Tensor, slack: float = 1e-4) -> float:
@@ -78,8 +78,8 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     hidden = batch.streams[-1][batch.real]
     hidden = hidden[:: math.ceil(len(hidden) / POSITIONS)]
     by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
-    by_heat = heated(model.logits(hidden), TEMPERATURES)
-    (entropy, best), heat = by_scale[0].unbind(-1), by_heat[..., 1]
+    heat = heated(model.logits(hidden), TEMPERATURES)
+    entropy, best = by_scale[0].unbind(-1)
     finding.numbers(
         {
             "entropy at length 0": entropy[0].mean(),

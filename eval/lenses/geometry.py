@@ -121,7 +121,7 @@ def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> Non
     for name, rows in both_embeddings(checkpoint.model).items():
         norms = rows.norm(dim=1).cpu()
         units[name] = unit = norms / norms.median().clamp(min=TINY)
-        z, odd = robust_z(unit), outliers(unit)
+        odd = outliers(unit)
         place: dict[str, Any] = {"matrix": name}
         finding.number("length median", norms.median(), **place)
         finding.number("length outliers", len(odd) / len(unit), **place)
@@ -133,9 +133,7 @@ def add_lengths(finding: Finding, checkpoint: Checkpoint, counts: Tensor) -> Non
             finding.number("length with frequency", alike, **place)
         pieces = zip(odd[:SHOWN], checkpoint.pieces(odd[:SHOWN]), strict=True)
         finding.notes["outliers"] += [
-            place
-            | {"token": token, "piece": piece, "length": float(unit[token])}
-            | {"z": float(z[token]), "count": int(counts[token])}
+            place | {"piece": piece, "length": float(unit[token]), "count": int(counts[token])}
             for token, piece in pieces
         ]
     edges = torch.linspace(0, max(float(unit.max()) for unit in units.values()), BINS + 1)

@@ -107,23 +107,16 @@ def causal_trace(
     """How far each site alone moves the target's answer to the source's (Meng et al., 2202.05262).
 
     The difference of the two answers' logits at the last position, 0 where it stays as in the
-    target, 1 where it is as in the source. All positions of a layer go in one batched pass; those
-    before the prompts `(T,)` differ cannot matter and are left out.
+    target, 1 where it is as in the source. The prompts `(T,)` differ. All positions of a layer go
+    in one batched pass; those before they differ cannot matter and are left out.
 
     Returns:
         The answers, by default `telling_answers`; at most so many runs of positions, each patched
         together; and effects `(n + 1, runs)`, layer 0 the embedding.
 
     Raises:
-        RequestError: prompts of unequal length, equal, or answered alike.
+        RequestError: prompts that are answered alike.
     """
-    if len(source) != len(target):
-        raise RequestError(
-            f"prompts of {len(source)} and {len(target)} tokens cannot be patched into each other; "
-            "give two of equal length"
-        )
-    if torch.equal(source, target):
-        raise RequestError("the two prompts are the same; give two that differ")
     streams, others = streams_of(model, torch.stack([target, source])).unbind(1)
     ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
     answers = answers or telling_answers(ends[1], ends[0])

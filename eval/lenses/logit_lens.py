@@ -133,7 +133,7 @@ def draw(documents: Documents) -> list[plots.Figure]:
         (
             "token energy",
             "token energy",
-            "In the span of tokens?",
+            "How near to the tokens' directions?",
             "Token energy: how far a vector lies along output embeddings, relative to what their "
             "own spread allows.",
         ),

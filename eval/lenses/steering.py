@@ -235,7 +235,7 @@ def find(checkpoint: Checkpoint, request: Request) -> Finding:
     }
     finding.array("swap", values, axes)
     best = layers[int(values[:, 0, :, 0, 0].mean(0).argmax())]
-    finding.notes |= {"samples": samples(checkpoint, directions, best), "sample_layer": best}
+    finding.notes["samples"] = samples(checkpoint, directions, best)
     return finding
 
 

@@ -129,13 +129,8 @@ def test_the_lens_traces_prompts_and_stories():
 def test_wrong_wishes(small_model, model_directory):
     model = small_model()
     (a,) = some_tokens(model, 1, 10)
-    for source, target, answers, message in (
-        (a, a[1:], None, "prompts of 10 and 9 tokens cannot be patched into"),
-        (a, a, None, "the two prompts are the same; give two that differ"),
-        (a, a.flip(0), Answers(1, 1), "are answered alike"),
-    ):
-        with pytest.raises(RequestError, match=message):
-            causal_trace(model, source, target, answers)
+    with pytest.raises(RequestError, match="are answered alike"):
+        causal_trace(model, a, a.flip(0), Answers(1, 1))
     checkpoint = open_checkpoint(model_directory(context=8))  # too short for the stories
     with pytest.raises(RequestError, match=r"nothing to patch: .*; give two prompts"):
         look("intervention", checkpoint, (1, 2))
