@@ -100,19 +100,6 @@ def test_a_field_out_of_range_says_so(settings, message):
         ModelConfig(**settings)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "here.json is not JSON"),
-        ("[]", "here.json has unknown fields: not an object"),
-        ('{"n_heads": 4, "width": 3}', "here.json has unknown fields: n_heads, width; allowed: "),
-    ],
-)
-def test_json_that_is_no_configuration_says_so(text, message):
-    with one_line(ModelError, message):
-        ModelConfig.from_json(text, "here.json")
-
-
 OWN = """
 import torch
 from torch import nn
