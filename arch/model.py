@@ -311,9 +311,7 @@ def initialise(model: nn.Module, config: ModelConfig) -> None:
             )
         elif isinstance(module, Triangle):
             bound = module.fan_in**-0.5
-            nn.init.uniform_(module.weight, -bound, bound)
-            if isinstance(module, Triangle):
-                module.weight.tril_()
+            nn.init.uniform_(module.weight, -bound, bound).tril_()
             _start_bias(module.bias, bound)
         elif isinstance(module, nn.Linear):
             if config.tied and name == "head":

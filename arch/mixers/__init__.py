@@ -3,8 +3,8 @@
 from typing import Any
 
 from arch.config import parse
-from arch.mixers.attention import Attention, CausalAttention, Rotary, rotate, share_rotary
-from arch.mixers.base import Cache, Identity, SideBySide, TokenMixer
+from arch.mixers.attention import Attention, CausalAttention, rotate, share_rotary
+from arch.mixers.base import Identity, SideBySide, TokenMixer
 from arch.mixers.masked import (
     Expanded,
     Flat,
@@ -13,12 +13,11 @@ from arch.mixers.masked import (
     Parallel,
     Rectangular,
     Triangle,
-    masked_rows,
 )
 
 __all__ = [
-    "MIXERS", "Cache", "CausalAttention", "Rectangular", "Rotary", "TokenMixer",
-    "Triangle", "build_mixer", "masked_rows", "parse_mixer", "rotate", "share_rotary",
+    "MIXERS", "CausalAttention", "Rectangular", "TokenMixer", "Triangle", "build_mixer",
+    "parse_mixer", "rotate", "share_rotary",
 ]  # fmt: skip
 MIXERS: dict[str, type[TokenMixer]] = {
     "attention": Attention,

@@ -112,6 +112,30 @@ LEAKS = (
 )  # fmt: skip
 
 
+class Unstarted(Leak):
+    """Nothing says how its parameter starts."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.weight = nn.Parameter(torch.empty(d_model))
+
+
+class Scaled(Leak):
+    """Causal, with a matrix and a vector of its own."""
+
+    def __init__(self, d_model: int, context: int) -> None:
+        super().__init__(d_model, context)
+        self.matrix = nn.Parameter(torch.empty(d_model, d_model))
+        self.scale = nn.Parameter(torch.empty(d_model))
+
+    def reset_parameters(self):
+        nn.init.eye_(self.matrix)
+        nn.init.ones_(self.scale)
+
+    def forward(self, x):
+        return x @ self.matrix * self.scale
+
+
 class Opened(Leak):
     """Causal until a test opens it."""
 

@@ -43,6 +43,8 @@ def test_describe_adds_up(llama, capsys):
 
 def test_describe_of_what_is_no_model(llama, capsys):
     _, path = llama
+    (path / "model.safetensors").write_bytes(b"cut")
+    assert "model.safetensors cannot be read: " in failed(capsys, "describe", path)
     (path / "model.safetensors").unlink()
     message = f"{path} is not a model directory: it has no model.safetensors"
     assert message in failed(capsys, "describe", path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -62,6 +61,9 @@ def test_a_pattern_may_be_one_name_and_its_arguments_are_the_mixers():
         ("parallel(branches=0)", "parallel: branches is 0; it must be a whole number of at"),
         ("kernel(size=0)", "kernel: size is 0; it must be a whole number of at least 1"),
         ("rectangular(factor=0)", "rectangular: factor is 0; it must be a whole number of at le"),
+        ("tests.arch.leaks.Unstarted", "nothing says how weight of Unstarted starts"),
+        ("tests.arch.leaks.LEAKS", "tests.arch.leaks has no TokenMixer called LEAKS"),
+        ("nowhere.Mixer", "nowhere cannot be imported (No module named 'nowhere'); run where nowh"),
         *((t, f"mixer {t!r} cannot be read; write name, name(key=value, ...), or several")
           for t in ("", "flat(2)", "flat-flat", "flat(", "flat(bias=-x)", "flat(bias=not)", "+")),
     ],
@@ -100,52 +102,8 @@ def test_a_field_out_of_range_says_so(settings, message):
         ModelConfig(**settings)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "here.json is not JSON"),
-        ("[]", "here.json has unknown fields: not an object"),
-        ('{"n_heads": 4, "width": 3}', "here.json has unknown fields: n_heads, width; allowed: "),
-    ],
-)
-def test_json_that_is_no_configuration_says_so(text, message):
-    with one_line(ModelError, message):
-        ModelConfig.from_json(text, "here.json")
-
-
-OWN = """
-import torch
-from torch import nn
-from arch.mixers import TokenMixer
-
-class Scaled(TokenMixer):
-    def __init__(self, d_model, context):
-        super().__init__()
-        self.matrix = nn.Parameter(torch.empty(d_model, d_model))
-        self.scale = nn.Parameter(torch.empty(d_model))
-
-    def forward(self, x):
-        return x @ self.matrix * self.scale
-
-class Started(Scaled):
-    def reset_parameters(self):
-        nn.init.eye_(self.matrix)
-        nn.init.ones_(self.scale)
-
-other = 3
-"""
-
-
-@pytest.fixture
-def _own_mixers(tmp_path, monkeypatch):
-    (tmp_path / "own_mixers.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_mixers", raising=False)
-
-
-@pytest.mark.usefixtures("_own_mixers")
 def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
-    config = ModelConfig(11, 12, 8, 1, mixers=("own_mixers.Started",))
+    config = ModelConfig(11, 12, 8, 1, mixers=("tests.arch.leaks.Scaled",))
     model: Any = LanguageModel(config)
     mixer = model.blocks[0].token_mixer
     assert torch.equal(mixer.matrix, torch.eye(8))
@@ -157,25 +115,3 @@ def test_parameters_of_a_mixers_own_start_decay_and_load_by_rule(tmp_path):
     save_model(tmp_path / "m", model, tokenizer_json(), {})
     loaded: Any = load_model(tmp_path / "m").model
     assert torch.equal(loaded.blocks[0].token_mixer.matrix, mixer.matrix)
-
-
-@pytest.mark.usefixtures("_own_mixers")
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (
-            "own_mixers.Scaled",
-            "blocks.0.token_mixer: nothing says how matrix, scale of Scaled starts; "
-            "give the class a method reset_parameters(self)",
-        ),
-        ("own_mixers.other", "mixer 'own_mixers.other': own_mixers has no TokenMixer called other"),
-        (
-            "nowhere.Mixer",
-            "mixer 'nowhere.Mixer': nowhere cannot be imported (No module named 'nowhere'); "
-            "run where nowhere.py lies, or set PYTHONPATH to its folder",
-        ),
-    ],
-)
-def test_a_mixer_of_ones_own_that_does_not_fit_is_named(entry, message):
-    with one_line(ModelError, message):
-        LanguageModel(ModelConfig(11, 12, 8, 1, mixers=(entry,)))

@@ -8,14 +8,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from arch import (
     LanguageModel,
     ModelConfig,
-    ModelError,
     count_parameters,
     describe,
     masked_conv,
 )
 from arch.mixers import Triangle, build_mixer
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, small_model
-from tests.said import one_line
 
 B, L, D = 2, 12, 8
 
@@ -121,15 +119,3 @@ def test_the_references_models_have_the_sizes_that_it_reports():
     for d_model, millions in sizes.items():
         config = ModelConfig(d_model=d_model, final_norm=False, init="reference")
         assert describe(config).cost.parameters / 1e6 == pytest.approx(millions, abs=0.06)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"length": 13}, "length is 13; allowed: up to the context of 12"),
-        ({"length": 0}, "length is 0; it must be a whole number of at least 1"),
-    ],
-)
-def test_what_cannot_be_described_says_so(arguments, message):
-    with one_line(ModelError, message):
-        describe(small_model("flat").config, **arguments)

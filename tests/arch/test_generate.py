@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from arch import ModelError, generate
+from arch import generate
 from tests.arch.cases import MIXERS, random_tokens, small_model
-from tests.said import one_line
 
 
 def recompute(model, tokens, new):
@@ -85,30 +84,6 @@ def test_tokens_are_drawn_with_the_right_probabilities(settings, allowed):
     expected = torch.zeros(4)
     expected[allowed] = (LOGITS / temperature)[allowed].softmax(dim=0)
     torch.testing.assert_close(frequencies(LOGITS, **settings), expected, atol=0.015, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": -1}, "temperature is -1; it must be 0 or above"),
-        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
-        ({"top_p": 0}, "top_p is 0; it must be above 0 and at most 1"),
-        ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
-        ({"max_new_tokens": -1}, "max_new_tokens is -1; it must be 0 or above"),
-    ],
-)
-def test_settings_out_of_range_say_so(settings, message):
-    model = small_model("flat")
-    with one_line(ModelError, message):
-        generate(model, random_tokens(model, length=2), **{"max_new_tokens": 3, **settings})
-
-
-def test_prompts_that_are_none_or_too_long_say_so():
-    model = small_model("flat")
-    with pytest.raises(ModelError, match="the prompt is empty; give at least one token"):
-        generate(model, torch.zeros(1, 0, dtype=torch.long), 3)
-    with pytest.raises(ModelError, match="13 positions are longer than the model's context of 12"):
-        generate(model, torch.zeros(1, 13, dtype=torch.long), 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from arch import ModelError, count_parameters
+from arch import count_parameters
 from tests.arch.cases import (
     MIXERS,
     assert_causal_model,
@@ -13,7 +13,6 @@ from tests.arch.cases import (
     scramble,
     small_model,
 )
-from tests.said import one_line
 
 LLAMA = {"channel_mixer": "swiglu", "norm": "rmsnorm"}
 MODELS = [
@@ -56,29 +55,6 @@ def test_hidden_is_the_blocks_one_by_one_and_logits_what_follows():
         assert torch.equal(model.hidden(model.embed(tokens), layer), x)
     assert torch.equal(model(tokens), model.head(model.norm(x)))
     assert torch.equal(model.logits(x), model(tokens))
-
-
-def test_a_length_above_the_context_says_so():
-    model = small_model("flat")
-    message = "13 positions are longer than the model's context of 12"
-    long = torch.zeros(1, 13, dtype=torch.long)
-    with pytest.raises(ModelError, match=message):
-        model(long)
-    _, state = model.prefix(model.embed(long[:, :12]))
-    with pytest.raises(ModelError, match=message):
-        model.prefix(model.embed(long[:, :1]), state)
-    with pytest.raises(ModelError, match=message):
-        model.step(model.embed(long[:, :1]), state)
-
-
-@pytest.mark.parametrize("layer", [-1, 3])
-def test_a_layer_that_does_not_exist_says_so(layer):
-    model = small_model("flat")
-    embeddings = model.embed(random_tokens(model))
-    for run in (model.hidden, lambda e, layer: model.prefix(e, layer=layer)):
-        message = f"layer {layer} does not exist; allowed: 0 (the embedding) to 2"
-        with one_line(ModelError, message):
-            run(embeddings, layer)
 
 
 def test_norms_and_head_are_settings():

@@ -6,10 +6,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from arch import ModelError, import_reference, load_model, save_model
+from arch import import_reference, load_model, save_model
 from arch.reference import from_reference
 from tests.arch.cases import tokenizer_json
-from tests.said import one_line
 
 V, L, D, N = 11, 12, 8, 2
 
@@ -130,48 +129,3 @@ def test_a_checkpoint_is_a_file_or_the_directory_that_holds_it(name, tokens, tmp
     torch.testing.assert_close(import_reference(tmp_path / name)(tokens), theirs(tokens))
     if name != "last.pt":
         torch.testing.assert_close(import_reference(tmp_path)(tokens), theirs(tokens))
-
-
-def lacking(state, part):
-    return {name: tensor for name, tensor in state.items() if part not in name}
-
-
-FLATS = Mixer([flat(), flat()]).state_dict()
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ({}, "here has no wte.weight and mixerblocks.0.*: not a reference mixer"),
-        (
-            FLATS | {"mixerblocks.1.conv.weight": torch.ones(L, L + 1, 1)},
-            "here: mixerblocks.1.conv.* has the shapes {'weight': (12, 13, 1)} and the biases "
-            "['bias']; allowed: weight (L, L, k), or 0.weight (n L, L, 1) and 2.weight (L, n L, 1)",
-        ),
-        (lacking(Mixer([expanded(2)]).state_dict(), "conv.0.bias"), "the biases ['2.bias']"),
-        (FLATS | {"memory.weight": torch.ones(1)}, "unknown memory.weight"),
-        (lacking(FLATS, "0.seq_layernorm"), "no blocks.0.norm_token.weight"),
-        (lacking(FLATS, "0.conv"), "mixerblocks.0.conv.* has the shapes {}"),
-        (
-            Mixer([flat(), nn.Conv1d(6, 6, 1)]).state_dict(),
-            "mix.weight is (6, 6), the configuration says (12, 12)",
-        ),
-    ],
-)
-def test_other_names_and_shapes_say_so(state, message):
-    with one_line(ModelError, message):
-        from_reference(state, "here")
-
-
-def test_files_that_are_none_say_so(tmp_path):
-    with pytest.raises(ModelError, match=r"has none of model\.safetensors, pytorch_model\.bin"):
-        import_reference(tmp_path)
-    with pytest.raises(ModelError, match=r"x\.pt cannot be read: .*No such file"):
-        import_reference(tmp_path / "x.pt")
-    (tmp_path / "x.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(ModelError, match=r"x\.pt cannot be read: ") as caught:
-        import_reference(tmp_path / "x.pt")
-    assert "\n" not in str(caught.value)
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ModelError, match=r"list\.pt holds no state dict: tensors by their names"):
-        import_reference(tmp_path / "list.pt")
