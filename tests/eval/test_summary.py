@@ -15,7 +15,6 @@ from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
 from eval.summary import (
-    VERDICT_COLUMNS,
     accepts,
     columns,
     measure,
@@ -47,10 +46,6 @@ def seeds(count, **place):
             row["checkpoint"] |= {"name": f"llama-s{seed}", "weights_sha256": f"seed {seed}"}
             rows.append(row | {"key": f"{row['key']} {seed}"})
     return rows
-
-
-def written(records, shown=None):
-    return markdown(lay_out(records, shown or columns("recovery")))
 
 
 def only(records, **place):
@@ -101,18 +96,15 @@ def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
     assert interval == pytest.approx(wilson(26, 30))
 
 
-def test_training_seeds_are_pooled_and_counted():
-    record = only(summarise(seeds(4, method="adam")))
+def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
+    (record,) = summarise(seeds(4, method="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
         "llama", 12, 4, 3,
     )  # fmt: skip
     both = summarise([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
     assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
-
-
-def test_solver_seeds_are_pooled_and_are_not_trials():
     rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
-    record = only(summarise(rows))
+    (record,) = summarise(rows)
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
     assert record["exact_low"] == wilson(5, 5).low
 
@@ -137,24 +129,16 @@ def test_different_questions_are_different_lines(changes):
     plain, other = make_row(method="adam"), make_row(method="adam") | changes | {"key": "other"}
     records = summarise([plain, other])
     assert len(records) == 2
-    if changes.keys() & {"noise", "control", "padded"}:
-        assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
-    table = lay_out(records, columns("recovery"))
-    assert {len(line) for line in table.lines} == {len(table.headings)}
+    assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
 
 
 def test_rows_of_other_questions_are_left_out():
-    probe = {
-        "schema": 2,
-        "key": "probe",
-        "kind": "loss",
-        "checkpoint": make_row()["checkpoint"],
-        "loss": 1.0,
-    }
-    assert summarise([probe, make_row()]) == summarise([make_row()])
-    assert summarise_verdicts([probe]) == []
-    with pytest.raises(RequestError, match=r"no rows: .* run `python -m eval invert` first"):
-        summarise([probe])
+    loss = {"schema": 2, "key": "a", "kind": "loss", "loss": 1.0}
+    loss["checkpoint"] = make_row()["checkpoint"]
+    assert summarise([loss, make_row()]) == summarise([make_row()])
+    assert summarise_verdicts([loss]) == []
+    with pytest.raises(RequestError, match="no rows"):
+        summarise([loss])
 
 
 def test_criterion_against_exact():
@@ -165,14 +149,12 @@ def test_criterion_against_exact():
     counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
     assert counts == [1, 2, 1, 1]
     assert only(summarise([make_row(method="adam")]))["criterion_exact"] is None
-    assert "| 1 | 2 | 1 | 1 |" in written([record])
 
 
 def test_set_recall_and_permutations():
-    first = make_row(truth=[1, 2, 3, *range(50, 63)], found=[3, 1, 2, *range(50, 63)])
-    first |= {"set_recall": 1.0}
+    first = make_row() | {"set_recall": 1.0, "permuted": True}
     second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
-    record = only(summarise([first | {"permuted": True}, second]))
+    (record,) = summarise([first, second])
     assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
     assert record["permuted"] == 0.5
 
@@ -234,10 +216,8 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
 
 
 def test_figures_of_a_lens_at_one_place_are_not_pooled():
-    rows = [
-        lens(about(0), value) | {"key": name, "figure": name}
-        for name, value in (("near", 1.0), ("far", 3.0))
-    ]
+    figures = {"near": 1.0, "far": 3.0}
+    rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
     (record,) = summarise(rows, kind="lens")
     assert (record["near"], record["far"]) == (1.0, 3.0)
 
@@ -283,10 +263,7 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
     assert records[0]["nonself_gradient"] is None
     assert not {"method", "settings"} & record.keys()
-    text = written(records, VERDICT_COLUMNS)
     assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
-    assert "| non-self: search % |" in text
-    assert "settings" not in text
 
 
 def test_csv_holds_every_figure_in_full():
@@ -302,14 +279,12 @@ def test_csv_holds_every_figure_in_full():
 
 def test_markdown_says_once_what_is_always_so():
     records = summarise(ROWS)
-    shared, _, heading, rule, *lines = written(records).splitlines()
+    text = markdown(lay_out(records, columns("recovery")))
+    shared, _, heading, rule, *lines = text.splitlines()
     assert "part: block" in shared
-    assert "settings of descent: steps=500 rate=0.02" in shared
     assert "part" not in heading
     assert len(lines) == len(records)
     assert {line.count("|") for line in (heading, rule, *lines)} == {heading.count("|")}
-    one = written(summarise([make_row(method="adam", prompts="a|b", noise=0.5)]))
-    assert "noise: 0.5" in one
 
 
 def test_words_for_shares_and_numbers():
@@ -334,37 +309,23 @@ def test_command_prints_and_writes(tmp_path, capsys):
     arguments = ["summary", str(tmp_path / "results"), "--csv", str(files[0])]
     assert main([*arguments, "--markdown", str(files[1])]) == 0
     printed = capsys.readouterr().out
-    assert "whole prompt" in printed
-    assert "part: block" in printed
-    assert "alternating" in printed
     assert "Verdicts across methods" in printed
-    assert printed.endswith(
-        "False accepts: 0 of 36 answers at the floor (576 tokens), in 0 of 4 pairs of prompt and "
-        "model: at most 52.7 % of pairs. 0 of the answers are other prompts with the same "
-        "outputs.\n"
-    )
+    for count in ("0 of 36 answers", "(576 tokens)", "0 of 4 pairs", "52.7 %"):
+        assert count in printed.splitlines()[-1]
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3
-    assert "| model |" not in files[1].read_text()  # there is one model, and it is said above
-    assert "model: flat" in files[1].read_text()
-    assert "### Verdicts across methods\n\nmodel: flat" in files[1].read_text()
+    assert "model: flat" in files[1].read_text()  # there is one model, and it is said above
     wrongly = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, key="c", noise=0.1)]
     Results(tmp_path / "wrong").append(wrongly)
     assert main(["summary", str(tmp_path / "wrong")]) == 0
     printed = capsys.readouterr().out
-    assert printed.endswith(
-        "False accepts: 1 of 2 answers at the floor (12 tokens), in 1 of 1 pairs of prompt and "
-        "model: at most 100 % of pairs. 0 of the answers are other prompts with the same outputs.\n"
-    )
+    for count in ("1 of 2 answers", "(12 tokens)", "1 of 1 pairs", "100 %"):
+        assert count in printed.splitlines()[-1]
     assert "Verdicts" not in printed
 
 
-def test_command_has_a_table_for_each_kind_of_row(tmp_path, capsys):
+def test_command_has_a_table_for_each_kind_of_row(tmp_path):
     results = tmp_path / "results"
     Results(results).append([*make_rows(models=("flat",), count=1), *every_kind(about(100))])
     assert main(["summary", str(results), "--csv", str(tmp_path / "x.csv")]) == 0
-    printed = capsys.readouterr().out
-    for title in ("Geometry", "Lens residual", "Loss", "Probe", "Recovery"):
-        assert f"{title}\n" in printed
-    assert "_rank" not in printed  # a figure that is not shown is no place either
     kinds = {line.split(",")[0] for line in (tmp_path / "x.csv").read_text().splitlines()[1:]}
     assert kinds == {"geometry", "lens", "loss", "probe", "recovery"}
