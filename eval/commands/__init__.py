@@ -78,6 +78,7 @@ def _reader(
 
 positive = _reader("a whole number of at least 1", lambda n: n == n // 1 and n >= 1, int)
 natural = _reader("a whole number of at least 0", lambda n: n == n // 1 and n >= 0, int)
+not_negative = _reader("a number of at least 0", lambda n: 0 <= n < math.inf, float)
 above_zero = _reader("a number above 0", lambda n: 0 < n < math.inf)
 
 

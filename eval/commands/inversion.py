@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -19,9 +19,11 @@ from eval.commands import (
     Result,
     Rows,
     Source,
+    check,
     command,
     listed,
     natural,
+    not_negative,
     positive,
     run_plugins,
 )
@@ -31,11 +33,16 @@ if TYPE_CHECKING:
     from eval.inversion.run import Job
     from eval.inversion.solvers import Solver
     from eval.models import Checkpoint
-    from eval.rows import Results, Row
+    from eval.rows import Results
     from eval.text import Prompt
 
 WIDTH = 100
 QUICK = "quick"
+NOT_OF_AN_ENTRY = {
+    *("models", "out", "suite", "device", "plugin", "corpus"),
+    *("batch", "limit", "resume"),
+}
+"""Parameters of `invert` that are the same for all entries of a suite."""
 
 Words: TypeAlias = str | Sequence[str] | None
 Layers: TypeAlias = int | str | Sequence[int | str] | None
@@ -55,7 +62,7 @@ def invert(
     set_: Annotated[Words, Flag(metavar="METHOD.NAME=VALUE", several=True)] = None,
     plugin: Plugins = None,
     seeds: Annotated[int | Sequence[int] | None, Flag(natural, "N", several=True)] = None,
-    noise: Annotated[float | Sequence[float] | None, Flag(float, several=True)] = None,
+    noise: Annotated[float | Sequence[float] | None, Flag(not_negative, several=True)] = None,
     controls: Annotated[Words, Flag(metavar="NAME", several=True)] = None,
     text: Annotated[Words, Flag(several=True)] = None,
     prompts: Annotated[
@@ -78,8 +85,8 @@ def invert(
     Args:
         models: model directories
         out: results directory
-        suite: quick (default), standard, full, sources, or a YAML file; the flags below replace
-            its fields
+        suite: quick (default), standard, sources, or a YAML file of yours that names calls of this
+            command; the flags below replace their arguments
         device: where to compute; auto (default) takes a GPU that is in reach
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
         parts: of a layer: block, mixer, stream
@@ -94,9 +101,9 @@ def invert(
         controls: asked beside: shuffled, identity, scale=NUMBER, embedding=DIR, embedding=untrained
         text: texts to recover as they are
         prompts: sets of prompts: story, inside, random
-        count: prompts of each set
+        count: prompts of each set; default: 8, or the suite's
         skip: stories left out at the start
-        length: tokens of each prompt
+        length: tokens of each prompt; default: 16, or the suite's
         pad_to: pads after each prompt
         allowed: gradient methods answer in its tokens
         corpus: held-out stories: of packed data, hub:NAME, toy (the embedded generator), or a
@@ -107,51 +114,26 @@ def invert(
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
     arguments = dict(locals())
-    from eval.inversion.questions import derive, read_calls, read_suite
-    from eval.inversion.run import SHUFFLED, plan
+    from eval.inversion.questions import read_suite
     from eval.models import open_models
     from eval.report.tables import answer_lines, terminal_table
     from eval.tasks import open_results, rows_of, run_tasks
-    from eval.text import choose_corpora, choose_corpus
 
     run_plugins(plugin, [*listed(models), out])
-    if calls := read_calls(suite):
-        return _run_calls(calls, arguments | {"models": open_models(models, device)})
-    controls, given_texts = listed(controls or ()), listed(text or ())
-    fields = {"parts": parts, "slices": slices, "seeds": seeds, "noise": noise}
-    override: dict[str, Any] = {k: listed(v) for k, v in fields.items() if v is not None}
-    if layers is not None:
-        override["layers"] = _layers(layers)
-    if without is not None:
-        override["without"] = [listed(without)]
-    if SHUFFLED in controls:
-        override["shuffled"] = True
-    if set_ or methods:
-        override["methods"] = _settings(listed(methods or ()), listed(set_ or ()))
-    asked = read_suite(suite, override)
-    given = {"set": prompts, "count": count, "length": length}
-    asked.prompts.update({name: value for name, value in given.items() if value is not None})
-    least = None if count else 1  # of the prompts that a suite asks for
-    sets = asked.prompts["set"] if prompts or not text else []
-    opened = open_models(models, device)
-    if sets:  # texts have no corpus: of those, each model's search guesses from its own
-        corpus = choose_corpus(opened, corpus)
-    checkpoints = [
-        (checkpoint, source)
-        for model, source in zip(opened, choose_corpora(opened, corpus), strict=True)
-        for checkpoint in (model, *(derive(model, c) for c in controls if c != SHUFFLED))
-    ]
-    jobs: list[Job] = []
-    by_model: dict[str, list[Prompt]] = {}
-    for checkpoint, source in checkpoints:
-        drawn = _prompts(checkpoint, asked.prompts, sets, given_texts, source, skip, pad_to, least)
-        _same_prompts(by_model, checkpoint, drawn)
-        tokens = _tokens(allowed, checkpoint)
-        for question in asked.questions:
-            jobs += plan(checkpoint, question, drawn, source, batch, tokens)
-    if methods or slices:  # a suite's own questions are meant to have such
-        lengths = {len(prompt.tokens) for drawn in by_model.values() for prompt in drawn}
-        _say_left_out(asked.questions, lengths)
+    entries = _complete(suite, read_suite(suite), arguments)
+    opened = Opened(
+        open_models(models, device), corpus, any(e["prompts"] for e in entries.values())
+    )
+    jobs, left_out = [], []
+    for name, asked in entries.items():
+        try:
+            jobs += opened.plan(asked, batch)
+        except RequestError as error:  # this model has no such site, or cannot be changed so
+            left_out.append(f"{name} ({error})")
+            if len(left_out) == len(entries):
+                raise
+    for line in left_out:
+        print(f"left out: {line}", file=sys.stderr)
     with open_results(out, resume) as results:
         run_tasks(jobs, results, "inverting", limit)
         rows = rows_of(jobs, results)
@@ -161,61 +143,139 @@ def invert(
     return Result(rows, "\n\n".join([*answers, terminal_table(rows)]), _next(results, out))
 
 
-def _run_calls(calls: dict[str, dict[str, Any]], arguments: dict[str, Any]) -> Result:
-    """Runs `invert` for each entry of a suite of calls, with the flags that were given."""
-    from eval.report.tables import terminal_table
+def _complete(
+    suite: str, entries: dict[str, dict[str, Any]], arguments: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The arguments of each entry of a suite: its own, flags in their place, else the defaults.
 
-    defaults = {name: p.default for name, p in inspect.signature(invert).parameters.items()}
-    given = {name: value for name, value in arguments.items() if value != defaults[name]}
-    rows: dict[str, Row] = {}
-    result, left_out = Result([], ""), []
-    for name, entry in calls.items():
-        call: dict[str, Any] = {**entry, **given, "suite": QUICK}
-        try:
-            result = invert(**call)
-        except TypeError:
+    Raises:
+        RequestError: an entry has another key, or a value that its flag refuses.
+    """
+    defaults: dict[str, Any] = {
+        name: parameter.default
+        for name, parameter in inspect.signature(invert).parameters.items()
+        if name not in NOT_OF_AN_ENTRY
+    }
+    given = {name: arguments[name] for name in defaults if arguments[name] != defaults[name]}
+    if "set_" in given and "methods" not in given:
+        raise RequestError("--set: needs --methods, to say which solvers are asked")
+    if "methods" in given:
+        given.setdefault("set_", None)
+    complete = {}
+    for name, entry in entries.items():
+        where = f"--suite {suite}, {name}"
+        if unknown := [key for key in entry if key not in defaults]:
             allowed = ", ".join(defaults)
-            raise RequestError(
-                f"--suite {arguments['suite']}: {name} has an unknown key; allowed: {allowed}"
-            ) from None
+            raise RequestError(f"{where}: unknown key {unknown[0]!r}; allowed: {allowed}")
+        try:
+            own = check(invert.flags, entry)  # pyright: ignore[reportFunctionMemberAccess]
         except RequestError as error:
-            if not rows and name == list(calls)[-1]:
-                raise
-            left_out.append(f"left out: {name} ({error})")
-            continue
-        given["resume"] = True
-        rows |= {row["key"]: row for row in result.rows}
-    kept = list(rows.values())
-    return Result(kept, terminal_table(kept), "\n".join([*left_out, result.notes]))
+            raise RequestError(f"{where}: {error}") from None
+        asked = defaults | own | given
+        asked |= {"count": asked["count"] or 8, "length": asked["length"] or 16}
+        asked["named"] = not given.keys().isdisjoint({"methods", "slices"})
+        asked["least"] = None if "count" in given else 1  # prompts that will do
+        if not asked["prompts"] and not asked["text"]:
+            asked["prompts"] = ["story"]
+        complete[name] = asked
+    return complete
+
+
+class Opened:
+    """Models that are asked, each with its corpus and its controls.
+
+    Args:
+        models: open.
+        corpus: to draw prompts from; None: that of the models' training.
+        prompts: whether prompts are drawn, for which the models must share one corpus. Texts have
+            none: of those, each model's search guesses from its own.
+    """
+
+    def __init__(self, models: "list[Checkpoint]", corpus: str | None, prompts: bool) -> None:
+        from eval.text import choose_corpora, choose_corpus
+
+        if prompts:
+            corpus = choose_corpus(models, corpus)
+        self.models = list(zip(models, choose_corpora(models, corpus), strict=True))
+        self._controls: dict[tuple[int, str], Checkpoint] = {}
+
+    def plan(self, asked: dict[str, Any], batch: int | None) -> "list[Job]":
+        """The work of one call's arguments.
+
+        Raises:
+            RequestError: a model that cannot be asked this, or models of one name that read a text
+                in different tokens.
+        """
+        from eval.inversion.run import plan
+
+        question = _question(asked)
+        jobs: list[Job] = []
+        by_name: dict[str, list[Prompt]] = {}
+        for checkpoint, corpus in self._with_controls(listed(asked["controls"] or ())):
+            prompts = _prompts(checkpoint, asked, corpus)
+            name = checkpoint.provenance["name"]
+            if by_name.setdefault(name, prompts) != prompts:
+                raise RequestError(
+                    f"{checkpoint.path}: another model is named {name} too, and reads text "
+                    "otherwise; ask them apart"
+                )
+            allowed = _tokens(asked["allowed"], checkpoint)
+            jobs += plan(checkpoint, question, prompts, corpus, batch, allowed)
+        if asked["named"]:  # a suite's own questions are meant to have such
+            _say_left_out(question, {len(p.tokens) for drawn in by_name.values() for p in drawn})
+        return jobs
+
+    def _with_controls(self, controls: list[str]) -> "Iterator[tuple[Checkpoint, str]]":
+        from eval.inversion.questions import derive
+        from eval.inversion.run import SHUFFLED
+
+        for number, (model, corpus) in enumerate(self.models):
+            yield model, corpus
+            for control in controls:
+                if control != SHUFFLED:
+                    key = number, control
+                    if key not in self._controls:
+                        self._controls[key] = derive(model, control)
+                    yield self._controls[key], corpus
+
+
+def _question(asked: dict[str, Any]) -> "Question":
+    """The grid of one call's arguments.
+
+    Raises:
+        RequestError: a solver, setting, layer or slice that does not exist.
+    """
+    from eval.inversion.questions import Question
+    from eval.inversion.run import SHUFFLED
+    from eval.inversion.solvers import parse_solvers
+    from eval.recovery import Slice
+
+    methods = _settings(listed(asked["methods"] or ()), listed(asked["set_"] or ()))
+    if not methods:
+        raise RequestError("--methods: give some, as in --methods sweep adam")
+    given: dict[str, Any] = {
+        name: tuple(asked[name]) for name in ("parts", "seeds", "noise") if asked[name] is not None
+    }
+    if asked["layers"] is not None:
+        given["layers"] = _layers(asked["layers"])
+    if asked["without"] is not None:
+        given["without"] = (frozenset(asked["without"]),)
+    if asked["slices"] is not None:
+        given["slices"] = tuple(Slice.parse(each) for each in asked["slices"])
+    shuffled = SHUFFLED in (asked["controls"] or ())
+    return Question(parse_solvers(methods), shuffled=shuffled, **given)
 
 
 def _next(results: "Results", out: str | None) -> str:
     return f"{results.note}\nnext: python -m eval report {out} --out page.html" if out else ""
 
 
-def _same_prompts(
-    by_model: "dict[str, list[Prompt]]", checkpoint: "Checkpoint", prompts: "list[Prompt]"
-) -> None:
-    """Enters a model's prompts by its name.
-
-    Raises:
-        RequestError: a model of that name is there, and has other prompts.
-    """
-    name = checkpoint.provenance["name"]
-    if by_model.setdefault(name, prompts) != prompts:
-        raise RequestError(
-            f"{checkpoint.path}: another model is named {name} too, and reads text otherwise; "
-            "ask them apart"
-        )
-
-
-def _say_left_out(questions: "Sequence[Question]", lengths: Iterable[int]) -> None:
+def _say_left_out(question: "Question", lengths: Iterable[int]) -> None:
     """Says on stderr which methods are not asked about which slices, and why."""
     left = dict.fromkeys(
         f"{label} at {shown} ({refusal.partition(', as in')[0]})"
-        for one in questions
-        for label, method in one.methods.items()
-        for shown, without, length in product(one.slices, one.without, lengths)
+        for label, method in question.methods.items()
+        for shown, without, length in product(question.slices, question.without, lengths)
         if (refusal := method.refusal(shown, length, "mask" not in without))
     )
     if left:
@@ -223,7 +283,7 @@ def _say_left_out(questions: "Sequence[Question]", lengths: Iterable[int]) -> No
 
 
 def _layers(words: "int | str | Sequence[int | str]") -> Any:
-    """Layers as a question has them: all, last, or numbers and lists of numbers."""
+    """Layers as a question has them: all, last, or numbers and tuples of numbers."""
     texts = [str(word) for word in listed(words)]
     if texts in (["all"], ["last"]):
         return texts[0]
@@ -233,13 +293,11 @@ def _layers(words: "int | str | Sequence[int | str]") -> Any:
         raise RequestError(
             f"--layers {' '.join(texts)}: must be all, last, or numbers, as in 1 4 1+4"
         ) from None
-    return [layer[0] if len(layer) == 1 else layer for layer in layers]
+    return tuple(layer[0] if len(layer) == 1 else tuple(layer) for layer in layers)
 
 
 def _settings(methods: list[str], settings: list[str]) -> dict[str, dict[str, Any]]:
     """The methods asked, each with the settings that flags replace."""
-    if settings and not methods:
-        raise RequestError("--set: needs --methods, to say which solvers are asked")
     by_method: dict[str, dict[str, Any]] = {name: {} for name in methods}
     for text in settings:
         label, dot, rest = text.partition(".")
@@ -261,27 +319,18 @@ def _value(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _prompts(
-    checkpoint: "Checkpoint",
-    wanted: dict[str, Any],
-    sets: Sequence[str],
-    texts: Sequence[str],
-    corpus: str,
-    skip: int,
-    pad_to: int | None,
-    least: int | None,
-) -> "list[Prompt]":
+def _prompts(checkpoint: "Checkpoint", asked: dict[str, Any], corpus: str) -> "list[Prompt]":
     from eval.text import SETS, drawn_prompts, held_out_text, padded, text_prompts
 
     tokenizer = checkpoint.tokenizer
-    prompts = text_prompts(list(texts), tokenizer)
-    for kind in [kind for kind in SETS if kind in sets]:
-        count, length = wanted["count"], wanted["length"]
-        checkpoint.check_length(length)
+    prompts = text_prompts(listed(asked["text"] or ()), tokenizer)
+    for kind in [kind for kind in SETS if kind in (asked["prompts"] or ())]:
+        checkpoint.check_length(asked["length"])
         text = held_out_text(checkpoint, corpus)
-        prompts += drawn_prompts(kind, text, count, length, skip, least)
-    if pad_to:
-        prompts = padded(prompts, tokenizer, pad_to)
+        wanted = asked["count"], asked["length"], asked["skip"], asked["least"]
+        prompts += drawn_prompts(kind, text, *wanted)
+    if asked["pad_to"]:
+        prompts = padded(prompts, tokenizer, asked["pad_to"])
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest > checkpoint.config.context:
         raise RequestError(

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 
 from eval.__main__ import main
-from eval.inversion.questions import SUITES, read_suite
 from eval.rows import read_rows
 from tests.said import complaint
 
@@ -96,31 +95,32 @@ def test_a_limit_ends_early_and_no_resume_refuses_what_is_there(model_directory,
     assert (out / "rows.jsonl").read_text() == before
 
 
-def test_suites_that_come_with_it_can_be_read():
-    names = {path.stem for path in SUITES.glob("*.yaml")}
-    assert names == {"quick", "standard", "full", "sources"}
-    for name in names - {"sources"}:
-        suite = read_suite(name)
-        assert suite.questions
-        assert all(question.methods for question in suite.questions)
-
-
 def test_a_suite_of_ones_own(model_directory, tmp_path):
+    """Its entries are calls; flags replace what all of them say."""
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "prompts: {set: [story, random], count: 2, length: 5}\n"
-        "questions:\n"
-        "  - layers: [1, [1, 2]]\n"
-        "    methods: {sweep: {}, adam-l1: {method: adam, objective: l1, steps: 3}}\n"
-        "  - layers: last\n"
-        "    slices: ['[:, 1:, :]']\n"
-        "    seeds: [0, 1]\n"
-        "    methods: [chance]\n"
+        "joined: {layers: [1, '1+2'], methods: [sweep, adam], count: 2, length: 5,\n"
+        "    prompts: [story, random], set_: [adam.objective=l1, adam.steps=3]}\n"
+        "hidden: {layers: last, slices: '[:, 1:, :]', methods: chance, seeds: [0, 1], count: 2}\n"
     )
-    assert invert(model_directory(), "--out", tmp_path / "out", "--suite", path) == 0
+    asked = [model_directory(), "--suite", path]
+    assert invert(*asked, "--out", tmp_path / "out") == 0
     rows = read_rows([tmp_path / "out"])
-    assert len(rows) == 2 * 4 * 2 + 4 * 2
-    assert {row["method"] for row in rows} == {"sweep", "adam-l1", "chance"}
-    settings = next(row["settings"] for row in rows if row["method"] == "adam-l1")
+    assert len(rows) == 2 * 4 * 2 + 2 * 2
+    assert {row["method"] for row in rows} == {"sweep", "adam", "chance"}
+    settings = next(row["settings"] for row in rows if row["method"] == "adam")
     assert (settings["objective"], settings["steps"]) == ("l1", 3)
     assert {row["prompts"] for row in rows} == {"story", "random"}
+    assert invert(*asked, "--out", tmp_path / "few", "--methods", "chance", "--count", 1) == 0
+    rows = read_rows([tmp_path / "few"])
+    assert {(row["method"], row["prompt"]) for row in rows} == {("chance", 0)}
+
+
+def test_an_entry_that_a_model_cannot_be_asked_is_left_out(model_directory, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "plain: {methods: chance, count: 1}\nmasked: {without: mask, methods: chance, count: 1}\n"
+    )
+    assert invert(model_directory(), "--suite", path, "--out", tmp_path / "out") == 0
+    assert "left out: masked (" in capsys.readouterr().err
+    assert len(read_rows([tmp_path / "out"])) == 2

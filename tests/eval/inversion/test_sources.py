@@ -9,7 +9,7 @@ import yaml
 
 import eval as evals
 from eval import RequestError, invert
-from eval.inversion.questions import read_calls
+from eval.inversion.questions import read_suite
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "tests" / "golden" / "models"
@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {
     "layers": "last",
     "corpus": str(ROOT / "tests" / "golden" / "stories"),
 }
-ENTRIES = read_calls("sources") or {}
+ENTRIES = read_suite("sources")
 
 
 def ask(**more: Any):
@@ -106,7 +106,7 @@ def test_the_vocabulary_is_restricted():
     assert {token for row in rows for token in row["found"]} <= allowed
 
 
-def test_a_suite_of_calls_runs_what_fits_and_says_what_it_leaves_out(tmp_path):
+def test_a_suite_of_calls_runs_what_fits_and_says_what_it_leaves_out(tmp_path, capsys):
     suite = tmp_path / "mine.yaml"
     suite.write_text(yaml.safe_dump({
         "all": {"methods": "sweep"},
@@ -116,8 +116,10 @@ def test_a_suite_of_calls_runs_what_fits_and_says_what_it_leaves_out(tmp_path):
     asked = {"models": FLAT, "suite": str(suite), "out": str(tmp_path / "out")}
     result = ask(**asked)
     assert coordinates(result.rows, "method") == {("sweep",), ("chance",)}
-    assert re.search(r"^left out: no mask \(.*--without mask", result.notes, re.MULTILINE)
+    assert re.search(
+        r"^left out: no mask \(.*--without mask", capsys.readouterr().err, re.MULTILINE
+    )
     assert ask(**asked).rows == result.rows
     suite.write_text(yaml.safe_dump({"all": {"method": "sweep"}}))
-    with pytest.raises(RequestError, match=r"mine.yaml: all has an unknown key"):
+    with pytest.raises(RequestError, match=r"mine.yaml, all: unknown key"):
         ask(**asked)
