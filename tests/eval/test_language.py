@@ -107,5 +107,5 @@ def test_loss_writes_rows(model_directory, tmp_path, capsys):
     assert [row["kind"] for row in rows] == ["loss", "loss"]
     bits = measure(rows[:1])["bits_per_byte"]
     assert bits.value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
-    assert bits.low < bits.value < bits.high  # pyright: ignore[reportOperatorIssue]
+    assert bits.low < bits.value < bits.high  # pyright: ignore
     assert "bits/byte" in capsys.readouterr().out
