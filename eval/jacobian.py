@@ -12,12 +12,10 @@ class Linear(NamedTuple):
     """A function near one point.
 
     Attributes:
-        value: of the function there.
-        forward: J p, in the value's shape, for p in the point's.
+        forward: J p, in the shape of the function's value, for p in the point's.
         backward: J' u, in the point's shape, for u in the value's.
     """
 
-    value: Tensor
     forward: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor], Tensor]
 
@@ -41,4 +39,4 @@ def linearise(function: Callable[[Tensor], Tensor], point: Tensor) -> Linear:
     def backward(u: Tensor) -> Tensor:
         return torch.autograd.grad(value, x, u, retain_graph=True)[0]
 
-    return Linear(value.detach(), forward, backward)
+    return Linear(forward, backward)

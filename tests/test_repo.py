@@ -1,5 +1,6 @@
-"""The rules of the house, held by the code itself."""
+"""The rules of the house, held by the code itself: who imports whom, what is installed, links."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,9 +12,36 @@ import arch
 import eval as evals
 import tokenizer
 import train
-from tests.test_structure import MAY_IMPORT, ROOMS, imports
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {"arch", "tokenizer", "train", "eval", "scripts", "tests"}
+MAY_IMPORT = {
+    "arch": set(),
+    "tokenizer": set(),
+    "train": {"arch", "tokenizer"},
+    "eval": {"arch", "tokenizer"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    for path in files:
+        foreign = imports(path) & ROOMS - {room} - MAY_IMPORT[room]
+        assert not foreign, f"{path.relative_to(ROOT)} imports {', '.join(foreign)}"
+        if room == "eval":
+            assert not imports(path) & {"lightning", "pytorch_lightning"}, path
 
 
 @pytest.mark.parametrize("package", [arch, evals, tokenizer, train])
@@ -45,8 +73,18 @@ def test_every_command_has_help(room: str) -> None:
     assert done.stdout.startswith("usage: python -m " + room)
 
 
-def test_there_is_nothing_to_compile_at_installation() -> None:
-    assert 'build-backend = "setuptools.build_meta"' in (ROOT / "pyproject.toml").read_text()
-    suffixes = {path.suffix for room in MAY_IMPORT for path in (ROOT / room).rglob("*")}
-    assert not suffixes & {".c", ".cc", ".cpp", ".cu", ".pyx", ".so"}
-    assert not (ROOT / "setup.py").exists()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            there = file.read_text(encoding="utf-8")
+            titles = re.findall(r"^#+ (.*)$", there, re.MULTILINE)
+            known = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            known |= set(re.findall(r'<a id="([^"]+)">', there))
+            assert anchor in known, f"{target}#{anchor}"

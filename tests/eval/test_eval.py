@@ -1,7 +1,6 @@
 """The commands as a user types them: what they write, and what they say to wrong input."""
 
 import errno
-import json
 import math
 import os
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 from eval import RequestError
 from eval.__main__ import main
 from eval.rows import Results, read_rows
-from eval.schema import SCHEMA
 from eval.text import HeldOutText, drawn_prompts
 from tests.eval.report.cases import make_row
 from tests.said import complaint
@@ -57,21 +55,16 @@ def test_invert_writes_rows_and_report_makes_a_page(model_directory, tmp_path, c
     assert "<html" in page.read_text()
 
 
-def test_any_text_can_be_recovered(model_directory, tmp_path):
-    text = "Tom sat\ndown. 🦊"
-    out = tmp_path / "results"
-    words = ["--text", text, "--out", out, "--layers", 2, "--methods", "sweep"]
-    assert invert(model_directory(), *words) == 0
-    (row,) = read_rows([out])
-    assert row["text"] == text
-    assert row["exact"]
-    assert row["prompts"] == "text"
-
-
-def test_random_prompts_hold_no_special_tokens(model_directory, tmp_path):
-    words = ["--prompts", "random", "--layers", 1, "--methods", "sweep", "--out", tmp_path / "out"]
-    assert invert(model_directory(), *words) == 0
-    assert min(token for row in read_rows([tmp_path / "out"]) for token in row["truth"]) >= 2
+def test_any_text_and_random_prompts_can_be_recovered(model_directory, tmp_path):
+    text, model = "Tom sat\ndown. 🦊", model_directory()
+    given = {"text": ["--text", text], "random": ["--prompts", "random"]}
+    for name, words in given.items():
+        words = [*words, "--out", tmp_path / name, "--layers", 2, "--methods", "sweep"]
+        assert invert(model, *words) == 0
+    (row,) = read_rows([tmp_path / "text"])
+    assert (row["text"], row["exact"], row["prompts"]) == (text, True, "text")
+    drawn = [token for row in read_rows([tmp_path / "random"]) for token in row["truth"]]
+    assert min(drawn) >= 2  # no special tokens
 
 
 def test_prompts_from_inside_stories(model_directory, tmp_path):
@@ -100,19 +93,28 @@ def test_generate_prints_the_same_of_one_seed(model_directory, capsys):
     assert capsys.readouterr().out == first
 
 
-def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
+def failing(number):
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number), "a temporary name")
+
+    return fail
+
+
+def test_a_full_disk_leaves_no_half_row_and_is_named(
+    model_directory, tmp_path, monkeypatch, capsys
+):
     results = Results(tmp_path)
     results.append([{"key": "a", "kind": "loss"}])
     before = results.path.read_bytes()
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--methods", "chance"]
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         results.append([{"key": "b", "kind": "loss"}])
     assert results.path.read_bytes() == before
     assert results.keys == {"a"}
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: {tmp_path / 'out' / 'rows.jsonl'}: No space left on device")
 
 
 @pytest.mark.parametrize(
@@ -120,27 +122,10 @@ def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
 )
 def test_a_page_that_cannot_be_written_is_named(call, number, tmp_path, monkeypatch, capsys):
     Results(tmp_path / "results").append([make_row()])
-
-    def fail(*args, **kwargs):
-        raise OSError(number, os.strerror(number), "a temporary name")
-
-    monkeypatch.setattr(call, fail)
+    monkeypatch.setattr(call, failing(number))
     page = tmp_path / "page.html"
     assert main(["report", str(tmp_path / "results"), "--out", str(page)]) == 2
-    advice = "free space, or give another place"
-    assert complaint(capsys) == f"error: {page}: {os.strerror(number)}; {advice}"
-
-
-def test_rows_that_do_not_fit_on_the_disk_are_named(model_directory, tmp_path, monkeypatch, capsys):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    out = tmp_path / "out"
-    words = ["invert", str(model_directory()), "--text", "Tom had a dog.", "--out", str(out)]
-    monkeypatch.setattr(os, "fsync", full)
-    assert main([*words, "--methods", "chance"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"error: {out / 'rows.jsonl'}: No space left on device; free space")
+    assert complaint(capsys).startswith(f"error: {page}: {os.strerror(number)}")
 
 
 def test_rows_of_one_key_are_kept_once(tmp_path):
@@ -154,10 +139,7 @@ def test_rows_of_one_key_are_kept_once(tmp_path):
         read_rows([tmp_path / "other"])
 
 
-def test_rows_of_another_schema_are_refused(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 1, "key": "a"}) + "\n")
-    assert main(["summary", str(tmp_path)]) == 2
-    assert f"line 1: schema 1, allowed is {SCHEMA}" in complaint(capsys)
+def test_rows_of_no_kind_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"row b: kind None; it is one of .*recovery"):
         Results(tmp_path / "new").append([{"key": "b"}])
 

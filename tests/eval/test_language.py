@@ -19,73 +19,62 @@ from eval.summary import measure
 from tokenizer import load_tokenizer
 
 
-def test_loss_is_the_mean_over_windows(model_directory, tmp_path):
+def stories_in(place, stories):
+    """Lays out held-out stories, which are the corpus of that place."""
+    (place / "valid.txt").write_text("<|endoftext|>".join(f"{story}\n" for story in stories))
+    return str(place)
+
+
+def test_loss_is_the_mean_over_windows_and_by_story(model_directory, tmp_path):
     path = model_directory()
-    corpus = tmp_path
     stories = ["Tom had a red ball.", "Mia saw a big dog.\nIt ran.", "The end came."]
-    (corpus / "valid.txt").write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
-    loss = measure_loss(open_checkpoint(path), str(corpus))
+    loss = measure_loss(open_checkpoint(path), stories_in(tmp_path, stories))
     tokenizer = load_tokenizer(path)
-    tokens = [i for story in stories for i in [*tokenizer.encode(story).ids, 0]]
-    model = load_model(path).model.double()
-    nats = 0.0
+    ids = [[*tokenizer.encode(story).ids, 0] for story in stories]
+    tokens = [token for story in ids for token in story]
+    model, nats = load_model(path).model.double(), []
     for start in range(0, len(tokens) - 1, 32):  # the context
         window = torch.tensor([tokens[start : start + 33]])
-        logits = model(window[:, :-1])[0]
-        nats += float(F.cross_entropy(logits, window[0, 1:], reduction="sum").detach())
-    assert loss["tokens"] == len(tokens) - 1
-    assert loss["bytes"] == sum(len(story.encode()) for story in stories)
-    assert loss["nats_per_token"] == pytest.approx(nats / loss["tokens"], rel=1e-5)
-    assert loss["bits_per_byte"] == pytest.approx(nats / loss["bytes"] / math.log(2), rel=1e-5)
-
-
-def test_loss_holds_few_logits_at_once(model_directory, tmp_path, monkeypatch):
-    """However many tokens a batch has; what is found is the same."""
-    (tmp_path / "valid.txt").write_text(
-        "<|endoftext|>".join(f"Tom had {i} red balls." for i in range(40))
-    )
-    checkpoint = open_checkpoint(model_directory())
-    sizes: list[int] = []
-    checkpoint.model.head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
-    whole = measure_loss(checkpoint, str(tmp_path))
-    assert max(sizes) > 100 * 400
-    sizes.clear()
-    monkeypatch.setattr(language, "LOGITS", 5 * 400 + 1)
-    parts = measure_loss(checkpoint, str(tmp_path))
-    assert set(sizes) <= {n * 400 for n in range(1, 6)}
-    assert sum(sizes) == parts["tokens"] * 400
-    assert parts["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=1e-6)
-
-
-def test_a_loss_that_is_not_finite_is_refused(model_directory, tmp_path):
-    (tmp_path / "valid.txt").write_text("Tom had a red ball.\n<|endoftext|>\nThe end.")
-    checkpoint = open_checkpoint(model_directory())
-    checkpoint.model.head.weight[3] = math.nan
-    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
-        measure_loss(checkpoint, str(tmp_path))
-
-
-def test_loss_keeps_stories_apart(model_directory, tmp_path):
-    path, corpus = model_directory(), tmp_path
-    stories = ["Tom had a ball.", "Mia saw.\nIt ran.", "The end."]
-    (corpus / "valid.txt").write_text("".join(f"{story}\n<|endoftext|>\n" for story in stories))
-    loss = measure_loss(open_checkpoint(path), str(corpus))
-    ids = [[*load_tokenizer(path).encode(story).ids, 0] for story in stories]
-    flat = torch.tensor([[token for story in ids for token in story]])
-    nats = F.cross_entropy(load_model(path).model(flat[:, :-1])[0], flat[0, 1:], reduction="none")
+        logits = model(window[:, :-1])[0].detach()
+        nats += F.cross_entropy(logits, window[0, 1:], reduction="none").tolist()
     counts = [len(ids[0]) - 1, len(ids[1]), len(ids[2])]  # the first token is not predicted
-    expected = [float(part.sum()) for part in nats.detach().split(counts)]
-    assert len(flat[0]) <= 33  # one window
+    assert loss["tokens"] == len(tokens) - 1 == len(nats) > 32
+    assert loss["bytes"] == sum(len(story.encode()) for story in stories)
+    assert loss["nats_per_token"] == pytest.approx(sum(nats) / loss["tokens"], rel=1e-5)
+    assert loss["bits_per_byte"] == pytest.approx(sum(nats) / loss["bytes"] / math.log(2), rel=1e-5)
+    expected = [float(part.sum()) for part in torch.tensor(nats).split(counts)]
     assert loss["parts"]["nats"] == pytest.approx(expected, abs=2e-4)
     assert loss["parts"]["tokens"] == counts
     assert loss["parts"]["bytes"] == [len(story.encode()) for story in stories]
     assert loss["stories"] == 3
 
 
+def test_loss_holds_few_logits_at_once(model_directory, tmp_path, monkeypatch):
+    """However many tokens a batch has; what is found is the same."""
+    corpus = stories_in(tmp_path, [f"Tom had {i} red balls." for i in range(40)])
+    checkpoint = open_checkpoint(model_directory())
+    sizes: list[int] = []
+    checkpoint.model.head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
+    whole = measure_loss(checkpoint, corpus)
+    assert max(sizes) > 100 * 400
+    sizes.clear()
+    monkeypatch.setattr(language, "LOGITS", 5 * 400 + 1)
+    parts = measure_loss(checkpoint, corpus)
+    assert set(sizes) <= {n * 400 for n in range(1, 6)}
+    assert sum(sizes) == parts["tokens"] * 400
+    assert parts["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=1e-6)
+
+
+def test_a_loss_that_is_not_finite_is_refused(model_directory, tmp_path):
+    checkpoint = open_checkpoint(model_directory())
+    checkpoint.model.head.weight[3] = math.nan
+    with pytest.raises(RequestError, match="gives probabilities that are not finite"):
+        measure_loss(checkpoint, stories_in(tmp_path, ["Tom had a red ball.", "The end."]))
+
+
 def test_many_stories_make_few_parts(model_directory, tmp_path):
-    file = tmp_path / "valid.txt"
-    file.write_text("<|endoftext|>".join(f"Story {i}." for i in range(PARTS + 9)))
-    loss = measure_loss(open_checkpoint(model_directory()), str(tmp_path), stories=PARTS + 7)
+    corpus = stories_in(tmp_path, [f"Story {i}." for i in range(PARTS + 9)])
+    loss = measure_loss(open_checkpoint(model_directory()), corpus, stories=PARTS + 7)
     assert loss["stories"] == PARTS + 7
     assert len(loss["parts"]["nats"]) == PARTS
     assert sum(loss["parts"]["tokens"]) == loss["tokens"]
@@ -118,7 +107,5 @@ def test_loss_writes_rows(model_directory, tmp_path, capsys):
     assert [row["kind"] for row in rows] == ["loss", "loss"]
     bits = measure(rows[:1])["bits_per_byte"]
     assert bits.value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
-    assert bits.low is not None
-    assert bits.high is not None
-    assert bits.low < bits.value < bits.high
+    assert bits.low < bits.value < bits.high  # pyright: ignore
     assert "bits/byte" in capsys.readouterr().out

@@ -55,19 +55,10 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     assert main(["lenses", "--plugin", str(plugin), "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["name"] == "residual"
-    about = {"name": "lengths", "title": "Lengths", "about": "how long the last vector is"}
-    assert listed[-1] == about
-
-
-def test_a_page_without_the_plugin_asks_for_it(plugin, model_directory, tmp_path):
-    out, page = tmp_path / "out", tmp_path / "page.html"
-    asked = ["--text", "Tom sat.", "--out", str(out), "--plugin", str(plugin)]
-    assert main(["lens", str(model_directory()), "--lens", "lengths", *asked]) == 0
+    assert listed[-1]["name"] == "lengths"
     del REGISTER["lengths"]
     assert main(["report", str(out), "--out", str(page)]) == 0
-    text = page.read_text(encoding="utf-8")
-    assert 'id="lens-lengths"' in text
-    assert "<code>--plugin FILE</code>" in text
+    assert "<code>--plugin FILE</code>" in page.read_text(encoding="utf-8")
 
 
 def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
@@ -76,8 +67,7 @@ def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
     path.write_text("from eval.lenses.lens import lens\n@lens('ov')\ndef find(c, r): ...\n")
     command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    taken = f"the name ov is taken by the lens of {ROOT / 'eval' / 'lenses' / 'ov.py'}"
-    assert done.stderr == f"error: --plugin {path}: {taken}; choose another name\n"
+    assert done.stderr.startswith(f"error: --plugin {path}: the name ov is taken")
     assert done.returncode == 2
 
 

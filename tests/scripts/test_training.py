@@ -1,7 +1,6 @@
 """The benchmark of training, as far as it goes without timings."""
 
 import csv
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -108,38 +107,24 @@ def test_figures_of_a_contender():
     assert [row[name] for name in names] == pytest.approx([2, 1.5, 2, 6])
 
 
-def test_page_sets_the_contenders_side_by_side():
-    size = ("llama", "d=8 n=1 T=4, 2 windows")
-    rows = [
-        dict(zip(FIELDS, (*size, *values), strict=True))
-        for values in [
-            (OURS, "bf16", 3, 1.25e6, 1.2e6, 1.3e6, 2**30, 0, 1, 1, 1, 1, None),
-            (TRAINER, "bf16", 3, 1e6, 9e5, 2e6, 2**31, 1e12, 1.25, 1.1, 1.4, 1, None),
-            (TRAINER + COMPILED, "bf16", *[0] * 10, "out of | memory"),
-        ]
-    ]
+def test_the_page_names_what_failed_and_what_there_was_no_time_for():
+    size = ("llama", "d=8 n=1 T=4, 2 windows", TRAINER, "bf16")
+    rows = [dict(zip(FIELDS, (*size, *[0] * 10, "out of | memory"), strict=True))]
     options = SimpleNamespace(device="cpu", threads=2, command="python -m x")
     text = training_page(rows, ["headed: d=8"], options, (4e12, "as said"))  # pyright: ignore
-    assert "| 1,000,000 | 900,000 to 2,000,000 | 2.00 | 1 | 25.0% | 1.25 | 1.10 to 1.40 |" in text
-    assert "| transformers' Trainer, compiled | failed: out of \\| memory |" in text
+    assert "out of \\| memory" in text
     assert "- headed: d=8" in text
-    assert "4 TFLOP/s, as said" in text
 
 
 def test_races_of_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    options = pages.read(None, FLAGS, ["--device", "cuda"])
-    planned = list(races(options, 4096))
+    planned = list(races(pages.read(None, FLAGS, ["--device", "cuda"]), 4096))
     assert [one.name for one in planned] == [
         *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
     ]
-    assert all(next(iter(one.contenders)) == OURS for one in planned)
     assert {c.precision for one in planned for c in one.contenders.values()} == {"bf16", "fp16"}
-    llama, flat, *kernels = planned[:5]
-    assert llama.size.startswith("d=512 n=8 T=512, 128 windows a step, feed-forward 2048")
-    assert list(flat.contenders) == [OURS, REFERENCE, REFERENCE + COMPILED]
-    assert [list(one.contenders) for one in kernels] == [[OURS, OFF]] * 3
-    assert [one.batch * one.model.context for one in kernels] == [65536] * 3
+    assert list(planned[1].contenders) == [OURS, REFERENCE, REFERENCE + COMPILED]
+    assert [list(one.contenders) for one in planned[2:5]] == [[OURS, OFF]] * 3
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -157,7 +142,6 @@ def test_table_from_one_command(real, packed, tmp_path, monkeypatch, capsys):
     assert table_of(words, tmp_path / "out/training-cpu") == [OURS, REFERENCE]
     text = (tmp_path / "out/training-cpu.md").read_text(encoding="utf-8")
     assert str(tmp_path) not in text
-    assert re.search(r"^\| the reference under Trainer \(fp32\) \| [\d,]+ \|", text, re.MULTILINE)
     assert text in capsys.readouterr().out
 
 

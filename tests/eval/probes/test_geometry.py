@@ -114,7 +114,6 @@ def test_products_of_a_model_are_exact(small_model, mixer):
         values = function(leaf)
     rows = [torch.autograd.grad(v, leaf, retain_graph=True)[0].flatten() for v in values]
     J, near = torch.stack(rows), linearise(function, x)
-    torch.testing.assert_close(near.value, values.detach())
     p, u = torch.randn_like(x), torch.randn(len(J), dtype=torch.float64)
     torch.testing.assert_close(near.forward(p), J @ p.flatten())
     torch.testing.assert_close(near.backward(u).flatten(), u @ J)
