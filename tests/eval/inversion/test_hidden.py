@@ -43,7 +43,7 @@ CASES: list[Any] = [
 """Mixers, prompts and tokens, what is shown, the certificate; site, guesses, size of weights."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[:4]))
 def test_tokens_hidden_anywhere_are_proved(small_model, case):
     mixers, size, shown, proof, *more = case
     default: list[Any] = [(2,), readback, 1.0]
