@@ -56,6 +56,8 @@ REFUSED = {
         ("--suite nosuch", "--suite nosuch"),
         ("--limit 0", "--limit: '0'"),
         ("--seeds -1", "--seeds: '-1'"),
+        ("--shard 3/2", "--shard 3/2: give I/N"),
+        ("--shard 2", "'2' is not I/N"),
         ("--corpus other", "other: packed with another tokenizer"),
         ("--corpus few.txt", "holds no story for valid"),
         ("--slices [:, 2:, :]", "slice '[:,' cannot be read; quote it"),
