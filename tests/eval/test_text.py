@@ -81,7 +81,8 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
     # Prompts, windows and background text are of the stories of their use.
     whole = encoded("evaluation")
     assert {p.tokens for p in drawn_prompts("story", text, 2, 20)} <= {ids[:20] for ids in whole}
-    for prompt, ids in zip(drawn_prompts("inside", text, 4, 20), whole, strict=False):
+    inside = drawn_prompts("inside", text, 4, 20)
+    for prompt, ids in zip(inside, [ids for ids in whole if len(ids) > 20], strict=False):
         assert prompt.tokens in {ids[i : i + 20] for i in range(1, len(ids) - 19)}
     windows: dict[Use, Tensor] = {
         "fitting": text.windows("fitting", 6, 32),
@@ -97,6 +98,12 @@ def test_prompts_are_the_first_held_out_stories(small_tokenizer):
     for corpus in ("toy:400", "toy:1000"):
         prompts = drawn_prompts("story", HeldOutText(corpus, small_tokenizer), 8, 30)
         assert [prompt.tokens for prompt in prompts] == expected[:8]
+    text = HeldOutText("toy:400", small_tokenizer)
+    inside = drawn_prompts("inside", text, 8, 12)
+    assert drawn_prompts("inside", text, 5, 12, skip=3) == inside[3:]
+    assert len({prompt.tokens for prompt in inside}) == 8
+    with one_line(RequestError, "0 stories of more than 9999 tokens for evaluation"):
+        drawn_prompts("inside", text, 1, 9999)
 
 
 @pytest.mark.parametrize("recorded", [None, 0.3])
