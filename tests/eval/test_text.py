@@ -153,29 +153,21 @@ def said(capsys):
     return [line for line in lines if line.startswith("corpus: ")]
 
 
-ASKED = {
-    "loss": lambda models, **more: evals.loss(models, stories=2, **more),
-    "invert": lambda models, **more: evals.invert(
-        models, count=2, length=12, layers="last", methods="sweep", **more
-    ),
-    "probe": lambda models, **more: evals.probe(
-        models, layers=1, length=8, train_tokens=160, valid_tokens=80, steps=0, **more
-    ),
-    "geometry": lambda models, **more: evals.geometry(
-        models, layers=1, count=1, length=6, **more
-    ),
-    "bits": lambda models, **more: evals.bits(
-        models, count=2, before=2, distances=[0], noise=1.0, quantisers="int4", draws=1, **more
-    ),
-    "lens": lambda models, **more: evals.lens(models, lens="path", count=1, length=6, **more),
-}  # fmt: skip
+ASKED: dict[str, dict[str, Any]] = {
+    "loss": {"stories": 2},
+    "invert": {"count": 2, "length": 12, "layers": "last", "methods": "sweep"},
+    "probe": {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80, "steps": 0},
+    "geometry": {"layers": 1, "count": 1, "length": 6},
+    "bits": {"count": 2, "before": 2, "distances": [0], "quantisers": "int4", "draws": 1},
+    "lens": {"lens": "path", "count": 1, "length": 6},
+}
 
 
 @pytest.mark.parametrize("command", ASKED)
 def test_models_are_asked_about_their_own_data(command, trained, capsys):
     path = trained("one")
     rows = [
-        [row["key"] for row in ASKED[command](path, **more).rows]
+        [row["key"] for row in getattr(evals, command)(path, **ASKED[command], **more).rows]
         for more in ({}, {"corpus": "data-one"}, {"corpus": "toy"})
     ]
     assert said(capsys) == ["corpus: data-one, the training data; --corpus gives another"]
