@@ -44,13 +44,8 @@ print("all well")
 
 
 def answer(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, root = [sys.executable, *words], Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

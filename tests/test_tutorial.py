@@ -68,12 +68,10 @@ def test_the_tutorial_runs_and_keeps_its_outputs() -> None:
 def main() -> None:
     """Writes the outputs of the tutorial as it is written."""
     notebook, scope = json.loads(PAGE.read_text(encoding="utf-8")), {}
-    count = 0
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            count += 1
-            cell["outputs"] = run("".join(cell["source"]), scope)
-            cell["execution_count"] = count
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for count, cell in enumerate(cells, start=1):
+        cell["outputs"] = run("".join(cell["source"]), scope)
+        cell["execution_count"] = count
     text = json.dumps(notebook, indent=1, ensure_ascii=False)
     place = re.escape(tempfile.gettempdir()) + r"/remnant-\w+"
     PAGE.write_text(re.sub(place, "tutorial", text) + "\n", encoding="utf-8")

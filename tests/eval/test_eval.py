@@ -11,10 +11,8 @@ import pytest
 from eval import RequestError
 from eval.__main__ import main
 from eval.rows import Results, read_rows
-from eval.text import HeldOutText, drawn_prompts
 from tests.eval.report.cases import make_row
 from tests.said import complaint
-from tokenizer import load_tokenizer
 
 QUICK = ["--count", "2", "--length", "6"]
 METHODS = ["descent", "adam", "sweep", "propose", "alternating", "chance"]
@@ -65,22 +63,6 @@ def test_any_text_and_random_prompts_can_be_recovered(model_directory, tmp_path)
     assert (row["text"], row["exact"], row["prompts"]) == (text, True, "text")
     drawn = [token for row in read_rows([tmp_path / "random"]) for token in row["truth"]]
     assert min(drawn) >= 2  # no special tokens
-
-
-def test_prompts_from_inside_stories(model_directory, tmp_path):
-    tokenizer = load_tokenizer(model_directory())
-    text = HeldOutText("toy:400", tokenizer)
-    stories = list(text.held_out())
-    prompts = drawn_prompts("inside", text, 8, 12)
-    long = [ids for story in stories if len(ids := tokenizer.encode(story).ids) > 12]
-    for prompt, ids in zip(prompts, long, strict=False):
-        starts = [i for i in range(len(ids)) if tuple(ids[i : i + 12]) == prompt.tokens]
-        assert starts
-        assert starts != [0]
-    assert len({prompt.tokens for prompt in prompts}) == 8
-    assert drawn_prompts("inside", text, 5, 12, skip=3) == prompts[3:]
-    with pytest.raises(RequestError, match="0 stories of more than 9999 tokens for evaluation"):
-        drawn_prompts("inside", text, 1, 9999)
 
 
 def test_generate_prints_the_same_of_one_seed(model_directory, capsys):

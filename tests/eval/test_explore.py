@@ -32,10 +32,7 @@ def port(models):
         yield port
 
 
-@pytest.mark.parametrize(
-    ("hidden", "solver"),
-    [([], "propose"), ([0], "alternating"), ([2, 5], "alternating")],
-)
+@pytest.mark.parametrize(("hidden", "solver"), [([], "propose"), ([2, 5], "alternating")])
 def test_solvers_are_watched_until_they_are_right(port, hidden, solver):
     said = asked(port, text=TEXT, models=[FLAT], hidden=hidden)
     (answer,) = [event for event in said if event["type"] == "answer"]
@@ -130,24 +127,17 @@ def test_a_solver_that_cannot_answer_says_why_and_the_others_go_on(port):
     assert [event["solver"] for event in said if event["type"] == "answer"] == ["sweep"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
+def test_other_hosts_and_origins_are_refused_and_no_other_file_is_given(port):
+    for headers, status in (
         ({"Host": "evil.example"}, 403),
         ({"Host": "192.168.1.1"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
-        ({"Content_Type": "text/plain"}, 415),
         ({"Host": "localhost"}, 200),
-    ],
-)
-def test_other_hosts_and_origins_are_refused(port, headers, status):
-    assert send(port, "/look", {"text": TEXT}, **headers)[0] == status
-    if "Content_Type" not in headers:
+    ):
+        assert send(port, "/look", {"text": TEXT}, **headers)[0] == status
         assert send(port, "/", **headers)[0] == status
-
-
-def test_no_other_file_is_given(port):
+    assert send(port, "/look", {"text": TEXT}, Content_Type="text/plain")[0] == 415
     for path in ("/../asking.py", "/%2e%2e/asking.py", "/static/page.html", "/jobs"):
         assert send(port, path)[0] in (404, 405)
 

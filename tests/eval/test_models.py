@@ -45,9 +45,8 @@ def test_a_module_answers_as_its_directory_does_and_stays_as_it_is(
     tokenizer.save_pretrained(tmp_path / "small")
     saved = evals.invert(f"hf:{tmp_path / 'small'}", **ASKED)
     fields = ("truth", "found", "rank", "floor", "residual")
-    assert [[r[n] for n in fields] for r in result.rows] == [
-        [r[n] for n in fields] for r in saved.rows
-    ]
+    for name in fields:
+        assert [row[name] for row in result.rows] == [row[name] for row in saved.rows]
     assert result.rows[0]["checkpoint"]["weights_sha256"] == opened.weights_sha256
 
 

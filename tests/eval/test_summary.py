@@ -64,25 +64,21 @@ def test_every_cell_is_one_line():
 
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
-    place = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
-    record = only(summarise(ROWS), **place)
-    rows = [
-        r for r in ROWS
-        if (r["checkpoint"]["name"], r["checkpoint"]["step"], r["site"]["layer"], r["hidden"],
-            r["method"]) == tuple(place.values())
-    ]  # fmt: skip
-    hits = [sum(rank == 0 for rank in r["rank"][3:]) for r in rows]
+    asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
+    record = only(summarise(ROWS), **asked)
+    rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
+    ranks = [row["rank"] for row in rows if row["method"] == "adam"]
+    hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]
     expected = clustered(hits, [13] * 6, range(6), [0] * 6)
     assert (record["self"], record["self_low"], record["self_high"]) == pytest.approx(expected)
     assert record["self_tokens"] == 6 * 13
-    assert record["nonself"] == pytest.approx(
-        sum(rank == 0 for r in rows for rank in r["rank"][:3]) / 18
+    shown, hidden = (
+        [rank for own in ranks for rank in own[part]] for part in (slice(3, None), slice(3))
     )
-    assert record["self_top5"] == pytest.approx(
-        sum(rank < 5 for r in rows for rank in r["rank"][3:]) / 78
-    )
-    assert record["nonself_rank"] == median(r["nonself"]["median_rank"] for r in rows)
-    assert record["exact"] == sum(r["exact"] for r in rows) / 6
+    assert record["nonself"] == pytest.approx(sum(rank == 0 for rank in hidden) / 18)
+    assert record["self_top5"] == pytest.approx(sum(rank < 5 for rank in shown) / 78)
+    assert record["nonself_rank"] == median(median(own[:3]) for own in ranks)
+    assert record["exact"] == sum(not any(own) for own in ranks) / 6
     assert record["evaluations"] == 3 * 500 * 16
 
 
@@ -141,22 +137,20 @@ def test_rows_of_other_questions_are_left_out():
         summarise([loss])
 
 
-def test_criterion_against_exact():
+def test_figures_of_the_protocols():
     cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
     rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
     record = only(summarise(rows))
     assert record["criterion"] == 0.6
     counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
     assert counts == [1, 2, 1, 1]
-    assert only(summarise([make_row(method="adam")]))["criterion_exact"] is None
-
-
-def test_set_recall_and_permutations():
     first = make_row() | {"set_recall": 1.0, "permuted": True}
     second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
     (record,) = summarise([first, second])
     assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
     assert record["permuted"] == 0.5
+    other = only(summarise([make_row(method="adam")]))
+    assert other["criterion_exact"] is other["margin_bits"] is None
 
 
 def test_margins_of_searches_that_arrived():
@@ -168,7 +162,6 @@ def test_margins_of_searches_that_arrived():
     shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
     assert only(summarise([shuffled]))["margin_bits"] is None
     assert render_page([shuffled])
-    assert only(summarise([make_row(method="adam")]))["margin_bits"] is None
 
 
 def wrong(at, **changes):

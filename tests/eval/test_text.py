@@ -81,7 +81,8 @@ def test_no_text_has_two_uses(name, make_source, tokenizer_file, small_tokenizer
     # Prompts, windows and background text are of the stories of their use.
     whole = encoded("evaluation")
     assert {p.tokens for p in drawn_prompts("story", text, 2, 20)} <= {ids[:20] for ids in whole}
-    for prompt, ids in zip(drawn_prompts("inside", text, 4, 20), whole, strict=False):
+    inside = drawn_prompts("inside", text, 4, 20)
+    for prompt, ids in zip(inside, [ids for ids in whole if len(ids) > 20], strict=False):
         assert prompt.tokens in {ids[i : i + 20] for i in range(1, len(ids) - 19)}
     windows: dict[Use, Tensor] = {
         "fitting": text.windows("fitting", 6, 32),
@@ -97,6 +98,12 @@ def test_prompts_are_the_first_held_out_stories(small_tokenizer):
     for corpus in ("toy:400", "toy:1000"):
         prompts = drawn_prompts("story", HeldOutText(corpus, small_tokenizer), 8, 30)
         assert [prompt.tokens for prompt in prompts] == expected[:8]
+    text = HeldOutText("toy:400", small_tokenizer)
+    inside = drawn_prompts("inside", text, 8, 12)
+    assert drawn_prompts("inside", text, 5, 12, skip=3) == inside[3:]
+    assert len({prompt.tokens for prompt in inside}) == 8
+    with one_line(RequestError, "0 stories of more than 9999 tokens for evaluation"):
+        drawn_prompts("inside", text, 1, 9999)
 
 
 @pytest.mark.parametrize("recorded", [None, 0.3])
@@ -146,29 +153,21 @@ def said(capsys):
     return [line for line in lines if line.startswith("corpus: ")]
 
 
-ASKED = {
-    "loss": lambda models, **more: evals.loss(models, stories=2, **more),
-    "invert": lambda models, **more: evals.invert(
-        models, count=2, length=12, layers="last", methods="sweep", **more
-    ),
-    "probe": lambda models, **more: evals.probe(
-        models, layers=1, length=8, train_tokens=160, valid_tokens=80, steps=0, **more
-    ),
-    "geometry": lambda models, **more: evals.geometry(
-        models, layers=1, count=1, length=6, **more
-    ),
-    "bits": lambda models, **more: evals.bits(
-        models, count=2, before=2, distances=[0], noise=1.0, quantisers="int4", draws=1, **more
-    ),
-    "lens": lambda models, **more: evals.lens(models, lens="path", count=1, length=6, **more),
-}  # fmt: skip
+ASKED: dict[str, dict[str, Any]] = {
+    "loss": {"stories": 2},
+    "invert": {"count": 2, "length": 12, "layers": "last", "methods": "sweep"},
+    "probe": {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80, "steps": 0},
+    "geometry": {"layers": 1, "count": 1, "length": 6},
+    "bits": {"count": 2, "before": 2, "distances": [0], "quantisers": "int4", "draws": 1},
+    "lens": {"lens": "path", "count": 1, "length": 6},
+}
 
 
 @pytest.mark.parametrize("command", ASKED)
 def test_models_are_asked_about_their_own_data(command, trained, capsys):
     path = trained("one")
     rows = [
-        [row["key"] for row in ASKED[command](path, **more).rows]
+        [row["key"] for row in getattr(evals, command)(path, **ASKED[command], **more).rows]
         for more in ({}, {"corpus": "data-one"}, {"corpus": "toy"})
     ]
     assert said(capsys) == ["corpus: data-one, the training data; --corpus gives another"]

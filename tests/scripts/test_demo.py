@@ -31,16 +31,13 @@ def test_a_line_a_step_and_one_table(tmp_path, capsys, monkeypatch):
     assert lines[5:7] == ["Tokens recovered, %", "flat 100"]
 
 
-def test_a_step_that_fails_ends_it_with_its_error(tmp_path, capsys, monkeypatch):
+def test_a_step_that_fails_ends_it_and_a_place_must_be_writable(tmp_path, capsys, monkeypatch):
     bad = Step("a mixer", ["arch", "check", "nothing"])
     monkeypatch.setattr(demo, "steps", lambda out: [bad, bad])
     assert demo.main(["--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("error: mixer 'nothing': there is no")
+    assert said.err.splitlines()[-1].startswith("error: mixer 'nothing'")
     assert said.out.count("a mixer  ") == 1
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert demo.main(["--out", str(tmp_path / "file" / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: --out ")
