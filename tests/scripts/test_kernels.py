@@ -63,6 +63,14 @@ def test_gpu_check_refuses_a_part_it_does_not_know_and_no_gpu(tmp_path):
         assert said in done.stderr
 
 
+def test_gpu_check_fits_in_one_call():
+    """Its usual parts, the start and the end take ten minutes at most."""
+    text = (ROOT / "scripts/gpu_check.sh").read_text()
+    limits = {part: int(n) for part, n in re.findall(r"^(\w+)_seconds=(\d+)$", text, re.M)}
+    usual = re.findall(r"^USUAL=\((.*)\)$", text, re.M)[0].split()
+    assert sum(limits[part] for part in usual) + 25 <= 600
+
+
 # Imported at the start of Python: of installed packages only those named, and what they need.
 ALONE = r"""
 import re, sys
