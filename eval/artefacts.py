@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -42,8 +43,13 @@ def fitted(
     for tokens in text:
         seen.update(repr(tuple(tokens.shape)).encode() + tokens.cpu().numpy().tobytes())
     about = {**about, "text_sha256": seen.hexdigest()}
+
+    def fit_contiguous() -> dict[str, Tensor]:  # laid out as they are read again: the same bits
+        return {name: tensor.detach().clone(memory_format=torch.contiguous_format)
+                for name, tensor in fit().items()}  # fmt: skip
+
     if directory is None:
-        return dict(fit())
+        return fit_contiguous()
     key = row_key(*checkpoint.identity, about)
     path = Path(directory) / "artefacts" / f"{key}.safetensors"
     if path.exists():
@@ -53,8 +59,8 @@ def fitted(
             raise RequestError(
                 f"{path}: a damaged file ({error}); delete it, and it is fitted again"
             ) from None
-    tensors = dict(fit())
-    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    tensors = fit_contiguous()
     facts = about | {"checkpoint": checkpoint.provenance}
+    content = {name: tensor.cpu() for name, tensor in tensors.items()}
     write_file(path, save(content, {"fit": json.dumps(facts)}))
     return tensors
