@@ -86,13 +86,18 @@ class _Intercept(TorchDispatchMode):
 
 @contextmanager
 def simulated_device() -> Iterator[torch.device]:
-    """The device `sim:0`, while the context lasts."""
+    """The device `sim:0`, while the context lasts.
+
+    Gradients are computed by the thread that asks: one of the device's own would still hold Python
+    objects while the process ends, which aborts it now and then.
+    """
     kernels = torch.library.Library("aten", "IMPL")  # for calls that C++ makes without Python
     kernels.impl("_local_scalar_dense", lambda x: x.values.item(), "PrivateUse1")
     kernels.impl("empty_strided", _empty_strided, "PrivateUse1")
     kernels.impl("_copy_from", _copy_from, "PrivateUse1")
     try:
-        with patch.object(torch, "Generator", _Generator), _Intercept():
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with patch.object(torch, "Generator", _Generator), one_thread, _Intercept():
             yield torch.device(NAME, 0)
     finally:
         kernels._destroy()

@@ -43,9 +43,8 @@ def opened(browser, address):
 
 def typed(page, text):
     page.fill("#text", text)
-    pieces = page.locator("#tokens button")
-    expect(pieces.last).to_contain_text(text[-1], timeout=WAIT)
-    return pieces
+    expect(page.locator("#tokens")).to_have_text(text.replace(" ", "·"), timeout=WAIT)
+    return page.locator("#tokens button")
 
 
 def pieces_of(page, side=0):
@@ -82,6 +81,18 @@ def test_hide_any_tokens_solve_and_reload_the_link(opened):
     page.evaluate("() => { window.boom = () => { throw new Error('run') } }")
     expect(typed(page, EVIL).first).to_contain_text("<")
     assert page.locator("main img").count() == 0
+
+
+def test_a_press_outlasts_the_answer_to_the_one_before(opened):
+    page = opened()
+    tokens = typed(page, TEXT)
+    tokens.nth(2).focus()
+    with page.expect_response("**/look"):
+        tokens.nth(0).dispatch_event("click")
+        page.keyboard.down("Space")
+    page.wait_for_timeout(50)  # the answer is drawn
+    page.keyboard.up("Space")
+    expect(page.locator('#tokens [aria-pressed="true"]')).to_have_count(2)
 
 
 def test_a_long_solve_is_stopped_and_another_user_is_served(opened):

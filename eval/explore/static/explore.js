@@ -120,15 +120,21 @@ const draw = () => {
 const isHidden = (i) => state.hidden.includes(i);
 
 const drawTokens = () => {
-  const focused = [...at("tokens").children].indexOf(document.activeElement);
-  at("tokens").replaceChildren(...seen.tokens.map((piece, i) => {
-    const button = made("button", { type: "button", textContent: piece, tabIndex: i ? -1 : 0 });
+  const buttons = [...at("tokens").children];
+  if (buttons.map((button) => button.textContent).join("\n") !== seen.tokens.join("\n")) {
+    const focused = buttons.indexOf(document.activeElement);
+    const drawn = seen.tokens.map((piece, i) => {
+      const button = made("button", { type: "button", textContent: piece, tabIndex: i ? -1 : 0 });
+      button.addEventListener("click", () => toggle(i));
+      return button;
+    });
+    at("tokens").replaceChildren(...drawn);
+    if (focused >= 0) drawn[Math.min(focused, drawn.length - 1)].focus();
+  } // else the same buttons stay, so that a press that has begun is not lost
+  [...at("tokens").children].forEach((button, i) => {
     button.setAttribute("aria-pressed", isHidden(i));
-    button.setAttribute("aria-label", `${piece}, ${isHidden(i) ? "hidden" : "shown"}`);
-    button.addEventListener("click", () => toggle(i));
-    return button;
-  }));
-  if (focused >= 0) at("tokens").children[Math.min(focused, seen.tokens.length - 1)].focus();
+    button.setAttribute("aria-label", `${seen.tokens[i]}, ${isHidden(i) ? "hidden" : "shown"}`);
+  });
 };
 
 const toggle = (i) => {
