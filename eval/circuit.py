@@ -210,21 +210,6 @@ class Circuit:
         return {"mixer": mixed, "stream": stream, "block": stream + changed}
 
 
-def run_together(circuits: list[Circuit], rows: list[int], embeddings: Tensor) -> list[Tensor]:
-    """Outputs of circuits that differ in their layers only, in a single pass of their model.
-
-    Args:
-        circuits: from the shallowest to the deepest.
-        rows: how many of the batch belong to each.
-        embeddings: `(B, T, D)`, the first circuit's rows first; each row leaves the batch when its
-            deepest layer is reached.
-
-    Returns:
-        `(rows, T, width)` of each circuit.
-    """
-    return _walk(circuits, rows, embeddings, circuits[-1]._mix_whole, 0)
-
-
 def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | None) -> list[Tensor]:
     """One more position of several circuits' candidates, in a single pass of their model.
 

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
 from eval.circuit import Circuit
-from eval.inversion.gradient.descent import descent
 from eval.inversion.guesses import ReadBack, fit_readbacks
-from eval.inversion.problem import Batch, pose
-from eval.inversion.search.alternating import alternating
-from eval.inversion.search.read import read
-from eval.inversion.search.sweep import sweep
-from eval.inversion.solvers import ReadBacksOf
+from eval.inversion.problem import Problem, capture, pose
+from eval.inversion.solvers.alternating import alternating
+from eval.inversion.solvers.descent import descent
+from eval.inversion.solvers.propose import propose
+from eval.inversion.solvers.sweep import sweep
 from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
@@ -93,16 +92,16 @@ def measure(options: argparse.Namespace) -> pages.Pages:
     yield f"{start_and_table}\n{about}: {peak}.\n", []
 
 
-def _readback(subject: Subject) -> ReadBacksOf:
-    """Fitted anew for each call."""
-    return lambda several: [
-        ReadBack(c.vocabulary, fit_readbacks([c], subject.text)[0]) for c in several
-    ]
-
-
-def _batch(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Batch:
+def _problem(subject: Subject, prompts: int, length: int, hidden: int = 0) -> Problem:
+    """Its read-backs are fitted anew for each call."""
     circuit = Circuit(subject.model, len(subject.model.blocks))
-    return Batch((pose(circuit, subject.tokens[:prompts, :length], Slice(hidden)),))
+
+    def readbacks(several: list[Circuit]) -> list[ReadBack]:
+        fits = fit_readbacks(several, subject.text)
+        return [ReadBack(c.vocabulary, fit) for c, fit in zip(several, fits, strict=True)]
+
+    ((outputs, rounding),) = capture([circuit], subject.tokens[:prompts, :length])
+    return pose(circuit, outputs, rounding, Slice(hidden), readbacks=readbacks)
 
 
 def _chance(count: int) -> list[torch.Generator]:
@@ -111,15 +110,14 @@ def _chance(count: int) -> list[torch.Generator]:
 
 def batched(subject: Subject, options: argparse.Namespace) -> str:
     """The published protocol on 64 problems at once, over one after the other."""
-    batch, truth = _batch(subject, 64, 16), subject.tokens[:64, :16]
+    problem, truth = _problem(subject, 64, 16), subject.tokens[:64, :16]
 
     def together() -> None:
-        descent(batch, _chance(64), truth, steps=STEPS)
+        descent(problem, _chance(64), steps=STEPS)
 
     def one_by_one() -> None:  # eight of them: the others cost the same
         for p in range(8):
-            one = batch.of(torch.tensor([p], device=truth.device))
-            descent(one, _chance(1), truth[p : p + 1], steps=STEPS)
+            descent(problem.of([p]), _chance(1), steps=STEPS)
 
     def restated() -> None:
         for p in range(8):
@@ -132,7 +130,7 @@ def batched(subject: Subject, options: argparse.Namespace) -> str:
 def agreement(subject: Subject, options: argparse.Namespace) -> str:
     """Positions at which the batched protocol and a plain restatement of it decode the same."""
     truth = subject.tokens[:8, :16]
-    answers = descent(_batch(subject, 8, 16), _chance(8), truth, steps=200)
+    answers = descent(_problem(subject, 8, 16), _chance(8), steps=200)
     inverse, same = torch.linalg.pinv(subject.model.embedding.weight), 0
     for p, (answer, chance) in enumerate(zip(answers, _chance(8), strict=True)):
         start = torch.randn(16, inverse.shape[0], generator=chance)
@@ -143,43 +141,44 @@ def agreement(subject: Subject, options: argparse.Namespace) -> str:
 
 def products(subject: Subject, options: argparse.Namespace) -> str:
     """The exhaustive sweep, over the bare matrix products of the same shapes."""
-    batch, modules = _batch(subject, 1, 8), subject.model.blocks.modules()
+    problem, modules = _problem(subject, 1, 8), subject.model.blocks.modules()
     weights = [module.weight.T for module in modules if isinstance(module, torch.nn.Linear)]
-    V, at_once = len(batch.circuit.vocabulary), candidates_at_once(subject.model)
+    V, at_once = len(problem.vocabulary), candidates_at_once(subject.model)
     inputs = {w.shape[0]: torch.randn(at_once, w.shape[0]).to(w) for w in weights}
-    rounds = batch.length * -(-V // at_once)
+    rounds = problem.length * -(-V // at_once)
 
     def bare() -> None:
         for _ in range(rounds):
             for w in weights:
                 torch.mm(inputs[w.shape[0]], w)
 
-    swept, product = _fastest([lambda: sweep(batch, []), bare], options)
+    swept, product = _fastest([lambda: sweep(problem, []), bare], options)
     return f"{swept / product:.2f}"
 
 
 def cached(subject: Subject, options: argparse.Namespace) -> str:
     """One full pass per candidate over the cached sweep, at 32 tokens."""
-    batch, tokens = _batch(subject, 1, 32), subject.tokens[:1, :32].clone()
+    problem, tokens = _problem(subject, 1, 32), subject.tokens[:1, :32].clone()
 
     def one_each() -> None:  # a few candidates at the last position: the others cost the same
         for candidate in range(8):
             tokens[0, -1] = candidate
-            batch.circuit.of_tokens(tokens)
+            problem.circuit.of_tokens(tokens)
 
-    swept, passes = _fastest([lambda: sweep(batch, []), one_each], options)
-    return f"{passes / 8 * len(batch.circuit.vocabulary) * 32 / swept:.0f}"
+    swept, passes = _fastest([lambda: sweep(problem, []), one_each], options)
+    return f"{passes / 8 * len(problem.vocabulary) * 32 / swept:.0f}"
 
 
 def hidden(subject: Subject, options: argparse.Namespace) -> str:
     """Seconds for three hidden tokens of 24, nothing given, of prompts searched together."""
     tokens = subject.tokens[: options.prompts, :24]
-    batch = _batch(subject, len(tokens), 24, hidden=3)
-    answers = alternating(batch, _chance(len(tokens)), _readback(subject))
+    problem, started = _problem(subject, len(tokens), 24, hidden=3), time.perf_counter()
+    answers = alternating(problem, _chance(len(tokens)))
+    seconds = (time.perf_counter() - started) / len(tokens)
     right = sum(a.tokens.equal(t) for a, t in zip(answers, tokens, strict=True))
     evaluations = statistics.median(answer.evaluations for answer in answers)
     return (
-        f"{answers[0].seconds:.2f} a prompt of {len(answers)} together, "
+        f"{seconds:.2f} a prompt of {len(answers)} together, "
         f"{evaluations:,.0f} tokens run, {right} of {len(tokens)} exact"
     )
 
@@ -251,9 +250,9 @@ def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> l
 
 
 def _peak(subject: Subject, device: str) -> str:
-    sweep(_batch(subject, 1, 24), [])
-    read(_batch(subject, 1, 24), [], _readback(subject))
-    alternating(_batch(subject, 1, 24, hidden=3), _chance(1), _readback(subject), starts=2)
+    sweep(_problem(subject, 1, 24), [])
+    list(propose([_problem(subject, 1, 24)], []))
+    alternating(_problem(subject, 1, 24, hidden=3), _chance(1), starts=2)
     if device != "cpu":
         return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB of the GPU"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"

@@ -20,7 +20,7 @@ import torch
 
 import eval as evals
 from arch import LanguageModel, ModelConfig, generate, save_model
-from eval.inversion.solvers import solvers
+from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.models import Checkpoint, open_checkpoint
 from tests.arch.cases import MIXERS

@@ -4,7 +4,9 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -29,13 +31,13 @@ from eval.commands import (
 )
 
 if TYPE_CHECKING:
-    from eval.inversion.questions import Question
-    from eval.inversion.run import Job
-    from eval.inversion.solvers import Solver
+    from eval.inversion.ask import Question, Task
+    from eval.inversion.solver import Solver
     from eval.models import Checkpoint
     from eval.rows import Results
     from eval.text import Prompt
 
+SUITES = Path(__file__).parent.parent / "suites"
 WIDTH = 100
 QUICK = "quick"
 NOT_OF_AN_ENTRY = {
@@ -114,7 +116,6 @@ def invert(
         resume: go on where DIR was left (default), or refuse a DIR that holds rows
     """
     arguments = dict(locals())
-    from eval.inversion.questions import read_suite
     from eval.models import open_models
     from eval.report.tables import answer_lines, terminal_table
     from eval.tasks import open_results, rows_of, run_tasks
@@ -124,10 +125,10 @@ def invert(
     opened = Opened(
         open_models(models, device), corpus, any(e["prompts"] for e in entries.values())
     )
-    jobs, left_out = [], []
+    tasks, left_out = [], []
     for name, asked in entries.items():
         try:
-            jobs += opened.plan(asked, batch)
+            tasks += opened.plan(asked, batch)
         except RequestError as error:  # this model has no such site, or cannot be changed so
             left_out.append(f"{name} ({error})")
             if len(left_out) == len(entries):
@@ -135,12 +136,45 @@ def invert(
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
     with open_results(out, resume) as results:
-        run_tasks(jobs, results, "inverting", limit)
-        rows = rows_of(jobs, results)
+        run_tasks(tasks, results, "inverting", limit)
+        rows = rows_of(tasks, results)
     if not rows:  # of a shard or a limit
         return Result(rows, "no rows yet", _next(results, out))
     answers = answer_lines(rows)
     return Result(rows, "\n\n".join([*answers, terminal_table(rows)]), _next(results, out))
+
+
+def read_suite(name: str) -> dict[str, dict[str, Any]]:
+    """The entries of a suite: arguments of `eval.invert`, by the entry's name.
+
+    Args:
+        name: of a file in `eval/suites`, or a path.
+
+    Raises:
+        RequestError: no such suite or file, or not a YAML mapping of names to mappings.
+    """
+    import yaml
+
+    known = sorted(path.stem for path in SUITES.glob("*.yaml"))
+    path = SUITES / f"{name}.yaml" if name in known else Path(name)
+    if not path.is_file():
+        raise RequestError(
+            f"--suite {name}: no such suite or file; use {', '.join(known)} or a YAML file"
+        )
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RequestError(f"--suite {path}: not YAML ({str(error).splitlines()[0]})") from None
+    if (
+        not entries
+        or not isinstance(entries, dict)
+        or not all(isinstance(entry, dict) for entry in entries.values())
+    ):
+        raise RequestError(
+            f"--suite {path}: must name calls of `eval invert`, as in "
+            "'shown: {layers: all, methods: [sweep, adam]}'"
+        )
+    return entries
 
 
 def _complete(
@@ -199,17 +233,17 @@ class Opened:
         self.models = list(zip(models, choose_corpora(models, corpus), strict=True))
         self._controls: dict[tuple[int, str], Checkpoint] = {}
 
-    def plan(self, asked: dict[str, Any], batch: int | None) -> "list[Job]":
+    def plan(self, asked: dict[str, Any], batch: int | None) -> "list[Task]":
         """The work of one call's arguments.
 
         Raises:
             RequestError: a model that cannot be asked this, or models of one name that read a text
                 in different tokens.
         """
-        from eval.inversion.run import plan
+        from eval.inversion.ask import plan
 
         question = _question(asked)
-        jobs: list[Job] = []
+        tasks: list[Task] = []
         by_name: dict[str, list[Prompt]] = {}
         for checkpoint, corpus in self._with_controls(listed(asked["controls"] or ())):
             prompts = _prompts(checkpoint, asked, corpus)
@@ -220,14 +254,14 @@ class Opened:
                     "otherwise; ask them apart"
                 )
             allowed = _tokens(asked["allowed"], checkpoint)
-            jobs += plan(checkpoint, question, prompts, corpus, batch, allowed)
+            tasks += plan(checkpoint, replace(question, allowed=allowed), prompts, corpus, batch)
         if asked["named"]:  # a suite's own questions are meant to have such
             _say_left_out(question, {len(p.tokens) for drawn in by_name.values() for p in drawn})
-        return jobs
+        return tasks
 
     def _with_controls(self, controls: list[str]) -> "Iterator[tuple[Checkpoint, str]]":
-        from eval.inversion.questions import derive
-        from eval.inversion.run import SHUFFLED
+        from eval.inversion.controls import derive
+        from eval.recovery import SHUFFLED
 
         for number, (model, corpus) in enumerate(self.models):
             yield model, corpus
@@ -245,10 +279,9 @@ def _question(asked: dict[str, Any]) -> "Question":
     Raises:
         RequestError: a solver, setting, layer or slice that does not exist.
     """
-    from eval.inversion.questions import Question
-    from eval.inversion.run import SHUFFLED
-    from eval.inversion.solvers import parse_solvers
-    from eval.recovery import Slice
+    from eval.inversion.ask import Question
+    from eval.inversion.solver import parse_solvers
+    from eval.recovery import SHUFFLED, Slice
 
     methods = _settings(listed(asked["methods"] or ()), listed(asked["set_"] or ()))
     if not methods:
@@ -263,7 +296,7 @@ def _question(asked: dict[str, Any]) -> "Question":
     if asked["slices"] is not None:
         given["slices"] = tuple(Slice.parse(each) for each in asked["slices"])
     shuffled = SHUFFLED in (asked["controls"] or ())
-    return Question(parse_solvers(methods), shuffled=shuffled, **given)
+    return Question(tuple(parse_solvers(methods)), shuffled=shuffled, **given)
 
 
 def _next(results: "Results", out: str | None) -> str:
@@ -273,10 +306,11 @@ def _next(results: "Results", out: str | None) -> str:
 def _say_left_out(question: "Question", lengths: Iterable[int]) -> None:
     """Says on stderr which methods are not asked about which slices, and why."""
     left = dict.fromkeys(
-        f"{label} at {shown} ({refusal.partition(', as in')[0]})"
-        for label, method in question.methods.items()
-        for shown, without, length in product(question.slices, question.without, lengths)
-        if (refusal := method.refusal(shown, length, "mask" not in without))
+        f"{solver.name} at {shown} ({refusal.partition(', as in')[0]})"
+        for solver, shown, without, length in product(
+            question.solvers, question.slices, question.without, lengths
+        )
+        if (refusal := solver.refusal(shown, length, "mask" not in without))
     )
     if left:
         print(f"left out: {'; '.join(left)}", file=sys.stderr)
@@ -360,7 +394,7 @@ def list_solvers(
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
     """
-    from eval.inversion.solvers import solvers
+    from eval.inversion.solver import solvers
 
     run_plugins(plugin)
     known, wanted = solvers(), listed(names or ())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import eval as evals
 from eval import RequestError
 from eval.gather import gather_models, labelled
-from eval.inversion.solvers import solvers
+from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model

@@ -28,9 +28,7 @@ from eval.information.posterior import (
     noise_evidence,
     quantise,
 )
-from eval.inversion.problem import Measured
 from eval.models import tokens_at_once
-from eval.recovery import Slice
 
 Kinds = dict[str, list[float | None]]
 """`alone` and `cumulative`: a figure at each reported distance."""
@@ -118,8 +116,7 @@ def measure_bits(
     passage: Passage,
     candidates: Candidates,
     largest: Tensor,
-    measured: Measured,
-    row: int,
+    rounding: Tensor,
     question: Question,
 ) -> dict[str, Any]:
     """All figures of one passage at one site.
@@ -129,8 +126,8 @@ def measure_bits(
         passage: whose token is asked about; the token is a candidate.
         candidates: what it may be.
         largest: `(C,)` magnitudes of a calibration text, for the quantisers.
-        measured: how exact outputs are, for several passages (`inversion.problem.measure`).
-        row: the passage's number there.
+        rounding: how far rounding moves the passage's outputs, `(T, C)`
+            (`inversion.problem.capture`).
         question: what is asked.
 
     Returns:
@@ -159,7 +156,7 @@ def measure_bits(
     sample = torch.randperm(len(tokens), generator=chance)[: max(2, len(tokens) // SAMPLED)]
     noise = torch.randn(question.draws, *truth.shape, generator=chance).to(outputs)
     difference = truth - outputs
-    floor = measured.floor(Slice(passage.place, None))[row].to(outputs)
+    floor = rounding[passage.place :].norm(dim=-1).to(outputs)
     names, priors = _priors(circuit, passage, candidates)
     known = noise_evidence(difference, noise)
     by_precision: dict[str, list[Kinds]] = {}

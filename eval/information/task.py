@@ -11,7 +11,7 @@ from torch import Tensor
 from eval import RequestError
 from eval.circuit import Circuit
 from eval.information.measure import Candidates, Passage, Question, measure_bits
-from eval.inversion.problem import measure
+from eval.inversion.problem import capture
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.tasks import SoFar, tell
@@ -155,14 +155,14 @@ class BitsTask:
         passages, candidates, calibration = self.sample
         largest = circuit.of_tokens(calibration[:, :context].to(device)).abs().amax(dim=(0, 1))
         rows = [passage.tokens for passage in (passages if text is None else passages[:1])]
-        measured = measure(circuit, torch.tensor(rows, device=device))
+        ((_, rounding),) = capture([circuit], torch.tensor(rows, device=device))
         for number, (key, passage) in enumerate(zip(self.keys, passages, strict=True)):
             if key in results.keys:
                 continue
             after = len(passage.tokens) - passage.place
             reached = tuple(d for d in self.design.question.distances if d < after)
             question = replace(self.design.question, distances=reached)
-            at = number if text is None else 0
+            at = rounding[number if text is None else 0]
             row = {
                 "key": key,
                 "kind": "bits",
@@ -170,7 +170,7 @@ class BitsTask:
                 "site": {"layer": self.layer, "part": "block"},
                 "corpus": self.design.corpus,
                 "prompts": "inside" if text is None else "text",
-                **measure_bits(circuit, passage, candidates, largest, measured, at, question),
+                **measure_bits(circuit, passage, candidates, largest, at, question),
             }
             tell(SoFar(row=row))
             yield row

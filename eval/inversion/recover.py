@@ -18,8 +18,8 @@ from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit, uncertified
 from eval.inversion.guesses import open_readbacks
-from eval.inversion.problem import ACCEPT, Batch, Problem, measure
-from eval.inversion.solvers import Tools, parse_solvers
+from eval.inversion.problem import ACCEPT, Problem, capture
+from eval.inversion.solver import ask_solver, parse_solvers
 from eval.models import Checkpoint, open_models
 from eval.recovery import Slice
 from eval.text import choose_corpus, held_out_text
@@ -92,7 +92,7 @@ def recover(
             final norm; several are joined along the channels.
         part: block (the stream after it), mixer or stream.
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
-        solver: one of `python -m eval solvers`; None: `read` where all positions are shown, else
+        solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
             `alternating`.
         settings: of the solver.
         seed: of solvers that draw at random.
@@ -115,30 +115,31 @@ def recover(
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
     T = positions[-1] + 1  # no output shown tells of later tokens
     visible = Slice.of(positions, T, visible.low, visible.high)
-    name = solver or ("alternating" if visible.hidden(T) else "read")
-    (asked,) = parse_solvers({name: settings or {}}).values()
+    name = solver or ("alternating" if visible.hidden(T) else "propose")
+    (asked,) = parse_solvers({name: settings or {}})
     if refusal := asked.refusal(visible, T, causal=True):
         raise RequestError(f"solver {name}: {refusal}")
-    if "truth" in asked.needs:
-        raise RequestError(f"solver {name}: needs the true tokens, which are not known here")
     source = choose_corpus([checkpoint], corpus)
     share = _floor_share(checkpoint, circuit, source, visible, T)
     stored = _rounding(target)
     floor = share * target.norm(dim=-1) + stored
     limit, noise = ACCEPT * floor, torch.zeros_like(floor)
-    problem = Problem(circuit, visible, T, target, floor, limit, noise)
-    tools = Tools(readback=lambda circuits: open_readbacks(checkpoint, source, circuits))
+    problem = Problem(
+        circuit, visible, T, target, floor, limit, noise,
+        readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
+    )  # fmt: skip
     answers, rows = {}, list(range(B))
     tokens = torch.zeros(B, T, dtype=torch.long, device=target.device)
     evaluations = [0] * B
     for _ in range(ROUNDS):
         chance = [torch.Generator().manual_seed(seed) for _ in rows]
-        found = asked.answer(Batch((problem.of(rows),)), chance, tools)
+        (found,) = ask_solver(asked, [problem.of(rows)], chance)
         answers |= dict(zip(rows, found, strict=True))
-        for row, answer in zip(rows, found, strict=True):
-            tokens[row] = answer.tokens
-            evaluations[row] += answer.evaluations
-        floor = measure(circuit, tokens).floor(visible) + stored
+        for row, one in zip(rows, found, strict=True):
+            tokens[row] = one.tokens
+            evaluations[row] += one.evaluations
+        ((_, rounding),) = capture([circuit], tokens)
+        floor = visible.select(rounding).norm(dim=-1) + stored
         residual = problem.distances(circuit.of_tokens(tokens))
         within = residual <= ACCEPT * floor
         # a wrong token that only the first, wider limit let through is searched for once more
@@ -171,9 +172,9 @@ def _floor_share(
 
     def largest() -> float:
         text = held_out_text(checkpoint, corpus).windows("background", 1, length, least=1)
-        background = measure(circuit, text.to(circuit.vocabulary.device))
-        lengths = visible.select(background.outputs).norm(dim=-1)
-        return float((background.floor(visible) / lengths).max())
+        ((outputs, rounding),) = capture([circuit], text.to(circuit.vocabulary.device))
+        outputs, rounding = visible.select(outputs), visible.select(rounding)
+        return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
 
     site = circuit.sites, circuit.part
     return checkpoint.keep(("floor share", site, corpus, str(visible), length), largest)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from eval import RequestError
 from eval.identity import labels, model_of, recoveries
-from eval.inversion.solvers import Solver, solvers
+from eval.inversion.solver import Solver, solvers
 from eval.recovery import channel_count, folder, layers, part, positions, variation
 from eval.schema import Row
 from eval.tables import group

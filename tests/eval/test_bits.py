@@ -28,9 +28,8 @@ from eval.information.posterior import (
     noise_evidence,
     quantise,
 )
-from eval.inversion.problem import measure
+from eval.inversion.problem import capture
 from eval.quantities import frame
-from eval.recovery import Slice
 from eval.rows import read_rows
 from eval.summary import summarise
 
@@ -58,7 +57,7 @@ def figures(circuit: Circuit, passage: Passage, **settings) -> dict:
     question = Question(distances=(0, 1, 2, 7), noise=(1 / 16, 1.0), **settings)
     largest = circuit.of_tokens(tokens).abs().amax(dim=(0, 1))
     row = measure_bits(
-        circuit, passage, candidates(), largest, measure(circuit, tokens), 0, question
+        circuit, passage, candidates(), largest, capture([circuit], tokens)[0][1][0], question
     )
     return row | {"distances": list(question.distances)}
 
@@ -168,21 +167,22 @@ def test_effects_and_margins_are_those_of_the_outputs(circuit, passage):
     margins = row["margin_bits"]
     assert margins["cumulative"][1] == margins["alone"][1]
     assert margins["cumulative"][3] >= max(margins["alone"][1:]) - 1e-3
-    floor = measure(circuit, torch.tensor([passage.tokens])).floor(Slice(4, None))[0]
+    ((_, rounding),) = capture([circuit], torch.tensor([passage.tokens]))
+    floor = rounding[0, 4:].norm(dim=-1)
     others = [v for v in range(V) if v != passage.truth]
     nearest = ((outputs - truth).norm(dim=-1)[others].amin(dim=0) / floor).log2()
     assert margins["alone"] == pytest.approx(nearest[[0, 1, 2, 7]].tolist(), abs=0.05)
 
 
 def test_what_cannot_be_asked_is_refused(circuit, passage):
-    floor, few = measure(circuit, torch.tensor([passage.tokens])), torch.full((3,), 1 / 3)
+    few = torch.full((3,), 1 / 3)
     for chosen, distance, message in (
         (candidates(), 8, "distance 8: the passage has 7 tokens"),
         (Candidates(torch.arange(3), few), 1, "token 9 is none of the 3 candidates"),
     ):
         question = Question(distances=(distance,))
         with pytest.raises(RequestError, match=message):
-            measure_bits(circuit, passage, chosen, torch.ones(32), floor, 0, question)
+            measure_bits(circuit, passage, chosen, torch.ones(32), torch.ones(12, 32), question)
 
 
 @pytest.fixture

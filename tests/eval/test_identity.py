@@ -13,7 +13,7 @@ from arch import save_model
 from eval.comparison import enter
 from eval.gather import gather_models
 from eval.identity import NOT_RECIPE, labels
-from eval.inversion.questions import derive
+from eval.inversion.controls import derive
 from eval.models import open_checkpoint
 from eval.report.page import render_page
 from eval.report.tables import summary_table

@@ -9,7 +9,7 @@ import transformers
 
 import eval as evals
 from arch import LanguageModel, ModelError
-from eval.inversion.questions import derive
+from eval.inversion.controls import derive
 from eval.models import candidates_at_once, host_memory, open_checkpoint, rows_at_once
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model

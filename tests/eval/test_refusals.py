@@ -188,7 +188,7 @@ def place(tmp_path_factory, small_model, small_tokenizer):
         "few.txt": "One.<|endoftext|>Two.<|endoftext|>Three.",
         "broken.py": "x = 1\nx +",
         "raises.py": "\n\nraise KeyError('a')",
-        "solver.py": "from eval.inversion.solvers import solver\n"
+        "solver.py": "from eval.inversion.solver import solver\n"
         "@solver('search')\ndef adam(batch, chance, tools): ...\n",
         "other.json": other,
         "trained/models/step-000010/config.json": "",

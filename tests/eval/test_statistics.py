@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import bootstrap, t
 
-from eval.inversion.answer import rank_tally
+from eval.inversion.scoring import rank_tally
 from eval.probes.linear import TokenScore
 from eval.ranks import token_ranks
 from eval.statistics import Interval, at_most, clustered, exact_share, over_seeds, share, wilson

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from eval.inversion.spaces import l2
+from eval.inversion.objectives import l2
 from tests.golden.fault import Change, Fault, Function, gives, instead, takes
 from tests.golden.suite import model
 
@@ -26,7 +26,9 @@ LAYER_BELOW = takes(
 
 def _own_target(pose: Function) -> Function:
     """A shuffled target that is not shuffled."""
-    return lambda self, cells: pose(self, [replace(c, control=None) for c in cells])
+    return lambda task, *more: pose(
+        replace(task, asked=tuple(a._replace(shuffled=False) for a in task.asked)), *more
+    )
 
 
 MIXERS: dict[str, Entry] = {
@@ -96,22 +98,22 @@ SEARCH: dict[str, Entry] = {
     ),
     "the layer below is read": (
         "shown: chance",
-        "inversion.questions:Site.circuit",
+        "inversion.ask:Site.circuit",
         LAYER_BELOW,
     ),
     "the rounding floor is a hundred times as high": (
         "shown: sweep",
-        "inversion.problem:Measured.floor",
-        gives(lambda floor: 100 * floor),
+        "inversion.problem:_rounding",
+        gives(lambda rounding: 100 * rounding),
     ),
     "the noise is a tenth stronger": (
         "noise: sweep",
-        "inversion.run:pose",
-        takes(lambda c, t, s, own, noise, chance: (c, t, s, own, 1.1 * noise, chance)),
+        "inversion.ask:pose",
+        takes(lambda c, o, r, s, noise, chance: (c, o, r, s, 1.1 * noise, chance)),
     ),
     "the shuffled target is the prompt's own": (
         "shuffled: sweep",
-        "inversion.run:Job._pose",
+        "inversion.ask:Task._pose",
         _own_target,
     ),
     "ties are won": (
@@ -121,7 +123,7 @@ SEARCH: dict[str, Entry] = {
     ),
     "collisions are no ambiguity": (
         "noise",
-        "inversion.run:verdicts",
+        "inversion.ask:verdicts",
         gives(lambda verdicts: ["recovered" if v == "ambiguous" else v for v in verdicts]),
     ),
     "padding counts as evidence": (
@@ -131,7 +133,7 @@ SEARCH: dict[str, Entry] = {
     ),
     "the nearest token is taken for the second nearest": (
         "shown: sweep",
-        "inversion.search.sweep:runner_up",
+        "inversion.solvers.sweep:runner_up",
         ZERO,
     ),
     "guesses are read backwards": (
@@ -140,42 +142,42 @@ SEARCH: dict[str, Entry] = {
         NEGATED,
     ),
     "the prior counts three times": (
-        "noise: expected",
-        "inversion.solvers:Solver.answer",
-        takes(lambda one, *asked: (replace(one, settings={"weight": 3.0}), *asked)),
+        "prior: sweep",
+        "inversion.ask:ask_solver",
+        takes(lambda one, *asked: (replace(one, settings={"prior": 3.0}), *asked)),
     ),
     "another draw": (
         "shown: chance",
-        "inversion.run:_generator",
+        "inversion.ask:_generator",
         takes(lambda prompt, seed: (prompt, f"{seed} again")),
     ),
     "the first guess is taken for the answer": (
         "hidden: alternating",
-        "inversion.search.turns:Turns.solved",
+        "inversion.turns:Turns.solved",
         instead(lambda self, rows, hidden, visible: torch.ones(len(rows), dtype=torch.bool)),
     ),
     "the farthest of the likeliest is taken": (
         "snap: snap",
-        "inversion.search.by_gradient:_nearest",
+        "inversion.solvers.snap:_nearest",
         instead(lambda problem, hidden, visible: hidden[-1]),
     ),
 }
 """By what goes wrong; the case and the one solver that is asked, places in `eval`."""
 
 GRADIENT: dict[str, Entry] = {
-    "descent": ("the objective is another", "spaces:OBJECTIVES[l1]", instead(l2)),
+    "descent": ("the objective is another", "objectives:OBJECTIVES[l1]", instead(l2)),
     "adam, hidden": (
         "tokens are read by the inner product",
-        "gradient.adam:by_distance",
+        "solvers.adam:by_distance",
         instead(lambda circuit, solution: solution @ circuit.vocabulary.T),
     ),
     "pez, shown": (
         "steps are half as long",
-        "gradient.loop:Moments.direction",
-        gives(lambda direction: direction / 2),
+        "solvers.pez:scaled_rate",
+        gives(lambda rate: rate / 2),
     ),
-    "gcg, hidden": ("the worst candidates are tried", "gradient.tokens:gradient_at", NEGATED),
-    "soda, hidden": ("there is no noise at the start", "gradient.adam:normal", ZERO),
+    "gcg, hidden": ("the worst candidates are tried", "solvers.gcg:gradient_at", NEGATED),
+    "soda, hidden": ("there is no noise at the start", "solvers.soda:normal", ZERO),
 }
 """By the case; places in `eval.inversion`."""
 

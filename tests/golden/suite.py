@@ -68,7 +68,7 @@ SUITE: dict[str, dict[str, Step]] = {
         "shown": invert(
             [FLAT, LLAMA],
             [SHOWN],
-            ["sweep", "propose", "read", "expected", "chance"],
+            ["sweep", "propose", "chance"],
             layers=["0", "1", "2", "1+2"],
             text=[CAT, DOG],
         ),
@@ -78,7 +78,7 @@ SUITE: dict[str, dict[str, Step]] = {
             [FLAT],
             [THREE, "[:, 5:, :]"],
             ["alternating"],
-            set=["alternating.starts=1", "alternating.rounds=1", "alternating.beams=1"],
+            set=["alternating.starts=1", "alternating.rounds=1"],
         ),
         "by gradients": invert(
             [LLAMA], [SHOWN], ["sipit"], set=["sipit.steps=20", "sipit.tried=4"], text=[DOG]
@@ -92,8 +92,14 @@ SUITE: dict[str, dict[str, Step]] = {
             [FLAT, LLAMA], [SHOWN], ["sweep"], parts=["mixer", "stream"], layers=["1", "2"]
         ),
         "ablated": invert([FLAT, LLAMA], [SHOWN], ["sweep"], without=["norms", "channel"]),
-        "noise": invert(
-            [FLAT], [SHOWN], ["sweep", "expected"], noise=["0.3", "2.0"], text=[CAT, DOG]
+        "noise": invert([FLAT], [SHOWN], ["sweep"], noise=["0.3", "2.0"], text=[CAT, DOG]),
+        "prior": invert(
+            [FLAT],
+            [SHOWN],
+            ["sweep"],
+            noise=["0", "0.3", "2.0"],
+            text=[CAT, DOG],
+            set=["sweep.prior=1"],
         ),
         "shuffled": invert(
             [FLAT, LLAMA],

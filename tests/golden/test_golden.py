@@ -11,7 +11,7 @@ import torch
 
 import eval as evals
 from arch.mixers import MIXERS
-from eval.inversion.solvers import solvers
+from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from tests.golden import table
 from tests.golden.adaptor import Table, ask

@@ -1,7 +1,7 @@
 """What tests of solvers stand on: random prompts, guesses of two kinds, changed models."""
 
-import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from arch import LanguageModel
 from eval.circuit import Circuit
-from eval.inversion.answer import Answer
 from eval.inversion.guesses import ReadBack, fit_readbacks
-from eval.inversion.problem import Batch, Problem, pose
+from eval.inversion.problem import Problem, capture, pose
+from eval.inversion.solver import Answer, ask_solver, solvers
 from eval.recovery import Slice
 
 MIXERS = ["flat", "attention(heads=2, kv_heads=1)", "attention+flat"]
@@ -45,7 +45,8 @@ def posed(
     """The problem of some tokens, at the second layer if no site is given."""
     place: tuple[Any, ...] = site or (2,)
     circuit = Circuit(model, *place)
-    return pose(circuit, truth, Slice.parse(shown), noise=noise, generators=chance(len(truth)))
+    ((outputs, rounding),) = capture([circuit], truth)
+    return pose(circuit, outputs, rounding, Slice.parse(shown), noise, chance(len(truth)))
 
 
 def readback(circuit: Circuit) -> ReadBack:
@@ -62,17 +63,30 @@ def misread(circuit: Circuit) -> ReadBack:
 
 
 def solve(
-    solver: Callable[..., list[Answer]],
+    name: str,
     problems: Problem | list[Problem],
     guesses: Callable[[Circuit], ReadBack] | None = None,
     **settings: Any,
 ) -> list[Answer]:
-    """A solver's answers to problems; it guesses well if no guesses are given."""
-    batch = Batch(tuple(problems if isinstance(problems, list) else [problems]))
-    needs = inspect.signature(solver).parameters
-    if "readback" in needs:
-        settings["readback"] = lambda several: [(guesses or readback)(one) for one in several]
-    return solver(batch, chance(batch.size), **settings)
+    """A solver's verified answers, with its scores; it guesses well if no guesses are given."""
+    several = problems if isinstance(problems, list) else [problems]
+    if len(several) > 1 and not solvers()[name].layers:
+        return [each for one in several for each in solve(name, one, guesses, **settings)]
+    asked, raw = solvers()[name].configured(settings), []
+
+    def function(*words: Any, **given: Any) -> list[Answer]:
+        raw.extend(asked.function(*words, **given))
+        return raw
+
+    def readbacks(circuits: list[Circuit]) -> list[ReadBack]:
+        return [(guesses or readback)(circuit) for circuit in circuits]
+
+    known = [replace(problem, readbacks=readbacks) for problem in several]
+    parts = ask_solver(replace(asked, function=function), known, chance(len(known[0].target)))
+    answers = [each for part in parts for each in part]
+    for each, found in zip(answers, raw, strict=True):
+        each.scores = found.scores
+    return answers
 
 
 def tokens_of(answers: list[Answer]) -> Tensor:

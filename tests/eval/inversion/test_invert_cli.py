@@ -67,7 +67,7 @@ def test_a_restricted_answer_has_its_own_certificate_and_steps(
     model_directory, tmp_path, monkeypatch
 ):
     """With the true tokens alone allowed the answer is there after few steps, unlike without."""
-    monkeypatch.setattr("eval.inversion.gradient.loop.CHECK", 1)
+    monkeypatch.setattr("eval.inversion.descend.CHECK", 1)
     model, text = model_directory(), "Once upon a time there was a cat."
     words = ["--layers", 1, "--slices", "[:, 0:, :]", "--text", text, "--methods", "adam"]
     words += ["--set", "adam.steps=100"]

@@ -11,8 +11,7 @@ from arch.pretrained import PretrainedModel
 from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.inversion.questions import derive
-from eval.inversion.search.read import read
+from eval.inversion.controls import derive
 from eval.models import open_checkpoint
 from eval.rows import read_rows
 from tests.arch import test_decoder
@@ -62,7 +61,7 @@ def test_every_family_gives_up_its_tokens(name):
     theirs = test_decoder.their_model(name) if whole else their_model(name, dtype=torch.float32)
     model, truth = (Decoder if whole else PretrainedModel)(theirs), prompts(3, 10, 256)
     for layers in (0, 2, (1, 3)):
-        answers = solve(read, posed(model, truth, "[:, :, :]", layers))
+        answers = solve("propose", posed(model, truth, "[:, :, :]", layers))
         assert tokens_of(answers).equal(truth)
         assert all(answer.certificate == "residual" for answer in answers)
     for part, without in (("mixer", ()), ("stream", ()), ("block", ("norms",))) if whole else ():

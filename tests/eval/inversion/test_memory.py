@@ -1,18 +1,16 @@
 """Memory grows with the model, not with layers, prompts or answers; passes are shared."""
 
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
 from eval.circuit import Circuit
-from eval.inversion.answer import COLLISIONS
-from eval.inversion.problem import ACCEPT, Batch, measure
-from eval.inversion.questions import Question
-from eval.inversion.run import plan
-from eval.inversion.solvers import Tools, parse_solvers, solvers
+from eval.inversion.ask import Question, plan
+from eval.inversion.problem import ACCEPT, capture
+from eval.inversion.solver import COLLISIONS, ask_solver, parse_solvers, solvers
 from eval.models import open_checkpoint
 from eval.ranks import token_ranks
 from eval.recovery import Slice
@@ -24,7 +22,7 @@ from tests.eval.inversion.search_cases import chance, posed, prompts, readback
 
 def jobs(checkpoint, methods, batch=None):
     prompts = random_prompts(checkpoint.tokenizer, 2, 4)
-    question = Question(parse_solvers(methods), (Slice(0),))
+    question = Question(tuple(parse_solvers(methods)), (Slice(0),))
     return plan(checkpoint, question, prompts, "toy:2000", batch)
 
 
@@ -37,14 +35,14 @@ def test_a_deep_model_is_inverted_once(model_directory, tmp_path, monkeypatch):
     assert not checkpoint.kept
 
 
-@pytest.mark.parametrize("name", ["adam", "sweep"])
+@pytest.mark.parametrize("name", ["adam", "propose"])
 def test_rows_are_dealt_out_to_batches(model_directory, name):
     checkpoint, found = open_checkpoint(model_directory()), []
-    settings = {name: {} if name == "sweep" else {"steps": 5}}
+    settings = {name: {} if name == "propose" else {"steps": 5}}
     for batch in (None, 1):
         rows = [row for job in jobs(checkpoint, settings, batch) for row in job.rows()]
-        alone = 2 if name == "sweep" else 1  # all layers of a prompt share a pass
-        assert {row["batch"] for row in rows} == {4 if batch is None else alone}
+        layers = 2 if name == "propose" else 1  # all layers of a prompt share a pass
+        assert {row["batch"] for row in rows} == {layers * (2 if batch is None else 1)}
         found.append({row["key"]: (row["found"], row["rank"]) for row in rows})
     assert found[0] == found[1]
 
@@ -60,18 +58,18 @@ def test_floors_are_measured_in_passes_that_the_memory_bears(small_model, monkey
         step = mixer.step
         monkeypatch.setattr(mixer, "step", lambda x, s: passes.append(x.shape[:2]) or step(x, s))
         circuit = Circuit(model, 2)
-        return circuit, measure(circuit, truth), max(rows * length for rows, length in passes)
+        (captured,) = capture([circuit], truth)
+        return circuit, *captured, max(rows * length for rows, length in passes)
 
-    circuit, whole, most = measured(1 << 34)
-    _, parts, fewest = measured(1 << 22)
+    circuit, whole, _, most = measured(1 << 34)
+    _, parts, rounding, fewest = measured(1 << 22)
     assert most == 12 * 64
     assert fewest == 64
-    torch.testing.assert_close(parts.outputs, whole.outputs)
-    assert parts.apart.shape == whole.apart.shape
-    limit = ACCEPT * parts.floor(Slice())
+    torch.testing.assert_close(parts, whole)
+    limit = ACCEPT * rounding.norm(dim=-1)
     for size in (1, 5, 31):  # computed in another batch, the truth still lies within the limit
         again = circuit.of_tokens(truth.repeat(size, 1))[:12]
-        assert ((again - parts.outputs).norm(dim=-1) <= limit).all()
+        assert ((again - parts).norm(dim=-1) <= limit).all()
 
 
 LENGTH, COUNT = 6, 4
@@ -86,27 +84,27 @@ FEW: dict[str, dict[str, Any]] = {
 def test_answers_keep_ranks_and_no_scores(small_model, name, monkeypatch):
     method, truth, model = solvers()[name], prompts(COUNT, LENGTH), small_model()
     settings = FEW.get(name) or ({"steps": 20} if "steps" in method.settings else {})
-    monkeypatch.setattr("eval.inversion.gradient.loop.CHECK", 1)  # each could pin a batch
+    monkeypatch.setattr("eval.inversion.descend.CHECK", 1)  # each could pin a batch
     shown = f"[:, {method.hidden[0] if method.hidden else 0}:, :]"
-    batch = Batch((posed(model, truth, shown, 1),))
-    tools = Tools(truth, lambda circuits: list(map(readback, circuits)))
-    answers = method.configured(settings).answer(batch, chance(COUNT), tools)
+    problem = replace(posed(model, truth, shown, 1), readbacks=lambda c: list(map(readback, c)))
+    (answers,) = ask_solver(method.configured(settings), [problem], chance(COUNT), truth)
     kept = {}
-    for answer in answers:
-        for field in fields(answer):
-            value = getattr(answer, field.name)
+    for each in answers:
+        for field in fields(each):
+            value = getattr(each, field.name)
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
                 kept[storage.data_ptr()] = storage.nbytes()
-        assert all(len(tokens) <= COLLISIONS for tokens in answer.collisions.values())
+        assert all(len(tokens) <= COLLISIONS for tokens in each.collisions.values())
     # tokens, ranks and distances of each token; not the 1,600 bytes of its scores
-    assert sum(kept.values()) <= 8 * 3 * COUNT * LENGTH
-    given = {need: getattr(tools, need) for need in method.needs}
-    scored = method.function(batch, chance(COUNT), **given, **settings)
-    for answer, whole, tokens in zip(answers, scored, truth, strict=True):
-        assert answer.tokens.equal(whole.tokens)
-        assert answer.ranks is not None
-        assert answer.ranks.equal(token_ranks(whole.scores, tokens, whole.tokens))
+    vectors = 4 * COUNT * LENGTH * 32 * (name == "descent")
+    assert sum(kept.values()) <= 8 * 3 * COUNT * LENGTH + vectors
+    given = [problem] if method.layers else problem
+    scored = method.function(given, chance(COUNT), **settings)
+    for each, whole, tokens in zip(answers, scored, truth, strict=True):
+        assert each.tokens.equal(whole.tokens)
+        assert each.ranks is not None
+        assert each.ranks.equal(token_ranks(whole.scores, tokens, whole.tokens))
 
 
 PROMPTS, DEEP = 100, 3
@@ -125,7 +123,7 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
     )
 
     def planned(method, layers):
-        question = Question(parse_solvers([method]), layers=layers)
+        question = Question(tuple(parse_solvers({method: {}})), layers=layers)
         return plan(checkpoint, question, asked, "toy:2000")
 
     def tokens(method, layers, there: Collection[str] = ()):
@@ -133,11 +131,15 @@ def test_layers_share_passes_at_many_prompts(model_directory, tmp_path, done):
         results.keys = set(there)
         rows = [row for job in planned(method, layers) for row in job.run(results)]
         assert len({row["key"] for row in rows}) == PROMPTS * len(layers) - len(there)
-        assert all(row["exact"] for row in rows if method == "sweep")
+        assert all(row["exact"] for row in rows if method == "propose")
         return sum(entered)
 
-    cells = [(job, cell) for job in planned("sweep", every) for cell in job.cells]
-    there = {job.key(cell) for job, cell in cells if cell.prompt.index >= PROMPTS - done
-             and cell.site.layers == (1,)}  # fmt: skip
-    one = tokens("sweep", (DEEP,)) - tokens("chance", (DEEP,))
-    assert tokens("sweep", every, there) - tokens("chance", every) < 1.4 * one
+    there = {
+        task.key(site, asked)
+        for task in planned("propose", every)
+        for site in task.sites
+        for asked in task.asked
+        if asked.prompt.index >= PROMPTS - done and site.layers == (1,)
+    }
+    one = tokens("propose", (DEEP,)) - tokens("chance", (DEEP,))
+    assert tokens("propose", every, there) - tokens("chance", every) < 1.6 * one

@@ -2,11 +2,10 @@
 
 import pytest
 
-from eval.inversion.questions import Question
-from eval.inversion.run import SHUFFLED, plan
-from eval.inversion.solvers import solvers
+from eval.inversion.ask import Question, plan
+from eval.inversion.solver import solvers
 from eval.models import open_checkpoint
-from eval.recovery import Slice
+from eval.recovery import SHUFFLED, Slice
 from eval.text import Prompt
 from tests.eval.inversion.search_cases import QUICK, prompts
 
@@ -20,9 +19,9 @@ def test_a_shuffled_target_leaves_the_truth_at_chance(model_directory, name):
     asked = [Prompt("random", i, tuple(tokens)) for i, tokens in enumerate(drawn)]
     method = solvers()[name].configured(QUICK.get(name, {}))
     hidden = method.hidden[0] if method.hidden else 2  # what the evidence leaves open tells most
-    question = Question({name: method}, (Slice(hidden),), layers=(1,), shuffled=True)
-    jobs = plan(checkpoint, question, asked, "toy:2000")
-    rows = [row for job in jobs if job.cells[0].control == SHUFFLED for row in job.rows()]
+    question = Question((method,), (Slice(hidden),), layers=(1,), shuffled=True)
+    tasks = plan(checkpoint, question, asked, "toy:2000")
+    rows = [row for task in tasks for row in task.rows() if row["control"] == SHUFFLED]
     assert len(rows) == COUNT
     hits = others = 0
     for row in rows:

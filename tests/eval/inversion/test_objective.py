@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from eval.circuit import Circuit
-from eval.inversion.answer import is_permuted, nearest_rival, set_recall
-from eval.inversion.spaces import (
+from eval.inversion.objectives import (
     OBJECTIVES,
     by_distance,
     by_normed_direction,
     by_pseudo_inverse,
     restrict,
 )
+from eval.inversion.scoring import is_permuted, nearest_rival, set_recall
 
 SHOWN, TARGET = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
 

@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 
 from arch import LanguageModel
 from eval.__main__ import main
-from eval.inversion.questions import Question
-from eval.inversion.run import plan
-from eval.inversion.solvers import parse_solvers
+from eval.inversion.ask import Question, plan
+from eval.inversion.solver import parse_solvers
 from eval.models import Checkpoint, open_checkpoint
 from eval.recovery import Slice, hidden_positions
 from eval.rows import Results, Row, read_rows
@@ -26,7 +25,6 @@ METHODS = {
     "gcg": {"steps": 3},
     "sweep": {},
     "propose": {},
-    "expected": {},
     "alternating": {},
     "snap": {"steps": 5, "resolve": 5},
     "chance": {},
@@ -38,7 +36,7 @@ def rows_of(model: LanguageModel, tokenizer: Tokenizer, shown: Slice) -> list[Ro
     meta = {"name": "flat", "step": 0}
     checkpoint = Checkpoint(model, model.config, tokenizer, meta, Path("flat"))
     asked = [Prompt("random", i, tuple(row)) for i, row in enumerate(prompts(2, 7).tolist())]
-    question = Question(parse_solvers(METHODS), (shown,), "last")
+    question = Question(tuple(parse_solvers(METHODS)), (shown,), "last")
     return [row for job in plan(checkpoint, question, asked, "toy:2000") for row in job.rows()]
 
 
@@ -57,7 +55,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
     model = small_model(mixers=(mixer,), d_model=64).to(dtype)
     rows = rows_of(model, small_tokenizer, shown)
     hidden = bool(shown.hidden(7))
-    searches = {"alternating", "snap"} if hidden else {"sweep", "propose", "expected"}
+    searches = {"alternating", "snap"} if hidden else {"sweep", "propose"}
     assert {r["method"] for r in rows} == searches | {"descent", "adam", "gcg", "chance"}
     assert all(row["certificate"] is None for row in rows)
     name = str(dtype).removeprefix("torch.")
@@ -83,7 +81,7 @@ def test_outputs_floors_and_inverses_are_in_single_precision(small_model, dtype)
     assert outputs.equal(model.hidden(model.embed(tokens), 1).float())
     assert circuit.pseudo_inverse.dtype == torch.float32
     assert problem.target.dtype == problem.floor.dtype == torch.float32
-    assert (problem.floor >= torch.finfo(dtype).eps * problem.target.norm(dim=-1)).all()
+    assert (1.01 * problem.floor >= torch.finfo(dtype).eps * problem.target.norm(dim=-1)).all()
 
 
 RANDOM = ["--prompts", "random", "--count", "8", "--length", "16", "--layers", "2"]

@@ -110,7 +110,6 @@ def test_bfloat16_weights_prove_nothing(small_model, small_tokenizer):
         ({"part": "head"}, "part", "head"),
         ({"solver": "magic"}, "magic", "adam"),
         ({"solver": "alternating"}, "alternating", "1 or more"),
-        ({"solver": "descent"}, "descent", "true tokens"),
     ],
 )
 def test_what_cannot_be_recovered_is_one_line(captured, change, flag, seen):

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from eval.inversion.guesses import ReadBack
-from eval.inversion.problem import Problem
-from eval.inversion.search.additive import (
+from eval.inversion.additive import (
     Changes,
     different,
     explain,
@@ -19,13 +17,15 @@ from eval.inversion.search.additive import (
     orders,
     promising,
 )
-from eval.inversion.search.read import Reading
-from eval.inversion.search.sweep import try_tokens
-from eval.inversion.solvers import Chance
+from eval.inversion.guesses import ReadBack
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.reading import Reading
+from eval.inversion.solvers.sweep import try_tokens
 from eval.models import candidates_at_once
 
 WINDOW = 6  # visible positions searched on; more cost time, fewer leave the wrong guesses tempting
-SCREENS = (2, 4)  # visible positions on which tokens are tried, at the first start and later
+SCREENS = 2, 4  # visible positions on which tokens are tried, at the first start and later
+BEAMS = 128  # choices followed in the additive model, and run exactly after
 LIKELY = 32  # visible tokens tried at a position, by its output, and as many by the text before it
 SAMPLE = 4  # times the width: tokens whose changes are computed before the others' are guessed
 LISTED = 64  # tokens at a position that are looked at because they explain most
@@ -42,22 +42,21 @@ class Turns:
         before: the tokens before the hidden ones, `(P, n)`.
         readback: for guesses of visible tokens.
         chance: of each prompt.
-        beams: choices followed in the additive model, and run exactly after.
 
     Attributes:
         first: the first position shown.
         hidden: the present guess, `(P, k)`.
-        sample: tokens whose changes are computed before the others' are guessed, `(P, n)`.
+        sample: tokens whose changes are computed, the others' being guessed from them, `(P, n)`.
         fits: how well each token was last guessed to fit at the hidden positions, `(P, k, V)`.
         spent: tokens run for each prompt, `(P,)`, on the CPU.
         screen: visible positions on which tokens are tried.
     """
 
     def __init__(
-        self, problem: Problem, before: Tensor, readback: ReadBack, chance: Chance, beams: int
+        self, problem: Problem, before: Tensor, readback: ReadBack, chance: Chance
     ) -> None:
         self.problem, self.before, self.readback = problem, before, readback
-        self.chance, self.beams, self.screen = chance, beams, SCREENS[0]
+        self.chance, self.screen = chance, SCREENS[0]
         self.first, self.circuit = problem.hidden, problem.circuit
         self.k, W = self.first - before.shape[1], self.circuit.vocabulary
         length = min(problem.length, self.first + WINDOW)
@@ -65,37 +64,42 @@ class Turns:
         self.unit = self.window.target.norm(dim=-1, keepdim=True)
         self.target = self.window.target / self.unit
         self.hidden = before.new_zeros(len(before), self.k)
-        self.sample = before.new_zeros(len(before), min(len(W), SAMPLE * W.shape[1]))
+        self.sample = before.new_zeros(len(before), 0)
         spread = W.std(dim=0).clamp(min=torch.finfo(W.dtype).tiny)
         self.features = (W - W.mean(dim=0)) / spread
         self.fits = self.unit.new_zeros(len(before), self.k, len(W))
         self.spent = torch.zeros(len(before), dtype=torch.long)
 
-    def draw(self, rows: list[int]) -> None:
-        """Draws the samples anew."""
-        V, n = len(self.vocabulary), self.sample.shape[1]
-        drawn = [torch.randperm(V, generator=self.chance[p])[:n] for p in rows]
-        self.sample[rows] = torch.stack(drawn).to(self.sample)
+    def draw(self, rows: list[int], everything: bool) -> None:
+        """Draws the samples anew, or takes the whole vocabulary."""
+        V, D = self.vocabulary.shape
+        if everything or V <= SAMPLE * D:
+            whole = torch.arange(V, device=self.before.device)
+            self.sample = whole.expand(len(self.before), -1)
+            return
+        drawn = [torch.randperm(V, generator=self.chance[p])[: SAMPLE * D] for p in rows]
+        self.sample = self.before.new_zeros(len(self.before), SAMPLE * D)
+        self.sample[rows] = torch.stack(drawn).to(self.before)
 
-    def at_once(self, thorough: bool) -> int:
+    def at_once(self) -> int:
         """How many prompts' changes and products are held in what a pass of the model may take."""
         V, D = self.vocabulary.shape
         outputs = self.screen * self.target.shape[2]
-        n = V if thorough else self.sample.shape[1] + LISTED
-        each = 2 * self.k * n * outputs + V * (2 * self.beams + D + self.k)
+        n = min(V, self.sample.shape[1] + LISTED)
+        each = 2 * self.k * n * outputs + V * (2 * BEAMS + D + self.k)
         return max(1, candidates_at_once(self.circuit.model) * (V + 64 * D) // each)
 
-    def read(self, rows: list[int], thorough: bool = False) -> Tensor:
+    def read(self, rows: list[int]) -> Tensor:
         """(a) The window's visible tokens under the guess of the hidden ones, `(A, S)`.
 
-        The nearest of those that the position's own output and the text before it suggest;
-        thorough: of the whole vocabulary.
+        The nearest of those that the position's own output and the text before it suggest; of the
+        whole vocabulary where that is the sample.
         """
         window, given = self.window.of(rows), self.whole(rows, self.hidden[rows])
         S, V = window.target.shape[1], len(self.vocabulary)
-        cost = window.length + S * (V if thorough else 2 * min(LIKELY, V))
-        self.spent[rows] += cost
-        if not thorough:
+        everything = self.sample.shape[1] == V
+        self.spent[rows] += window.length + S * (V if everything else 2 * LIKELY)
+        if not everything:
             paths = Reading([window], [self.readback], LIKELY, LIKELY).together(given)
             return paths.path[:, self.first :]
         state, read = self.circuit.prefix(given), []
@@ -104,41 +108,37 @@ class Turns:
             state = self.circuit.prefix(read[-1], state)
         return torch.cat(read, dim=1)
 
-    def improve(self, rows: list[int], visible: Tensor, thorough: bool) -> tuple[Tensor, Tensor]:
+    def improve(self, rows: list[int], visible: Tensor) -> tuple[Tensor, Tensor]:
         """(b) The nearest of many other hidden tokens, `(A, k)`, and its distance, `(A,)`.
 
-        The present ones win a tie. Thorough: the changes of the whole vocabulary are computed. Else
-        those of a sample are, the others guessed from them, and those of the tokens
-        that then look best computed too. The choices are run exactly.
+        The present ones win a tie. The changes of the sample are computed. Where that is not the
+        whole vocabulary, the others' are guessed from them, and those of the tokens that then look
+        best computed too. The choices are run exactly.
         """
-        hidden, A, k = self.hidden[rows], len(rows), self.k
+        hidden, k = self.hidden[rows], self.k
         base = self._shown(rows, self.circuit.of_tokens(self.whole(rows, hidden, visible)))
         missing = (self.target[rows] - base[:, 0])[:, : self.screen].flatten(1)
         guess = rows, visible[:, : self.screen]
-        if thorough:
-            everything = torch.arange(len(self.vocabulary), device=hidden.device)
-            listed = everything.expand(A, k, -1)
-            changes = self._changes(listed, *guess)
-        else:
-            listed = self.sample[rows][:, None].expand(-1, k, -1)
-            sampled = self._changes(listed, *guess)
-            guessed, metric = extrapolate(self.features, listed[:, 0], sampled)
-            guessed.slopes, sampled = guessed.slopes @ metric[:, None], sampled @ metric[:, None]
+        listed = self.sample[rows][:, None].expand(-1, k, -1)
+        changes = self._changes(listed, *guess)
+        if listed.shape[2] < len(self.vocabulary):
+            guessed, metric = extrapolate(self.features, listed[:, 0], changes)
+            guessed.slopes, changes = guessed.slopes @ metric[:, None], changes @ metric[:, None]
             missing = (missing[:, None] @ metric)[:, 0]
-            more, self.fits[rows] = promising(guessed, listed, sampled, missing, self.beams, LISTED)
+            more, self.fits[rows] = promising(guessed, listed, changes, missing, BEAMS, LISTED)
             computed = self._changes(more, *guess) @ metric[:, None]
             listed = torch.cat([listed, more], dim=2)
-            changes = torch.cat([sampled, computed], dim=2)
+            changes = torch.cat([changes, computed], dim=2)
+        else:
+            self.fits[rows] = -Changes(changes).singles(missing).sqrt()
         changes, n = Changes(changes), listed.shape[2]
         drawn = [
-            torch.stack(
-                [torch.randint(n, (self.beams,), generator=self.chance[p]) for _ in range(k)]
-            )
+            torch.stack([torch.randint(n, (BEAMS,), generator=self.chance[p]) for _ in range(k)])
             for p in rows
         ]
         drawn = torch.stack(drawn).mT.to(hidden.device)
-        chosen, counts = different(explain(changes, missing, self.beams, drawn))
-        counts = counts.clamp(max=self.beams).tolist()
+        chosen, counts = different(explain(changes, missing, BEAMS, drawn))
+        counts = counts.clamp(max=BEAMS).tolist()
         chosen = chosen[:, : max(counts)].mT
         nearest = changes.singles(missing).topk(min(SINGLES, n), largest=False).indices
         singles = hidden[:, None, None].repeat(1, k, nearest.shape[2], 1)
@@ -149,21 +149,14 @@ class Turns:
         return self.nearest(rows, torch.cat(tried, dim=1), visible, [least + c for c in counts])
 
     def rivals(self, rows: list[int], visible: Tensor) -> Tensor:
-        """How far the whole vocabulary's outputs lie off at each hidden position, `(A, k, V, S)`.
+        """How far the whole vocabulary's outputs lie off at a single hidden position, `(A, V, S)`.
 
         After `(A, S)` visible tokens, in units of the targets' lengths.
         """
         everything = torch.arange(len(self.vocabulary), device=visible.device)
-        target, several = self.target[rows, None, : visible.shape[1]], []
-        for j in range(self.k):
-            parts = self.outputs_at(j, everything.expand(len(rows), -1), rows, visible)
-            several.append(torch.cat([(part - target).norm(dim=-1) for part in parts], dim=1))
-        return torch.stack(several, dim=1)
-
-    def cost_of_all(self) -> int:
-        """Tokens that trying the whole vocabulary takes, at every hidden position."""
-        lengths = range(1 + self.screen, self.k + 1 + self.screen)
-        return len(self.vocabulary) * sum(lengths)
+        target = self.target[rows, None, : visible.shape[1]]
+        parts = self.outputs_at(0, everything.expand(len(rows), -1), rows, visible)
+        return torch.cat([(part - target).norm(dim=-1) for part in parts], dim=1)
 
     def _changes(self, tokens: Tensor, rows: list[int], visible: Tensor) -> Tensor:
         """The changes that tokens `(A, k, n)` make in shown outputs, `(A, k, n, F)`."""

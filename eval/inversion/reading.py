@@ -12,8 +12,8 @@ its own stream, after its own tokens. Where they are not those that the pass wen
 goes on alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -21,64 +21,12 @@ from torch import Tensor
 
 from arch import State
 from eval.circuit import Circuit, join, step_together
-from eval.inversion.answer import Answer
 from eval.inversion.guesses import Guesser, ReadBack
-from eval.inversion.problem import Batch, Problem
-from eval.inversion.solvers import Chance, ReadBacksOf, solver
+from eval.inversion.problem import Problem
 from eval.models import candidates_at_once
 from eval.tasks import SoFar, tell, watched
 
-LIKELY = 16  # tokens that the text makes likeliest, run at each position
-SHORTLIST = 4  # tokens nearest by the read-back that are run at first
 GROWTH = 8  # of a shortlist that does not hit
-
-
-@solver(
-    "search",
-    name="propose",
-    hidden=range(1),
-    together="layers",
-    title="exact search, propose and verify",
-)
-@solver(
-    "search",
-    hidden=range(1),
-    together="layers",
-    title="exact search, read and verify",
-)
-def read(batch: Batch, chance: Chance, readback: ReadBacksOf) -> list[Answer]:
-    """Reads each token off the stream by a fitted linear map and verifies it by running it.
-
-    Where a guess does not hit, more tokens are tried, by and by the whole vocabulary. For positions
-    that are shown; all layers of a prompt share one pass.
-
-    Args:
-        batch: problems of circuits that differ in their layers only, of the same prompts.
-        chance: not used.
-        readback: for the guesses.
-    """
-    started, problems = perf_counter(), list(batch.problems)
-    fits = readback([problem.circuit for problem in problems])
-    reading = Reading(problems, fits, LIKELY, SHORTLIST)
-    paths = reading.together()
-    good = paths.good.tolist()
-    shared = (perf_counter() - started) / batch.size
-    answers = []
-    for i, problem in enumerate(problems):
-        for p in range(len(problem.target)):
-            started = perf_counter()
-            row = reading.alone(i, p, paths, good[i][p])
-            answers.append(
-                Answer(
-                    tokens=row.tokens,
-                    scores=row.scores(problem, fits[i]),
-                    certificate="residual" if row.proved else None,
-                    evaluations=row.evaluations,
-                    seconds=shared + perf_counter() - started,
-                    notes={"alone": row.searched, "swept": row.swept},
-                )
-            )
-    return answers
 
 
 class Paths(NamedTuple):
@@ -136,7 +84,7 @@ class Reading:
     """
 
     def __init__(
-        self, problems: list[Problem], readbacks: list[ReadBack], likely: int, shortlist: int
+        self, problems: Sequence[Problem], readbacks: list[ReadBack], likely: int, shortlist: int
     ) -> None:
         self.problems, self.readbacks = problems, readbacks
         self.circuits = [problem.circuit for problem in problems]

@@ -6,56 +6,49 @@ token dominates its own position, so most are right even then); (b) try many tok
 position, explain what is missing by the changes' sum (`additive`), and run the best choices
 exactly, with single changes and reorderings of the present guess beside them. A guess whose outputs
 lie at the floor is proved; one that no longer improves is given up for another start. Starts are
-random tokens and the proposals of a short gradient descent, in turns. A run that no start proves is
-searched for once more with its first visible token hidden too, which may have been read wrongly.
+random tokens, and from the third on every other one combines the ends of earlier starts. A run that
+no start proves is searched for once more with its first visible token hidden too, which may have
+been read wrongly.
 
 Both turns work on a window of the first few visible positions; once that is at the floor, the rest
-is read. A fitted linear map reads tokens (`read`), and the changes of hidden ones are guessed from
-a sample, so that no turn runs a large vocabulary. Each run of hidden tokens is searched for by the
-visible ones between it and the next, after the tokens recovered before it.
+is read. A fitted linear map reads tokens (`reading`). At the first start the changes of hidden ones
+are guessed from a sample, from the second on those of the whole vocabulary are computed; of a large
+vocabulary, where that would cost too much, all starts have a sample. Each run of hidden tokens is
+searched for by the visible ones between it and the next, after the tokens recovered before it.
 
 All prompts take their turns together: their candidates go through the model in one batch, and the
 host waits for the device three times a turn, however many prompts and positions there are.
 """
 
-from time import perf_counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from eval.inversion.answer import COLLISIONS, Answer, join_answers
-from eval.inversion.gradient.adam import adam, scaled_start
-from eval.inversion.problem import Batch
-from eval.inversion.search.read import Reading
-from eval.inversion.search.turns import LIKELY, SCREENS, Turns
-from eval.inversion.solvers import ANY, Chance, ReadBacksOf, solver
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.reading import Reading
+from eval.inversion.solver import ANY, COLLISIONS, Answer, solver
+from eval.inversion.turns import LIKELY, SCREENS, Turns
 from eval.tasks import SoFar, tell
 
 FINALLY = 16, 4  # tokens tried as `LIKELY` are, once the hidden ones are known, without noise
 LARGE = 16_384  # vocabularies from here on are never run as a whole
-QUICK_STARTS = 6  # random starts given up as soon as guessed changes lead nowhere
 CROSSED = 5  # of the nearest ends of earlier starts whose tokens are combined
 COMBINED = 1024  # combinations that are run, at most
-PROPOSAL_STEPS = 150  # of the gradient descent that proposes a start
 UNBOUNDED = 1 << 40  # tokens run forward, more than any search takes
 
 
 @solver(
-    "search",
-    hidden=range(1, ANY),
-    random=True,
-    title="exact search, alternating",
+    "search", title="exact search, alternating", hidden=range(1, ANY), random=True, guesses=True
 )
 def alternating(
-    batch: Batch,
+    problem: Problem,
     chance: Chance,
-    readback: ReadBacksOf,
     *,
     starts: int = 24,
     rounds: int = 8,
-    beams: int = 128,
     budget: int = UNBOUNDED,
 ) -> list[Answer]:
     """Takes turns between the shown positions and the hidden ones, until the outputs agree.
@@ -64,29 +57,41 @@ def alternating(
     hidden position, until the outputs agree to within rounding. Nothing is given.
 
     Args:
-        batch: one problem with k >= 1 hidden positions before the last one shown.
+        problem: with k >= 1 hidden positions before the last one shown.
         chance: the source of each prompt's random starts.
-        readback: for guesses of visible tokens.
         starts: of each run of hidden tokens, at most; then the nearest answer is returned.
         rounds: turns per start.
-        beams: choices followed in the additive model, and run exactly after.
         budget: tokens run forward; the turn that reaches it is a prompt's last.
     """
-    (problem,) = batch.problems
-    (fit,) = readback([problem.circuit])
-    started = perf_counter()
-    before = torch.empty(batch.size, 0, dtype=torch.long, device=problem.target.device)
-    unspent, parts = torch.full((batch.size,), budget), []
+    (fit,) = problem.readbacks([problem.circuit])
+    before = torch.empty(len(chance), 0, dtype=torch.long, device=problem.target.device)
+    unspent, parts = torch.full((len(chance),), budget), []
     for run in problem.runs():
-        search = _Search(Turns(run, before, fit, chance, beams), rounds, unspent)
+        search = _Search(Turns(run, before, fit, chance), rounds, unspent)
         parts.append(search.answers(starts))
         before = torch.cat([before, torch.stack([part.tokens for part in parts[-1]])], dim=1)
         unspent = unspent - search.turns.spent
-    answers = [join_answers(of_prompt) for of_prompt in zip(*parts, strict=True)]
-    seconds = (perf_counter() - started) / len(answers)
-    for answer in answers:
-        answer.seconds = seconds
-    return answers
+    return [_join(of_prompt) for of_prompt in zip(*parts, strict=True)]
+
+
+def _join(parts: Sequence[Answer]) -> Answer:
+    """The answer to a prompt whose runs of tokens were recovered in turn, in their order."""
+    collisions, length, scores = {}, 0, []
+    for part in parts:
+        collisions |= {length + t: several for t, several in part.collisions.items()}
+        length += len(part.tokens)
+        scores.append(part.scores)
+    return Answer(
+        tokens=torch.cat([part.tokens for part in parts]),
+        scores=torch.cat(scores),
+        enumerated=all(part.enumerated for part in parts),
+        collisions=collisions,
+        evaluations=sum(part.evaluations for part in parts),
+        notes={
+            "starts": sum(part.notes["starts"] for part in parts),
+            "distance": max(part.notes["distance"] for part in parts),
+        },
+    )
 
 
 class _End(NamedTuple):
@@ -114,7 +119,6 @@ class _Search:
 
     def __init__(self, turns: Turns, rounds: int, budget: Tensor) -> None:
         self.turns, self.rounds, self.budget = turns, rounds, budget
-        self.all = len(turns.vocabulary) < LARGE
         self.ends: list[list[_End]] = [[] for _ in budget]
 
     def answers(self, starts: int) -> list[Answer]:
@@ -138,7 +142,7 @@ class _Search:
         if rows and turns.problem.target.shape[1] > 1:
             one_more = turns.problem.of(rows).showing(slice(1, None))
             chance = [turns.chance[p] for p in rows]
-            wider = Turns(one_more, turns.before[rows], turns.readback, chance, turns.beams)
+            wider = Turns(one_more, turns.before[rows], turns.readback, chance)
             search = _Search(wider, self.rounds, unspent[rows])
             search.descend_from(starts)
             turns.spent[rows] += wider.spent
@@ -154,36 +158,21 @@ class _Search:
 
     def descend_from(self, starts: int) -> None:
         """Descends from starts until one is proved, or the budget is spent."""
-        rows = list(range(len(self.ends)))
+        turns, rows = self.turns, list(range(len(self.ends)))
         for start in range(starts):
-            self.turns.screen = SCREENS[min(start, 1)]
+            turns.screen = SCREENS[min(start, 1)]
+            turns.draw(rows, everything=start > 0 and len(turns.vocabulary) < LARGE)
             crossed = self._cross(rows) if start > 1 and start % 2 == 0 else []
-            self._start([p for p in rows if p not in crossed], start)
-            self._descend(rows, patient=start >= QUICK_STARTS and self.all)
-            over = (self.turns.spent >= self.budget).tolist()
+            for p in rows:
+                if p not in crossed:
+                    size, generator = (turns.k,), turns.chance[p]
+                    drawn = torch.randint(len(turns.vocabulary), size, generator=generator)
+                    turns.hidden[p] = drawn.to(turns.hidden)
+            self._descend(rows)
+            over = (turns.spent >= self.budget).tolist()
             rows = [p for p in rows if not self.ends[p][-1].proved and not over[p]]
             if not rows:
                 break
-
-    def _start(self, rows: list[int], number: int) -> None:
-        """Hidden tokens to start from: random ones and a descent's proposal, in turns."""
-        turns, chance = self.turns, [self.turns.chance[p] for p in rows]
-        if not rows:
-            return
-        if number < QUICK_STARTS or number % 2:
-            V = len(turns.vocabulary)
-            drawn = [torch.randint(V, (turns.k,), generator=generator) for generator in chance]
-            turns.hidden[rows] = torch.stack(drawn).to(turns.hidden)
-            return
-        batch, before = Batch((turns.problem.of(rows),)), turns.before[rows]
-        start, known = scaled_start(batch, chance), before.shape[1]
-        start[:, :known] = turns.circuit.embed(before)
-        free = (torch.arange(batch.length, device=start.device) >= known).to(start)
-        free = free.expand(len(rows), -1)
-        proposals = adam(batch, chance, steps=PROPOSAL_STEPS, start=start, free=free)
-        tokens = torch.stack([proposal.tokens for proposal in proposals])
-        turns.hidden[rows] = tokens[:, known : turns.first]
-        turns.spent[rows] += torch.tensor([proposal.evaluations for proposal in proposals])
 
     def _cross(self, rows: list[int]) -> list[int]:
         """Combines the tokens of ends at each position; the prompts where that gives a new start.
@@ -208,41 +197,31 @@ class _Search:
         new = (best[:, None] != ends).any(dim=2).all(dim=1).tolist()
         return [p for p, each in zip(rows, new, strict=True) if each]
 
-    def _descend(self, rows: list[int], patient: bool) -> None:
-        """From a start to where neither turn improves; if patient, not even a thorough one."""
-        turns, final = self.turns, self.rounds - 1
-        turns.draw(rows)
-        quick, thorough = rows, []
+    def _descend(self, rows: list[int]) -> None:
+        """From a start to where neither turn improves."""
         for turn in range(self.rounds):
-            kinds = (quick, False), (thorough, True)
-            ends = [
-                (kind, p, *end)
-                for some, kind in kinds
-                for p, end in zip(some, self._turn(some, kind), strict=True)
-            ]
-            quick, thorough = [], []
-            unspent = (self.budget - turns.spent).tolist()
-            for was_thorough, p, end, stuck in ends:
-                over = stuck * turns.cost_of_all() > unspent[p]
-                given_up = stuck and (was_thorough or not patient)
-                if end.proved or over or given_up or turn == final:
+            ends, going_on = self._turn(rows), []
+            over = (self.turns.spent >= self.budget).tolist()
+            for p, (end, stuck) in zip(rows, ends, strict=True):
+                if end.proved or stuck or over[p] or turn == self.rounds - 1:
                     self.ends[p].append(end)
                 else:
-                    (thorough if stuck else quick).append(p)
+                    going_on.append(p)
+            if not going_on:
+                break
+            rows = going_on
 
-    def _turn(self, rows: list[int], thorough: bool) -> list[tuple[_End, bool]]:
+    def _turn(self, rows: list[int]) -> list[tuple[_End, bool]]:
         """Both turns: where each prompt is then, and whether that is where it was."""
-        if not rows:
-            return []
         turns = self.turns
-        hidden, visible = turns.hidden[rows], turns.read(rows, thorough)
+        hidden, visible = turns.hidden[rows], turns.read(rows)
         tell(SoFar(turns.whole(rows, hidden, visible)))
         solved = turns.solved(rows, hidden, visible).tolist()
         states = [(_End(0.0, each, proved=True), False) for each in hidden]
-        others, at_once = [i for i, each in enumerate(solved) if not each], turns.at_once(thorough)
+        others, at_once = [i for i, each in enumerate(solved) if not each], turns.at_once()
         for some in (others[i : i + at_once] for i in range(0, len(others), at_once)):
             chosen, read = [rows[i] for i in some], visible[some]
-            better, distance = turns.improve(chosen, read, thorough)
+            better, distance = turns.improve(chosen, read)
             flags = turns.solved(chosen, better, read), (better == hidden[some]).all(dim=1)
             turns.hidden[chosen] = better
             seen = torch.stack([distance, *(flag.to(distance) for flag in flags)], dim=1).tolist()
@@ -267,23 +246,18 @@ class _Search:
         turns.spent += turns.first + torch.tensor([each.evaluations for each in read])
         proved, collisions = one_hot(turns.hidden, V).to(turns.unit), [{} for _ in rows]
         scores = [proved[p] if each.proved else turns.fits[p] for p, each in enumerate(read)]
-        # ranks of the others; where one token is hidden, this is every other choice
-        over = (turns.spent + turns.cost_of_all() > self.budget).tolist()
-        asked = [p for p in rows if k == 1 or (k and not read[p].proved and not over[p])]
-        if asked and self.all:
-            visible = torch.stack([read[p].tokens[turns.first :] for p in asked])
-            apart = turns.rivals(asked, visible[:, : turns.screen])
-            for p, of_prompt in zip(asked, apart, strict=True):
-                scores[p] = -of_prompt.norm(dim=-1)
-            if k == 1:
-                collisions = self._collisions(apart[:, 0], visible)
-        proof = "enumerated" if not k or (k == 1 and self.all) else "residual"
+        enumerated = not k or (k == 1 and V < LARGE)
+        if k == 1 and enumerated:  # every other choice is run
+            visible = torch.stack([each.tokens[turns.first :] for each in read])
+            apart = turns.rivals(rows, visible[:, : SCREENS[0]])
+            scores = [-of_prompt.norm(dim=-1)[None] for of_prompt in apart]
+            collisions = self._collisions(apart, visible)
         return [
             Answer(
                 tokens=each.tokens[turns.before.shape[1] :],
                 scores=torch.cat([scores[p], each.scores(problem, turns.readback)]),
+                enumerated=enumerated,
                 collisions=collisions[p] if each.proved else {},
-                certificate=proof if each.proved else None,
                 evaluations=spent,
             )
             for p, (each, spent) in enumerate(zip(read, turns.spent.tolist(), strict=True))

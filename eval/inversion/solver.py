@@ -1,0 +1,307 @@
+"""Solvers by name: a solver is a function with a decorator, and `ask_solver` asks it.
+
+    @solver("search", hidden=range(1))
+    def name(problem, chance, *, starts=24) -> list[Answer]:
+        '''Its description on pages.'''
+
+It is called with a `Problem` and a source of chance for each of its rows, and gives an answer for
+each row. Keyword-only arguments are the settings, recorded in every row. What an answer claims is
+checked by `ask_solver`: no solver certifies itself. The modules of `eval.inversion.solvers` are
+read for solvers, and files of the user's own (`eval.commands`).
+"""
+
+import hashlib
+import inspect
+import pkgutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docstring_parser
+import torch
+from torch import Tensor
+
+from eval import RequestError
+from eval.circuit import uncertified
+from eval.inversion.objectives import OBJECTIVES, VARIABLES, restrict
+from eval.inversion.problem import Chance, Problem
+from eval.ranks import token_ranks
+from eval.recovery import Slice
+
+PACKAGE = "eval.inversion.solvers"
+FAMILIES = ("gradient", "prior", "search", "control")
+"""In the order of reading: a `prior` also measures what the model expects, a `control` nothing."""
+NAMES: dict[str, Sequence[str]] = {"objective": list(OBJECTIVES), "variable": list(VARIABLES)}
+"""Settings whose values are names."""
+ANY = 1 << 30
+COLLISIONS = 16
+"""Tokens that an answer names, at most, where several lie within the limit."""
+
+
+@dataclass
+class Answer:
+    """A solver's tokens for one prompt.
+
+    Attributes:
+        tokens: `(T,)`.
+        scores: how well each token of the vocabulary fits each position, `(T, V)`; higher is
+            better. `ask_solver` puts ranks in their place, and leaves `(T, 0)`.
+        vectors: the model's input that a descent ended with, `(T, D)`.
+        enumerated: whether every other token was run at each position, and none fitted.
+        runner_up: distance of the second-best token at each position shown, `(S,)`; None for
+            methods that do not try all tokens.
+        collisions: positions at which several tokens lie within the limit, with those tokens.
+        steps: steps until solved, for a method that takes steps; None if it was not.
+        evaluations: tokens sent through the circuit; a gradient step sends each of them thrice.
+        seconds: time taken. Where a solver sets none, a batch's time is shared evenly.
+        notes: further figures of the method, by name.
+        residual: distance from the target over the whole slice, set by `ask_solver`.
+        within: whether it is within the limit everywhere, set by `ask_solver`.
+        certificate: why the answer counts as one, set by `ask_solver`: "residual" (consistent: its
+            outputs are those shown, to rounding), or "enumerated" (proved: every other choice was
+            tried, and none fits); None for nothing.
+        ranks: how many tokens score higher than the true one at each position, `(T,)`, 0 where it
+            is the answer, set by `ask_solver` where the truth is known.
+        diverged: whether scores are not finite: then the answer and the ranks say nothing.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    vectors: Tensor | None = None
+    enumerated: bool = False
+    runner_up: Tensor | None = None
+    collisions: dict[int, list[int]] = field(default_factory=dict)
+    steps: int | None = None
+    evaluations: int = 0
+    seconds: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    residual: float = float("nan")
+    within: bool = False
+    certificate: str | None = None
+    ranks: Tensor | None = None
+    diverged: bool = False
+
+
+Solve = Callable[..., Iterable[Answer]]
+F = TypeVar("F", bound=Solve)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A solver with its settings.
+
+    Attributes:
+        name: as in rows, flags and suites.
+        family: one of `FAMILIES`.
+        function: called with a problem, its chance and the settings.
+        title: its name on pages.
+        hidden: how many hidden tokens it can work with, of those before the last position shown, in
+            a causal model; None: any slice and any model.
+        random: whether another seed can give another answer.
+        layers: whether it takes a list of problems of the same prompts, one for each layer, and
+            answers all; its chance is then of one problem's rows.
+        guesses: whether it guesses from background text (`Problem.readbacks`).
+        settings: keyword-only arguments, recorded in every row.
+        code: of a user's own file, its SHA-256; None for our own.
+    """
+
+    name: str
+    family: str
+    function: Solve
+    title: str
+    hidden: range | None
+    random: bool
+    layers: bool
+    guesses: bool
+    settings: dict[str, Any]
+    code: str | None
+
+    @property
+    def text(self) -> str:
+        """Its description on pages: its docstring, up to the arguments."""
+        return " ".join((inspect.getdoc(self.function) or "").split("\nArgs:")[0].split())
+
+    @property
+    def slices(self) -> str:
+        """The slices that it takes, in words."""
+        if self.hidden is None:
+            return "any slice"
+        least, most = self.hidden[0], self.hidden[-1]
+        if most == 0:
+            return "every position shown, as in [:, 0:, :]"
+        few = f"{least} to {most}" if most < ANY - 1 else f"{least} or more"
+        return f"{few} positions hidden, as in [:, {least}:, :] or [:, :3+{3 + least}:, :]"
+
+    @property
+    def setting_texts(self) -> dict[str, str]:
+        """The help of each setting, from its docstring; empty where it has none."""
+        documented = docstring_parser.parse(inspect.getdoc(self.function) or "").params
+        texts = {each.arg_name: " ".join((each.description or "").split()) for each in documented}
+        choices = {name: f" One of {', '.join(values)}." for name, values in NAMES.items()}
+        return {name: texts.get(name, "") + choices.get(name, "") for name in self.settings}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The `settings` field of its rows: the settings, and whose code it was if not ours."""
+        return self.settings | ({"code": self.code} if self.code else {})
+
+    def refusal(self, shown: Slice, length: int, causal: bool) -> str | None:
+        """Why it cannot be asked this, or None."""
+        if self.hidden is None:
+            return None
+        if not causal:
+            return "searches left to right, which needs a causal model, not one without mask"
+        return None if shown.hidden(length) in self.hidden else f"needs {self.slices}"
+
+    def configured(self, settings: dict[str, Any]) -> "Solver":
+        """With other settings; one that weighs a prior is of the family "prior".
+
+        Raises:
+            RequestError: one that it does not have, or a value of another kind.
+        """
+        for name, value in settings.items():
+            if name not in self.settings:
+                raise RequestError(
+                    f"method {self.name} has no setting {name!r}; "
+                    f"it has {', '.join(self.settings) or 'none'}"
+                )
+            default = self.settings[name]
+            kind = type(default)
+            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if isinstance(value, bool) != (kind is bool) or not fits:
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} is not {kind.__name__}, "
+                    f"as in {name}={default}"
+                )
+            if kind in (int, float) and (value < 0 or (value == 0 and default != 0)):
+                raise RequestError(f"method {self.name}, setting {name}: {value!r} must be above 0")
+            if value not in NAMES.get(name, (value,)):
+                raise RequestError(
+                    f"method {self.name}, setting {name}: {value!r} does not exist; "
+                    f"use one of {', '.join(NAMES[name])}"
+                )
+        family = "prior" if settings.get("prior") else self.family
+        return replace(self, family=family, settings=self.settings | settings)
+
+
+def ask_solver(
+    asked: Solver, problems: Sequence[Problem], chance: Chance, truth: Tensor | None = None
+) -> list[list[Answer]]:
+    """Each problem's answers, verified in fp32, with their certificates.
+
+    Args:
+        asked: the solver.
+        problems: one; of a solver that shares passes over layers, one for each layer.
+        chance: of each row of a problem.
+        truth: the tokens, `(P, T)`, to rank them among the scores; None where they are not known.
+    """
+    started, P = time.perf_counter(), len(problems[0].target)
+    given = list(problems) if asked.layers else problems[0]
+    answers: list[Answer] = []
+    for found in asked.function(given, chance, **asked.settings):
+        own = None if truth is None else truth[len(answers) % P]
+        answers.append(_without_scores(found, own, problems[0].allowed))
+    share = (time.perf_counter() - started) / len(answers)
+    parts = [answers[i : i + P] for i in range(0, len(answers), P)]
+    for problem, several in zip(problems, parts, strict=True):
+        tokens = torch.stack([each.tokens for each in several]).to(problem.target.device)
+        residual, within = problem.residual(tokens)
+        unproved = uncertified(problem.circuit.model)
+        for each, distance, fits in zip(several, residual.tolist(), within.tolist(), strict=True):
+            each.residual, each.within = distance, fits
+            each.seconds = each.seconds or share
+            alone = each.enumerated and not each.collisions
+            proof = "enumerated" if alone else "residual"
+            each.certificate = proof if fits and not unproved else None
+    return parts
+
+
+def _without_scores(found: Answer, truth: Tensor | None, allowed: Sequence[int] | None) -> Answer:
+    """The answer with the true tokens' ranks in place of scores, which take V times as much."""
+    scores, none = found.scores, found.scores.new_empty(len(found.tokens), 0)
+    if truth is None:
+        return replace(found, scores=none)
+    diverged = found.diverged or not bool(scores.isfinite().all())
+    scores = restrict(scores, allowed)
+    tokens = scores.argmax(dim=-1) if allowed else found.tokens.clone()
+    ranks = token_ranks(scores, truth.to(scores.device), tokens)
+    alike = {t: several[:COLLISIONS] for t, several in found.collisions.items()}
+    kept = {"tokens": tokens, "ranks": ranks, "diverged": diverged, "collisions": alike}
+    return replace(found, scores=none, **kept)
+
+
+_REGISTRY: dict[str, Solver] = {}
+
+
+def solver(
+    family: str,
+    *,
+    title: str = "",
+    hidden: range | None = None,
+    random: bool = False,
+    layers: bool = False,
+    guesses: bool = False,
+) -> Callable[[F], F]:
+    """Enters a function among the solvers, under its own name.
+
+    Args:
+        family: one of `FAMILIES`.
+        title: its name on pages.
+        hidden: how many hidden tokens it can work with; None: any slice and any model.
+        random: whether another seed can give another answer.
+        layers: whether it takes a list of problems, one for each layer.
+        guesses: whether it guesses from background text.
+
+    Raises:
+        RequestError: another solver has the name.
+    """
+
+    def enter(function: F) -> F:
+        parameters = inspect.signature(function).parameters
+        settings = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
+        key = function.__name__
+        ours = function.__module__.startswith("eval.")
+        if not ours:
+            solvers()  # so that no name of ours is taken
+        if key in _REGISTRY and _REGISTRY[key].function.__module__ != function.__module__:
+            raise RequestError(f"solver {key}: there is one of that name; give it another")
+        code = None if ours else _sha256(function)
+        about = hidden, random, layers, guesses, settings, code
+        _REGISTRY[key] = Solver(key, family, function, title or key, *about)
+        return function
+
+    return enter
+
+
+def _sha256(function: Solve) -> str | None:
+    """Of the file that a function stands in; None if it is in none."""
+    file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+
+
+def solvers() -> dict[str, Solver]:
+    """All solvers, each with its defaults: by family, those of shown tokens before the others."""
+    for module in pkgutil.iter_modules(import_module(PACKAGE).__path__):
+        import_module(f"{PACKAGE}.{module.name}")
+
+    def place(each: Solver) -> tuple[Any, ...]:
+        published = each.name == "descent"
+        return FAMILIES.index(each.family), (each.hidden or [0])[0], not published, each.name
+
+    return {each.name: each for each in sorted(_REGISTRY.values(), key=place)}
+
+
+def parse_solvers(wanted: dict[str, dict[str, Any]]) -> list[Solver]:
+    """Solvers with their settings, from `{name: settings}`.
+
+    Raises:
+        RequestError: no such solver or setting.
+    """
+    known = solvers()
+    for name in wanted:
+        if name not in known:
+            raise RequestError(f"method {name}: there is no such method; use {', '.join(known)}")
+    return [known[name].configured(settings) for name, settings in wanted.items()]

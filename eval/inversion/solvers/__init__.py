@@ -1,0 +1,1 @@
+"""The solvers, a file each; `eval.inversion.solver` reads them."""

@@ -1,0 +1,14 @@
+"""The control that answers by chance."""
+
+import torch
+
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.solver import Answer, solver
+
+
+@solver("control", random=True)
+def chance(problem: Problem, chance: Chance) -> list[Answer]:
+    """Random tokens, without looking: the control that every figure is compared with."""
+    V = len(problem.vocabulary)
+    several = [torch.rand(problem.length, V, generator=generator) for generator in chance]
+    return [Answer(scores.argmax(dim=-1), scores) for scores in several]

@@ -1,0 +1,69 @@
+"""The published protocol: plain gradient descent from N(0, 1) at a falling rate."""
+
+from torch import Tensor
+
+from eval.inversion.descend import descend, normal, with_gradient
+from eval.inversion.objectives import OBJECTIVES, by_pseudo_inverse, model_input, width
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.solver import Answer, solver
+
+
+@solver("gradient", random=True, title="gradient descent (the published protocol)")
+def descent(
+    problem: Problem,
+    chance: Chance,
+    *,
+    steps: int = 500,
+    rate: float = 0.02,
+    objective: str = "l1",
+    variable: str = "embedding",
+    sequential: bool = False,
+) -> list[Answer]:
+    """Walks downhill from random vectors, then takes each vector's nearest token.
+
+    The reference's protocol to the letter (Badger, 2409.01482, and its published code). Start
+    N(0, 1); loss the L1 distance summed over the slice; plain gradient steps at a rate that falls
+    linearly to a tenth; tokens by the embedding's pseudo-inverse, or by the largest entry of a
+    vector over the vocabulary. Every row takes every step. Whether it arrived by the protocol's own
+    test is a matter of scoring, as that looks at the truth.
+
+    Args:
+        problem: of any slice.
+        chance: the source of each row's start.
+        steps: N; 500 in the reference.
+        rate: the first rate; 0.02 in the reference's mixer code.
+        objective: that is lowered.
+        variable: that is descended on.
+        sequential: token by token, left to right, each in N steps from its own output alone, the
+            tokens before it as they were found; a hidden token stays at its start.
+    """
+    loss, T, W = OBJECTIVES[objective], problem.length, problem.vocabulary
+    x = normal(chance, (T, width(variable, W)), W)
+
+    def read(x: Tensor) -> Tensor:
+        return model_input(variable, x, W)
+
+    def move(part: Problem, x: Tensor, i: int) -> Tensor:
+        falling = (rate * (steps - i) + rate / 10 * i) / steps
+        return falling * with_gradient(lambda x: loss(part.shown(read(x)), part.target), x)[1]
+
+    def step(i: int) -> int:
+        if not sequential:
+            x.sub_(move(problem, x, i))
+            return 3 * T
+        turn = i // steps
+        if turn not in problem.positions:
+            return 0
+        at = problem.positions.index(turn)
+        part = problem.showing(slice(at, at + 1), turn + 1 if problem.circuit.causal else None)
+        x[:, turn] -= move(part, x[:, : part.length], i % steps)[:, turn]
+        return 3 * part.length
+
+    def scores() -> Tensor:
+        return by_pseudo_inverse(problem.circuit, x) if variable == "embedding" else x
+
+    total = steps * (T if sequential else 1)
+    answers = descend(problem, step, scores, total, check=total)
+    for answer, vectors in zip(answers, read(x), strict=True):
+        answer.vectors, answer.steps = vectors.clone(), None
+    return answers

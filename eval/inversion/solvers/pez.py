@@ -1,0 +1,41 @@
+"""PEZ: projected gradients, those at the tokens nearest to a guess."""
+
+import torch
+
+from eval.inversion.descend import descend, random_tokens, scaled_rate, with_gradient
+from eval.inversion.objectives import by_distance, relative
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.solver import Answer, solver
+
+RATE = 0.1  # in standard deviations of the embedding
+
+
+@solver("gradient", random=True, title="PEZ")
+def pez(problem: Problem, chance: Chance, *, steps: int = 1000) -> list[Answer]:
+    """Vectors moved by the gradient at the tokens nearest to them.
+
+    Hard prompts made easy (Wen et al., 2302.03668): projected gradients, by Adam. The best guess
+    on the way is the answer.
+
+    Args:
+        problem: of any slice.
+        chance: the source of each row's first guess, of random tokens.
+        steps: the most that a row takes.
+    """
+    W = problem.vocabulary
+    x = W[random_tokens(chance, (problem.length,), W)]
+    best, least = x.clone(), torch.full_like(x[:, 0, 0], torch.inf)
+    optimizer = torch.optim.Adam([x], lr=scaled_rate(problem, RATE))
+
+    def step(_: int) -> int:
+        nearest = W[by_distance(problem.circuit, x).argmax(dim=-1)]
+        losses, x.grad = with_gradient(
+            lambda e: relative(problem.shown(e), problem.target), nearest
+        )
+        better = losses < least
+        least.copy_(torch.where(better, losses, least))
+        best.copy_(torch.where(better[:, None, None], x, best))
+        optimizer.step()
+        return 3 * problem.length
+
+    return descend(problem, step, lambda: by_distance(problem.circuit, best), steps)

@@ -1,0 +1,70 @@
+"""SipIt: a search of shown tokens in the order in which a descent comes near them."""
+
+import torch
+from torch import Tensor
+
+from arch import State
+from eval.inversion.descend import with_gradient
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.solver import Answer, solver
+
+
+@solver("search", hidden=range(1), title="search in the order of gradients, SipIt")
+def sipit(problem: Problem, chance: Chance, *, steps: int = 1000, tried: int = 1) -> list[Answer]:
+    """Tries tokens at each position in the order in which a descent comes near them.
+
+    SipIt (2510.15511). For positions that are shown, left to right: a free embedding descends
+    towards the target, and at every step the nearest tokens that were not tried yet are run; one
+    within the limit ends the search of its position, else the nearest one is kept. Steps are of one
+    length, where the source's are in proportion to the gradient: no rate then fits two layers.
+
+    Args:
+        problem: every position shown.
+        chance: not used.
+        steps: at each position, at most; each sends three tokens, and those it tries.
+        tried: tokens at each step.
+    """
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    state = None
+    for t in range(problem.target.shape[1]):
+        if t:
+            state = problem.circuit.prefix(parts[-1][0][:, None], state)
+        parts.append(_search(problem, t, state, steps, tried))
+    tokens, scores, spent = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
+    each = zip(tokens, scores, spent.sum(dim=1).tolist(), strict=True)
+    return [Answer(ids, fits, evaluations=count) for ids, fits, count in each]
+
+
+def _search(
+    problem: Problem, t: int, state: State | None, steps: int, tried: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The nearest tokens tried at a position, `(P,)`, scores `(P, V)`, and tokens run."""
+    circuit, target, W = problem.circuit, problem.target[:, t], problem.vocabulary
+    P = len(target)
+    x = W.mean(dim=0).repeat(P, 1)
+    length = (W - x[0]).norm(dim=-1).mean()  # of a step: that of an embedding
+    visited = torch.zeros(P, len(W), dtype=torch.bool, device=W.device)
+    best, least = torch.zeros_like(visited[:, 0], dtype=torch.long), torch.full_like(x[:, 0], 1e38)
+    count, seen = torch.zeros_like(best), -torch.cdist(x, W)
+
+    def apart(x: Tensor) -> Tensor:
+        outputs = problem.slice.narrow(circuit.step(x[:, None], state)[:, 0])
+        return (outputs.view(P, -1, target.shape[-1]) - target[:, None]).squeeze(1)
+
+    for _ in range(steps):
+        active = least > problem.limit[:, t]
+        if not active.any() or visited.all():
+            break
+        _, slope = with_gradient(lambda x: apart(x).square().sum(dim=-1), x)
+        slope = slope / slope.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(W.dtype).tiny)
+        x = torch.where(active[:, None], x - length * slope, x)
+        seen = torch.where(active[:, None], -torch.cdist(x, W), seen)
+        some = seen.masked_fill(visited, -torch.inf).topk(min(tried, len(W))).indices
+        distance = apart(W[some].flatten(0, 1)).view(*some.shape, -1).norm(dim=-1)
+        distance, nearest = distance.min(dim=1)
+        nearer = active & (distance < least)
+        best = torch.where(nearer, some.gather(1, nearest[:, None])[:, 0], best)
+        least = torch.where(nearer, distance, least)
+        visited.scatter_(1, some, True)
+        count += active * (3 + some.shape[1])
+    return best, seen, count

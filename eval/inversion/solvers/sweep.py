@@ -1,0 +1,110 @@
+"""Exact search by brute force, for tokens whose own positions are shown.
+
+A causal model's output at position t depends on the tokens up to t only. With those before t known,
+all tokens of the vocabulary are tried at t on the shared prefix and the nearest one is kept. If it
+alone lies at the floor it is proved.
+"""
+
+import torch
+from torch import Tensor
+
+from arch import State
+from eval.circuit import Circuit
+from eval.inversion.problem import Chance, Problem
+from eval.inversion.solver import COLLISIONS, Answer, solver
+from eval.models import candidates_at_once
+from eval.tasks import SoFar, tell, watched
+
+
+@solver("search", hidden=range(1), title="exact search, sweep")
+def sweep(problem: Problem, chance: Chance, *, prior: float = 0.0) -> list[Answer]:
+    """Tries every token of the vocabulary at each position, left to right, and keeps the nearest.
+
+    For positions that are shown. With Gaussian noise in the target the nearest token is the
+    likeliest one if all tokens are alike. They are not: the model that is being inverted says how
+    likely each is after the tokens before it. With a prior the answer minimises
+    -log p(target | token) - prior * log p(token | those before), for noise known, which recovers
+    more but measures the prior along with the evidence.
+
+    Args:
+        problem: every position shown.
+        chance: not used.
+        prior: weight of the model's own next-token probabilities; 1 is Bayes' rule.
+    """
+    circuit, (P, S, C) = problem.circuit, problem.target.shape
+    text = Circuit(circuit.model, len(circuit.model.blocks), without=circuit.without)
+    state, after, expected = None, None, problem.target.new_zeros(P, len(problem.vocabulary))
+    tokens: list[Tensor] = []
+    several: list[Tensor] = []  # distances of all tokens, or scores with a prior, (P, V)
+    for t in range(S):
+        apart = try_tokens(problem, t, state)
+        if prior:
+            rounding = problem.floor[:, t, None].square() / C
+            variance = problem.noise[:, t, None].square() + rounding  # of each channel
+            several.append(-apart.square() / (2 * variance) + prior * expected)
+            tokens.append(several[-1].argmax(dim=1))
+            outputs, after = text.extend(tokens[-1][:, None], after)
+            logits = circuit.model.logits(outputs.to(circuit.model.embedding.weight.dtype))
+            expected = logits[:, -1].to(apart).log_softmax(dim=-1)
+        else:
+            several.append(apart)
+            tokens.append(apart.argmin(dim=1))
+            if watched():
+                _tell(problem, tokens, several)
+        state = circuit.prefix(tokens[-1][:, None], state)
+    evaluations = S * (len(problem.vocabulary) + (1 if prior else 0))
+    chosen, every = torch.stack(tokens, dim=1), torch.stack(several, dim=1)
+    if prior:
+        each = zip(chosen, every, strict=True)
+        return [Answer(ids, scores, evaluations=evaluations) for ids, scores in each]
+    collisions = find_collisions(every, problem.limit)
+    return [
+        Answer(
+            tokens=chosen[p],
+            scores=-every[p],
+            enumerated=True,
+            runner_up=runner_up(every[p]),
+            collisions=collisions[p],
+            evaluations=evaluations,
+        )
+        for p in range(P)
+    ]
+
+
+def _tell(problem: Problem, tokens: list[Tensor], several: list[Tensor]) -> None:
+    nearest = torch.stack([apart.amin(dim=1) for apart in several], dim=1)
+    margins = (runner_up(several[-1]) / problem.floor[:, len(tokens) - 1]).log2()
+    settled = nearest <= problem.limit[:, : len(tokens)]
+    tell(SoFar(torch.stack(tokens, dim=1), settled, margins))
+
+
+def try_tokens(problem: Problem, t: int, state: State | None) -> Tensor:
+    """Distance of every token's output at the t-th shown position from the target, `(P, V)`.
+
+    With no prefix all prompts share the candidates.
+    """
+    circuit, prefixes = problem.circuit, 1 if state is None else len(problem.target)
+    target, several = problem.target[:, t, None], []
+    for some in problem.vocabulary.split(max(1, candidates_at_once(circuit.model) // prefixes)):
+        outputs = circuit.step(some.repeat(prefixes, 1)[:, None], state)[:, 0]
+        outputs = problem.slice.narrow(outputs).unflatten(0, (prefixes, -1))
+        several.append(torch.linalg.vector_norm(outputs - target, dim=-1))
+    return torch.cat(several, dim=1)
+
+
+def runner_up(distances: Tensor) -> Tensor:
+    """The second smallest of `(..., V)` distances."""
+    return distances.topk(2, largest=False).values[..., 1]
+
+
+def find_collisions(distances: Tensor, limit: Tensor) -> list[dict[int, list[int]]]:
+    """Each prompt's positions where several tokens lie within the limit, and the nearest of them.
+
+    Of `(P, S, V)` distances and `(P, S)` limits.
+    """
+    nearest = distances.topk(min(COLLISIONS, distances.shape[-1]), largest=False)
+    near = (nearest.values <= limit[..., None]).sum(dim=-1)
+    collisions: list[dict[int, list[int]]] = [{} for _ in distances]
+    for p, t in (near > 1).nonzero().tolist():
+        collisions[p][t] = sorted(nearest.indices[p, t, : near[p, t]].tolist())
+    return collisions
