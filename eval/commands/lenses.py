@@ -116,6 +116,7 @@ def list_lenses(plugin: Plugins = None) -> Result:
 
 def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     """The figures of one look, those by layer in columns, then the tables that the lens made."""
+    from eval.lenses.markup import visible
     from eval.quantities import place
     from eval.tables import Table, across, interval_text, terminal, text
 
@@ -139,6 +140,10 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
         parts.append(replace(shown, most=LINES))
     if single:
         parts.append(Table(["figure", "value", "n"], single, most=LINES))
+    for made in document.get("texts", []):
+        lines = [[" ".join(map(visible, c)) if isinstance(c, list) else c for c in line]
+                 for line in made["lines"]]  # fmt: skip
+        parts.append(Table(made["columns"], lines, title=made["title"], most=LINES))
     for made in document["notes"].get("tables", []):
         cells = [list(map(str, line)) for line in made["rows"]]
         parts.append(Table(made["columns"], cells, title=made["title"]))

@@ -149,7 +149,7 @@ def _shared_tokens(documents: Documents) -> list[Markup]:
         for r in documents.figures("feature overlap")
         if r["layer"] == "tokens"
     ]
-    table = markup.table(("checkpoint", "texts", "intersection over union"), rows)
+    table = markup.html_table(("checkpoint", "texts", "intersection over union"), rows)
     return [markup.folded("how many tokens the texts share", table)]
 
 

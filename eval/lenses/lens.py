@@ -25,12 +25,15 @@ from torch import Tensor
 
 from eval import RequestError
 from eval.lenses import markup
+from eval.lenses.table import Table
+from eval.lenses.trace import gather
 from eval.models import Checkpoint
 from eval.statistics import clustered
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from eval.lenses.charts import Chart, Tables
     from eval.plots import Figure
     from eval.text import Prompt
 
@@ -235,11 +238,11 @@ class Documents(list[Document]):
         None where there is no entry.
         """
         rows = [(model_name(d), *cells(one)) for d in self for one in d["notes"].get(note, [])]
-        table = markup.table(("checkpoint", *columns), rows)
+        table = markup.html_table(("checkpoint", *columns), rows)
         return [markup.folded(summary, table)] if rows else []
 
 
-Find = Callable[[Checkpoint, Request], Finding]
+Find = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,27 @@ class Lens:
     figures: Callable[[Documents], list[Figure]] = lambda documents: []
     texts: Callable[[Documents], list[Markup]] = lambda documents: []
     order: float = 100.0
+    charts: Sequence[Chart] | None = None
+    draw: Callable[[Tables], list[Figure]] = lambda tables: []
+    html: Callable[[Tables], list[Markup]] = lambda tables: []
+
+    def measure(self, checkpoint: Checkpoint, request: Request) -> Table:
+        """What it finds in a checkpoint.
+
+        Raises:
+            RequestError: it cannot look at this model or request.
+        """
+        batch = gather(checkpoint, request.prompts)
+        pieces = {label: checkpoint.pieces(list(prompt.tokens[: prompt.real]))
+                  for label, prompt in zip(batch.labels, request.prompts, strict=True)}  # fmt: skip
+        table = Table(pieces=pieces)
+        self.find(checkpoint, batch, request, table)
+        return table
+
+    def drawn(self, tables: Tables) -> list[Figure]:
+        """Its figures over all checkpoints: its own, then those that are declared."""
+        declared = [chart.draw(self.name, tables) for chart in self.charts or ()]
+        return self.draw(tables) + [figure for figure in declared if figure]
 
 
 REGISTER: dict[str, Lens] = {}

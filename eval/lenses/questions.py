@@ -17,6 +17,7 @@ from pathlib import Path
 from arch.files import write_text
 from eval import RequestError
 from eval.lenses.lens import FOLDER, Document, Finding, Lens, Record, Request
+from eval.lenses.table import Table
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.schema import SCHEMA
@@ -56,13 +57,16 @@ class Look:
             started = time.perf_counter()
             try:
                 request = replace(self.request, store=results.directory)
-                finding = self.lens.find(self.checkpoint, request)
+                if self.lens.charts is None:
+                    found = self.lens.find(self.checkpoint, request)
+                else:
+                    found = self.lens.measure(self.checkpoint, request)
             except RequestError as refusal:
                 if self.strict:
                     raise
                 print(f"{self.lens.name} left out: {refusal}", file=sys.stderr)
                 return []
-            document = self._document(finding, time.perf_counter() - started)
+            document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
         return self.read(results)[1]
 
@@ -74,7 +78,7 @@ class Look:
         document = json.loads(path.read_text(encoding="utf-8"))
         return document, self._rows(document)
 
-    def _document(self, finding: Finding, seconds: float) -> Document:
+    def _document(self, found: Finding | Table, seconds: float) -> Document:
         request = self.request.record
         prompts = [
             prompt | {"pieces": self.checkpoint.pieces(list(prompt["tokens"]))}
@@ -88,9 +92,7 @@ class Look:
             "checkpoint": self.checkpoint.provenance,
             "prompts": prompts,
             "request": request,
-            "arrays": {name: array.plain() for name, array in finding.arrays.items()},
-            "figures": [_finite(figure) for figure in finding.figures],
-            "notes": finding.notes,
+            **(found.plain() if isinstance(found, Table) else _plain(found)),
             "seconds": round(seconds, 4),
         }
 
@@ -107,10 +109,20 @@ class Look:
         }
         measured = ("value", "low", "high", "n", "reason")
         rows = []
-        for figure in document["figures"]:
+        old = document.get("figures")
+        figures = old if old is not None else map(_finite, Table.read(document).figures())
+        for figure in figures:
             place = {name: value for name, value in figure.items() if name not in measured}
             rows.append({"key": row_key(document["key"], place), **common, **figure})
         return rows
+
+
+def _plain(finding: Finding) -> Document:
+    return {
+        "arrays": {name: array.plain() for name, array in finding.arrays.items()},
+        "figures": [_finite(figure) for figure in finding.figures],
+        "notes": finding.notes,
+    }
 
 
 def _finite(figure: Record) -> Record:

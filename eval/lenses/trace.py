@@ -35,9 +35,14 @@ class PromptBatch:
     labels: list[str]  # a name for each prompt
 
     @cached_property
+    def trace(self) -> Trace:
+        """What the model makes of them, once for all lenses."""
+        return trace(self.model, self.tokens)
+
+    @property
     def streams(self) -> Tensor:
-        """What `streams_of` gives, `(n + 1, B, T, D)`."""
-        return streams_of(self.model, self.tokens)
+        """Those of the trace, `(n + 1, B, T, D)`."""
+        return self.trace.streams
 
     @property
     def last(self) -> Tensor:
@@ -45,7 +50,7 @@ class PromptBatch:
         return self.real.sum(dim=1) - 1
 
     @property
-    def axes(self) -> dict[str, Sequence[Any]]:
+    def axes(self) -> dict[str, Any]:
         """Of arrays over prompts and their positions."""
         return {"prompt": self.labels, "position": range(self.tokens.shape[1])}
 
@@ -194,6 +199,22 @@ def states_of(
         block.token_mixer.prefix(block.norm_token(stream[:, :stop]), state)[1]
         for block, stream, state in zip(blocks, streams[layer:-1], known, strict=True)
     ]
+
+
+@torch.no_grad()
+def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None = None) -> Tensor:
+    """Logits after the `last` position `(R,)` of each row of streams, or the final one, `(R, V)`.
+
+    The streams `(R, T, D)` are those after block `layer`, changed in any way.
+    """
+    if last is None:
+        last = torch.full((len(x),), x.shape[1] - 1, device=x.device)
+    ends = []
+    for some, at in zip(*(v.split(max(1, TOGETHER // x.shape[1])) for v in (x, last)), strict=True):
+        for block in blocks_of(model)[layer:]:
+            some = block(some)
+        ends.append(model.logits(some[torch.arange(len(some), device=x.device), at, None])[:, 0])
+    return torch.cat(ends)
 
 
 def read_on(

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from eval.drawing import Figure
-from eval.lenses.lens import Document, Documents, Lens, lenses
+from eval.lenses.lens import Document, Documents, Lens, lenses, model_name
+from eval.lenses.markup import texts
+from eval.lenses.table import Table
 from eval.schema import Row
 
 
@@ -57,6 +59,15 @@ def _section(name: str, about: str, documents: Documents, lens: Lens | None) -> 
         text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
                       "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
         return LensSection(name, name, about, [], [text])
+    if lens.charts is not None:
+        tables = {model_name(one): Table.read(one) for one in documents}
+        return LensSection(
+            name,
+            lens.title or name,
+            about,
+            lens.drawn(tables),
+            [*lens.html(tables), *texts(tables)],
+        )
     drawn = [figure for figure in lens.figures(documents) if figure.chart is not None]
     return LensSection(name, lens.title or name, about, drawn, lens.texts(documents))
 

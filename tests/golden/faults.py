@@ -182,17 +182,17 @@ GRADIENT: dict[str, Entry] = {
 LENSES: dict[str, Entry] = {
     "residual": (
         "layers are taken for their neighbours",
-        "residual:similarity",
-        takes(lambda streams, batch: (streams.roll(1, 0), batch)),
+        "residual:update_shares",
+        gives(lambda shares: shares.roll(1, 0)),
     ),
     "logit": (
         "the final norm is left out",
-        "logit_lens:plain_read",
+        "logit:plain_read",
         instead(lambda checkpoint: lambda layer, stream: checkpoint.model.head(stream)),
     ),
     "tuned": (
         "the translation is left out",
-        "tuned_lens:Tuned.read",
+        "tuned:Tuned.read",
         instead(lambda self, model, layer, stream: model.logits(stream)),
     ),
     "geometry": (

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
 from arch.pretrained import PretrainedModel
-from eval.lenses.lens import Finding, Named, Request, lenses
+from eval.lenses.lens import Named, Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
+from eval.lenses.table import Table
 from eval.models import Checkpoint
 from eval.text import Prompt
 from tests.arch.cases import byte_tokenizer
@@ -80,9 +81,27 @@ def ask(*prompts: Any, **settings: Any) -> Request:
     return Request(texts, **{"corpus": "toy:900", **settings})
 
 
-def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Finding:
+def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Any:
     """What a lens finds."""
-    return lenses()[lens].find(checkpoint, ask(*prompts, **settings))
+    chosen, request = lenses()[lens], ask(*prompts, **settings)
+    if chosen.charts is None:
+        return chosen.find(checkpoint, request)
+    return chosen.measure(checkpoint, request)
+
+
+def of(table: Table, name: str, **labels: Any) -> Tensor:
+    """The numbers of a name at one label of each axis named."""
+    (numbers,) = table.of(name)
+    places = (
+        choices.index(labels[axis]) if axis in labels else slice(None)
+        for axis, choices in numbers.axes.items()
+    )
+    return torch.from_numpy(numbers.values[tuple(places)]).float()
+
+
+def figures(table: Table, name: str) -> list[dict[str, Any]]:
+    """The rows of a name."""
+    return [row for row in table.figures() if row["figure"] == name]
 
 
 def at(named: Named, **labels: Any) -> Tensor:
