@@ -58,7 +58,7 @@ class Chart:
         ]
         chart = self.chart(rows)
         drawn = plots.chosen(chart, rows, *menus) if menus else chart
-        name = f"{lens}-{self.name or self.of}".replace(" ", "-")
+        name = f"{lens}-{self.name or self.of}".replace(" ", "-").lower()
         return plots.Figure(name, self.title, self.about, drawn)
 
     def records(self, tables: Tables) -> list[Record]:
@@ -67,7 +67,7 @@ class Chart:
         rows = []
         for model, table in tables.items():
             for record in table.samples(self.of) if each else table.means(self.of):
-                if all(record[name] == label for name, label in self.where.items()):
+                if all(record.get(name) == label for name, label in self.where.items()):
                     rows.append({"model": model, **record, **_token(table, record)})
         return rows
 

@@ -54,6 +54,12 @@ def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -
     return Markup("\n").join(sections)
 
 
+def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
+    """Highlighted tokens below the answer that they are of; they open on a click."""
+    section = Markup("<details{}><summary>{} (<code>{}</code>)</summary>{}</details>")
+    return section.format(Markup(" open" if opened else ""), title, answer, tokens)
+
+
 def _token(piece: str, score: float, largest: float) -> Markup:
     shade = round(STRONGEST * abs(score) / largest) if largest else 0
     style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""

@@ -182,9 +182,7 @@ def _pictures(case: str, folder: Path) -> Iterator[tuple[Place, Row]]:
         about = document["checkpoint"]
         place = Place(case, f"{about['name']} {about['step']}", solver=document["lens"])
         charted: dict[str, list[float]] = {}
-        for name, array in document.get("arrays", {}).items():
-            charted[name] = [abs(x) for x in array["values"] if x is not None]
-        for one in document.get("numbers", []):
+        for one in document["numbers"]:
             if not one["rows"]:
                 numbers = [abs(x) for x in one["values"] if x is not None]
                 charted.setdefault(one["name"], []).extend(numbers)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
 from arch.pretrained import PretrainedModel
-from eval.lenses.lens import Named, Request, lenses
+from eval.lenses.lens import Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
 from eval.lenses.table import Table
 from eval.models import Checkpoint
@@ -81,36 +81,24 @@ def ask(*prompts: Any, **settings: Any) -> Request:
     return Request(texts, **{"corpus": "toy:900", **settings})
 
 
-def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Any:
+def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Table:
     """What a lens finds."""
-    chosen, request = lenses()[lens], ask(*prompts, **settings)
-    if chosen.charts is None:
-        return chosen.find(checkpoint, request)
-    return chosen.measure(checkpoint, request)
+    return lenses()[lens].find(checkpoint, ask(*prompts, **settings))
 
 
-def of(table: Table, name: str, **labels: Any) -> Tensor:
+def of(table: Table, name: str, /, **labels: Any) -> Tensor:
     """The numbers of a name at one label of each axis named."""
     (numbers,) = table.of(name)
     places = (
         choices.index(labels[axis]) if axis in labels else slice(None)
         for axis, choices in numbers.axes.items()
     )
-    return torch.from_numpy(numbers.values[tuple(places)]).float()
+    return torch.as_tensor(numbers.values[tuple(places)]).float()
 
 
 def figures(table: Table, name: str) -> list[dict[str, Any]]:
     """The rows of a name."""
     return [row for row in table.figures() if row["figure"] == name]
-
-
-def at(named: Named, **labels: Any) -> Tensor:
-    """The part of an array at one label of each axis named."""
-    places = (
-        list(choices).index(labels[axis]) if axis in labels else slice(None)
-        for axis, choices in named.axes.items()
-    )
-    return named.values[tuple(places)]
 
 
 @lru_cache(maxsize=1)

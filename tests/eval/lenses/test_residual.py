@@ -136,7 +136,7 @@ def test_the_model_is_run_once_for_all_lenses(model_directory):
     handle = checkpoint.model.blocks[0].token_mixer.register_forward_hook(  # pyright: ignore
         lambda *call: passes.append(len(call))
     )
-    for lens in ("logit",):
+    for lens in ("logit", "vectors", "direction"):
         look(lens, checkpoint, (40, 41, 42), (50, 51), tokens=900)
     handle.remove()
     assert len(passes) == 1
