@@ -16,6 +16,7 @@ RIDGE = 1e-4  # of the mean variance, added to what least squares inverts
 SHRINK = 1e-5  # of the mean variance, added to the covariance within tokens
 TINY = 1e-9  # the same of the whole second moment: at the embedding nothing varies within a token
 SMOOTHING = 0.5  # examples added to each token's when its share is estimated
+PART = 64  # windows, or examples, that are summed at once
 FACTOR_STEPS = 10  # of Newton's method
 
 
@@ -34,28 +35,24 @@ class Classifier(NamedTuple):
         return (features - self.center) @ self.weight + self.bias
 
 
-class TokenMoments:
-    """Sums over examples, each with F features and a token, in float64.
+class TokenMoments(NamedTuple):
+    """Sums over examples, each with F features and a token, in float64."""
 
-    Attributes:
-        count: examples of each token, `(V,)`.
-        total: sum of their features, `(V, F)`.
-        second: sum of all outer products, `(F, F)`.
-    """
+    count: Tensor  # examples of each token, (V,)
+    total: Tensor  # sum of their features, (V, F)
+    second: Tensor  # sum of all outer products, (F, F)
 
-    def __init__(self, vocabulary: int, width: int, device: torch.device | str = "cpu") -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
-
-        self.count, self.total = zeros(vocabulary), zeros(vocabulary, width)
-        self.second = zeros(width, width)
-
-    def add(self, features: Tensor, tokens: Tensor) -> None:
-        """Adds examples: `(..., F)` features of `(...)` tokens."""
-        x, y = features.flatten(0, -2).double(), tokens.flatten()
-        self.count += torch.bincount(y, minlength=len(self.count))
-        self.total.index_add_(0, y, x)
-        self.second += x.T @ x
+    @classmethod
+    def of(
+        cls, features: Tensor, tokens: Tensor, vocabulary: int, second: Tensor | None = None
+    ) -> "TokenMoments":
+        """Of `(N, ..., F)` features of `(N, ...)` tokens; `second` where it is known already."""
+        width, device = features.shape[-1], features.device
+        total = torch.zeros(vocabulary, width, dtype=torch.float64, device=device)
+        for x, y in zip(features.split(PART), tokens.split(PART), strict=True):
+            total.index_add_(0, y.flatten(), x.flatten(0, -2).double())
+        count = torch.bincount(tokens.flatten(), minlength=vocabulary).double()
+        return cls(count, total, second_moment(features) if second is None else second)
 
     @property
     def mean(self) -> Tensor:
@@ -71,6 +68,16 @@ class TokenMoments:
         """Log of each token's share of the examples, `(V,)`, none of them zero."""
         share = self.count + SMOOTHING
         return (share / share.sum()).log()
+
+
+def second_moment(features: Tensor) -> Tensor:
+    """Sum of the outer products of `(N, ..., F)` features, `(F, F)` in float64."""
+    width = features.shape[-1]
+    second = torch.zeros(width, width, dtype=torch.float64, device=features.device)
+    for part in features.split(PART):
+        x = part.flatten(0, -2).double()
+        second += x.T @ x
+    return second
 
 
 def token_means(moments: TokenMoments, embedding: Tensor) -> tuple[Tensor, Tensor]:

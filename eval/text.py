@@ -102,7 +102,7 @@ class HeldOutText:
             for encoded in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 tokens += [*encoded.ids, *end]
         if least and 0 < len(tokens) < count * length:
-            _say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
+            say_once(f"corpus {self.corpus}: {len(tokens):,} tokens of {use} text, all are used")
         count = min(count, max(least or count, len(tokens) // length))
         if least and tokens and len(tokens) < count * length:
             tokens *= count * length // len(tokens) + 1
@@ -217,7 +217,7 @@ def _recorded(checkpoint: "Checkpoint") -> str:
 
 
 @cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
     """Prints a line on stderr the first time it is given."""
     print(line, file=sys.stderr)
 
@@ -273,7 +273,7 @@ def drawn_prompts(
         return prompts[skip:]
     if least and len(prompts) >= skip + least:
         have = len(prompts) - skip
-        _say_once(f"corpus {text.corpus}: {have} of {count} prompts ({kind}, {length} tokens)")
+        say_once(f"corpus {text.corpus}: {have} of {count} prompts ({kind}, {length} tokens)")
         return prompts[skip:]
     known = f"the corpus {text.corpus} has {len(prompts)}"
     after = f" after --skip {skip}" if skip else ""

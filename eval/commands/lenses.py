@@ -22,6 +22,8 @@ from eval.commands import (
 
 LINES = 30
 """Lines of one table of a lens that a terminal shows."""
+WORDS = 10
+"""The same of a table of words."""
 ASKED = {"lens", "prompts", "prompt_kind", "length"}
 """Places that all figures of one look share."""
 
@@ -67,7 +69,7 @@ def lens(
         words: tokens that are followed, each one token, its space before it included: ' happy'
     """
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
-    from eval.lenses.questions import Look
+    from eval.lenses.questions import LensTask
     from eval.lenses.trace import gather
     from eval.models import open_models
     from eval.tasks import open_results, run_tasks
@@ -86,7 +88,7 @@ def lens(
         prompts = tuple(_prompts(checkpoint, texts, corpus, count or 4, length))
         gather(checkpoint, prompts)
         request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
-        looks += [Look(one, checkpoint, request, ALL not in names) for one in lenses]
+        looks += [LensTask(one, checkpoint, request, ALL not in names) for one in lenses]
     with open_results(out) as results:
         run_tasks(looks, results, "looking")
         answers = [answer for look in looks if (answer := look.read(results))[0]]
@@ -116,6 +118,7 @@ def list_lenses(plugin: Plugins = None) -> Result:
 
 def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     """The figures of one look, those by layer in columns, then the tables that the lens made."""
+    from eval.lenses.markup import visible
     from eval.quantities import place
     from eval.tables import Table, across, interval_text, terminal, text
 
@@ -139,9 +142,10 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
         parts.append(replace(shown, most=LINES))
     if single:
         parts.append(Table(["figure", "value", "n"], single, most=LINES))
-    for made in document["notes"].get("tables", []):
-        cells = [list(map(str, line)) for line in made["rows"]]
-        parts.append(Table(made["columns"], cells, title=made["title"]))
+    for made in document["texts"]:
+        lines = [[" ".join(map(visible, c)) if isinstance(c, list) else c for c in line]
+                 for line in made["lines"]]  # fmt: skip
+        parts.append(Table(made["columns"], lines, title=made["title"], most=WORDS))
     return terminal(*parts)
 
 

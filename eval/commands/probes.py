@@ -60,7 +60,7 @@ def probe(
         rate: its first rate
     """
     from eval.models import open_models
-    from eval.probes.linear import Probes, ProbeText, Training
+    from eval.probes.linear import ProbeTask, ProbeText, Training
     from eval.tasks import answered
     from eval.text import choose_corpus
 
@@ -76,11 +76,11 @@ def probe(
             )
     checkpoints = open_models(models, device)
     stories = ProbeText(choose_corpus(checkpoints, corpus), length, train, valid)
-    tasks: list[Probes] = []
+    tasks: list[ProbeTask] = []
     for checkpoint in checkpoints:
         chosen = _layers(checkpoint, layers)
         stories.load(checkpoint)  # bad text is refused before any work
-        tasks += [Probes(checkpoint, stories, layer, several, training) for layer in chosen]
+        tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
     rows, note = answered(tasks, out, "probing")
     return Result(rows, _read_out(rows), note)
 
@@ -148,7 +148,7 @@ def geometry(
         device: where to compute; auto (default) takes a GPU that is in reach
     """
     from eval.models import open_models
-    from eval.probes.local import plan_local
+    from eval.probes.jacobian import plan_jacobians
     from eval.summary import columns, summarise
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
@@ -159,7 +159,7 @@ def geometry(
     tasks = [
         task
         for checkpoint in checkpoints
-        for task in plan_local(
+        for task in plan_jacobians(
             checkpoint,
             _layers(checkpoint, layers),
             sorted(set(listed(hidden))),

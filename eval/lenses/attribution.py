@@ -1,12 +1,14 @@
 """Attribution: which of a prompt's tokens an output comes from, by gradients and by occlusion.
 
 The gradients' scores and occlusion's can be compared: both say by how much the output would change.
+An occluded token is replaced by the mean embedding: a pad's vector is never trained, and says no
+less than a random one.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
@@ -14,12 +16,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from arch import LanguageModel
-from eval import plots
 from eval.lenses import markup
-from eval.lenses.lens import Documents, Finding, Request, lens, word_tokens
-from eval.lenses.trace import gather, read_on, run_variants
+from eval.lenses.charts import Heat, Tables
+from eval.lenses.lens import Request, lens, word_tokens
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, run_on
 from eval.models import Checkpoint
-from tokenizer import PAD
 
 OWN = "own answer"
 
@@ -33,7 +35,7 @@ class Output(NamedTuple):
     def of(self, model: LanguageModel, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to `(B,)`."""
         x = model.with_positions(embeddings[:, : self.position + 1])
-        return read_on(model, x)[:, self.token]
+        return run_on(model, x)[:, self.token]
 
 
 def gradient_x_input(model: LanguageModel, tokens: Tensor, output: Output) -> Tensor:
@@ -55,24 +57,13 @@ def _gradients(model: LanguageModel, embeddings: Tensor, output: Output) -> Tens
 
 
 @torch.no_grad()
-def occluded(model: LanguageModel, streams: Tensor, replacement: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits after a prompt, `(V,)`, and with each token in turn replaced, `(T, V)`.
-
-    The prompt's streams are `(n + 1, T, D)`; the replacement is an embedding, `(D,)`.
-    """
-    T = streams.shape[1]
-    variants, each = streams[0].repeat(T, 1, 1), range(T)
-    variants[each, each] = model.with_positions(replacement.expand(1, T, -1))[0]
-    whole = model.logits(streams[-1:, -1:])[0, 0]
-    return whole, run_variants(model, streams, variants, each, 0)
-
-
-def replacement(model: LanguageModel, pad: int | None) -> tuple[str, Tensor]:
-    """An embedding that says nothing, `(D,)`, and its name: the pad's, or else the mean."""
-    matrix = model.embedding.weight.detach()
-    if pad is None or not matrix[pad].any():
-        return "mean", matrix.mean(0)
-    return "pad", matrix[pad]
+def occluded(model: LanguageModel, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits after a prompt `(T,)`, `(V,)`, and with each token in turn replaced, `(T, V)`."""
+    embeddings = model.embed(tokens[None])
+    variants, each = embeddings.repeat(len(tokens), 1, 1), range(len(tokens))
+    variants[each, each] = model.embedding.weight.detach().mean(0)
+    every = run_on(model, model.with_positions(torch.cat([embeddings, variants])))
+    return every[0], every[1:]
 
 
 def combined(gradient: Tensor, change: Tensor) -> Tensor:
@@ -81,98 +72,92 @@ def combined(gradient: Tensor, change: Tensor) -> Tensor:
     return sum(sizes, torch.zeros_like(gradient)) / 2
 
 
-def attribute(
-    model: LanguageModel, tokens: Tensor, streams: Tensor, outputs: list[Output], pad: int | None
-) -> dict[str, Tensor]:
+def attribute(model: LanguageModel, tokens: Tensor, outputs: list[Output]) -> dict[str, Tensor]:
     """Of outputs after a prompt's end: every method's scores, `(outputs, T)`.
 
     Occlusion's are what the output falls by; "every logit" is by how much all logits of
     the position change together (L1). Badger's combination takes that and the absolute gradient.
-    The pad stands for a token that says nothing where the tokenizer has one, the mean where not.
     """
-    name, silent = replacement(model, pad)
-    whole, without = occluded(model, streams, silent)
+    whole, without = occluded(model, tokens)
     change = (without - whole).abs().sum(-1)
     products = [gradient_x_input(model, tokens, output) for output in outputs]
     absolute = [product.abs().sum(-1) for product in products]
     scores = {
         "gradient x input": [product.sum(-1) for product in products],
         "absolute gradient x input": absolute,
-        f"occlusion, {name}": [(whole - without)[:, output.token] for output in outputs],
-        f"occlusion, {name}, every logit": [change] * len(outputs),
+        "occlusion": [(whole - without)[:, output.token] for output in outputs],
+        "occlusion, every logit": [change] * len(outputs),
         "combined": [combined(gradient, change) for gradient in absolute],
     }
     return {method: torch.stack(each) for method, each in scores.items()}
 
 
-def _draw(documents: Documents) -> list[plots.Figure]:
-    rows = documents.figures("rank correlation")
-    sorts = {f"sort_{x}": plots.options(rows, of) for x, of in (("x", "method"), ("y", "with"))}
-    cells = plots.heat(rows, "method", "with", "rank correlation", plots.DIVERGING, **sorts,
-                       size=(420, 300))  # fmt: skip
-    return [
-        plots.Figure(
-            "attribution-agreement",
-            "Do methods agree?",
-            "Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
-            plots.by_model(cells, rows),
+def highlight(tables: Tables) -> list[Markup]:
+    """Each prompt's tokens, coloured by every method."""
+    shown = []
+    for model, table in tables.items():
+        scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for r in table.samples("attribution"):
+            methods = scores.setdefault((r["prompt"], r["output"]), {})
+            methods.setdefault(r["method"], []).append(r["value"])
+        for (prompt, output), methods in scores.items():
+            title = f"{model}, {prompt}: {output}"
+            answer = markup.visible(table.notes["answers"][prompt])
+            tokens = markup.highlighted(table.pieces[prompt], methods)
+            shown.append(markup.highlights(title, answer, tokens, opened=not shown))
+    return shown
+
+
+@lens(
+    "attribution",
+    "Attribution",
+    order=8,
+    html=highlight,
+    charts=[
+        Heat(
+            of="rank correlation",
+            x="method",
+            y="with",
+            value="rank correlation",
+            diverging=True,
+            size=(420, 300),
+            name="agreement",
+            title="Do methods agree?",
+            about="Rank correlation of two methods' scores over the tokens of a prompt, averaged.",
         )
-    ]
-
-
-def _highlights(documents: Documents) -> list[Markup]:
-    scores: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for r in documents.records("attribution"):
-        methods = scores.setdefault((r["model"], r["prompt"], r["output"]), {})
-        methods.setdefault(r["method"], []).append(r["value"])
-    pieces, answers = documents.by_prompt(), documents.by_prompt("answers")
-    return [
-        Markup("<details{}><summary>{}, {}: {} (<code>{}</code>)</summary>{}</details>").format(
-            Markup("" if number else " open"),
-            model,
-            prompt,
-            output,
-            markup.visible(answers[model, prompt]),
-            markup.highlighted(pieces[model, prompt], methods),
-        )
-        for number, ((model, prompt, output), methods) in enumerate(scores.items())
-    ]
-
-
-@lens("attribution", "Attribution", figures=_draw, texts=_highlights, order=11)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Which tokens a prediction comes from, by gradients and by occlusion."""
-    model, batch = checkpoint.model, gather(checkpoint, request.prompts)
-    words = word_tokens(checkpoint, request.words)
-    pad = checkpoint.tokenizer.token_to_id(PAD)
+    model, words = checkpoint.model, word_tokens(checkpoint, request.words)
     answers = model.logits(batch.at_last(batch.streams[-1])[:, None])[:, 0].argmax(-1).tolist()
     every = []
-    for row, (last, answer) in enumerate(zip(batch.last.tolist(), answers, strict=True)):
+    for tokens, last, answer in zip(batch.tokens, batch.last.tolist(), answers, strict=True):
         outputs = [Output(last, token) for token in words.values() or [answer]]
-        streams = batch.streams[:, row, : last + 1]
-        every.append(attribute(model, batch.tokens[row, : last + 1], streams, outputs, pad))
-    methods = list(every[0])
-    stacked = [torch.stack([*scores.values()], dim=1).movedim(-1, 0) for scores in every]
-    values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).movedim(1, -1).cpu()
-    finding = Finding(notes={"answers": checkpoint.pieces(answers)})
-    axes = {"output": list(words) or [OWN], "method": methods}
-    axes = {"prompt": batch.labels, **axes, "position": batch.axes["position"]}
-    finding.array("attribution", values, axes)
-    _add_agreement(finding, methods, values, batch.real.cpu())
-    return finding
+        every.append(attribute(model, tokens[: last + 1], outputs))
+    methods, outputs = list(every[0]), list(words) or [OWN]
+    stacked = [torch.stack([*scores.values()]).movedim(-1, 0) for scores in every]
+    values = pad_sequence(stacked, batch_first=True, padding_value=torch.nan).cpu()
+    prompts, positions = batch.labels, range(values.shape[1])
+    axes: dict[str, Any] = {
+        "prompt": prompts,
+        "position": positions,
+        "method": methods,
+        "output": outputs,
+    }
+    table.add("attribution", values, rows=False, **axes)
+    table.notes["answers"] = dict(zip(prompts, checkpoint.pieces(answers), strict=True))
+    agreement = torch.cat([rank_correlations(scores) for scores in stacked], dim=-1)
+    of = [prompt for prompt in prompts for _ in outputs]
+    for a, b in combinations(range(len(methods)), 2):
+        place: dict[str, Any] = {"method": methods[a], "with": methods[b]}
+        if not agreement[a, b].isnan().all():  # equal scores have none
+            table.add("rank correlation", agreement[a, b], prompt=of, **place)
 
 
-def _add_agreement(finding: Finding, methods: list[str], values: Tensor, real: Tensor) -> None:
-    """Rank correlation of every two methods' magnitudes, over prompts and outputs."""
+def rank_correlations(scores: Tensor) -> Tensor:
+    """Of the sizes of every two of M methods' scores `(T, M, outputs)`: `(M, M, outputs)`."""
     from scipy.stats import rankdata
 
-    every = []
-    for outputs, keep in zip(values, real, strict=True):
-        ranks = rankdata(outputs[..., keep].abs().numpy(), axis=-1)
-        every += [torch.corrcoef(torch.from_numpy(each)) for each in ranks]
-    correlations = torch.stack(every)  # equal scores have none
-    for a, b in combinations(range(len(methods)), 2):
-        each = correlations[:, a, b]
-        if len(each := each[~each.isnan()]):
-            place = {"method": methods[a], "with": methods[b]}
-            finding.mean("rank correlation", each.tolist(), **place)
+    ranks = torch.from_numpy(rankdata(scores.abs().cpu().numpy(), axis=0))
+    return torch.stack([torch.corrcoef(one.T) for one in ranks.unbind(-1)], dim=-1)

@@ -7,16 +7,18 @@ tellings of different stories, and with what would be shared if units were activ
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from markupsafe import Markup
 from torch import Tensor, nn
 
 from arch import LanguageModel
-from eval import RequestError, plots
-from eval.lenses import markup
-from eval.lenses.lens import Documents, Finding, Label, Request, lens, token_ids
+from eval import RequestError
+from eval.lenses.charts import Lines
+from eval.lenses.lens import Request, lens, token_ids
 from eval.lenses.stories import retellings
-from eval.lenses.trace import blocks_of
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, blocks_of
 from eval.models import Checkpoint
 
 OUTPUTS = ("down", "down_proj", "c_proj", "fc_out", "2")
@@ -110,55 +112,39 @@ def retelling_tokens(checkpoint: Checkpoint) -> Tensor:
     return torch.tensor([ids[:length] for ids in rows], device=device)
 
 
-def add_overlap(
-    finding: Finding, tokens: Tensor, active: dict[int, Tensor], vocabulary: int
-) -> None:
-    """Adds overlaps by layer, with intervals over stories.
-
-    The tokens `(2 N, T)` are those of first tellings, then of second ones; how many of them two
-    texts share needs no model. Units active in each text are `(2 N, F)`, by layer.
-    """
-    used = torch.zeros(len(tokens), vocabulary, dtype=torch.bool).scatter_(1, tokens.cpu(), True)
-    sets: dict[Label, Tensor] = {"tokens": used, **active}
-    for layer, texts in sets.items():
-        retold, unrelated = overlap_of_tellings(*texts.cpu().chunk(2))
-        chance, place = chance_overlap(texts.cpu()), {"of": UNITS, "layer": layer}
-        finding.mean("feature overlap", retold.tolist(), texts="retold", **place)
-        finding.mean("feature overlap", unrelated.tolist(), texts="unrelated", **place)
-        finding.number("feature overlap", chance, texts="chance", **place)
-        finding.mean("overlap above unrelated", (retold - unrelated).tolist(), **place)
+def add_overlap(table: Table, what: str, active: Tensor, **place: Any) -> None:
+    """Adds overlaps of texts by what is active in each, `(2 N, F)`: first tellings, then second."""
+    first, second = active.cpu().chunk(2)
+    retold, unrelated = overlap_of_tellings(first, second)
+    stories = range(len(retold))
+    for texts, overlaps in (("retold", retold), ("unrelated", unrelated)):
+        table.add(f"{what} overlap", overlaps, texts=texts, story=stories, **place)
+    table.add(f"{what} overlap", chance_overlap(active.cpu()), texts="chance", **place)
+    above = retold - unrelated
+    table.add(f"{what} overlap above unrelated", above, story=stories, **place)
 
 
-def _draw(documents: Documents) -> list[plots.Figure]:
-    rows = [r for r in documents.figures("feature overlap") if r["layer"] != "tokens"]
-    chart = plots.lines(rows, "layer", "intersection over union", "texts")
-    return [
-        plots.Figure(
-            "features-overlap",
-            "Do two tellings of one story share features?",
-            f"Overlap of the {UNITS} active in two texts: tellings of one story, "
-            "unrelated texts, and what the units' frequencies alone would give.",
-            plots.by_model(chart, rows),
+@lens(
+    "features",
+    "Shared features",
+    order=11,
+    charts=[
+        Lines(
+            of="feature overlap",
+            y="intersection over union",
+            colour="texts",
+            title="Do two tellings of one story share features?",
+            about=f"Overlap of the {UNITS} active in two texts: tellings of one story, unrelated "
+            "texts, and what the units' frequencies alone would give.",
         )
-    ]
-
-
-def _shared_tokens(documents: Documents) -> list[Markup]:
-    rows = [
-        (r["model"], r["texts"], f"{r['value']:.3f}")
-        for r in documents.figures("feature overlap")
-        if r["layer"] == "tokens"
-    ]
-    table = markup.table(("checkpoint", "texts", "intersection over union"), rows)
-    return [markup.folded("how many tokens the texts share", table)]
-
-
-@lens("features", "Shared features", figures=_draw, texts=_shared_tokens, order=14)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Whether two tellings of one story wake the same units, by layer."""
-    tokens, finding = retelling_tokens(checkpoint), Finding()
+    tokens = retelling_tokens(checkpoint)
     units = hidden_units(checkpoint.model, tokens)
     most = max(1, round(units.shape[-1] * SHARE))
-    active = {layer: active_in_text(values, most) for layer, values in enumerate(units, 1)}
-    add_overlap(finding, tokens, active, checkpoint.config.vocab_size)
-    return finding
+    for layer, values in enumerate(units, start=1):
+        add_overlap(table, "feature", active_in_text(values, most), layer=layer, of=UNITS)
+    used = torch.zeros(len(tokens), checkpoint.config.vocab_size, dtype=torch.bool)
+    add_overlap(table, "token", used.scatter_(1, tokens.cpu(), True))

@@ -5,10 +5,15 @@ colour blindness. Each token shows its number on hover, and when it has the keyb
 colours are set by a style sheet that the page has once.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from eval.lenses.table import Table
 
 STRONGEST = 8  # shades of a colour
 BREAKS = {"\n": "↵\n", "\r": "␍", "\t": "⇥\t"}
@@ -49,6 +54,12 @@ def highlighted(pieces: Sequence[str], methods: Mapping[str, Sequence[float]]) -
     return Markup("\n").join(sections)
 
 
+def highlights(title: str, answer: str, tokens: Markup, opened: bool) -> Markup:
+    """Highlighted tokens below the answer that they are of; they open on a click."""
+    section = Markup("<details{}><summary>{} (<code>{}</code>)</summary>{}</details>")
+    return section.format(Markup(" open" if opened else ""), title, answer, tokens)
+
+
 def _token(piece: str, score: float, largest: float) -> Markup:
     shade = round(STRONGEST * abs(score) / largest) if largest else 0
     style = f"{'f' if score > 0 else 'a'}{shade}" if shade else ""
@@ -59,7 +70,7 @@ def _token(piece: str, score: float, largest: float) -> Markup:
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
     """A small table as HTML, every text in it escaped."""
     head = Markup("").join(Markup("<th>{}</th>").format(column) for column in columns)
     body = Markup("").join(
@@ -72,6 +83,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
         '<div class="scroll"><table class="plain"><thead><tr>{}</tr></thead>'
         "<tbody>{}</tbody></table></div>"
     ).format(head, body)
+
+
+def texts(tables: Mapping[str, Table]) -> list[Markup]:
+    """The tables of words of all checkpoints, folded; those of one title and columns as one."""
+    lines: dict[tuple[str, ...], list[list[Any]]] = {}
+    for model, table in tables.items():
+        for one in table.texts:
+            for cells in one["lines"]:
+                shown = [codes(cell) if isinstance(cell, list) else cell for cell in cells]
+                lines.setdefault((one["title"], *one["columns"]), []).append([model, *shown])
+    return [
+        folded(title, html_table(("checkpoint", *columns), rows))
+        for (title, *columns), rows in lines.items()
+    ]
 
 
 def folded(summary: str, *content: Markup) -> Markup:

@@ -1,8 +1,8 @@
 """Tasks of lenses: one document and its rows for each lens, checkpoint and request.
 
-A document is `lenses/LENS-KEY.json` in the results directory: everything that the lens measured,
-with provenance, prompts and request. It is written whole or not at all, before its rows, which can
-be made of it again; a lens that has its document is not run again.
+A document is `lenses/LENS-KEY.json` in the results directory: the table of what the lens found,
+with provenance, prompts and request. It is written whole or not at all, before its rows, which are
+derived from it; a lens that has its document is not run again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from pathlib import Path
 
 from arch.files import write_text
 from eval import RequestError
-from eval.lenses.lens import FOLDER, Document, Finding, Lens, Record, Request
+from eval.lenses.lens import FOLDER, Document, Lens, Request
+from eval.lenses.table import Record, Table
 from eval.models import Checkpoint
 from eval.rows import Results, Row, row_key
 from eval.schema import SCHEMA
 
+MEASURED = ("value", "low", "high", "n", "reason")
+"""Fields of a figure that are no place."""
+
 
 @dataclass(frozen=True)
-class Look:
+class LensTask:
     """A task: one lens, one checkpoint, one request.
 
     Attributes:
@@ -56,13 +60,13 @@ class Look:
             started = time.perf_counter()
             try:
                 request = replace(self.request, store=results.directory)
-                finding = self.lens.find(self.checkpoint, request)
+                found = self.lens.find(self.checkpoint, request)
             except RequestError as refusal:
                 if self.strict:
                     raise
                 print(f"{self.lens.name} left out: {refusal}", file=sys.stderr)
                 return []
-            document = self._document(finding, time.perf_counter() - started)
+            document = self._document(found, time.perf_counter() - started)
             write_text(self.path(results.directory), json.dumps(document, allow_nan=False))
         return self.read(results)[1]
 
@@ -74,23 +78,17 @@ class Look:
         document = json.loads(path.read_text(encoding="utf-8"))
         return document, self._rows(document)
 
-    def _document(self, finding: Finding, seconds: float) -> Document:
+    def _document(self, found: Table, seconds: float) -> Document:
         request = self.request.record
-        prompts = [
-            prompt | {"pieces": self.checkpoint.pieces(list(prompt["tokens"]))}
-            for prompt in request.pop("prompts")
-        ]
         return {
             "schema": SCHEMA,
             "lens": self.lens.name,
             "about": self.lens.about,
             "key": self.key,
             "checkpoint": self.checkpoint.provenance,
-            "prompts": prompts,
+            "prompts": request.pop("prompts"),
             "request": request,
-            "arrays": {name: array.plain() for name, array in finding.arrays.items()},
-            "figures": [_finite(figure) for figure in finding.figures],
-            "notes": finding.notes,
+            **found.plain(),
             "seconds": round(seconds, 4),
         }
 
@@ -105,10 +103,9 @@ class Look:
             "length": max(prompt.real for prompt in prompts),
             "look": document["key"],
         }
-        measured = ("value", "low", "high", "n", "reason")
         rows = []
-        for figure in document["figures"]:
-            place = {name: value for name, value in figure.items() if name not in measured}
+        for figure in map(_finite, Table.read(document).figures()):
+            place = {name: value for name, value in figure.items() if name not in MEASURED}
             rows.append({"key": row_key(document["key"], place), **common, **figure})
         return rows
 

@@ -13,23 +13,17 @@ it goes when the write is left out and everything after it runs again. A share o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import plots
-from eval.lenses.lens import Documents, Finding, Request, averaged, lens
-from eval.lenses.trace import (
-    SUBLAYERS,
-    PromptBatch,
-    Trace,
-    blocks_of,
-    constants,
-    fixed_norm,
-    gather,
-    trace,
-)
+from eval.lenses.charts import Heat, Lines
+from eval.lenses.lens import Request, lens
+from eval.lenses.table import Table
+from eval.lenses.trace import SUBLAYERS, PromptBatch, Trace, blocks_of, constants, fixed_norm
 from eval.models import Checkpoint
 
 
@@ -91,9 +85,9 @@ def survival(model: LanguageModel, traced: Trace) -> tuple[dict[str, Tensor], Te
 
 
 def similarity(streams: Tensor, batch: PromptBatch) -> Tensor:
-    """Mean cosine of every two streams at the same position: `(S, B, T, D) -> (S, S)`."""
-    units = F.normalize(streams, dim=-1)[:, batch.real]
-    return torch.einsum("snd,und->su", units, units) / units.shape[1]
+    """Each prompt's mean cosine of two streams at a position: `(S, B, T, D)` to `(S, S, B)`."""
+    units = F.normalize(streams, dim=-1) * batch.real[..., None]
+    return torch.einsum("sbtd,ubtd->sub", units, units) / batch.real.sum(1)
 
 
 def update_shares(traced: Trace) -> Tensor:
@@ -108,110 +102,100 @@ def update_shares(traced: Trace) -> Tensor:
     return norm / stood.norm(dim=-1).clamp(min=torch.finfo(norm.dtype).tiny)
 
 
-def _draw(documents: Documents) -> list[plots.Figure]:
-    alike, shares = documents.records("similarity"), documents.records("update share")
-    squares = plots.heat(
-        alike, "layer", "other layer", "cosine",
-        sort_x="ascending", sort_y="descending", size=(280, 280),
-    )  # fmt: skip
-    norms = [r for r in documents.records("norm") if r["position"] > 0]
-    length = plots.lines(averaged(norms, "model", "layer"), "layer", "mean length", "model")
-    written = documents.at_tokens(documents.records("contribution to the answer"))
-    order = plots.options(written, "part")
-    parts = plots.heat(written, "place", "part", "logit", plots.DIVERGING, sort_y=order)
-    stays = documents.records("share still there")
-    writes = plots.lines(stays, "layer", "share still there", "write", ordered=True)
-    return [
-        plots.Figure(
-            "residual-similarity",
-            "How alike are the streams of two layers?",
-            "Cosine similarity of a position's vector after one layer and after another, averaged "
-            "over positions and prompts.",
-            plots.by_model(squares, alike),
+@lens(
+    "residual",
+    "The residual stream",
+    order=1,
+    charts=[
+        Heat(
+            of="similarity",
+            x="layer",
+            y="other layer",
+            value="cosine",
+            up=True,
+            size=(280, 280),
+            title="How alike are the streams of two layers?",
+            about="Cosine similarity of a position's vector after one layer and after another, "
+            "averaged over positions and prompts.",
         ),
-        plots.Figure(
-            "residual-updates",
-            "How much does each part add?",
-            "Length of what is added, as a share of the vector that it is added to.",
-            plots.by_model(plots.lines(shares, "layer", "share of the stream", "part"), shares),
+        Lines(
+            of="update share",
+            y="share of the stream",
+            colour="part",
+            name="updates",
+            title="How much does each part add?",
+            about="Length of what is added, as a share of the vector that it is added to.",
         ),
-        plots.Figure(
-            "residual-norm",
-            "How long are the vectors?",
-            "Length of the vectors by layer, averaged over positions but the first.",
-            length if norms else None,
+        Lines(
+            of="norm after the first position",
+            y="mean length",
+            name="norm",
+            title="How long are the vectors?",
+            about="Length of the vectors by layer, averaged over positions but the first.",
         ),
-        plots.Figure(
-            "residual-contributions",
-            "Which part writes the answer?",
-            "What each part adds directly to the logit of the model's own next token, above what "
-            "it adds to the mean logit, at each position; the parts sum to that logit.",
-            plots.chosen(parts, written, "model", "prompt"),
+        Heat(
+            of="contribution to the answer",
+            x="position",
+            y="part",
+            value="logit",
+            diverging=True,
+            name="contributions",
+            title="Which part writes the answer?",
+            about="What each part adds directly to the logit of the model's own next token, above "
+            "what it adds to the mean logit, at each position; the parts sum to that logit.",
         ),
-        plots.Figure(
-            "residual-survival",
-            "How long does what is written stay?",
-            "Share of each part's vector still found in later streams, along its own direction.",
-            plots.by_model(writes, stays),
+        Lines(
+            of="share of a write still there",
+            y="share still there",
+            colour="write",
+            ordered=True,
+            name="survival",
+            title="How long does what is written stay?",
+            about="Share of each part's vector still found in later streams, along its own "
+            "direction.",
         ),
-    ]
-
-
-@lens("residual", "The residual stream", figures=_draw, order=1)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """The stream by layer: likeness, updates, direct contributions."""
-    batch = gather(checkpoint, request.prompts)
-    traced = trace(checkpoint.model, batch.tokens)
-    finding = Finding()
-    _look_at_streams(finding, traced, batch)
-    _look_at_logits(finding, checkpoint, traced, batch)
-    _look_at_survival(finding, checkpoint.model, traced, batch)
-    return finding
+    model, streams = checkpoint.model, batch.streams
+    layers, later = range(len(streams)), range(1, len(streams))
+    pair: dict[str, Any] = {"layer": layers, "other layer": layers, "prompt": batch.labels}
+    table.add("similarity", similarity(streams, batch), rows=False, **pair)
+    for name, other in (("the layer before", streams[:-1]), ("layer 0", streams[:1])):
+        cosine = F.cosine_similarity(streams[1:], other, dim=-1)
+        table.add(f"cosine to {name}", batch.masked(cosine), layer=later, **batch.axes)
+    norms = batch.masked(streams.norm(dim=-1))
+    table.add("norm", norms, layer=layers, **batch.axes)
+    if norms.shape[-1] > 1:
+        where = {**batch.axes, "position": range(1, norms.shape[-1])}
+        table.add(
+            "norm after the first position", norms[..., 1:], rows=False, layer=layers, **where
+        )
+    shares, parts = batch.masked(update_shares(batch.trace)), (*SUBLAYERS, "block")
+    table.add("update share", shares, layer=later, part=parts, **batch.axes)
+    answers = model.logits(streams[-1]).argmax(-1)[..., None]
+    labels, written = contributions(model, streams[-1], batch.trace.parts, answers)
+    values = batch.masked(written[..., 0])
+    table.add("contribution to the answer", values, part=labels, **batch.axes)
+    _add_survival(table, model, batch)
 
 
-def _look_at_streams(finding: Finding, traced: Trace, batch: PromptBatch) -> None:
-    layers = range(len(traced.streams))
-    alike, norms = similarity(traced.streams, batch), traced.streams.norm(dim=-1)
-    finding.array("similarity", alike, {"layer": layers, "other layer": layers})
-    finding.array("norm", batch.masked(norms), {"layer": layers, **batch.axes})
-    finding.rows("norm", batch.mean(norms), {"layer": layers})
-    later = {"layer": layers[1:]}
-    finding.rows("cosine to the layer before", alike.diagonal(1), later)
-    finding.rows("cosine to layer 0", alike[1:, 0], later)
-    shares, axes = batch.mean(update_shares(traced)), {**later, "part": (*SUBLAYERS, "block")}
-    finding.array("update share", shares, axes)
-    finding.rows("update share", shares, axes)
-
-
-def _look_at_logits(
-    finding: Finding,
-    checkpoint: Checkpoint,
-    traced: Trace,
-    batch: PromptBatch,
-) -> None:
-    model, stream = checkpoint.model, traced.streams[-1]
-    answers = model.logits(stream).argmax(-1)
-    parts = contributions(model, stream, traced.parts, answers[..., None])
-    labels, written = parts[0], parts[1][..., 0]
-    where = {"part": labels, **batch.axes}
-    finding.array("contribution to the answer", batch.masked(written), where)
-    for label, value in zip(labels, batch.mean(written), strict=True):
-        layer, _, part = label.partition(" ")
-        place = {"layer": int(layer), "part": part} if layer.isdigit() else {"part": label}
-        finding.number("contribution to the answer", value, **place)
-
-
-def _look_at_survival(
-    finding: Finding, model: LanguageModel, traced: Trace, batch: PromptBatch
-) -> None:
-    measures, size = survival(model, traced)
-    weight, layers = batch.mean(size)[:, None], range(len(traced.streams))
-    writes = ["embedding", *[*traced.parts][len(traced.start) :]]
-    means = {name: batch.mean(x * size[:, None]) / weight for name, x in measures.items()}
-    there = "share still there"
-    finding.array(there, means[there], {"write": writes, "layer": layers})
-    for name, mean in means.items():
-        for part, sublayer in enumerate(SUBLAYERS):
-            for distance in layers[:-1]:  # the writes of block l are in the streams from l on
-                later = mean[1 + part :: 2, 1:].diagonal(distance)
-                finding.number(name, later.mean(), part=sublayer, distance=distance)
+def _add_survival(table: Table, model: LanguageModel, batch: PromptBatch) -> None:
+    """Of each prompt the shares of its writes, weighted by their squared lengths."""
+    measures, squares = survival(model, batch.trace)
+    weight = (squares * batch.real)[:, None]
+    depth, prompt = len(batch.streams) - 1, batch.labels
+    writes = ["embedding", *[*batch.trace.parts][len(batch.trace.start) :]]
+    for name, share in measures.items():
+        mean = (share * weight).sum(-1) / weight.sum(-1)  # (W, n + 1, B)
+        if name == "share still there":
+            chart, layers = "share of a write still there", range(depth + 1)
+            table.add(chart, mean, rows=False, write=writes, layer=layers, prompt=prompt)
+        by_distance = torch.stack(
+            [  # the writes of block l are in the streams from l on
+                torch.stack([mean[1 + part :: 2, 1:].diagonal(d).mean(-1) for d in range(depth)])
+                for part in range(len(SUBLAYERS))
+            ]
+        )
+        table.add(name, by_distance, part=SUBLAYERS, distance=range(depth), prompt=prompt)

@@ -1,7 +1,7 @@
 """Steering: a direction added to the stream of every position, while a model reads and writes.
 
-    model = steered(model, layer=3, vector=coefficient * direction)
-    generate(model, tokens, 40)
+    with steered(model, layer=3, vector=coefficient * direction):
+        generate(model, tokens, 40)
 
 The lens learns directions from stories that differ in one word, and swaps a name, an animal or a
 mood: one word's direction is subtracted, another's added. The figures say whether the answer
@@ -10,17 +10,17 @@ follows in that attribute, and stays in the others.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from markupsafe import Markup
-from torch import Tensor, nn
+from torch import Tensor
 
 from arch import LanguageModel, generate
-from eval import RequestError, plots
-from eval.lenses.lens import Documents, Finding, Request, lens
+from eval import RequestError
+from eval.lenses.charts import Lines
+from eval.lenses.lens import Request, lens
 from eval.lenses.stories import (
     Story,
     Swap,
@@ -31,14 +31,8 @@ from eval.lenses.stories import (
     swaps,
     tell_story,
 )
-from eval.lenses.trace import (
-    PromptBatch,
-    blocks_of,
-    read_on,
-    side_by_side,
-    spaced_layers,
-    states_of,
-)
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, blocks_of, run_on, side_by_side, spaced_layers
 from eval.models import Checkpoint
 from tokenizer import END_OF_TEXT
 
@@ -97,38 +91,20 @@ def learn_directions(checkpoint: Checkpoint, seed: int = 0) -> Directions:
     return means
 
 
-class SteeredBlock(nn.Module):
-    """A block with a vector added to its outputs, `(D,)` or one for each row, `(B, 1, D)`."""
+@contextmanager
+def steered(model: LanguageModel, layer: int, vector: Tensor) -> Iterator[LanguageModel]:
+    """Within the block, the model has a vector added after block `layer` (1 or more).
 
-    def __init__(self, block: nn.Module, vector: Tensor) -> None:
-        super().__init__()
-        self.block, self.vector = block, vector
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, T, D) -> (B, T, D)`."""
-        return self.block(x) + self.vector
-
-    def prefix(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """As `Block.prefix`."""
-        y, after = self.block.prefix(x, state)  # pyright: ignore[reportCallIssue]
-        return y + self.vector, after
-
-    def step(self, x: Tensor, state: Any) -> Tensor:
-        """As `Block.step`."""
-        return self.block.step(x, state) + self.vector  # pyright: ignore[reportCallIssue]
-
-
-def steered(model: LanguageModel, layer: int, vector: Tensor) -> LanguageModel:
-    """The same model, the same weights, with a vector added after block `layer` (1 or more).
-
-    The vector is as of `SteeredBlock`. It reads, predicts and generates like any other.
+    The vector is `(D,)`, or one for each row, `(B, 1, D)`. The model reads, predicts and generates
+    like any other: whole, in prefixes and step by step.
     """
-    blocks = blocks_of(model)
-    blocks[layer - 1] = SteeredBlock(blocks[layer - 1], vector)
-    changed = copy.copy(model)
-    changed._modules = dict(model._modules)
-    changed.blocks = nn.ModuleList(blocks)
-    return changed
+    block = blocks_of(model)[layer - 1]
+    combine = block.combine
+    block.combine = lambda x, mixed: combine(x, mixed) + vector
+    try:
+        yield model
+    finally:
+        del block.combine
 
 
 def log_odds_change(
@@ -159,99 +135,86 @@ def swap_vectors(means: Tensor, words: dict[str, int], old: Sequence[int]) -> Te
 def logits_after(batch: PromptBatch, layer: int, vectors: Tensor, start: Tensor) -> Tensor:
     """Logits after each story, `(B, K, V)`, with each of K vectors `(B, K, D)` added to its stream.
 
-    They are added after block `layer`, from each story's position `start` `(B,)` on; what all
-    stories have before is not computed again.
+    They are added after block `layer`, from each story's position `start` `(B,)` on.
     """
-    model, (B, K, _), first = batch.model, vectors.shape, int(start.min())
-    states = states_of(model, batch.streams, layer, first) if first else []
-    stream = batch.streams[layer, :, None, first:]
-    later = torch.arange(stream.shape[2], device=start.device) >= (start - first)[:, None]
+    stream, (B, K, _) = batch.streams[layer, :, None], vectors.shape
+    later = torch.arange(stream.shape[2], device=start.device) >= start[:, None]
     x = stream + vectors[:, :, None] * later[:, None, :, None]
-    last = (batch.last - first).repeat_interleave(K)
-    return read_on(model, x.flatten(0, 1), layer, states, last).unflatten(0, (B, K))
+    last = batch.last.repeat_interleave(K)
+    return run_on(batch.model, x.flatten(0, 1), layer, last).unflatten(0, (B, K))
 
 
-def _draw(documents: Documents) -> list[plots.Figure]:
-    rows = documents.records("swap", place="word")
-    chart = plots.lines(rows, "layer", "change of log-odds, nats", "measured", "by")
-    return [
-        plots.Figure(
-            "steering-swap",
-            "Does a swapped feature change what is said, and only that?",
-            "One attribute's direction subtracted and another's added at the word: the swapped "
-            "part ought to follow, the others to stay; a random direction of equal length beside.",
-            plots.chosen(chart, rows, "model", "attribute"),
+@lens(
+    "steering",
+    "Swapped features",
+    order=10,
+    charts=[
+        Lines(
+            of="swap effect",
+            y="change of log-odds, nats",
+            colour="measured",
+            dash="by",
+            where={"place": "word"},
+            name="swap",
+            title="Does a swapped feature change what is said, and only that?",
+            about="One attribute's direction subtracted and another's added at the word: the "
+            "swapped part ought to follow, the others to stay; a random direction of equal length "
+            "beside.",
         )
-    ]
-
-
-def _sample_table(documents: Documents) -> list[Markup]:
-    return documents.table(
-        "samples",
-        "text written with features swapped",
-        ("swapped", "goes on with"),
-        lambda sample: (sample["swapped"], sample["text"]),
-    )
-
-
-@lens("steering", "Swapped features", figures=_draw, texts=_sample_table, order=13)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Whether swapping a name, animal or mood inside changes what is said, and only it."""
-    model, words, finding = checkpoint.model, require_words(checkpoint.tokenizer), Finding()
+    model, words = checkpoint.model, require_words(checkpoint.tokenizer)
     directions = learn_directions(checkpoint, request.seed)
     layers = spaced_layers(len(model.blocks), LAYERS)
     pairs = swaps(checkpoint.tokenizer, max(4, request.tokens // TOKENS), request.seed)
     generator = torch.Generator().manual_seed(request.seed)
-    values = torch.full((len(words), len(PLACES), len(layers), len(EFFECTS), 2), torch.nan)
     plain = batch_stories(checkpoint, [p.story for p in pairs if p.attribute == pairs[0].attribute])
     other = batch_stories(checkpoint, [pair.swapped for pair in pairs])
     before = model.logits(plain.at_last(plain.streams[-1])[:, None])[:, 0]
-    swapped = read_on(model, model.with_positions(model.embed(other.tokens)), last=other.last)
-    for a, attribute in enumerate(words):
+    swapped = model.logits(other.at_last(other.streams[-1])[:, None])[:, 0]
+    gained = torch.zeros(len(layers))
+    for a, (attribute, known) in enumerate(words.items()):
         asked = [pair for pair in pairs if pair.attribute == attribute]
         originals = [pair.story for pair in asked]
         after = swapped[a * len(asked) :][: len(asked)]
-        _add_effect(finding, asked, log_odds_change(words, originals, before, after), by="text")
+        _add_effect(table, asked, log_odds_change(words, originals, before, after)[None], by="text")
         old = [one.words[attribute] for one in originals]
         at_word = torch.tensor([one.places[attribute] for one in originals]).to(plain.last)
-        for p, (place, start) in enumerate(zip(PLACES, (at_word, plain.last), strict=True)):
+        for place, start in zip(PLACES, (at_word, plain.last), strict=True):
             means = directions[attribute, place]
             for column, layer in enumerate(layers):
-                real = swap_vectors(means[:, layer], words[attribute], old)
+                real = swap_vectors(means[:, layer], known, old)
                 noise = torch.randn(real.shape, generator=generator).to(real)
                 noise *= real.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
                 after = logits_after(plain, layer, torch.cat([real, noise], dim=1), start)
-                for e, by in enumerate(EFFECTS):
-                    moved = log_odds_change(words, originals, before, after[:, e])
-                    _add_effect(finding, asked, moved, by=by, place=place, layer=layer)
-                    means_of = [record["value"] for record in finding.figures[-2:]]
-                    values[a, p, column, e] = torch.tensor(means_of)
-    axes = {
-        "attribute": list(words),
-        "place": PLACES,
-        "layer": layers,
-        "by": EFFECTS,
-        "measured": ("swapped", "others"),
-    }
-    finding.array("swap", values, axes)
-    best = layers[int(values[:, 0, :, 0, 0].mean(0).argmax())]
-    finding.notes["samples"] = samples(checkpoint, directions, best)
-    return finding
+                moved = [
+                    log_odds_change(words, originals, before, each) for each in after.unbind(1)
+                ]
+                _add_effect(table, asked, torch.stack(moved), by=EFFECTS, place=place, layer=layer)
+                own = torch.tensor([pair.story.cue == attribute for pair in asked])
+                gained[column] += float(moved[0].cpu()[own].mean()) * (place == "word")
+    lines = samples(checkpoint, directions, layers[int(gained.argmax())])
+    columns = ("swapped", "goes on with")
+    table.say("text written with features swapped", columns, lines)
 
 
-def _add_effect(finding: Finding, asked: list[Swap], moved: Tensor, **place: Any) -> None:
-    """Change of log-odds in the swapped attribute, and its size in the others."""
-    for measured, changes in (("swapped", moved), ("others", moved.abs())):
-        chosen = [
-            (change, pair.number)
-            for change, pair in zip(changes.tolist(), asked, strict=True)
-            if (pair.story.cue == pair.attribute) == (measured == "swapped")
-        ]
-        about = {"measured": measured, "attribute": asked[0].attribute, **place}
-        finding.mean("swap effect", [c for c, _ in chosen], [n for _, n in chosen], **about)
+def _add_effect(table: Table, asked: list[Swap], moved: Tensor, by: Any, **place: Any) -> None:
+    """Changes of log-odds `(by, stories)`: in the swapped attribute, and their sizes in others."""
+    own = torch.tensor([pair.story.cue == pair.attribute for pair in asked])
+    numbers = torch.tensor([pair.number for pair in asked])
+    moved = moved if len(moved) > 1 else moved[0]
+    for measured, changes, kept in (("swapped", moved, own), ("others", moved.abs(), ~own)):
+        if kept.any():
+            axes = {} if isinstance(by, str) else {"by": by}
+            axes |= {"story": numbers[kept].tolist()}
+            axes |= {"by": by} if isinstance(by, str) else {}
+            about = {"measured": measured, "attribute": asked[0].attribute, **place}
+            table.add("swap effect", changes.cpu()[..., kept], **axes, **about)
 
 
-def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[dict[str, str]]:
+def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[list[str]]:
     """One held-out story told on as it is, and with each attribute swapped at every position."""
     tokenizer, words = checkpoint.tokenizer, attribute_words(checkpoint.tokenizer)
     ((frame, chosen),) = contexts(tokenizer, 1, True)
@@ -262,11 +225,9 @@ def samples(checkpoint: Checkpoint, directions: Directions, layer: int) -> list[
         names = {token: word for word, token in known.items()}
         labels.append(f"{attribute}: {names[old]} to {names[following(known, old)]}")
         vectors.append(swap_vectors(directions[attribute, "word"][:, layer], known, [old]))
-    model = steered(checkpoint.model, layer, torch.cat(vectors))
     prompt = torch.tensor([start.tokens] * len(labels), device=vectors[0].device)
     end = tokenizer.token_to_id(END_OF_TEXT)
-    texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(start.tokens) :]
-    return [
-        {"swapped": label, "prompt": start.text, "text": tokenizer.decode(row)}
-        for label, row in zip(labels, texts.tolist(), strict=True)
-    ]
+    with steered(checkpoint.model, layer, torch.cat(vectors)) as model:
+        texts = generate(model, prompt, NEW, temperature=0, stop=end)[:, len(start.tokens) :]
+    told = [tokenizer.decode(row) for row in texts.tolist()]
+    return [[label, text] for label, text in zip(labels, told, strict=True)]

@@ -35,9 +35,14 @@ class PromptBatch:
     labels: list[str]  # a name for each prompt
 
     @cached_property
+    def trace(self) -> Trace:
+        """What the model makes of them, once for all lenses."""
+        return trace(self.model, self.tokens)
+
+    @property
     def streams(self) -> Tensor:
-        """What `streams_of` gives, `(n + 1, B, T, D)`."""
-        return streams_of(self.model, self.tokens)
+        """Those of the trace, `(n + 1, B, T, D)`."""
+        return self.trace.streams
 
     @property
     def last(self) -> Tensor:
@@ -45,18 +50,18 @@ class PromptBatch:
         return self.real.sum(dim=1) - 1
 
     @property
-    def axes(self) -> dict[str, Sequence[Any]]:
+    def axes(self) -> dict[str, Any]:
         """Of arrays over prompts and their positions."""
         return {"prompt": self.labels, "position": range(self.tokens.shape[1])}
+
+    @property
+    def prompt_of(self) -> list[str]:
+        """The label of each real position, prompt by prompt."""
+        return [self.labels[row] for row in self.real.nonzero()[:, 0].tolist()]
 
     def at_last(self, values: Tensor) -> Tensor:
         """`(..., B, T, D)` at the last position of each prompt, `(..., B, D)`."""
         return values[..., torch.arange(len(self.last), device=self.last.device), self.last, :]
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean over real positions of values `(..., B, T)`."""
-        weight = self.real.to(values.dtype)
-        return (values * weight).sum((-2, -1)) / weight.sum()
 
     def masked(self, values: Tensor) -> Tensor:
         """Values `(..., B, T)`, NaN past a prompt's end."""
@@ -180,64 +185,18 @@ def spaced_layers(depth: int, most: int) -> list[int]:
     return [round(depth * (i + 1) / count) for i in range(count)]
 
 
-def states_of(
-    model: LanguageModel, streams: Tensor, layer: int, stop: int, before: Sequence[Any] = ()
-) -> list[Any]:
-    """What the mixers after block `layer` remember of P prompts' positions before `stop`.
-
-    The prompts' streams are `(n + 1, P, T, D)`. `before` is what they remember of the positions
-    before those that the streams begin with.
-    """
-    blocks = blocks_of(model)[layer:]
-    known = before or [None] * len(blocks)
-    return [
-        block.token_mixer.prefix(block.norm_token(stream[:, :stop]), state)[1]
-        for block, stream, state in zip(blocks, streams[layer:-1], known, strict=True)
-    ]
-
-
-def read_on(
-    model: LanguageModel,
-    x: Tensor,
-    layer: int = 0,
-    states: Sequence[Any] = (),
-    last: Tensor | None = None,
-) -> Tensor:
+def run_on(model: LanguageModel, x: Tensor, layer: int = 0, last: Tensor | None = None) -> Tensor:
     """Logits after the `last` position `(R,)` of each row of streams, or the final one, `(R, V)`.
 
-    The streams `(R, S, D)` are those after block `layer`, at positions that follow those of which
-    the mixers have `states`.
+    The streams `(R, T, D)` are those after block `layer`, changed in any way.
     """
-    blocks, rows = blocks_of(model)[layer:], torch.arange(len(x), device=x.device)
-    last = torch.full_like(rows, x.shape[1] - 1) if last is None else last
-    for i, block in enumerate(blocks):
-        read = block.norm_token(x)
-        mixed = block.token_mixer.step(read, states[i]) if states else block.token_mixer(read)
-        if block is blocks[-1]:
-            x, mixed = x[rows, last, None], mixed[rows, last, None]
-        x = block.combine(x, mixed)
-    return model.logits(x if blocks else x[rows, last, None])[:, 0]
-
-
-def run_variants(
-    model: LanguageModel, streams: Tensor, variants: Tensor, first: Sequence[int], layer: int
-) -> Tensor:
-    """Logits after the last position of many variants of one prompt, `(R, V)`.
-
-    A causal model computes the same as for the prompt itself at every position before the first one
-    that a variant changes, so those are not computed again. The prompt's streams are
-    `(n + 1, T, D)`; the variants `(R, T, D)` are like its stream after block `layer` before the
-    positions `first`, which are in order.
-    """
-    row, known, states, ends = 0, 0, [], []
-    while row < len(variants):
-        start = first[row]
-        if start > known:
-            states = states_of(model, streams[:, None, known:], layer, start - known, states)
-            known = start
-        some = slice(row, row + max(1, TOGETHER // (variants.shape[1] - start)))
-        ends.append(read_on(model, variants[some, start:], layer, states))
-        row = some.stop
+    if last is None:
+        last = torch.full((len(x),), x.shape[1] - 1, device=x.device)
+    ends = []
+    for some, at in zip(*(v.split(max(1, TOGETHER // x.shape[1])) for v in (x, last)), strict=True):
+        for block in blocks_of(model)[layer:]:
+            some = block(some)
+        ends.append(model.logits(some[torch.arange(len(some), device=x.device), at, None])[:, 0])
     return torch.cat(ends)
 
 

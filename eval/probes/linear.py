@@ -2,17 +2,18 @@
 
 For every layer and offset o a classifier from the output at position t to the token at t + o, in
 two kinds: Gaussian in closed form (`eval.classifiers`), and softmax regression by AdamW that starts
-from it. The stories go through the model once for each layer; then one offset is fitted after the
-other, so that one vocabulary's weights are in memory at a time. The Gaussian probe's scores are
-turned into probabilities by one factor, fitted on windows held back, on top of the tokens' own
-frequencies: a probe that learns nothing is left with those.
+from it. The stories go through the model once for each layer, and the outputs' second moment, which
+is all but the same for every offset, is summed once; then one offset is fitted after the other, so
+that one vocabulary's weights are in memory at a time. The Gaussian probe's scores are turned into
+probabilities by one factor, fitted on windows held back, on top of the tokens' own frequencies: a
+probe that learns nothing is left with those.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,7 +23,14 @@ from torch import Tensor
 from eval import RequestError
 from eval.artefacts import fitted
 from eval.circuit import Circuit
-from eval.classifiers import SMOOTHING, Classifier, TokenMoments, calibrated, gaussian
+from eval.classifiers import (
+    SMOOTHING,
+    Classifier,
+    TokenMoments,
+    calibrated,
+    gaussian,
+    second_moment,
+)
 from eval.models import Checkpoint, tokens_at_once
 from eval.ranks import token_ranks
 from eval.rows import Results, Row, row_key
@@ -50,11 +58,6 @@ class ProbeText:
     length: int
     train: int
     valid: int
-
-    @property
-    def fit(self) -> dict[str, Any]:
-        """The fields that a fit depends on."""
-        return {"corpus": self.corpus, "length": self.length, "train": self.train}
 
     def load(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Windows to fit on and windows to judge on, `(N, length)`, on the model's device.
@@ -146,41 +149,68 @@ def outputs_of(circuit: Circuit, windows: Tensor) -> Tensor:
     return outputs
 
 
-def fit_linear(
-    outputs: Tensor, windows: Tensor, offset: int, embedding: Tensor, training: Training
-) -> dict[str, Classifier]:
-    """Fits the probes of a site and an offset: classifiers that give logits, by kind.
+@dataclass
+class ProbeFit:
+    """Fits the probes of a site; what its offsets share is computed once, when it is needed.
 
-    Args:
-        outputs: of the site, `(N, T, F)`.
-        windows: the stories that they are of, `(N, T)`; the offset is shorter than T.
-        offset: o of the token at t + o that the output at t is asked for.
+    Attributes:
+        read: gives the site's outputs for stories, `(N, T)` to `(N, T, F)`.
+        windows: the stories, `(N, T)`, N at least 2.
         embedding: of the vocabulary, `(V, D)`.
         training: of the softmax probe.
     """
-    held = max(1, round(HELD_BACK * len(windows)))
-    moments = TokenMoments(len(embedding), outputs.shape[-1], outputs.device)
-    for x, y in _batches(outputs[held:], windows[held:], offset):
-        moments.add(x, y)
-    x, y = (part[:FACTOR_EXAMPLES] for part in _examples(outputs[:held], windows[:held], offset))
-    start = calibrated(gaussian(moments, embedding), moments.log_share().float(), x, y)
-    probes = {"gaussian": start}
-    if training.steps:
-        probes["softmax"] = _train(
-            outputs[held:], windows[held:], offset, moments.covariance, start, training
-        )
-    return probes
+
+    read: Callable[[Tensor], Tensor]
+    windows: Tensor
+    embedding: Tensor
+    training: Training
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Of the site, `(N, T, F)`."""
+        return self.read(self.windows)
+
+    @cached_property
+    def held(self) -> int:
+        """Windows, the first ones, that set the factor of the Gaussian scores."""
+        return max(1, round(HELD_BACK * len(self.windows)))
+
+    @cached_property
+    def second(self) -> Tensor:
+        """Second moment of the outputs that are fitted on, `(F, F)`."""
+        return second_moment(self.outputs[self.held :])
+
+    def fit(self, offset: int) -> dict[str, Classifier]:
+        """Classifiers that give logits of the token at t + offset, by kind."""
+        asked, y = aligned(self.outputs, self.windows, offset)
+        x, y, T = asked[self.held :], y[self.held :], asked.shape[1]
+        rest = self.outputs[self.held :]
+        edge = rest[:, T:] if offset > 0 else rest[:, : rest.shape[1] - T]
+        second = self.second - second_moment(edge)
+        moments = TokenMoments.of(x, y, len(self.embedding), second)
+        known = (part[: self.held].flatten(0, 1)[:FACTOR_EXAMPLES]
+                 for part in aligned(self.outputs, self.windows, offset))  # fmt: skip
+        gauss = gaussian(moments, self.embedding)
+        start = calibrated(gauss, moments.log_share().float(), *known)
+        if not self.training.steps:
+            return {"gaussian": start}
+        return {
+            "gaussian": start,
+            "softmax": _train(x, y, moments.covariance, start, self.training),
+        }
 
 
 @torch.no_grad()
-def score_linear(
+def score_probes(
     outputs: Tensor, windows: Tensor, offset: int, probes: Mapping[str, Classifier]
 ) -> dict[str, TokenScore]:
-    """How well probes of a site and an offset read other stories, as in `fit_linear`."""
+    """How well probes of a site and an offset read other stories, as in `fit_probes`."""
     scores = {kind: TokenScore(len(probe.bias)) for kind, probe in probes.items()}
-    for x, y in _batches(outputs, windows, offset):
+    x, y = aligned(outputs, windows, offset)
+    step = max(1, SCORED // windows.shape[1])
+    for some, of in zip(x.split(step), y.split(step), strict=True):
         for kind, probe in probes.items():
-            scores[kind].add(probe(x), y)
+            scores[kind].add(probe(some.flatten(0, 1)), of.flatten())
     return scores
 
 
@@ -194,27 +224,15 @@ def score_unigram(train: Tensor, valid: Tensor, vocabulary: int) -> TokenScore:
     return score
 
 
-def _examples(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """Outputs and the tokens asked for, `(N, F)` and `(N,)`."""
+def aligned(outputs: Tensor, windows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Outputs at the positions that have a token so far away, and those tokens, `(N, T - |o|)`."""
     T = windows.shape[1]
-    x = outputs[:, max(0, -offset) : T - max(0, offset)]
-    y = windows[:, max(0, offset) : T + min(0, offset)]
-    return x.flatten(0, 1), y.flatten()
-
-
-def _batches(outputs: Tensor, windows: Tensor, offset: int) -> Iterator[tuple[Tensor, Tensor]]:
-    step = max(1, SCORED // windows.shape[1])
-    for some, of in zip(outputs.split(step), windows.split(step), strict=True):
-        yield _examples(some, of, offset)
+    asked = outputs[:, max(0, -offset) : T - max(0, offset)]
+    return asked, windows[:, max(0, offset) : T + min(0, offset)]
 
 
 def _train(
-    outputs: Tensor,
-    windows: Tensor,
-    offset: int,
-    covariance: Tensor,
-    start: Classifier,
-    training: Training,
+    outputs: Tensor, tokens: Tensor, covariance: Tensor, start: Classifier, training: Training
 ) -> Classifier:
     """Softmax regression in whitened features, where one rate suits all directions."""
     eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
@@ -225,19 +243,29 @@ def _train(
     optimiser = torch.optim.AdamW([weight, bias], lr=training.rate, weight_decay=DECAY)
     generator = torch.Generator().manual_seed(training.seed)
     for i in range(training.steps):
-        chosen = torch.randint(len(windows), (training.windows,), generator=generator)
-        chosen = chosen.to(windows.device)
-        x, y = _examples(outputs[chosen], windows[chosen], offset)
+        chosen = torch.randint(len(tokens), (training.windows,), generator=generator)
+        chosen = chosen.to(tokens.device)
+        x = (outputs[chosen].flatten(0, 1) - start.center) @ whiten
         with torch.enable_grad():
-            F.cross_entropy((x - start.center) @ whiten @ weight + bias, y).backward()
+            F.cross_entropy(x @ weight + bias, tokens[chosen].flatten()).backward()
         optimiser.param_groups[0]["lr"] = training.rate * (1 - i / training.steps)
         optimiser.step()
         optimiser.zero_grad()
     return Classifier(start.center, whiten @ weight.detach(), bias.detach())
 
 
+def pack(probes: Mapping[Any, Classifier]) -> dict[str, Tensor]:
+    """Classifiers by a key as tensors by name, for a file; `unpack` reads them."""
+    return {f"{key}.{n}": t for key, probe in probes.items() for n, t in probe._asdict().items()}
+
+
+def unpack(tensors: Mapping[str, Tensor], key: Any) -> Classifier:
+    """The classifier of a key."""
+    return Classifier(*(tensors[f"{key}.{name}"] for name in Classifier._fields))
+
+
 @dataclass(frozen=True)
-class Probes:
+class ProbeTask:
     """A task: linear probes of all offsets of a layer."""
 
     checkpoint: Checkpoint
@@ -247,26 +275,35 @@ class Probes:
     training: Training
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of probes that are fitted."""
+        return KINDS if self.training.steps else KINDS[:1]
+
+    @property
     def keys(self) -> list[str]:
         """The rows' keys."""
-        kinds = KINDS if self.training.steps else KINDS[:1]
-        return [self._key(offset, kind) for offset in self.offsets for kind in kinds]
+        return [self._key(offset, kind) for offset in self.offsets for kind in self.kinds]
 
     def run(self, results: Results) -> list[Row]:
         """One row per offset and kind of probe; fits are kept, or read where they were kept."""
         train, valid = self.stories.load(self.checkpoint)
         circuit = Circuit(self.checkpoint.model, self.layer)
-        read, outputs = outputs_of(circuit, valid), cache(partial(outputs_of, circuit, train))
-        T, V = self.stories.length, self.checkpoint.config.vocab_size
-        rows = []
+        read = partial(outputs_of, circuit)
+        fit, judged, rows = (
+            ProbeFit(read, train, circuit.vocabulary, self.training),
+            read(valid),
+            [],
+        )
         for offset in self.offsets:
             started = time.perf_counter()
-            about = {"probe": "linear", "layer": self.layer, "offset": offset, **self.stories.fit}
+            about = {"probe": "linear", "layer": self.layer, "offset": offset}
             about |= asdict(self.training) if self.training.steps else {}
-            fit = partial(self._tensors, circuit, outputs, train, offset)
-            tensors = fitted(results.directory, self.checkpoint, about, [train], fit)
-            scores = score_linear(read, valid, offset, _classifiers(tensors))
-            nothing = score_unigram(train, valid[:, max(0, offset) : T + min(0, offset)], V)
+            make = partial(lambda o: pack(fit.fit(o)), offset)
+            tensors = fitted(results.directory, self.checkpoint, about, [train], make)
+            probes = {kind: unpack(tensors, kind) for kind in self.kinds}
+            scores = score_probes(judged, valid, offset, probes)
+            asked = aligned(judged, valid, offset)[1]
+            nothing = score_unigram(train, asked, self.checkpoint.config.vocab_size)
             seconds = round((time.perf_counter() - started) / len(scores), 4)
             rows += [
                 {
@@ -285,23 +322,9 @@ class Probes:
             ]
         return rows
 
-    def _tensors(
-        self, circuit: Circuit, outputs: Callable[[], Tensor], train: Tensor, offset: int
-    ) -> dict[str, Tensor]:
-        probes = fit_linear(outputs(), train, offset, circuit.vocabulary, self.training)
-        return {f"{k}.{n}": t for k, p in probes.items() for n, t in p._asdict().items()}
-
     def _settings(self, kind: str) -> dict[str, Any]:
         return asdict(self.stories) | (asdict(self.training) if kind == "softmax" else {})
 
     def _key(self, offset: int, kind: str) -> str:
         about = self.checkpoint.identity
         return row_key(*about, "probe", self.layer, offset, kind, self._settings(kind))
-
-
-def _classifiers(tensors: Mapping[str, Tensor]) -> dict[str, Classifier]:
-    return {
-        kind: Classifier(*(tensors[f"{kind}.{name}"] for name in Classifier._fields))
-        for kind in KINDS
-        if f"{kind}.bias" in tensors
-    }

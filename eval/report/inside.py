@@ -9,8 +9,10 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from eval.drawing import Figure
-from eval.lenses.lens import Document, Documents, Lens, lenses
+from eval.lenses.lens import Document, Lens, lenses, model_name
+from eval.lenses.table import Table
 from eval.schema import Row
+from eval.text import say_once
 
 
 class LensSection(NamedTuple):
@@ -45,20 +47,21 @@ def lens_sections(documents: Sequence[Document], rows: Sequence[Row] = ()) -> li
     known = lenses()
     parts = []
     for name in [*(n for n in known if n in by_lens), *(n for n in by_lens if n not in known)]:
-        several = Documents(document for _, document in sorted(by_lens[name].items()))
+        several = [document for _, document in sorted(by_lens[name].items())]
         about = several[0]["about"]
         about = f"{about[:1].upper()}{about[1:]}{'' if about.endswith('?') else '.'}"
         parts.append(_section(name, about, several, known.get(name)))
     return parts
 
 
-def _section(name: str, about: str, documents: Documents, lens: Lens | None) -> LensSection:
+def _section(name: str, about: str, documents: list[Document], lens: Lens | None) -> LensSection:
     if lens is None:
+        say_once(f"lens {name} is left out: give the file that defines it as --plugin FILE")
         text = Markup("<p>Its figures are drawn by the file that defines it: give that file to the "
                       "command of this page as <code>--plugin FILE</code>.</p>")  # fmt: skip
         return LensSection(name, name, about, [], [text])
-    drawn = [figure for figure in lens.figures(documents) if figure.chart is not None]
-    return LensSection(name, lens.title or name, about, drawn, lens.texts(documents))
+    tables = {model_name(one): Table.read(one) for one in documents}
+    return LensSection(name, lens.title, about, lens.figures(tables), lens.texts(tables))
 
 
 def _weights(one: Document) -> tuple[str, int, str]:

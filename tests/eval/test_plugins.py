@@ -46,12 +46,13 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     assert [(row["lens"], row["figure"], row["layer"]) for row in rows] == [
         ("lengths", "last length", layer) for layer in range(len(checkpoint.model.blocks) + 1)
     ]
+    assert all((row["n"], row.get("low")) == (1, None) for row in rows)  # of one prompt
     for row in rows:
         last = checkpoint.model.hidden(embedded, row["layer"])[0, -1]
         assert row["value"] == pytest.approx(float(last.norm()), rel=1e-5)
     assert main(["report", str(out), "--out", str(page), "--plugin", str(plugin)]) == 0
-    assert 'id="lengths-last"' in page.read_text(encoding="utf-8")
-    capsys.readouterr()
+    assert 'id="lengths-last-length"' in page.read_text(encoding="utf-8")
+    assert "left out" not in capsys.readouterr().err
     assert main(["lenses", "--plugin", str(plugin), "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["name"] == "residual"
@@ -59,15 +60,17 @@ def test_the_lens_of_the_document_measures_and_draws(plugin, model_directory, tm
     del REGISTER["lengths"]
     assert main(["report", str(out), "--out", str(page)]) == 0
     assert "<code>--plugin FILE</code>" in page.read_text(encoding="utf-8")
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["lens lengths is left out: give the file that defines it as --plugin FILE"]
 
 
 def test_a_lens_of_a_name_that_is_taken_is_refused(tmp_path):
     """Also where the file comes before the lenses of our own, as in a new process."""
     path = tmp_path / "again.py"
-    path.write_text("from eval.lenses.lens import lens\n@lens('ov')\ndef find(c, r): ...\n")
+    path.write_text("from eval.lenses.lens import lens\n@lens('logit')\ndef measure(*_): ...\n")
     command = [sys.executable, "-m", "eval", "lenses", "--plugin", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.startswith(f"error: --plugin {path}: the name ov is taken")
+    assert done.stderr.startswith(f"error: --plugin {path}: the name logit is taken")
     assert done.returncode == 2
 
 

@@ -159,7 +159,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "probe": {"layers": 1, "length": 8, "train_tokens": 160, "valid_tokens": 80, "steps": 0},
     "geometry": {"layers": 1, "count": 1, "length": 6},
     "bits": {"count": 2, "before": 2, "distances": [0], "quantisers": "int4", "draws": 1},
-    "lens": {"lens": "path", "count": 1, "length": 6},
+    "lens": {"lens": "direction", "count": 1, "length": 6},
 }
 
 

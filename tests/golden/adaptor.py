@@ -176,24 +176,21 @@ def _inside(text: str) -> str:
 
 
 def _pictures(case: str, folder: Path) -> Iterator[tuple[Place, Row]]:
-    """What lenses' figures are drawn from: the size and the mean absolute value of each array."""
+    """What charts alone show: the size and the mean absolute value of each array."""
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))
         about = document["checkpoint"]
         place = Place(case, f"{about['name']} {about['step']}", solver=document["lens"])
-        digests = {}
-        for name, array in document["arrays"].items():
-            numbers = [abs(x) for x in _leaves(array["values"]) if x is not None]
-            digests[f"array {name}"] = [len(numbers), sum(numbers) / max(1, len(numbers))]
+        charted: dict[str, list[float]] = {}
+        for one in document["numbers"]:
+            if not one["rows"]:
+                numbers = [abs(x) for x in one["values"] if x is not None]
+                charted.setdefault(one["name"], []).extend(numbers)
+        digests = {
+            f"array {name}": [len(numbers), sum(numbers) / max(1, len(numbers))]
+            for name, numbers in charted.items()
+        }
         yield place, digests
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    if isinstance(values, list):
-        for one in values:
-            yield from _leaves(one)
-    else:
-        yield values
 
 
 def _flat(values: Row, before: str = "") -> Iterator[tuple[str, Any]]:

@@ -184,47 +184,32 @@ GRADIENT: dict[str, Entry] = {
 LENSES: dict[str, Entry] = {
     "residual": (
         "layers are taken for their neighbours",
-        "residual:similarity",
-        takes(lambda streams, batch: (streams.roll(1, 0), batch)),
+        "residual:update_shares",
+        gives(lambda shares: shares.roll(1, 0)),
     ),
     "logit": (
         "the final norm is left out",
-        "logit_lens:plain_read",
+        "logit:plain_read",
         instead(lambda checkpoint: lambda layer, stream: checkpoint.model.head(stream)),
     ),
     "tuned": (
         "the translation is left out",
-        "tuned_lens:Tuned.read",
+        "tuned:Tuned.read",
         instead(lambda self, model, layer, stream: model.logits(stream)),
     ),
-    "geometry": (
+    "vectors": (
         "every metric is the inner product",
-        "geometry:nearest",
+        "vectors:nearest",
         takes(lambda queries, keys, metric, *count: (queries, keys, "dot", *count)),
     ),
-    "bigrams": (
-        "pairs are counted backwards",
-        "bigrams:count_bigrams",
-        takes(lambda tokens, vocabulary: (tokens.flip(-1), vocabulary)),
-    ),
-    "confidence": (
+    "direction": (
         "temperatures multiply",
-        "confidence:heated",
+        "direction:heated",
         takes(lambda logits, temperatures: (logits, tuple(1 / t for t in temperatures))),
     ),
-    "path": (
-        "layers are off by one",
-        "path:toward",
-        takes(lambda streams, directions: (streams.roll(1, 0), directions)),
-    ),
-    "mixing": (
-        "rows are taken for their neighbours",
-        "mixing:triangles",
-        gives(lambda parts: {name: matrix.roll(1, 0) for name, matrix in parts.items()}),
-    ),
-    "ov": (
+    "circuits": (
         "heads are taken for their neighbours",
-        "ov:value_maps",
+        "circuits:value_maps",
         gives(lambda maps: (maps[0].roll(1, 0), maps[1])),
     ),
     "attribution": (
@@ -232,9 +217,9 @@ LENSES: dict[str, Entry] = {
         "attribution:combined",
         instead(lambda gradient, change: gradient),
     ),
-    "intervention": (
+    "patching": (
         "source and target are swapped",
-        "intervention:causal_trace",
+        "patching:causal_trace",
         takes(lambda model, source, target, *rest: (model, target, source, *rest)),
     ),
     "steering": ("the direction is turned round", "steering:swap_vectors", NEGATED),
@@ -244,9 +229,9 @@ LENSES: dict[str, Entry] = {
         takes(lambda values, most: (values, most - 1)),
     ),
     "detokenisation": (
-        "offsets are off by one",
-        "detokenisation:around",
-        gives(lambda tokens: tokens.roll(1, 0)),
+        "ends of words are off by one",
+        "detokenisation:words_of",
+        gives(lambda words: (words[0].roll(1, 1), words[1].roll(1, 1))),
     ),
 }
 """By the lens; places in `eval.lenses`."""
@@ -259,7 +244,7 @@ READERS: dict[str, Entry] = {
     ),
     "geometry: the norms' directions stay": (
         "readers: geometry",
-        "probes.local:_removed",
+        "probes.jacobian:_removed",
         gives(lambda basis: basis[:, :0]),
     ),
     "loss: ends of text count as bytes": (
@@ -320,7 +305,7 @@ def _gradient(case: str, entry: Entry) -> Fault:
 
 def _lens(name: str, entry: Entry) -> Fault:
     what, place, change = entry
-    case = "llama" if name == "ov" else "flat"
+    case = "llama" if name == "circuits" else "flat"
     return Fault(f"{name}: {what}", f"eval.lenses.{place}", change, "lenses", (case,), name)
 
 

@@ -140,9 +140,9 @@ SUITE: dict[str, dict[str, Step]] = {
     "lenses": {
         "flat": lens(["all"], [FLAT]),
         "llama": lens(["all"], [LLAMA]),
-        "headed": lens(["residual", "logit", "ov", "mixing"], [model("headed")], text=[CAT, RED]),
+        "headed": lens(["residual", "logit", "circuits"], [model("headed")], text=[CAT, RED]),
         "wrapped": lens(
-            ["residual", "logit", "ov", "mixing"], [model("hf-gpt2"), model("hf-llama")], text=[CAT]
+            ["residual", "logit", "circuits"], [model("hf-gpt2"), model("hf-llama")], text=[CAT]
         ),
     },
     "readers": {

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from arch import LanguageModel, ModelConfig
 from arch.pretrained import PretrainedModel
-from eval.lenses.lens import Finding, Named, Request, lenses
+from eval.lenses.lens import Request, lenses
 from eval.lenses.stories import CUES, FRAMES, WORDS
+from eval.lenses.table import Table
 from eval.models import Checkpoint
 from eval.text import Prompt
 from tests.arch.cases import byte_tokenizer
@@ -80,18 +81,24 @@ def ask(*prompts: Any, **settings: Any) -> Request:
     return Request(texts, **{"corpus": "toy:900", **settings})
 
 
-def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Finding:
+def look(lens: str, checkpoint: Checkpoint, *prompts: Any, **settings: Any) -> Table:
     """What a lens finds."""
     return lenses()[lens].find(checkpoint, ask(*prompts, **settings))
 
 
-def at(named: Named, **labels: Any) -> Tensor:
-    """The part of an array at one label of each axis named."""
+def of(table: Table, name: str, /, **labels: Any) -> Tensor:
+    """The numbers of a name at one label of each axis named."""
+    (numbers,) = table.of(name)
     places = (
-        list(choices).index(labels[axis]) if axis in labels else slice(None)
-        for axis, choices in named.axes.items()
+        choices.index(labels[axis]) if axis in labels else slice(None)
+        for axis, choices in numbers.axes.items()
     )
-    return named.values[tuple(places)]
+    return torch.as_tensor(numbers.values[tuple(places)]).float()
+
+
+def figures(table: Table, name: str) -> list[dict[str, Any]]:
+    """The rows of a name."""
+    return [row for row in table.figures() if row["figure"] == name]
 
 
 @lru_cache(maxsize=1)

@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 from eval import RequestError
 from eval.lenses import attribution
 from eval.lenses.attribution import Output
-from eval.lenses.trace import streams_of
+from eval.lenses.lens import lenses
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import at, look
+from tests.eval.lenses.cases import figures, look, of
 
 
 def prompt(length=12):
@@ -22,23 +22,22 @@ def own_answer(model, tokens):
 
 
 def test_embeddings_predict_what_ids_do_and_occlusion_together_is_one_by_one(model):
-    tokens, nothing = prompt(), torch.randn(model.config.d_model)
+    tokens, mean = prompt(), model.embedding.weight.mean(0)
     embeddings, predicted = model.embed(tokens[None]), model(tokens[None])
     assert torch.equal(model.logits(model.hidden(embeddings, len(model.blocks))), predicted)
     torch.testing.assert_close(Output(7, 5).of(model, embeddings), predicted[:, 7, 5])
-    whole, without = attribution.occluded(model, streams_of(model, tokens[None])[:, 0], nothing)
+    whole, without = attribution.occluded(model, tokens)
     torch.testing.assert_close(whole, predicted[0, -1], atol=1e-5, rtol=1e-5)
     for t in range(len(tokens)):
         changed = embeddings.clone()
-        changed[0, t] = nothing
+        changed[0, t] = mean
         alone = model.logits(model.hidden(changed, len(model.blocks)))[0, -1]
         torch.testing.assert_close(without[t], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_captum_gives_the_same(small_model):
     model, tokens = small_model(mixers=("attention",)), prompt()
-    name, mean = attribution.replacement(model, None)
-    assert name == "mean"
+    mean = model.embedding.weight.mean(0)
     output, embeddings = own_answer(model, tokens), model.embed(tokens[None])
     theirs = InputXGradient(lambda x: output.of(model, x)).attribute(embeddings.requires_grad_())
     ours = attribution.gradient_x_input(model, tokens, output)
@@ -47,7 +46,7 @@ def test_captum_gives_the_same(small_model):
         falls = Occlusion(lambda x: output.of(model, x)).attribute(
             embeddings, (1, model.config.d_model), baselines=mean.expand_as(embeddings)
         )
-    whole, without = attribution.occluded(model, streams_of(model, tokens[None])[:, 0], mean)
+    whole, without = attribution.occluded(model, tokens)
     ours = (whole - without)[:, output.token]
     torch.testing.assert_close(ours, falls[0, :, 0].float(), atol=1e-5, rtol=1e-4)
 
@@ -68,29 +67,47 @@ def test_the_combination_is_the_mean_of_two_normalised():
     assert attribution.combined(torch.zeros(2), torch.zeros(2)).tolist() == [0, 0]
 
 
+def test_a_pad_that_was_never_trained_says_nothing_of_a_token(small_model):
+    """A pad's vector is as it was drawn, so occlusion does not read it."""
+    model, tokens = small_model(mixers=("attention",)), prompt()
+    with torch.no_grad():
+        expected = attribution.occluded(model, tokens)[1]
+        mean = model.embedding.weight.mean(0)
+        model.embedding.weight[0] += 5.0  # the pad
+        model.embedding.weight[399] -= 5.0  # the mean is as it was
+        torch.testing.assert_close(model.embedding.weight.mean(0), mean)
+        assert not torch.isin(tokens, torch.tensor([0, 399])).any()
+        found = attribution.occluded(model, tokens)[1]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_the_lens_tells_every_method_and_how_they_agree(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention",)))
     prompts = prompt(9).tolist(), (5, 6, 7, 8)
     found = look("attribution", checkpoint, *prompts)
-    scores = found.arrays["attribution"]
-    methods = list(scores.axes["method"])
-    assert {"occlusion, pad", "occlusion, pad, every logit", "combined"} <= set(methods)
+    scores = of(found, "attribution", output="own answer")
+    methods = found.of("attribution")[0].axes["method"]
+    assert {"occlusion", "occlusion, every logit", "combined"} <= set(methods)
     own = own_answer(checkpoint.model, torch.tensor(prompts[1]))
-    assert found.notes["answers"][1] == checkpoint.pieces([own.token])[0]
-    alone = at(scores, prompt="text 1", output="own answer", method="gradient x input")
+    assert found.notes["answers"]["text 1"] == checkpoint.pieces([own.token])[0]
+    alone = of(
+        found, "attribution", prompt="text 1", output="own answer", method="gradient x input"
+    )
     product = attribution.gradient_x_input(checkpoint.model, torch.tensor(prompts[1]), own)
     torch.testing.assert_close(alone[:4], product.sum(-1))
     assert alone[4:].isnan().all()
-    pairs = [row for row in found.figures if row["figure"] == "rank correlation"]
+    pairs = figures(found, "rank correlation")
     assert len(pairs) == len(methods) * (len(methods) - 1) // 2
     for row in pairs:
         one, other = (methods.index(row[name]) for name in ("method", "with"))
-        each = [values[0][:, ~values[0, 0].isnan()].abs().numpy() for values in scores.values]
-        expected = [float(spearmanr(x[one], x[other]).statistic) for x in each]  # pyright: ignore
+        each = [values[~values[:, 0].isnan()].abs().numpy() for values in scores]
+        expected = [float(spearmanr(x[:, one], x[:, other]).statistic) for x in each]  # pyright: ignore
         assert row["value"] == pytest.approx(sum(expected) / 2, abs=1e-6)
-        assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
+        assert row["low"] <= row["value"] <= row["high"]
     word = checkpoint.pieces([300])[0]
     chosen = look("attribution", checkpoint, *prompts, words=(word,))
-    assert chosen.arrays["attribution"].axes["output"] == [word]
+    assert chosen.of("attribution")[0].axes["output"] == [word]
+    (text, *_) = lenses()["attribution"].html({"flat at 0": found})
+    assert "data-score" in text
     with pytest.raises(RequestError, match=r"has 40 tokens; the context of .* is 32"):
         look("attribution", checkpoint, range(40))

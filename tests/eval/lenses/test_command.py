@@ -5,9 +5,10 @@ import torch
 
 from eval import RequestError
 from eval.__main__ import main
-from eval.lenses import detokenisation, tuned_lens
+from eval.lenses import detokenisation, tuned
 from eval.lenses import lens as register
-from eval.lenses.lens import REGISTER, Finding, Lens, Named, read_documents
+from eval.lenses.lens import REGISTER, Lens, read_documents
+from eval.lenses.table import Table
 from eval.rows import ROWS, read_rows
 
 FAST = ("--corpus", "toy:900", "--tokens", "400")
@@ -34,22 +35,17 @@ def refused(capsys):
 def counting(name, seen):
     """A lens that tells whom it looked at."""
 
-    def find(checkpoint, request) -> Finding:
+    def measure(checkpoint, batch, request, table: Table) -> None:
         seen.append(checkpoint.meta["name"])
-        arrays = {"numbers": Named(torch.tensor([1.0, torch.nan]), {"layer": [0, 1]})}
-        figures = [
-            {"figure": "size", "layer": 0, "value": 1.5},
-            {"figure": "size", "layer": 1, "value": float("nan")},
-            {"figure": "size", "layer": "all", "value": 7.25},
-            {"figure": "share", "part": "a [b]", "value": 0.25, "low": 0.2, "high": 0.3, "n": 7},
-        ]
-        table = {"title": "a table", "columns": ["[x]", "y"], "rows": [["[red]", "2"]]}
-        return Finding(arrays, figures, {"tables": [table]})
+        table.add("size", torch.tensor([1.5, torch.inf]), layer=[0, 1])
+        table.add("size", 7.25, layer="all")
+        table.add("share", torch.tensor([True, False, False, False]), part="a [b]", story=range(4))
+        table.say("a table", ["[x]", "y"], [["[red]", ["2", " b"]]])
 
-    return Lens(name, "counts", find)
+    return Lens(name, "counts", measure, name)
 
 
-def fussy(checkpoint, request) -> Finding:
+def fussy(checkpoint, batch, request, table) -> None:
     raise RequestError("this model has no such part; use another lens")
 
 
@@ -62,11 +58,11 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
     asked = sorted((d["lens"], d["checkpoint"]["step"]) for d in documents)
     assert asked == [("logit", 0), ("logit", 10), ("residual", 0), ("residual", 10)]
     for document in documents:
-        assert [len(prompt["pieces"]) for prompt in document["prompts"]] == [12, 12]
+        assert [len(pieces) for pieces in document["pieces"].values()] == [12, 12]
         assert document["request"] == {
             "words": ["a"], "corpus": "toy:900", "tokens": 400, "seed": 0
         }  # fmt: skip
-        assert all(Named.read(array).values.numel() for array in document["arrays"].values())
+        assert all(one["values"] for one in document["numbers"])
     rows = read_rows([out])
     assert len({row["key"] for row in rows}) == len(rows)
     for row in rows:
@@ -77,7 +73,7 @@ def test_documents_and_rows_hold_what_was_found(model_directory, tmp_path):
         assert nested == ["checkpoint"]
     norms = [r for r in rows if r["figure"] == "norm" and r["checkpoint"]["step"] == 10]
     assert [row["layer"] for row in norms] == [0, 1, 2]
-    chosen = [row for row in rows if row["figure"] == "probability"]
+    chosen = [row for row in rows if row["figure"] == "probability at the end"]
     assert {row["word"] for row in chosen} == {"a"}
 
 
@@ -88,7 +84,18 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
     first = model_directory("first")
     assert look(first, "--out", out, *asked) == 0
     shown = capsys.readouterr().out
-    for part in ("size", "all", "7.25", "a [b]", "0.2–0.3", "7", "a table", "[red]", "step 0"):
+    for part in (
+        "size",
+        "all",
+        "7.25",
+        "a [b]",
+        "0.25 (0–1)",
+        "4",
+        "a table",
+        "[red]",
+        "2 ·b",
+        "step 0",
+    ):
         assert part in shown
     assert look(first, model_directory("second"), "--out", out, *asked) == 0
     assert shown.split("rows:")[0] in capsys.readouterr().out
@@ -100,24 +107,22 @@ def test_what_was_looked_at_is_not_looked_at_again(model_directory, tmp_path, mo
     assert read_rows([out]) == rows[:4]
     assert look(first, "--out", out, *asked, "--seed", 1) == 0
     assert seen == ["first", "second", "first"]
-    document = next(read_documents(out))
-    assert document["arrays"]["numbers"]["values"] == [1.0, None]
+    assert rows[1]["reason"] == "value is inf"
     text = (out / "lenses").glob("*.json")
     assert all("NaN" not in path.read_text() for path in text)
 
 
 def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
-    """Other prompts need no other fit; another model, text or seed does. Rows are the same."""
+    """Other prompts need no other fit; another model or text does. Rows are the same."""
     fits: list[str] = []
 
     def counted(module, name):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: fits.append(name) or real(*args))
 
-    counted(tuned_lens, "fit_tuned")
-    counted(detokenisation, "gaussian")
-    probes = ["gaussian"] * 3 * len(detokenisation.OFFSETS)
-    out, all_fits = tmp_path / "out", ["fit_tuned", *probes]
+    counted(tuned, "fit_tuned")
+    counted(detokenisation, "fit_layers")
+    out, all_fits = tmp_path / "out", ["fit_tuned", "fit_layers"]
     words = ["--lens", "tuned", "detokenisation", "--tokens", 1500]
     toy, other = ("--corpus", "toy:900"), ("--corpus", "toy:1500")
     tom, ran = ("--text", "Tom sat.", *toy), ("--text", "Tom ran to the dog.", *toy)
@@ -126,7 +131,7 @@ def test_what_is_fitted_is_kept(model_directory, tmp_path, monkeypatch):
         (first, all_fits, *tom),
         (first, [], *ran),
         (first, all_fits, "--text", "Tom sat.", *other),
-        (first, ["fit_tuned"], *tom, "--seed", 1),
+        (first, [], *tom, "--seed", 1),
         (second, all_fits, *tom),
     ):
         fits.clear()
@@ -141,7 +146,10 @@ def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
     model_directory, tmp_path, monkeypatch, capsys, refused
 ):
     seen: list[str] = []
-    both = {"fussy": Lens("fussy", "refuses", fussy), "counting": counting("counting", seen)}
+    both = {
+        "fussy": Lens("fussy", "refuses", fussy, "fussy"),
+        "counting": counting("counting", seen),
+    }
     monkeypatch.setattr(register, "lenses", lambda: both)
     model, out = model_directory(), tmp_path / "out"
     assert look(model, "--out", out, "--text", "Tom sat.") == 0
@@ -152,9 +160,7 @@ def test_a_lens_that_cannot_look_is_left_out_unless_asked_for(
     assert line == "error: this model has no such part; use another lens"
 
 
-def test_words_of_several_tokens_and_models_without_a_circuit(
-    model_directory, tmp_path, refused, small_tokenizer
-):
+def test_words_of_several_tokens_are_refused(model_directory, tmp_path, refused, small_tokenizer):
     vocabulary, model = small_tokenizer.get_vocab(), model_directory()
     once = (t[1:] for t in vocabulary if t[0] == "Ġ" and len(t) > 3 and t[1:] not in vocabulary)
     spaced = next(once)
@@ -167,22 +173,19 @@ def test_words_of_several_tokens_and_models_without_a_circuit(
         line = refused(model, "--out", tmp_path / "out", "--words", word)
         assert f'"{word}" is {len(ids)} tokens here: {split}; {choice}' in line
         assert not (tmp_path / "out").exists()
-    line = refused(model, "--out", tmp_path / "out", "--lens", "ov", "--text", "a")
-    assert "the flat mixer has no OV circuit; only attention and headed mixers have: choose" in line
 
 
 def test_nothing_is_kept_of_a_checkpoint_that_is_done(model_directory, tmp_path, monkeypatch):
     held: list[dict] = []
     seen: list[list[int]] = []
 
-    def find(checkpoint, request):
+    def measure(checkpoint, batch, request, table):
         checkpoint.kept.setdefault("looks", []).append(len(held))
         held.append(checkpoint.kept)
         seen.append(list(held[0].get("looks", [])))
-        return Finding()
 
     for name in ("first", "second"):
-        monkeypatch.setitem(REGISTER, name, Lens(name, "keeps", find))
+        monkeypatch.setitem(REGISTER, name, Lens(name, "keeps", measure, name))
     models = [model_directory(name, d_model=width) for name, width in (("a", 32), ("b", 16))]
     asked = ("--text", "Tom", "--lens", "first", "second")
     assert look(*models, "--out", tmp_path / "out", *asked) == 0

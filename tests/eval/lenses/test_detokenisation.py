@@ -3,26 +3,16 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from scipy.stats import t
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from eval import RequestError
-from eval.lenses.detokenisation import (
-    GROUPS,
-    OFFSETS,
-    alphabet,
-    around,
-    fit_probes,
-    groups,
-    inner,
-    words_of,
-)
-from eval.lenses.stories import StoryWindows
-from eval.lenses.trace import streams_of
+from eval.lenses.detokenisation import GROUPS, alphabet, groups, words_of
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import look
+from tests.eval.lenses.cases import figures, look
 
 
 def plain_words(text, spans):
@@ -71,57 +61,57 @@ def test_words_of_tokens_and_what_is_asked_around_them():
     length, last = words_of(torch.tensor([[1, 1, 0, 1, 1, 2, 1, 0, 0, 1]]), *KNOWN)
     assert length.tolist() == [[1, 2, 1, 2, 3, 0, 1, 1, 1, 2]]
     assert last.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 1, 0, 0]]
-    tokens = torch.arange(20).view(2, 10)
-    assert around(tokens).shape == (2, 7, len(OFFSETS))
-    assert around(tokens)[1, 3].tolist() == [int(tokens[1, 5 + o]) for o in OFFSETS]
     found = groups(*words_of(torch.tensor([[0, 0, 1, 0, 1, 1, 2, 0, 0, 2]]), *KNOWN), seed=0)
     several, one, any_place = GROUPS
     for group, offset, expected in (
         (several, -1, [2, 5]), (several, -2, [5]), (several, 0, [2, 5]), (several, 1, [2, 5]),
         (one, -2, [7, 8]), (one, 0, [7, 8]), (any_place, 0, [*range(2, 9)]),
     ):  # fmt: skip
-        assert (found[group, offset] + 2).tolist() == expected
+        assert found[group, offset].tolist() == expected
 
 
-def probed(model, windows, layers, classes):
-    """Logits and right answers of probes fitted on the first 100 windows, at the others."""
-    probes = fit_probes(StoryWindows(model, windows[:100]), layers, classes)
-    streams = inner(streams_of(model, windows[100:]), layers).flatten(1, 2)
-    right = torch.searchsorted(classes, around(windows[100:])).flatten(0, 1)
-    return {
-        (layer, o): (probes[layer, o](stream), right[:, i])
-        for layer, stream in zip(layers, streams, strict=True)
-        for i, o in enumerate(OFFSETS)
-    }
-
-
-def top1(logits, right):
-    return float((logits.argmax(dim=1) == right).float().mean())
-
-
-def test_probes_read_what_a_layer_has_and_nothing_else(small_model):
+def test_the_lens_reads_what_a_layer_has_and_nothing_else(model_directory):
     """At the embedding the token itself; behind a mixer that takes the token before, that too."""
-    model = small_model(d_model=64, n_layers=1)
-    mixer: Any = model.blocks[0].token_mixer
-    mixer.mix.weight.copy_(2 * torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
-    mixer.mix.bias.zero_()
-    windows = 7 * torch.randint(20, (120, 32)) + 5
-    found = probed(model, windows, [0, 1], torch.unique(windows))
-    assert [o for o in OFFSETS if top1(*found[0, o]) > 0.9] == [0]
-    assert [o for o in OFFSETS if top1(*found[1, o]) > 0.9] == [-1, 0]
-    assert F.cross_entropy(*found[0, 0]) < 0.1
-    nats = float(F.cross_entropy(*found[0, -1]))
-    assert nats == pytest.approx(math.log(20), abs=0.3)  # as by chance
+    checkpoint = open_checkpoint(model_directory(d_model=64, n_layers=1))
+    mixer: Any = checkpoint.model.blocks[0].token_mixer
+    with torch.no_grad():
+        mixer.mix.weight.copy_(torch.eye(32).roll(1, 0).tril())  # the token before, and it alone
+        mixer.mix.bias.zero_()
+    found = look("detokenisation", checkpoint, range(30, 50), tokens=6000)
+    place = {"group": "any position"}
+    read = {(row["layer"], row["offset"]): row
+            for row in figures(found, "read") if row.items() >= place.items()}  # fmt: skip
+    assert [o for o in (-2, -1, 0, 1) if read[0, o]["value"] > 0.6] == [0]
+    assert [o for o in (-2, -1, 0, 1) if read[1, o]["value"] > 0.6] == [-1, 0]
+    for change in figures(found, "read at the end less in the middle"):
+        if change.items() >= place.items():  # the middle of layers 0 and 1 is the last
+            assert change["value"] == 0
 
 
-def test_the_lens(model_directory):
+def test_intervals_are_between_stories(model_directory):
+    """Of 256 positions in few windows; Wilson's would take each position for a trial."""
+    found = look("detokenisation", open_checkpoint(model_directory()), range(30, 50), tokens=2000)
+    read = found.of("read")
+    assert all(len(set(one.axes["story"])) < len(one.axes["story"]) for one in read)
+    for one in read:
+        row = next(one.means())
+        G = len(set(one.axes["story"]))
+        if 0 < row["value"] < 1:
+            sums, counts = np.zeros(G), np.zeros(G)
+            numbers = np.unique(one.axes["story"], return_inverse=True)[1]
+            np.add.at(sums, numbers, one.values[0, : len(numbers)].ravel()[: len(numbers)])
+            np.add.at(counts, numbers, 1)
+            apart = (sums - row["value"] * counts) / counts.sum()
+            half = t.ppf(0.975, G - 1) * math.sqrt(G / (G - 1) * np.square(apart).sum())
+            assert row["high"] == pytest.approx(min(1.0, row["value"] + half))
+    signs = [r["value"] for r in figures(found, "read at the end less in the middle")]
+    assert min(signs) < 0 < max(signs)  # not above zero by construction
+
+
+def test_outputs_that_are_not_finite_are_refused(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention+flat",)))
     found = look("detokenisation", checkpoint, range(30, 50), tokens=2000)
-    read = [f for f in found.figures if f["figure"] == "read"]
-    assert all(f["low"] <= f["value"] <= f["high"] for f in read)
-    place = {"group": "any position", "offset": 0, "layer": 0}
-    assert [f["value"] > 0.9 for f in read if f.items() >= place.items()] == [True]
-    assert all(len(word) > 1 for word in found.notes["examples"])
+    assert all(len(line[0]) > 1 for line in found.texts[0]["lines"])
     checkpoint.kept.clear()
     with torch.no_grad():
         checkpoint.model.blocks[1].norm_channel.weight[0] = torch.nan  # pyright: ignore
@@ -131,15 +121,14 @@ def test_the_lens(model_directory):
 
 @pytest.mark.parametrize("context", [4, 5, 32, 128])
 def test_too_little_text_is_refused_and_what_is_enough_is_enough(model_directory, context):
-    """Windows are held back for the probes' factors: others must be left to fit on."""
     checkpoint = open_checkpoint(model_directory(context=context))
-    least = 2 * context * math.ceil(128 / (context - 3))
+    least = 4 * context
     refusal = f"--tokens {least - 1}: probes of words need {least} at least; ask for more"
     with pytest.raises(RequestError, match=refusal):
         look("detokenisation", checkpoint, range(60, 64), tokens=least - 1)
-    found = look("detokenisation", checkpoint, range(60, 64), tokens=least)
-    assert found.figures
-    assert all(math.isfinite(figure["value"]) for figure in found.figures)
+    rows = list(look("detokenisation", checkpoint, range(60, 64), tokens=least).figures())
+    assert rows
+    assert all(math.isfinite(row["value"]) for row in rows)
     short = open_checkpoint(model_directory("short", context=3))
     with pytest.raises(RequestError, match="is 3; probes of words need more than 3: use a model"):
         look("detokenisation", short, (60, 61))

@@ -11,7 +11,7 @@ from eval import RequestError
 from eval.lenses import features
 from eval.lenses.stories import retellings
 from eval.lenses.trace import trace
-from tests.eval.lenses.cases import look, story_checkpoint, wrapped
+from tests.eval.lenses.cases import figures, look, story_checkpoint, wrapped
 
 
 def test_hidden_units_make_the_channel_mixers_output():
@@ -61,19 +61,17 @@ def test_independent_texts_overlap_as_chance_says():
 
 
 def test_the_features_lens_tells_overlap_by_layer():
-    found = look("features", story_checkpoint())
-    layers, texts = ["tokens", 1, 2], ("retold", "unrelated", "chance")
-    overlap = {
-        (row["layer"], row["texts"]): row["value"]
-        for row in found.figures
-        if row["figure"] == "feature overlap"
-    }
-    assert set(overlap) == set(product(layers, texts))
-    assert all(0 <= value <= 1 for value in overlap.values())
-    above = [row for row in found.figures if row["figure"] == "overlap above unrelated"]
-    assert [row["layer"] for row in above] == layers
-    for row in above:
-        retold, unrelated = (overlap[row["layer"], text] for text in texts[:2])
-        assert row["value"] == pytest.approx(retold - unrelated, abs=1e-6)
-        assert row["low"] <= row["value"] <= row["high"]
-        assert row["n"] == len(retellings())
+    found = look("features", story_checkpoint(), (1, 2))
+    texts = ("retold", "unrelated", "chance")
+    for what, layers in (("feature", [1, 2]), ("token", [None])):
+        rows = figures(found, f"{what} overlap")
+        overlap = {(row.get("layer"), row["texts"]): row["value"] for row in rows}
+        assert set(overlap) == set(product(layers, texts))
+        assert all(0 <= value <= 1 for value in overlap.values())
+        above = figures(found, f"{what} overlap above unrelated")
+        assert [row.get("layer") for row in above] == layers
+        for row in above:
+            retold, unrelated = (overlap[row.get("layer"), text] for text in texts[:2])
+            assert row["value"] == pytest.approx(retold - unrelated, abs=1e-6)
+            assert row["low"] <= row["value"] <= row["high"]
+            assert row["n"] == len(retellings())

@@ -16,7 +16,7 @@ from eval.lenses.residual import (
 )
 from eval.lenses.trace import PromptBatch, readers, trace
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import at, look, some_tokens
+from tests.eval.lenses.cases import figures, look, of, some_tokens
 
 
 def assert_sums(found, logits):
@@ -71,10 +71,11 @@ def test_streams_are_compared_where_prompts_are_and_updates_with_what_they_chang
     model = small_model(n_layers=3)
     traced, real = trace(model, some_tokens(model)), torch.ones(2, 12, dtype=torch.bool)
     real[1, 5:] = False
-    alike = similarity(traced.streams, PromptBatch(model, some_tokens(model), real, ["a", "b"]))
-    torch.testing.assert_close(alike, alike.T)
+    batch = PromptBatch(model, some_tokens(model), real, ["a", "b"])
+    alike = similarity(traced.streams, batch)
+    torch.testing.assert_close(alike, alike.transpose(0, 1))
     each = torch.cosine_similarity(traced.streams[1], traced.streams[3], dim=-1)
-    torch.testing.assert_close(alike[1, 3], each[real].mean())
+    torch.testing.assert_close(alike[1, 3], torch.stack([each[0].mean(), each[1, :5].mean()]))
     step = (traced.streams[1] - traced.streams[0]).norm(dim=-1)
     share = update_shares(traced)[0, 2]
     torch.testing.assert_close(share * traced.streams[0].norm(dim=-1), step)
@@ -116,18 +117,26 @@ def test_nothing_touches_a_write_where_later_blocks_add_nothing(small_model):
 def test_what_is_found_fits_together(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention(heads=2)", "flat")))
     found = look("residual", checkpoint, (40, 41, 42, 43, 44), (50, 51, 52))
-    answer = found.arrays["contribution to the answer"]
-    assert at(answer, prompt="text 1")[:, 3:].isnan().all()
+    alone = of(found, "contribution to the answer", prompt="text 1")
+    assert alone[:, 3:].isnan().all()
     logits = checkpoint.model(torch.tensor([[50, 51, 52]]))[0]
     above = logits.max(-1).values - logits.mean(-1)
-    torch.testing.assert_close(
-        at(answer, prompt="text 1")[:, :3].sum(0), above, atol=1e-5, rtol=1e-5
-    )
-    lost = {
-        (f["part"], f["distance"]): f["value"]
-        for f in found.figures
-        if f["figure"] == "share lost without it"
-    }
+    torch.testing.assert_close(alone[:, :3].sum(0), above, atol=1e-5, rtol=1e-5)
+    lost = {(f["part"], f["distance"]): f["value"] for f in figures(found, "share lost without it")}
     assert [*lost] == [(part, d) for part in ("token mixer", "channel mixer") for d in range(2)]
     assert lost["channel mixer", 0] == pytest.approx(1, abs=1e-4)
-    assert all(isinstance(f["value"], float) for f in found.figures)
+    every = [f["value"] for f in figures(found, "contribution to the answer")]
+    shown = of(found, "contribution to the answer")
+    torch.testing.assert_close(torch.tensor(every), shown.flatten(1).nanmean(1))
+
+
+def test_the_model_is_run_once_for_all_lenses(model_directory):
+    checkpoint = open_checkpoint(model_directory())
+    passes: list[int] = []
+    handle = checkpoint.model.blocks[0].token_mixer.register_forward_hook(  # pyright: ignore
+        lambda *call: passes.append(len(call))
+    )
+    for lens in ("logit", "vectors", "direction"):
+        look(lens, checkpoint, (40, 41, 42), (50, 51), tokens=900)
+    handle.remove()
+    assert len(passes) == 1

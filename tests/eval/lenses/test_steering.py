@@ -1,5 +1,6 @@
 """Steering against vectors added by a hook, through reading, stepping and generating."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from eval.lenses.steering import (
 )
 from eval.lenses.stories import attribute_words, following, swaps
 from eval.lenses.trace import spaced_layers
-from tests.eval.lenses.cases import at, look, story_checkpoint, wrapped
+from tests.eval.lenses.cases import figures, look, story_checkpoint, wrapped
 
 
 def prompts(length: int = 8) -> Tensor:
@@ -40,20 +41,20 @@ def hooked(model, tokens, vector, start=0):
 def test_a_vector_is_added_after_its_block_however_tokens_are_read(name):
     model: Any = wrapped(name) if name == "gptj" else story_checkpoint(mixers=(name,)).model
     tokens, vectors = prompts(), torch.randn(3, 1, model.config.d_model)
-    plain, changed = model(tokens), steered(model, 1, vectors)
-    torch.testing.assert_close(changed(tokens), hooked(model, tokens, vectors))
+    plain, expected = model(tokens), hooked(model, tokens, vectors)
+    with steered(model, 1, vectors):
+        torch.testing.assert_close(model(tokens), expected)
+        embeddings = model.embed(tokens)
+        first, state = model.prefix(embeddings[:, :4])
+        second, state = model.prefix(embeddings[:, 4:7], state)
+        pieces = torch.cat([first, second, model.step(embeddings[:, 7:], state)], dim=1)
+        whole = model.hidden(embeddings, len(model.blocks))
+        torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
+    with steered(model, 1, 3 * vectors):
+        text = generate(model, tokens, 5, temperature=0)
+        for t in range(8, 13):
+            assert torch.equal(model(text[:, :t])[:, -1].argmax(-1), text[:, t])
     assert torch.equal(model(tokens), plain)  # the model itself is as it was
-    assert changed.head.weight is model.head.weight
-    embeddings = model.embed(tokens)
-    first, state = changed.prefix(embeddings[:, :4])
-    second, state = changed.prefix(embeddings[:, 4:7], state)
-    pieces = torch.cat([first, second, changed.step(embeddings[:, 7:], state)], dim=1)
-    whole = changed.hidden(embeddings, len(model.blocks))
-    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-4)
-    changed = steered(model, 1, 3 * vectors)
-    text = generate(changed, tokens, 5, temperature=0)
-    for t in range(8, 13):
-        assert torch.equal(changed(text[:, :t])[:, -1].argmax(-1), text[:, t])
     assert not torch.equal(text, generate(model, tokens, 5, temperature=0))
 
 
@@ -99,16 +100,19 @@ def test_logits_of_stories_are_those_of_steered_models():
 
 def test_the_lens_measures_the_swapped_and_the_others():
     found = look("steering", story_checkpoint(), (1, 2, 3), tokens=5000)
-    swap = found.arrays["swap"]
-    assert swap.axes["attribute"] == ["name", "animal", "mood"]
-    assert swap.axes["layer"] == [1, 2]
-    assert swap.values.isfinite().all()
-    assert (at(swap, measured="others") >= 0).all()
-    rows = [row for row in found.figures if row["by"] == "steered" and row["measured"] == "others"]
+    every = figures(found, "swap effect")
+    rows = [row for row in every if row["by"] == "steered" and row["measured"] == "others"]
+    assert {row["attribute"] for row in rows} == {"name", "animal", "mood"}
+    assert {row["layer"] for row in rows} == {1, 2}
     assert len(rows) == 3 * 2 * 2
-    assert all(row["low"] <= row["value"] <= row["high"] and row["n"] == 8 for row in rows)
-    samples = found.notes["samples"]
-    assert [s["swapped"].split(":")[0] for s in samples] == ["nothing", "name", "animal", "mood"]
+    assert all(row["value"] >= 0 and row["n"] == 8 for row in rows)  # sizes
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows)
+    assert {(row["by"], row.get("layer")) for row in every} == {
+        ("text", None), *product(("steered", "random"), (1, 2))
+    }  # fmt: skip
+    (samples,) = found.texts
+    swapped = [line[0].split(":")[0] for line in samples["lines"]]
+    assert swapped == ["nothing", "name", "animal", "mood"]
 
 
 @pytest.mark.parametrize(

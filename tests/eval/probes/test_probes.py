@@ -1,6 +1,7 @@
 """Probes against their textbook restatements, on data whose answer is known, and as commands."""
 
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,16 @@ from torch import Tensor
 from eval import RequestError
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.classifiers import PRIOR, RIDGE, TokenMoments, gaussian
+from eval.classifiers import PRIOR, RIDGE, TokenMoments, calibrated, gaussian, second_moment
 from eval.probes import linear
 from eval.probes.linear import (
     KINDS,
+    ProbeFit,
     TokenScore,
     Training,
-    calibrated,
-    fit_linear,
+    aligned,
     outputs_of,
-    score_linear,
+    score_probes,
     score_unigram,
 )
 from eval.rows import read_rows
@@ -38,10 +39,7 @@ def examples():
 
 
 def moments(x: Tensor, y: Tensor) -> TokenMoments:
-    sums = TokenMoments(V, x.shape[1])
-    for part in range(3):  # in any number of batches
-        sums.add(x[part::3], y[part::3])
-    return sums
+    return TokenMoments.of(x, y, V)
 
 
 def differences(scores: Tensor | np.ndarray) -> np.ndarray:
@@ -115,10 +113,28 @@ def read(
     circuit: Circuit, train: Tensor, valid: Tensor, offset: int, training: Training
 ) -> dict[str, dict]:
     """The figures of each kind of probe, fitted on some stories and judged on others."""
-    embedding = circuit.vocabulary
-    probes = fit_linear(outputs_of(circuit, train), train, offset, embedding, training)
-    scores = score_linear(outputs_of(circuit, valid), valid, offset, probes)
+    reader = partial(outputs_of, circuit)
+    probes = ProbeFit(reader, train, circuit.vocabulary, training).fit(offset)
+    scores = score_probes(reader(valid), valid, offset, probes)
     return {kind: score.record() for kind, score in scores.items()}
+
+
+@pytest.mark.parametrize("offset", [-3, -1, 0, 2])
+def test_offsets_share_their_second_moment(offset):
+    """It is summed once; each offset takes away the positions that it does not ask."""
+    outputs, windows = torch.randn(70, 9, D), torch.randint(V, (70, 9))
+    fit = ProbeFit(lambda _: outputs, windows, torch.randn(V, D), Training(steps=0))
+    x, y = aligned(outputs[fit.held :], windows[fit.held :], offset)
+    assert x.shape[:2] == y.shape == (70 - fit.held, 9 - abs(offset))
+    plain = TokenMoments.of(x, y, V)
+    seen: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        gauss = linear.gaussian
+        patch.setattr(linear, "gaussian", lambda m, e: seen.append(m) or gauss(m, e))
+        fit.fit(offset)
+    for found, expected in zip(seen[0], plain, strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(plain.second, second_moment(x))
 
 
 @pytest.mark.parametrize(("layer", "offset"), [(0, 0), (2, 0), (0, -1), (0, 1)])
@@ -169,15 +185,16 @@ def test_probes_take_memory_for_one_place_at_a_time(model_directory, tmp_path):
     made: list[weakref.ref] = []
     most = 0
 
-    class Counted(TokenMoments):
-        def __init__(self, *size: Any) -> None:
-            nonlocal most
-            super().__init__(*size)
-            made.append(weakref.ref(self.total))
-            most = max(most, sum(ref() is not None for ref in made))
+    def counted(*args: Any) -> TokenMoments:
+        nonlocal most
+        found = original(*args)
+        made.append(weakref.ref(found.total))
+        most = max(most, sum(ref() is not None for ref in made))
+        return found
 
+    original = TokenMoments.of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.probes.linear.TokenMoments", Counted)
+        patch.setattr(TokenMoments, "of", counted)
         words = [model_directory(), "--out", tmp_path / "out", "--offsets", -1, 0, 1, "--steps", 2]
         assert probe(*words) == 0
     assert len(made) == 2 * 3
@@ -193,9 +210,9 @@ def test_what_was_fitted_is_used_again(model_directory, tmp_path):
         return lambda *args: fits.append(name) or real(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "fit_linear", counted(linear, "fit_linear"))
+        patch.setattr(ProbeFit, "fit", counted(ProbeFit, "fit"))
         words = [model_directory(), *QUICK, "--offsets", 0, "--layers", 1]
-        once = ["fit_linear"]
+        once = ["fit"]
         for valid, more, expected in ((160, [], once), (320, [], []), (320, ["--seed", 1], once)):
             fits.clear()
             asked = [*words, "--out", tmp_path, "--valid-tokens", valid, *more]

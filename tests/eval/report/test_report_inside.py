@@ -11,8 +11,8 @@ import torch
 
 from eval import RequestError
 from eval.drawing import Figure, write_figures
-from eval.lenses.lens import Named
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
+from eval.lenses.table import Table
 from eval.report.inside import LensSection, lens_sections
 from tests.eval.compare_cases import lens_row
 from tests.eval.report.cases import checkpoint_of, make_row
@@ -22,12 +22,17 @@ ABOUT = make_row("flat")["checkpoint"]
 
 def look(key: str, **about: Any) -> dict[str, Any]:
     """A document of the residual lens that says `key` of itself."""
-    axes = {"layer": range(2), "other layer": range(2)}
     return {
-        "lens": "residual", "key": key, "about": key, "prompts": [], "figures": [], "notes": {},
-        "checkpoint": checkpoint_of(ABOUT, **about),
-        "arrays": {"similarity": Named(torch.eye(2), axes).plain()},
+        "lens": "residual", "key": key, "about": key, "prompts": [],
+        "checkpoint": checkpoint_of(ABOUT, **about), **similar(2),
     }  # fmt: skip
+
+
+def similar(depth: int) -> dict[str, Any]:
+    """What the lens finds where layers have nothing in common."""
+    table, layers = Table(), range(depth)
+    table.add("similarity", torch.eye(depth), **{"layer": layers, "other layer": layers})
+    return table.plain()
 
 
 def row(key: str, **about: Any) -> dict[str, Any]:
@@ -74,9 +79,7 @@ def test_a_figure_is_replaced_and_never_written_into(tmp_path, kind):
 
 def test_a_page_holds_figures_packed():
     """A fifth of their length at most, or pages of a few prompts would take a dozen megabytes."""
-    axes = {"layer": range(40), "other layer": range(40)}
-    document = look("A") | {"arrays": {"similarity": Named(torch.eye(40), axes).plain()}}
-    (section,) = lens_sections([document])
+    (section,) = lens_sections([look("A") | similar(40)])
     figure = section.figures[0]
     assert json.loads(gzip.decompress(base64.b64decode(figure.packed))) == figure.spec
     assert len(figure.packed) < len(json.dumps(figure.spec)) / 5

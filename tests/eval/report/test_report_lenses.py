@@ -31,7 +31,7 @@ CHANGED = """([name, before]) => {
 }"""
 """Whether a figure has other marks than before."""
 OFFERED = """of => {
-    const menu = document.querySelector("#mixing-maps [name=chosen_map]");
+    const menu = document.querySelector("#circuits-maps [name=chosen_map]");
     const offered = [...menu.options].filter(option => !option.disabled);
     return offered.length && offered.every(option => option.text.includes(of));
 }"""
@@ -151,7 +151,7 @@ def test_menus_and_sliders_take_the_keyboard_and_never_leave_a_picture_empty(bro
                     page.wait_for_function(CHANGED, arg=[name, before])
                 page.evaluate(PAINTED)
                 assert drawn.evaluate_all(MARKS), f"{name}: nothing is shown after {key}"
-    maps = page.locator("#mixing-maps")
+    maps = page.locator("#circuits-maps")
     model, which = (maps.locator(f"[name=chosen_{field}]") for field in ("model", "map"))
     for chosen, of in (("a at 0", "attention"), (f"{NASTY} at 1", "flat")):
         model.select_option(label=chosen)
@@ -172,7 +172,12 @@ def test_texts_stay_texts_and_numbers_can_be_read(browsed):
     assert "hi" not in page.locator("main b").all_text_contents()
     tables = page.locator("section.lens details table")
     assert tables.count() >= 6
-    for summary in ("nearest tokens", "one-hot to vector", "most frequent tokens", "share"):
+    for summary in (
+        "nearest tokens",
+        "one-hot to vector",
+        "most frequent tokens",
+        "pairs of prompts",
+    ):
         assert page.locator("summary", has_text=summary).count()
     token = page.locator(".attribution span").first
     assert re.fullmatch(r"[+−]\S+", token.get_attribute("data-score"))

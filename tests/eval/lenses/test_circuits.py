@@ -10,25 +10,23 @@ import torch.nn.functional as F
 from arch.mixers import Expanded, Headed, Kernel, Parallel
 from arch.pretrained import PretrainedModel
 from eval import RequestError
-from eval.lenses.mixing import (
+from eval.lenses.circuits import (
     attention_pattern,
     by_lag,
+    copying,
     maps_of,
     separated,
-    triangles,
-)
-from eval.lenses.ov import (
-    circuits,
-    copying,
     singular_values,
+    triangles,
     value_maps,
 )
+from eval.lenses.trace import streams_of
 from eval.models import open_checkpoint
 from eval.ranks import effective_rank
 from tests.arch.cases import MIXERS, random_mixer, random_tokens, scramble
 from tests.arch.cases import small_model as tiny_model
 from tests.arch.test_pretrained import their_model
-from tests.eval.lenses.cases import look
+from tests.eval.lenses.cases import figures, look, of
 
 D, T = 8, 7
 ATTENTION = [entry for entry in MIXERS if entry.startswith("attention") and "+" not in entry]
@@ -43,7 +41,7 @@ def test_patterns_are_transformers_own(family):
     ours = PretrainedModel(theirs)
     tokens = random_tokens(ours)
     expected = theirs(tokens, output_attentions=True).attentions
-    found = maps_of(ours, tokens)
+    found = maps_of(ours, streams_of(ours, tokens))
     heads = expected[0].shape[1]
     assert len(found) == heads * len(expected)
     near = 1e-5 if family == "gptj" else 1e-6  # eager's softmax is in float32
@@ -90,7 +88,7 @@ def test_triangles_are_what_a_mixer_computes_with(entry):
 
 def test_matrices_of_a_model_are_named():
     model = tiny_model("attention(heads=2)+flat", "expanded(factor=2)", "identity", n_layers=3)
-    found = maps_of(model, random_tokens(model, length=5))
+    found = maps_of(model, streams_of(model, random_tokens(model, length=5)))
     assert [one.label for one in found] == [
         "1 attention head 0",
         "1 attention head 1",
@@ -126,7 +124,9 @@ def test_where_and_what_make_the_output(entry):
     else:
         mixer = random_mixer(entry, D, 12)
         x = torch.randn(1, T, D, dtype=torch.float64)
-    values, outputs = value_maps(mixer, x)
+    found = value_maps(mixer, x)
+    assert found
+    values, outputs = found
     if isinstance(mixer, Headed):
         A = torch.stack([*triangles(mixer, T).values()])
     else:
@@ -140,15 +140,18 @@ def test_where_and_what_make_the_output(entry):
 def test_copying_is_that_of_the_whole_map():
     model = tiny_model("attention(heads=2)").double()
     scramble(model)
-    (first, _) = circuits(model)
-    scores = copying(first.values, first.outputs)
+    mixer: Any = model.blocks[0].token_mixer
+    found = value_maps(mixer, model.embedding.weight)
+    assert found
+    values, outputs = found
+    scores = copying(values, outputs)
     for h in range(2):
-        eigenvalues = torch.linalg.eigvals(first.values[h] @ first.outputs[h])
+        eigenvalues = torch.linalg.eigvals(values[h] @ outputs[h])
         expected = eigenvalues.real.sum() / eigenvalues.abs().sum()
         assert float(scores[h]) == pytest.approx(float(expected))
         torch.testing.assert_close(
-            singular_values(first.values, first.outputs)[h],
-            torch.linalg.svdvals(first.values[h] @ first.outputs[h])[:4],
+            singular_values(values, outputs)[h],
+            torch.linalg.svdvals(values[h] @ outputs[h])[:4],
         )
     a = torch.randn(1, D, 3)
     torch.testing.assert_close(copying(a, a.transpose(1, 2)), torch.ones(1))
@@ -171,7 +174,8 @@ WHERE, WHAT = "positions reversed", "features turned"
 )  # fmt: skip
 def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
     model = tiny_model(entry).double()
-    found = separated(scramble(model), random_tokens(model), seed=0)
+    tokens = random_tokens(scramble(model))
+    found = separated(model, streams_of(model, tokens), seed=0)
     sizes = {place: [r["value"] for r in found if (r["part"], r["act"]) == place]
              for place in minded + unminded}  # fmt: skip
     assert min(min(sizes[place]) for place in minded) > 0.01
@@ -180,12 +184,14 @@ def test_a_part_minds_positions_or_features_or_both(entry, minded, unminded):
 
 def test_the_lens(model_directory):
     checkpoint = open_checkpoint(model_directory(mixers=("attention(kv_heads=2)", "expanded")))
-    found = look("mixing", checkpoint, range(9, 29), range(9, 19))
-    assert found.arrays["maps"].values.shape[1:] == (20, 20)
-    assert found.arrays["by lag"].values.shape[1:] == (10,)
-    assert {f["part"] for f in found.figures} == {"token mixer", "channel mixer", "A", "OV"}
+    found = look("circuits", checkpoint, range(9, 29), range(9, 19))
+    assert of(found, "maps").shape[1:] == (20, 20)
+    assert of(found, "weight by distance").shape[1:] == (10,)
+    errors = figures(found, "commutation error")
+    assert {f["part"] for f in errors} == {"token mixer", "channel mixer", "A", "OV"}
+    assert {f["layer"] for f in figures(found, "OV copying")} == {1}  # the other has no heads
     with pytest.raises(RequestError, match="two at least"):
-        look("mixing", checkpoint, (3,))
+        look("circuits", checkpoint, (3,))
     without = open_checkpoint(model_directory("none", mixers=("identity",)))
-    found = look("mixing", without, range(9, 29))
-    assert {f["figure"] for f in found.figures} == {"minds"}
+    found = look("circuits", without, range(9, 29))
+    assert {f["figure"] for f in found.figures()} == {"commutation error"}

@@ -7,21 +7,24 @@ it; the rest follows from the stream.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel
-from eval import RequestError, plots
-from eval.lenses.lens import Documents, Finding, Request, lens, model_name, word_tokens
+from eval import RequestError
+from eval.lenses.charts import Heat
+from eval.lenses.lens import Request, lens, word_tokens
 from eval.lenses.stories import swaps
-from eval.lenses.trace import gather, run_variants, streams_of
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, run_on, streams_of
 from eval.models import Checkpoint
 
 SWAPS = 2  # built-in stories for each attribute
 ROWS = 16  # variants of a sweep's pass; in longer prompts several positions are patched together
+WHERE = ("changed", "between", "last")
+"""Positions by what they hold: tokens that differ, the last one, and all others."""
 
 
 class Answers(NamedTuple):
@@ -60,13 +63,12 @@ class Pair(NamedTuple):
     answers: Answers | None = None  # if they are known
 
 
-def prompt_pairs(checkpoint: Checkpoint, request: Request) -> list[Pair]:
+def prompt_pairs(checkpoint: Checkpoint, batch: PromptBatch, request: Request) -> list[Pair]:
     """Each two consecutive prompts that have as many tokens and differ.
 
     Raises:
-        RequestError: a prompt too long, a word of several tokens.
+        RequestError: a word of several tokens.
     """
-    batch = gather(checkpoint, request.prompts)
     rows = [tokens[: last + 1] for tokens, last in zip(batch.tokens, batch.last, strict=True)]
     words = list(word_tokens(checkpoint, request.words).values())
     answers = Answers(words[0], words[1]) if len(words) > 1 else None
@@ -103,7 +105,7 @@ def causal_trace(
     target: Tensor,
     answers: Answers | None = None,
     rows: int = ROWS,
-) -> tuple[Answers, list[range], Tensor]:
+) -> tuple[Answers, list[range], Tensor] | None:
     """How far each site alone moves the target's answer to the source's (Meng et al., 2202.05262).
 
     The difference of the two answers' logits at the last position, 0 where it stays as in the
@@ -112,89 +114,81 @@ def causal_trace(
 
     Returns:
         The answers, by default `telling_answers`; at most so many runs of positions, each patched
-        together; and effects `(n + 1, runs)`, layer 0 the embedding.
-
-    Raises:
-        RequestError: prompts that are answered alike.
+        together; and effects `(n + 1, runs)`, layer 0 the embedding. None for prompts that are
+        answered alike, between which nothing moves.
     """
     streams, others = streams_of(model, torch.stack([target, source])).unbind(1)
     ends = model.logits(torch.stack([streams[-1, -1:], others[-1, -1:]]))[:, 0]
     answers = answers or telling_answers(ends[1], ends[0])
     low, high = answers.difference(ends).tolist()
     if abs(high - low) < 1e-6:
-        raise RequestError(
-            "the two prompts are answered alike; give two that differ in their answer"
-        )
+        return None
     runs = spans(len(target), int((source != target).nonzero()[0]), rows)
-    first, effects = [run.start for run in runs], []
+    effects = []
     for layer, (stream, other) in enumerate(zip(streams, others, strict=True)):
         variants = stream.repeat(len(runs), 1, 1)
         for row, run in enumerate(runs):
             variants[row, run.start : run.stop] = other[run.start : run.stop]
-        logits = run_variants(model, streams, variants, first, layer)
+        logits = run_on(model, variants, layer)
         effects.append((answers.difference(logits) - low) / (high - low))
     return answers, runs, torch.stack(effects)
 
 
-def _draw(documents: Documents) -> list[plots.Figure]:
-    targets = {
-        (model_name(document), pair["label"]): pair["target"]
-        for document in documents
-        for pair in document["notes"]["pairs"]
-    }
-    rows = documents.at_tokens(documents.records("effect"), "pair", targets)
-    effects = plots.heat(rows, "place", "layer", "effect", plots.DIVERGING, sort_y="descending")
-    return [
-        plots.Figure(
-            "intervention-effect",
-            "Which layer and position does the answer pass through?",
-            "A vector of one prompt's run put into the other's: how far its answer moves over, 1 "
-            "being all the way.",
-            plots.chosen(effects, rows, "model", "pair"),
+@lens(
+    "patching",
+    "Patching",
+    order=9,
+    charts=[
+        Heat(
+            of="effect",
+            x="position",
+            y="layer",
+            value="effect",
+            diverging=True,
+            up=True,
+            title="Which layer and position does the answer pass through?",
+            about="A vector of one prompt's run put into the other's: how far its answer moves "
+            "over, 1 being all the way.",
         )
-    ]
-
-
-@lens("intervention", "Patching", figures=_draw, order=12)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
     """Which layer and position a prediction passes through, by patching."""
-    model = checkpoint.model
-    pairs = prompt_pairs(checkpoint, request) + story_pairs(checkpoint, request.seed)
+    model, layers = checkpoint.model, range(len(checkpoint.model.blocks) + 1)
+    pairs = prompt_pairs(checkpoint, batch, request) + story_pairs(checkpoint, request.seed)
     if not pairs:
         raise RequestError(
             "nothing to patch: the model can be told none of the built-in stories, and no two "
             "prompts have as many tokens; give two prompts of equal length"
         )
-    depth = len(model.blocks) + 1
-    length = max(len(pair.target) for pair in pairs)
-    values = torch.full((len(pairs), depth, length), torch.nan)
-    placed: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    described = []
-    for row, pair in enumerate(pairs):
-        answers, runs, effects = causal_trace(model, pair.source, pair.target, pair.answers)
+    sums: dict[str, dict[str, Tensor]] = {}
+    lines = []
+    for pair in pairs:
+        other = checkpoint.tokenizer.decode(pair.source.tolist())
+        traced = causal_trace(model, pair.source, pair.target, pair.answers)
+        if traced is None:
+            lines.append([pair.label, other, "answered alike: left out"])
+            continue
+        answers, runs, effects = traced
         different, T = pair.source != pair.target, len(pair.target)
-        values[row, :, :T] = 0.0
-        sums = {where: torch.zeros(depth) for where in ("changed", "between", "last")}
+        values = torch.zeros(len(layers), T)
+        total = {where: torch.zeros(len(layers)) for where in WHERE}
         for run, effect in zip(runs, effects.T.cpu(), strict=True):
-            values[row, :, run.start : run.stop] = effect[:, None]
+            values[:, run.start : run.stop] = effect[:, None]
             changed = bool(different[run.start : run.stop].any())
-            sums["last" if run.stop == T else "changed" if changed else "between"] += effect
-        for where, total in sums.items():
-            for layer, value in enumerate(total.tolist()):
-                placed[pair.kind, where, layer].append(value)
-        source, target = checkpoint.pieces(list(answers))
-        described.append(
-            {
-                "label": pair.label,
-                "kind": pair.kind,
-                "source": checkpoint.pieces(pair.source.tolist()),
-                "target": checkpoint.pieces(pair.target.tolist()),
-                "answers": {"source": source, "target": target},
-            }
+            total["last" if run.stop == T else "changed" if changed else "between"] += effect
+        position = range(T)
+        table.add("effect", values, rows=False, pair=pair.label, layer=layers, position=position)
+        table.pieces[pair.label] = checkpoint.pieces(pair.target.tolist())
+        sums.setdefault(pair.kind, {})[pair.label] = torch.stack([*total.values()])
+        lines.append([pair.label, other, checkpoint.pieces([answers.target, answers.source])])
+    if not sums:
+        raise RequestError(
+            "the two prompts of every pair are answered alike; give two that differ in their answer"
         )
-    finding = Finding(notes={"pairs": described})
-    axes = {"pair": [p.label for p in pairs], "layer": range(depth), "position": range(length)}
-    finding.array("effect", values, axes)
-    for (kind, where, layer), each in placed.items():
-        finding.mean("patching effect", each, pairs=kind, where=where, layer=layer)
-    return finding
+    for kind, each in sums.items():
+        stacked = torch.stack([*each.values()])
+        place = {"pair": [*each], "where": WHERE, "layer": layers, "pairs": kind}
+        table.add("patching effect", stacked, **place)
+    columns = ("pair", "patched from", "answers: its own, the other's")
+    table.say("pairs of prompts", columns, lines)

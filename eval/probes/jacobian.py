@@ -1,22 +1,22 @@
-"""Local geometry of a prompt: its Jacobian; as tasks.
+"""The Jacobian of a prompt: which changes of the hidden tokens the visible outputs show; as tasks.
 
-The Jacobian's singular values say which changes of the hidden tokens can be seen in the visible
-outputs, and how well, if the visible tokens stay as they are. Directions that no output can show
-are taken out first: a hidden token acts on others through a norm, which may remove its mean
-(LayerNorm) or its length (both kinds, in the first block). They are not assumed but tested on the
-Jacobian.
+Its singular values say how well each change can be seen, if the visible tokens stay as they are.
+Directions that no output can show are taken out first: a hidden token acts on others through a
+norm, which may remove its mean (LayerNorm) or its length (both kinds, in the first block). They are
+not assumed but tested on the Jacobian.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval import RequestError
 from eval.circuit import Circuit
-from eval.jacobian import linearise
 from eval.models import Checkpoint, rows_at_once
 from eval.ranks import effective_rank
 from eval.rows import Results, Row, row_key
@@ -126,7 +126,7 @@ def _removed(J: Tensor, embeddings: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Local:
+class JacobianTask:
     """A task: a layer with k hidden tokens, on prompts of one length."""
 
     checkpoint: Checkpoint
@@ -166,12 +166,12 @@ class Local:
         return rows
 
 
-def plan_local(
+def plan_jacobians(
     checkpoint: Checkpoint,
     layers: tuple[int, ...],
     hidden: Sequence[int],
     prompts: Sequence[Prompt],
-) -> list[Local]:
+) -> list[JacobianTask]:
     """The work that a checkpoint makes.
 
     Raises:
@@ -185,7 +185,7 @@ def plan_local(
         raise RequestError(
             "--layers 0: an embedding shows nothing of other positions; give 1 or more"
         )
-    return [Local(checkpoint, layer, k, tuple(prompts)) for layer in layers for k in hidden]
+    return [JacobianTask(checkpoint, layer, k, tuple(prompts)) for layer in layers for k in hidden]
 
 
 def _check_hidden(hidden: int, length: int) -> None:
@@ -193,3 +193,37 @@ def _check_hidden(hidden: int, length: int) -> None:
         raise RequestError(
             f"--hidden {hidden}: a prompt of {length} tokens can hide 1 to {length - 1}"
         )
+
+
+class Linear(NamedTuple):
+    """A function near one point.
+
+    Attributes:
+        forward: J p, in the shape of the function's value, for p in the point's.
+        backward: J' u, in the point's shape, for u in the value's.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor], Tensor]
+
+
+def linearise(function: Callable[[Tensor], Tensor], point: Tensor) -> Linear:
+    """Evaluates a function once, and keeps what products with its Jacobian J need.
+
+    J' u is linear in u, so its gradient by u in the direction p is J p: the backward pass of a
+    backward pass.
+    """
+    # The fused kinds of attention have no gradient of a gradient.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        x = point.detach().requires_grad_()
+        value = function(x)
+        u = torch.zeros_like(value).requires_grad_()
+        (pulled,) = torch.autograd.grad(value, x, u, create_graph=True)
+
+    def forward(p: Tensor) -> Tensor:
+        return torch.autograd.grad(pulled, u, p, retain_graph=True)[0]
+
+    def backward(u: Tensor) -> Tensor:
+        return torch.autograd.grad(value, x, u, retain_graph=True)[0]
+
+    return Linear(forward, backward)

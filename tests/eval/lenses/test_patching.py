@@ -7,18 +7,19 @@ import torch
 
 from eval import RequestError
 from eval.lenses import stories
-from eval.lenses.intervention import (
+from eval.lenses.patching import (
     Answers,
     causal_trace,
     prompt_pairs,
     spans,
     telling_answers,
 )
+from eval.lenses.trace import gather
 from eval.models import open_checkpoint
 from tests.arch.cases import byte_tokenizer
 from tests.eval.lenses.cases import (
     ask,
-    at,
+    figures,
     look,
     some_tokens,
     story_checkpoint,
@@ -55,7 +56,9 @@ def test_the_sweep_is_what_hooks_do_one_after_the_other(small_model, name):
     source, target = some_tokens(model, 2, 10)
     source[:3] = target[:3]
     ends = [model(x[None])[0, -1] for x in (source, target)]
-    answers, runs, effects = causal_trace(model, source, target, rows=4)
+    traced = causal_trace(model, source, target, rows=4)
+    assert traced
+    answers, runs, effects = traced
     assert answers == telling_answers(*ends)
     high, low = (float(answers.difference(end)) for end in ends)
     assert [list(run) for run in runs] == [[3, 4], [5, 6], [7, 8], [9]]
@@ -65,7 +68,7 @@ def test_the_sweep_is_what_hooks_do_one_after_the_other(small_model, name):
             alone = answers.difference(hooked(model, source, target, layer, run))
             assert effect == pytest.approx((float(alone) - low) / (high - low), abs=2e-3)
     assert effects[-1, -1] == pytest.approx(1, abs=1e-4)
-    whole = causal_trace(model, source, target, rows=1)[2]
+    _, _, whole = causal_trace(model, source, target, rows=1) or traced
     torch.testing.assert_close(whole, torch.ones_like(whole), atol=1e-3, rtol=0)
 
 
@@ -106,31 +109,45 @@ def test_a_tokenizer_without_such_words_shows_the_split():
 
 def test_pairs_are_neighbours_of_one_length_that_differ():
     prompts = (5, 6, 7), (8, 9, 10), (5, 6), (5,), (8, 9), (8, 9), (4,)
-    (pair,) = prompt_pairs(story_checkpoint(), ask(*prompts))
+    checkpoint, request = story_checkpoint(), ask(*prompts)
+    (pair,) = prompt_pairs(checkpoint, gather(checkpoint, request.prompts), request)
     assert (pair.source.tolist(), pair.target.tolist()) == ([8, 9, 10], [5, 6, 7])
     assert pair.label == "text 1 in text 0"
 
 
 def test_the_lens_traces_prompts_and_stories():
     checkpoint = story_checkpoint(mixers=("attention",))
-    found = look("intervention", checkpoint, (5, 6, 7, 8), (5, 9, 7, 8))
-    effect = found.arrays["effect"]
-    assert list(effect.axes) == ["pair", "layer", "position"]
-    first = at(effect, pair="text 1 in text 0")[:, :4]
-    assert first[:, 0].tolist() == [0, 0, 0]  # before they differ
-    torch.testing.assert_close(first[0, 1], torch.tensor(1.0), atol=1e-3, rtol=0)
-    torch.testing.assert_close(first[-1, 3], torch.tensor(1.0), atol=1e-3, rtol=0)
-    assert {row["pairs"] for row in found.figures} == {"prompts", "name", "animal", "mood"}
-    start = {row["where"]: row["value"] for row in found.figures if row["layer"] == 0}
+    found = look("patching", checkpoint, (5, 6, 7, 8), (5, 9, 7, 8))
+    first = found.of("effect")[0]
+    assert (list(first.axes), first.axes["pair"]) == (
+        ["pair", "layer", "position"], ["text 1 in text 0"]
+    )  # fmt: skip
+    effect = torch.from_numpy(first.values[0]).float()
+    assert effect[:, 0].tolist() == [0, 0, 0]  # before they differ
+    torch.testing.assert_close(effect[0, 1], torch.tensor(1.0), atol=1e-3, rtol=0)
+    torch.testing.assert_close(effect[-1, 3], torch.tensor(1.0), atol=1e-3, rtol=0)
+    rows = figures(found, "patching effect")
+    assert {row["pairs"] for row in rows} == {"prompts", "name", "animal", "mood"}
+    start = {row["where"]: row["value"] for row in rows if row["layer"] == 0}
     assert start["last"] == pytest.approx(0, abs=1e-3)  # the cue is the same in both
-    assert found.notes["pairs"][0]["target"] == checkpoint.pieces([5, 6, 7, 8])
+    assert found.pieces["text 1 in text 0"] == checkpoint.pieces([5, 6, 7, 8])
 
 
-def test_wrong_wishes(small_model, model_directory):
+def test_a_pair_that_is_answered_alike_is_left_out_alone(small_model):
     model = small_model()
     (a,) = some_tokens(model, 1, 10)
-    with pytest.raises(RequestError, match="are answered alike"):
-        causal_trace(model, a, a.flip(0), Answers(1, 1))
+    assert causal_trace(model, a, a.flip(0), Answers(1, 1)) is None
+    checkpoint = story_checkpoint(mixers=("identity",))  # whose answer is the last token's
+    pairs = (5, 6, 7, 8), (5, 9, 7, 8), (5, 6, 7, 8), (5, 6, 7, 9)
+    found = look("patching", checkpoint, *pairs)
+    said = {line[0]: line[2] for line in found.texts[0]["lines"]}
+    assert said["text 1 in text 0"] == "answered alike: left out"
+    assert {row["pairs"] for row in figures(found, "patching effect")} == {"prompts"}
+    with pytest.raises(RequestError, match="every pair are answered alike"):
+        look("patching", checkpoint, *pairs[:2])
+
+
+def test_wrong_wishes(model_directory):
     checkpoint = open_checkpoint(model_directory(context=8))  # too short for the stories
     with pytest.raises(RequestError, match=r"nothing to patch: .*; give two prompts"):
-        look("intervention", checkpoint, (1, 2))
+        look("patching", checkpoint, (1, 2))

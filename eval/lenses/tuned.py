@@ -1,16 +1,17 @@
 """The tuned lens: the logit lens after a learnt affine map of each layer's stream.
 
 Belrose et al., "Eliciting Latent Predictions from Transformers with the Tuned Lens", 2303.08112.
-The maps of all layers are fitted together on stories: least squares to the last stream first, in
-closed form, then a descent on D(output || layer). A layer keeps the identity, and its lens is the
-plain one, unless the map is better on stories held back, beyond what chance explains. The figures
-are of a third part of the text.
+Each map is fitted on stories by least squares to the last stream, in closed form (theirs descends
+on the divergence). A layer keeps the identity, and its lens is the plain one, unless the map lowers
+D(output || layer) on stories held back, beyond what chance explains. The figures are of a third
+part of the text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -19,17 +20,15 @@ from torch import Tensor
 
 from arch import LanguageModel
 from eval.artefacts import fitted
-from eval.lenses.lens import Finding, Request, lens
-from eval.lenses.logit_lens import WIDEST, draw, read_finding
+from eval.lenses.lens import Request, lens
+from eval.lenses.logit import WIDEST, add_readings, charts, draw_words
 from eval.lenses.stories import StoryWindows, stories, whole_windows
-from eval.lenses.trace import gather
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch
 from eval.models import Checkpoint
 
-HELD = 0.05  # windows to choose on, and as many to report on, in those to fit on
+HELD = 16  # windows to choose on, and as many to report on
 SURE = 2.0  # standard errors by which a map has to be better than the identity
-STEP = 512  # tokens of text for a step of descent
-POSITIONS = 32  # of a step, taken from one batch of windows
-RATE = 2e-3  # Adam's first, for maps of streams of unit variance; it falls linearly to zero
 EXAMPLES = 32  # tokens for each feature, at most, for least squares
 RIDGE = 1e-3  # of the mean variance of a feature
 
@@ -55,7 +54,7 @@ class Tuned(NamedTuple):
 
 
 def fit_tuned(
-    model: LanguageModel, windows: Sequence[StoryWindows], steps: int, seed: int = 0
+    model: LanguageModel, windows: Sequence[StoryWindows]
 ) -> tuple[Tuned, dict[str, Tensor]]:
     """Fits on the first windows, chooses on the second, and reports on the third.
 
@@ -64,15 +63,13 @@ def fit_tuned(
         D(output || layer) of the `plain` and the `tuned` lens in bits, by window, `(N, n)`.
     """
     train, choice, report = windows
-    identity, descended = Tuned.plain(model), least_squares(model, train)
-    if steps:
-        descended = descend(model, descended, train, steps, seed)
-    plain, tuned = divergences(model, (identity, descended), choice)
+    identity, mapped = Tuned.plain(model), least_squares(model, train)
+    plain, tuned = divergences(model, (identity, mapped), choice)
     gain = plain - tuned
     learnt = gain.mean(0) > SURE * gain.std(0) / len(gain) ** 0.5
     best = Tuned(
-        torch.where(learnt[:, None, None], descended.weight, identity.weight),
-        torch.where(learnt[:, None], descended.bias, identity.bias),
+        torch.where(learnt[:, None, None], mapped.weight, identity.weight),
+        torch.where(learnt[:, None], mapped.bias, identity.bias),
     )
     plain, tuned = divergences(model, (identity, best), report)
     return best, {"plain": plain, "tuned": tuned, "learnt": learnt}
@@ -107,36 +104,6 @@ def least_squares(model: LanguageModel, text: StoryWindows) -> Tuned:
     return Tuned(weight.to(dtype), bias.to(dtype))
 
 
-@torch.enable_grad()
-def descend(model: LanguageModel, start: Tuned, text: StoryWindows, steps: int, seed: int) -> Tuned:
-    """Lowers the mean D(output || layer) of all layers together from a start."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = text.streams(slice(8))[:-1].flatten(1).std(1)
-    weight = (start.weight * scale[:, None, None]).requires_grad_()
-    bias = start.bias.clone().requires_grad_()
-    optimiser = torch.optim.Adam([weight, bias], lr=RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: 1 - i / steps)
-    count, length = text.tokens.shape
-    rows = max(1, min(count, 2 * POSITIONS // length))
-    for _ in range(steps):
-        chosen = torch.randint(count, (rows,), generator=generator)
-        with torch.no_grad():
-            streams = text.streams(chosen.to(text.tokens.device)).flatten(1, 2)
-            some = torch.randperm(streams.shape[1], generator=generator)[:POSITIONS]
-            streams = streams[:, some.to(streams.device)]
-            likely = model.logits(streams[-1]).float().softmax(-1)
-        mapped = (streams[:-1] / scale[:, None, None]) @ weight + bias[:, None]
-        leaf = mapped.detach().requires_grad_()
-        for layer in leaf:  # logits of one layer at a time
-            logs = model.logits(layer).float().log_softmax(-1)
-            (-(likely * logs).sum(-1).mean()).backward()
-        optimiser.zero_grad()
-        mapped.backward(leaf.grad)
-        optimiser.step()
-        schedule.step()
-    return Tuned((weight / scale[:, None, None]).detach(), bias.detach())
-
-
 @torch.no_grad()
 def divergences(model: LanguageModel, lenses: Sequence[Tuned], text: StoryWindows) -> Tensor:
     """Mean D(output || layer) in bits over every window's positions, of L lenses, `(L, N, n)`."""
@@ -163,42 +130,31 @@ def split_stories(
         CorpusError: the corpus cannot be read.
     """
     count = whole_windows(checkpoint, request, 2, "the tuned lens needs")
-    held = max(2, round(HELD * count))
-    choice = stories(checkpoint, request, "fitting", count + held).tokens[count:]
+    choice = stories(checkpoint, request, "fitting", count + HELD).tokens[count:]
     return (
         stories(checkpoint, request, "fitting", count),
         StoryWindows(checkpoint.model, choice),
-        stories(checkpoint, request, "evaluation", held),
+        stories(checkpoint, request, "evaluation", HELD),
     )
 
 
-@lens("tuned", "The tuned lens", figures=draw, order=3)
-def find(checkpoint: Checkpoint, request: Request) -> Finding:
-    """The logit lens after an affine map of each layer, fitted."""
-    batch, model = gather(checkpoint, request.prompts), checkpoint.model
-    steps = 1 + request.tokens // STEP
-    windows = split_stories(checkpoint, request)
+@lens("tuned", "The tuned lens", order=3, charts=charts("tuned"), draw=partial(draw_words, "tuned"))
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
+    """The logit lens after an affine map of each layer, fitted by least squares."""
+    model, windows = checkpoint.model, split_stories(checkpoint, request)
 
     def fit() -> dict[str, Tensor]:
-        best, report = fit_tuned(model, windows, steps, request.seed)
+        best, report = fit_tuned(model, windows)
         return best._asdict() | report
 
-    about = {"lens": "tuned", "steps": steps, "tokens": POSITIONS, "rate": RATE}
-    about["seed"] = request.seed
-    texts = [text.tokens for text in windows]
-    tensors = fitted(request.store, checkpoint, about, texts, fit)
+    tensors = fitted(request.store, checkpoint, {"lens": "tuned"}, [w.tokens for w in windows], fit)
     best = Tuned(tensors["weight"], tensors["bias"])
-
-    def read(layer: int, stream: Tensor) -> Tensor:
-        return best.read(model, layer, stream)
-
-    finding = read_finding(checkpoint, request, batch, read)
-    for method in ("plain", "tuned"):
-        losses = tensors[method]
-        means, errors = losses.mean(0), 1.96 * losses.std(0) / len(losses) ** 0.5
-        for layer, (mean, error) in enumerate(zip(means.tolist(), errors.tolist(), strict=True)):
-            limits = {"low": mean - error, "high": mean + error, "n": len(losses)}
-            place = {"method": method, "layer": layer}
-            finding.number("divergence on other stories", mean, **place, **limits)
-    finding.notes["learnt"] = tensors["learnt"].tolist()
-    return finding
+    add_readings(checkpoint, batch, request, table, partial(best.read, model))
+    methods, layers = ("plain", "tuned"), range(len(best.weight))
+    judged, name = torch.stack([tensors[one] for one in methods]), "divergence on other stories"
+    table.add(name, judged, method=methods, story=range(HELD), layer=layers)
+    kept = [str(layer) for layer, learnt in enumerate(tensors["learnt"].tolist()) if not learnt]
+    if kept:
+        table.say(
+            "layers that keep the identity, as no map was better", ["layers"], [[" ".join(kept)]]
+        )

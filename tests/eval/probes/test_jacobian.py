@@ -7,8 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eval.__main__ import main
 from eval.circuit import Circuit
-from eval.jacobian import linearise
-from eval.probes.local import jacobian, local_geometry
+from eval.probes.jacobian import jacobian, linearise, local_geometry
 from eval.rows import read_rows
 
 

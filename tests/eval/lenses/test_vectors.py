@@ -6,21 +6,23 @@ import pytest
 import torch
 
 from eval import RequestError
-from eval.lenses.bigrams import count_bigrams, mean_ranks, rank_pairs, table_rows, thinned
-from eval.lenses.confidence import heated, rising, scaled
-from eval.lenses.geometry import (
+from eval.lenses.direction import heated, path, plane, rising, scaled, toward
+from eval.lenses.vectors import (
     METRICS,
     both_embeddings,
-    metric_agreement,
+    count_bigrams,
+    mean_ranks,
     nearest,
     others,
     outliers,
+    rank_pairs,
     robust_z,
     round_trip,
+    table_rows,
+    thinned,
 )
-from eval.lenses.path import path, plane, toward
 from eval.models import open_checkpoint
-from tests.eval.lenses.cases import at, look
+from tests.eval.lenses.cases import figures, look, of
 
 N, V, D = 6, 40, 8
 ROWS = torch.tensor([3, 0, 17, 39, 8, 21])
@@ -72,17 +74,6 @@ def test_nearest_is_nearest(matrices, metric):
     assert torch.equal(found, expected[:, :4])
 
 
-def test_agreement_of_metrics(matrices):
-    queries, keys = matrices
-    answers = (queries @ keys.T).argmax(dim=1)
-    agreed = metric_agreement(queries, keys, answers)
-    assert agreed[METRICS.index("dot")] == 1
-    assert (agreed[1:] < 1).all()
-    same_length = torch.nn.functional.normalize(keys, dim=1)
-    answers = (queries @ same_length.T).argmax(dim=1)
-    assert (metric_agreement(queries, same_length, answers) == 1).all()
-
-
 def test_length_and_temperature_are_one_thing(small_model):
     model = small_model(mixers=("attention",), norm="rmsnorm")
     hidden = torch.randn(7, 32)
@@ -97,8 +88,9 @@ def test_length_and_temperature_are_one_thing(small_model):
     p = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(entropy[2], p.entropy() / math.log(2))
     torch.testing.assert_close(heated(logits, (2.0, 1.0, 0.5)), best[1:4])
-    assert rising(best) == rising(-entropy) == 1
-    assert rising(-best) == 0
+    assert rising(best).all()
+    assert rising(-entropy).all()
+    assert not rising(-best).any()
     before = scaled(model, 10 * hidden, (1.0, 3.0), "before norm")
     torch.testing.assert_close(before[0], before[1], atol=1e-3, rtol=1e-3)
 
@@ -165,23 +157,25 @@ def test_lenses_of_our_models(model_directory, small_tokenizer, tied):
     def found_by(lens, **settings):
         return look(lens, checkpoint, ids, ids[:5], tokens=2000, **settings)
 
-    found = found_by("geometry")
-    figures = {f["figure"]: f["value"] for f in found.figures}
-    assert (figures["own cosine"] == pytest.approx(1)) is tied
-    assert -1 <= figures["length with frequency"] <= 1
-    assert found.notes["tied"] is tied
-    assert at(found.arrays["agreement"], query="after norm", keys="output", metric="dot") == 1
-    assert found.arrays["lengths"].values.sum() == 2 * checkpoint.config.vocab_size
-    methods = {row["method"] for row in found.notes["round trip"]}
-    assert methods == {"pinv", "scaled", "transpose", "head"}
-    figures = {f["figure"]: f["value"] for f in found_by("confidence").figures}
+    found = found_by("vectors")
+    (cosine,) = figures(found, "own cosine")
+    assert (cosine["value"] == pytest.approx(1)) is tied
+    alike = figures(found, "length with frequency")
+    assert all(-1 <= row["value"] <= 1 for row in alike)
+    shown = {text["title"]: text["lines"] for text in found.texts}
+    assert shown["input and output embedding"] == [["one matrix" if tied else "two matrices"]]
+    answered = of(found, "agrees", query="after norm", keys="output", metric="dot")
+    assert answered.all()
+    assert of(found, "lengths").sum() == 2 * checkpoint.config.vocab_size
+    back = shown["one-hot to vector and back to tokens"]
+    assert {line[1] for line in back} == {"pinv", "scaled", "transpose", "head"}
+    assert of(found, "bigram rank", table="product", pairs="corpus").isfinite()
+    way = found_by("direction", words=(" a",))
     uniform = math.log2(checkpoint.config.vocab_size)
-    assert figures["entropy at length 0"] == pytest.approx(uniform)
-    assert figures["confidence rises with length"] == 1
-    way = found_by("path", words=(" a",))
-    assert way.arrays["path"].values.shape == (2, 3, 3)
-    assert [pair[0] for pair in way.notes["pairs"]] == [" a", " a"]
-    pairs = found_by("bigrams").arrays["bigrams"]
-    assert at(pairs, table="product", pairs="corpus").isfinite().all()
+    (entropy,) = figures(way, "entropy at length 0")
+    (confident,) = figures(way, "confidence rises with length")
+    assert (entropy["value"], confident["value"]) == (pytest.approx(uniform), 1)
+    assert of(way, "path").shape == (2, 3, 3)
+    assert [pair[0] for pair in way.notes["ends"].values()] == [" a", " a"]
     with pytest.raises(RequestError, match=r"is \d+ tokens here"):
-        found_by("geometry", words=("zebra crossing",))
+        found_by("vectors", words=("zebra crossing",))

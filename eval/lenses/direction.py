@@ -1,0 +1,225 @@
+"""The direction and the length of the last stream: what each decides of the answer.
+
+A factor on the final vector is a temperature: its direction says which token, its length how
+surely. A position's way to its answer is seen on the plane of two tokens' directions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arch import LanguageModel
+from eval import plots
+from eval.lenses import markup
+from eval.lenses.charts import Lines, Tables
+from eval.lenses.lens import Request, lens, word_tokens
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, readers
+from eval.models import Checkpoint
+
+SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+TEMPERATURES = (0.001, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 10.0, 100.0, 1000.0)
+PLACES = ("after norm", "before norm")
+"""Where the factor stands: on what the head reads, or on the stream whose length the norm sets."""
+POSITIONS = 64  # of the prompts, evenly spaced
+MEASURES = ("x", "y", "share")
+ENDS = ("first", "second")
+
+
+def sharpness(logits: Tensor) -> Tensor:
+    """Entropy in bits and the best token's probability of `(..., V)` logits, `(..., 2)`."""
+    logs = logits.float().log_softmax(dim=-1)
+    p = logs.exp()
+    return torch.stack([-(p * logs).sum(dim=-1) / math.log(2), p.amax(dim=-1)], dim=-1)
+
+
+@torch.no_grad()
+def scaled(model: LanguageModel, hidden: Tensor, scales: tuple[float, ...], place: str) -> Tensor:
+    """Entropy and best probability when the last block's outputs `(N, D)` are scaled in a place.
+
+    Scales are 0 and more; the result is `(scales, N, 2)`.
+    """
+    before, final = place == "before norm", model.norm(hidden)
+    read = [model.norm(scale * hidden) if before else scale * final for scale in scales]
+    return torch.stack([sharpness(model.head(x)) for x in read])
+
+
+def heated(logits: Tensor, temperatures: tuple[float, ...]) -> Tensor:
+    """The best probability of `(N, V)` logits by temperature, `(temperatures, N)`."""
+    return torch.stack([sharpness(logits / t)[..., 1] for t in temperatures])
+
+
+def rising(values: Tensor, slack: float = 1e-4) -> Tensor:
+    """Which of the N curves `(S, N)` never fall, `(N,)`."""
+    return (values.diff(dim=0) >= -slack).all(dim=0)
+
+
+def plane(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The plane of two directions `(D,)`, which are not multiples of each other.
+
+    Returns:
+        Two orthonormal directions, `(2, D)`, the first one that of the first; where the two given
+        directions lie on it, `(2, 2)`.
+    """
+    pair = torch.stack([first, second]).double()
+    along = pair[0] / pair[0].norm()
+    across = pair[1] - (pair[1] @ along) * along
+    basis = torch.stack([along, across / across.norm().clamp(min=1e-30)])
+    return basis, pair @ basis.T
+
+
+def path(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Vectors of one position by layer, `(L, D)`, as a plane shows them: `MEASURES`, `(L, 3)`.
+
+    Coordinates, and the share of the squared length that lies in the plane.
+    """
+    x = vectors.double()
+    points = x @ basis.T
+    share = points.square().sum(dim=1) / x.norm(dim=1).clamp(min=1e-30).square()
+    return torch.column_stack([points, share])
+
+
+def toward(streams: Tensor, directions: Tensor) -> Tensor:
+    """Cosine of streams `(L, N, D)` with the direction of each position `(N, D)`: `(L, N)`."""
+    return F.cosine_similarity(streams.float(), directions[None].float(), dim=-1)
+
+
+def draw_plane(tables: Tables) -> list[plots.Figure]:
+    """The last position's way, on the plane of its answer and the runner-up."""
+    rows: list[plots.Record] = []
+    for model, table in tables.items():
+        for step in _points(table, "path", "layer"):
+            rows.append({"model": model} | step | {"mark": str(step["layer"])})
+        for end in _points(table, "corners", "end"):
+            piece = table.notes["ends"][end["prompt"]][ENDS.index(end["end"])]
+            rows.append({"model": model} | end | {"end": markup.visible(piece)})
+    share = {"field": "share", "type": "quantitative", "format": ".3f"}
+    way = {
+        "order": {"field": "layer", "type": "quantitative"},
+        "tooltip": [{"field": "layer"}, share | {"title": "share in the plane"}],
+    }
+    corner = {"tooltip": [{"field": name} for name in ("end", "x", "y")]}
+    on_way, at_ends = ([{"filter": f"isValid(datum.{of})"}] for of in ("layer", "end"))
+    diamond = {"type": "point", "shape": "diamond", "size": 120, "filled": True,
+               "color": plots.SERIES[1]}  # fmt: skip
+    named = {"type": "text", "dy": 16, "fontWeight": "bold"}
+    layers = [
+        (on_way, {"type": "line", "point": {"size": 50}}, way),
+        (on_way, {"type": "text", "dy": -10}, way | {"text": {"field": "mark"}}),
+        (at_ends, diamond, corner),
+        (at_ends, named, corner | {"text": {"field": "end"}}),
+    ]
+    chart = {
+        "data": plots.data(rows),
+        "width": 420,
+        "height": 420,
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative", "title": "along the first token"},
+            "y": {"field": "y", "type": "quantitative", "title": "across it"},
+        },
+        "layer": [{"transform": t, "mark": m, "encoding": e} for t, m, e in layers],
+    }
+    return [
+        plots.Figure(
+            "direction-plane",
+            "How does the last position get to its answer?",
+            "Its vector after each layer, on the plane of two tokens' output directions "
+            "(diamonds): the answer and the runner-up.",
+            plots.chosen(chart, rows, "model", "prompt"),
+        )
+    ]
+
+
+def _points(table: Table, name: str, label: str) -> list[plots.Record]:
+    """A record for each prompt and label, which has all measures."""
+    points: dict[tuple[str, Any], plots.Record] = {}
+    for r in table.samples(name):
+        point = points.setdefault((r["prompt"], r[label]), {"prompt": r["prompt"], label: r[label]})
+        point[r["measure"]] = r["value"]
+    return list(points.values())
+
+
+@lens(
+    "direction",
+    "Direction, length and confidence",
+    order=5,
+    draw=draw_plane,
+    charts=[
+        Lines(
+            of="entropy by scale",
+            x="scale",
+            y="entropy, bits",
+            colour="part",
+            x_scale={"type": "symlog", "constant": 0.1},
+            name="length",
+            title="Is a vector's length its confidence?",
+            about="Mean entropy of the next token as the final vector is scaled; before the norm, "
+            "scaling changes nothing.",
+        ),
+        Lines(
+            of="best probability by temperature",
+            x="temperature",
+            y="probability",
+            x_scale={"type": "log"},
+            name="temperature",
+            title="What does temperature do?",
+            about="Mean probability of the likeliest token.",
+        ),
+    ],
+)
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
+    """What the final vector's length decides, and a position's way to its answer."""
+    _add_confidence(table, batch)
+    _add_path(table, checkpoint, batch, list(word_tokens(checkpoint, request.words).values())[:2])
+    streams, rows = batch.streams, readers(checkpoint.model).float()
+    answers = checkpoint.model.logits(streams[-1])[batch.real].argmax(dim=-1)
+    others, kept = answers.roll(len(answers) // 2), streams[:, batch.real]
+    values = torch.stack([toward(kept, rows[tokens]) for tokens in (answers, others)])
+    of, layers = ("its answer", "another's"), range(len(streams))
+    table.add("cosine with answer", values, answer=of, layer=layers, prompt=batch.prompt_of)
+
+
+def _add_confidence(table: Table, batch: PromptBatch) -> None:
+    """Entropy and best probability by factor and by temperature, and their ends as figures."""
+    model, hidden = batch.model, batch.streams[-1][batch.real]
+    step = math.ceil(len(hidden) / POSITIONS)
+    hidden, prompts = hidden[::step], batch.prompt_of[::step]
+    by_scale = torch.stack([scaled(model, hidden, SCALES, place) for place in PLACES])
+    heat = heated(model.logits(hidden), TEMPERATURES)
+    entropy, best = by_scale[0].unbind(-1)
+    for name, values in {
+        "entropy at length 0": entropy[0],
+        "best probability at length 1000": best[-1],
+        "confidence rises with length": rising(best),
+        "confidence falls with heat": rising(-heat),
+        "best probability at T 0.001": heat[0],
+        "best probability at T 1000": heat[-1],
+    }.items():
+        table.add(name, values, prompt=prompts)
+    place: dict[str, Any] = {"part": PLACES, "scale": SCALES, "prompt": prompts}
+    table.add("entropy by scale", by_scale[..., 0], rows=False, **place)
+    place = {"temperature": TEMPERATURES, "prompt": prompts}
+    table.add("best probability by temperature", heat, rows=False, **place)
+
+
+def _add_path(table: Table, checkpoint: Checkpoint, batch: PromptBatch, chosen: list[int]) -> None:
+    """Each prompt's last position by layer, and the two tokens of its plane."""
+    model, streams, rows = batch.model, batch.streams, readers(batch.model).float()
+    points, corners, ends = [], [], {}
+    for prompt, last in enumerate(batch.last.tolist()):
+        best = model.logits(streams[-1, prompt, last]).topk(3).indices.tolist()
+        pair = [*chosen, *(token for token in best if token not in chosen)][:2]
+        basis, where = plane(rows[pair[0]], rows[pair[1]])
+        points.append(path(streams[:, prompt, last], basis))
+        corners.append(where)
+        ends[batch.labels[prompt]] = checkpoint.pieces(pair)
+    place: dict[str, Any] = {"prompt": batch.labels, "layer": range(len(streams))}
+    table.add("path", torch.stack(points), rows=False, **place, measure=MEASURES)
+    place = {"prompt": batch.labels, "end": ENDS, "measure": MEASURES[:2]}
+    table.add("corners", torch.stack(corners), rows=False, **place)
+    table.notes["ends"] = ends

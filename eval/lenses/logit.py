@@ -1,0 +1,248 @@
+"""The logit lens: every layer's stream read as the last one is, as a distribution over tokens.
+
+nostalgebraist, "interpreting GPT: the logit lens", 2020. Entropies and divergences are in bits;
+before anything is known a distribution has log2 V of them.
+
+Beside it, how far a stream lies along the directions that logits read: the token energy of Wendler
+et al. ("Do Llamas Work in English?", 2402.10588).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arch import LanguageModel
+from eval import plots
+from eval.lenses import markup
+from eval.lenses.charts import Heat, Lines, Tables
+from eval.lenses.lens import Request, lens, word_tokens
+from eval.lenses.table import Table
+from eval.lenses.trace import PromptBatch, readers
+from eval.models import Checkpoint
+
+TOP = 5
+WIDEST = 1 << 25  # numbers of a distribution held at once
+SHOWN = 8  # last positions in the table
+CELL = 54  # of the figure of words, in pixels
+PICTURED = 18  # positions of that figure, the last ones
+
+Read = Callable[[int, Tensor], Tensor]
+"""Layer and its stream `(B, T, D)` to logits `(B, T, V)`."""
+
+
+def token_energy(model: LanguageModel, x: Tensor) -> Tensor:
+    """Root mean squared cosine of x `(..., D)` to the readers, over their own among them.
+
+    E(x) = sqrt(mean_v cos(x, u_v)^2 / mean_vw cos(u_v, u_w)^2): 1 for a vector that is as near
+    to the readers as they are to each other.
+
+    Raises:
+        RequestError: a final norm that is not known.
+    """
+    units = torch.nn.functional.normalize(readers(model).double(), dim=-1)
+    cosines = units.T @ units / len(units)
+    squares = x.square().sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
+    seen = (x @ cosines.to(x.dtype) * x).sum(-1) / squares
+    return (seen.clamp(min=0) / cosines.square().sum().to(x.dtype)).sqrt()
+
+
+@torch.no_grad()
+def read_layers(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
+    """Reads the streams of all layers, `(S, B, T, D)`, a few prompts at a time.
+
+    Returns:
+        `entropy` and `divergence`, D(output || layer), in bits, `(S, B, T)`; `top`, the likeliest
+        tokens, and `top probability`, `(S, B, T, k)`; `probability` of K chosen tokens,
+        `(S, B, T, K)`.
+    """
+    V = read(len(streams) - 1, streams[-1][:1, :1]).shape[-1]
+    rows = max(1, WIDEST // (streams.shape[2] * V))
+    pieces = [_read_some(some, chosen, read) for some in streams.split(rows, dim=1)]
+    return {name: torch.cat([piece[name] for piece in pieces], dim=1) for name in pieces[0]}
+
+
+def _read_some(streams: Tensor, chosen: list[int], read: Read) -> dict[str, Tensor]:
+    last = read(len(streams) - 1, streams[-1]).float().log_softmax(-1)
+    likely = last.exp()
+    floor = (likely * last).sum(-1)
+    layers = []
+    for layer, stream in enumerate(streams):
+        known = layer == len(streams) - 1
+        logs = last if known else read(layer, stream).float().log_softmax(-1)
+        shares = likely if known else logs.exp()
+        best = shares.topk(min(TOP, shares.shape[-1]))
+        layers.append(
+            {
+                "entropy": -(shares * logs).sum(-1) / math.log(2),
+                "divergence": (floor - (likely * logs).sum(-1)).clamp(min=0) / math.log(2),
+                "top": best.indices,
+                "top probability": best.values,
+                "probability": shares[..., chosen],
+            }
+        )
+    return {name: torch.stack([each[name] for each in layers]) for name in layers[0]}
+
+
+def plain_read(checkpoint: Checkpoint) -> Read:
+    """The model's own final norm and head, at every layer."""
+    return lambda _, stream: checkpoint.model.logits(stream)
+
+
+def charts(lens: str) -> list[Lines]:
+    """The charts of a lens that reads every layer as a distribution."""
+    curves = Lines(
+        of="probability",
+        y="probability",
+        colour="word",
+        each=True,
+        name="curves",
+        title="Which token wins, and where?",
+        about="Probability of the followed tokens by layer, at the position that the slider picks.",
+    )
+    entropy = Lines(
+        of="entropy",
+        y="entropy, bits",
+        title="How unsure is each layer?",
+        about="Entropy of what a layer would say; log2 of the vocabulary's size is every token "
+        "alike. Mean over positions and prompts.",
+    )
+    divergence = Lines(
+        of="divergence",
+        y="KL, bits",
+        title="How far from the answer?",
+        about="Kullback-Leibler divergence of what a layer would say from what the model says in "
+        "the end.",
+    )
+    energy = Lines(
+        of="token energy",
+        y="token energy",
+        title="How near to the tokens' directions?",
+        about="Token energy: how far a vector lies along output embeddings, relative to what their "
+        "own spread allows.",
+    )
+    return [curves, entropy, divergence, *([energy] if lens == "logit" else [])]
+
+
+def draw_words(lens: str, tables: Tables) -> list[plots.Figure]:
+    """The likeliest token in every cell of layers and positions."""
+    cells = Heat(
+        of="top probability", title="", about="", x="position", y="layer", value="probability"
+    )
+    rows = []
+    for row in cells.records(tables):
+        table, prompt = tables[row["model"]], row["prompt"]
+        if row["position"] >= len(table.pieces[prompt]) - PICTURED:
+            best = table.notes["top"][prompt][row["layer"]][row["position"]]
+            says = [markup.visible(text) for text in best]
+            rows.append(row | {"says": says[0][:9], "likeliest": ", ".join(says)})
+    picture = plots.heat(
+        rows, "place", "layer", "probability", {"scheme": "blues", "domain": [0, 1]},
+        sort_y="descending", size=(CELL * PICTURED, {"step": 26}),
+    )  # fmt: skip
+    dark = {"test": "datum.value > 0.75", "value": "white"}
+    words = {  # by the cell, which is the same on a dark page; `LIGHT` changes there
+        "text": {"field": "says"},
+        "color": {"condition": dark, "value": "black"},
+    }
+    inside = {name: picture.pop(name) for name in ("mark", "encoding")}
+    along = {name: inside["encoding"].pop(name) for name in ("x", "y", "tooltip")}
+    texts = {"mark": {"type": "text", "fontSize": 10}, "encoding": words}
+    chart = picture | {"encoding": along, "layer": [inside, texts]}
+    return [
+        plots.Figure(
+            f"{lens}-words",
+            "What would each layer say?",
+            f"The likeliest next token by layer and position (the last {PICTURED}), coloured by "
+            "its probability. The line below names the token that is read there.",
+            plots.chosen(chart, rows, "model", "prompt"),
+        )
+    ]
+
+
+@lens("logit", "The logit lens", order=2, charts=charts("logit"), draw=partial(draw_words, "logit"))
+def measure(checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table) -> None:
+    """Every layer's stream read as the output is, and token energy."""
+    add_readings(checkpoint, batch, request, table, plain_read(checkpoint))
+    layers, energy = range(len(batch.streams)), token_energy(checkpoint.model, batch.streams)
+    table.add("token energy", batch.masked(energy), layer=layers, **batch.axes)
+
+
+def add_readings(
+    checkpoint: Checkpoint, batch: PromptBatch, request: Request, table: Table, read: Read
+) -> None:
+    """What the logit and the tuned lens find, by the way in which each reads a layer.
+
+    Raises:
+        RequestError: a word of several tokens.
+    """
+    words, layers = word_tokens(checkpoint, request.words), range(len(batch.streams))
+    followed = words or _answers(checkpoint, batch)
+    seen = read_layers(batch.streams, [*followed.values()], read)
+    where = {"layer": layers, **batch.axes}
+    entropy, top = batch.masked(seen["entropy"]), seen["top"]
+    table.add("entropy", entropy, **where)
+    table.add("divergence", batch.masked(seen["divergence"]), **where)
+    same = batch.masked((top[..., 0] == top[-1, ..., 0]).float())
+    table.add("top token is the output's", same, share=True, **where)
+    if len(layers) > 1:
+        table.add("entropy fall", -entropy.diff(dim=0), **{**where, "layer": layers[1:]})
+    likely = batch.masked(seen["probability"].movedim(-1, 0))
+    table.add("probability", likely, rows=False, word=[*map(markup.visible, followed)], **where)
+    if words:
+        at_end = batch.at_last(seen["probability"])
+        place: dict[str, Any] = {"layer": layers, "prompt": batch.labels, "word": [*words]}
+        table.add("probability at the end", at_end, **place)
+    best = batch.masked(seen["top probability"][..., 0])
+    table.add("top probability", best, rows=False, **where)
+    table.notes["top"] = dict(zip(batch.labels, _pieces(checkpoint, top), strict=True))
+    _say_first(checkpoint, batch, seen, table)
+
+
+def _answers(checkpoint: Checkpoint, batch: PromptBatch) -> dict[str, int]:
+    """The model's likeliest tokens after each prompt, the first few."""
+    best = checkpoint.model.logits(batch.at_last(batch.streams[-1])).topk(TOP).indices
+    tokens = list(dict.fromkeys(best.T.flatten().tolist()))[:TOP]
+    return dict(zip(checkpoint.pieces(tokens), tokens, strict=True))
+
+
+def _pieces(checkpoint: Checkpoint, top: Tensor) -> list[Any]:
+    """As tokens read, by prompt, layer, position, rank."""
+    known = {token: checkpoint.pieces([token])[0] for token in top.unique().tolist()}
+
+    def read(tokens: Any) -> Any:
+        return [read(t) for t in tokens] if isinstance(tokens, list) else known[tokens]
+
+    return read(top.transpose(0, 1).tolist())
+
+
+def _say_first(
+    checkpoint: Checkpoint, batch: PromptBatch, seen: dict[str, Tensor], table: Table
+) -> None:
+    """Of the first prompt: the likeliest token at its last positions, and the best at the last."""
+    label, last = batch.labels[0], int(batch.last[0])
+    first, layers = max(0, last + 1 - SHOWN), list(reversed(range(len(seen["top"]))))
+    best = table.notes["top"][label]
+    table.say(
+        f"likeliest next token after each of the last tokens of {label}",
+        ["layer", *map(markup.visible, table.pieces[label][first : last + 1])],
+        [[str(n), *([best[n][t][0]] for t in range(first, last + 1))] for n in layers],
+    )
+    lines = []
+    for layer in layers:
+        shares = zip(
+            best[layer][last], seen["top probability"][layer, 0, last].tolist(), strict=True
+        )
+        cells = [f"{markup.visible(piece)} {share:.2f}" for piece, share in shares]
+        lines.append([str(layer), f"{float(seen['entropy'][layer, 0, last]):.2f}", *cells])
+    numbers = map(str, range(1, seen["top"].shape[-1] + 1))
+    table.say(
+        f"after the end of {label}: entropy in bits, tokens, probabilities",
+        ["layer", "bits", *numbers],
+        lines,
+    )

@@ -1,0 +1,215 @@
+"""What a lens finds: tensors whose axes have names, and the figures derived from them.
+
+Axes of `SAMPLES` count what was drawn: prompts, stories, positions within them. All other axes are
+places: a layer, a head, a method. The figure of a place is the mean over its samples, with one
+interval for all lenses: Student's, 95 %, between the clusters, which are what was drawn
+independently of each other. Positions of one prompt are no clusters. Samples of truth values are
+shares: their limits lie between 0 and 1, and where all are true, or none, they are Wilson's with a
+trial for each cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval import RequestError
+from eval.statistics import CONFIDENCE, wilson
+
+CLUSTERS = ("story", "prompt", "pair", "token")
+SAMPLES = (*CLUSTERS, "position")
+Label = str | int | float
+Record = dict[str, Any]
+Cell = str | list[str]
+"""A text, or tokens."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A tensor under a name.
+
+    Attributes:
+        name: as figures and charts call it.
+        values: in float64, NaN where there is nothing, as past a prompt's end.
+        axes: the name of each axis in order, with its labels. Labels of samples may be repeated:
+            equal ones of a cluster's axis are one cluster.
+        rows: whether its means become rows, or are for charts alone.
+        share: whether they are of truth values.
+    """
+
+    name: str
+    values: np.ndarray
+    axes: dict[str, list[Label]]
+    rows: bool = True
+    share: bool = False
+
+    def records(self) -> Iterator[Record]:
+        """A record for each number that is there: the labels of its axes, and `value`."""
+        labels = product(*self.axes.values())
+        for place, value in zip(labels, self.values.ravel().tolist(), strict=True):
+            if value == value:
+                yield dict(zip(self.axes, place, strict=True)) | {"value": value}
+
+    def means(self) -> Iterator[Record]:
+        """A record for each place that has a number: its labels, `value`, and of samples `n`.
+
+        With `low` and `high` where there are several clusters.
+        """
+        places = [axis for axis in self.axes if axis not in SAMPLES]
+        samples = [axis for axis in self.axes if axis in SAMPLES]
+        if not samples:
+            yield from self.records()
+            return
+        order, shape = list(self.axes), [len(self.axes[axis]) for axis in samples]
+        turned = self.values.transpose([order.index(axis) for axis in (*places, *samples)])
+        flat = turned.reshape(math.prod(turned.shape[: len(places)]), -1)
+        cluster = next((axis for axis in CLUSTERS if axis in samples), "position")
+        number = np.unique(np.array(self.axes[cluster]), return_inverse=True)[1]
+        along = [-1 if axis == cluster else 1 for axis in samples]
+        number = np.broadcast_to(number.reshape(along), shape).ravel()
+        member = np.eye(number.max(initial=-1) + 1)[number]
+        there = ~np.isnan(flat)
+        with np.errstate(invalid="ignore"):
+            sums = np.where(there, flat, 0.0) @ member
+        counts = there.astype(float) @ member
+        labels = product(*(self.axes[axis] for axis in places))
+        for place, own, count in zip(labels, sums, counts, strict=True):
+            if n := int(count.sum()):
+                kept = count > 0
+                figure = mean_interval(own[kept], count[kept], self.share)
+                yield dict(zip(places, place, strict=True)) | figure | {"n": n}
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, to six significant digits; NaN is null, and an infinite number its text."""
+        return {
+            "name": self.name,
+            "axes": self.axes,
+            "values": [_short(value) for value in self.values.ravel().tolist()],
+            "rows": self.rows,
+            "share": self.share,
+        }
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Numbers:
+        """Reads what `plain` made."""
+        axes = plain["axes"]
+        flat = [math.nan if value is None else float(value) for value in plain["values"]]
+        values = np.array(flat).reshape([len(labels) for labels in axes.values()])
+        return cls(plain["name"], values, axes, plain["rows"], plain["share"])
+
+
+def mean_interval(sums: np.ndarray, counts: np.ndarray, share: bool) -> dict[str, float]:
+    """The mean of G clusters' samples, from sums and counts `(G,)`, with limits where G > 1.
+
+    By the ratio's linearised variance between clusters, with G - 1 degrees of freedom.
+    """
+    from scipy.stats import t
+
+    G, mean = len(sums), float(sums.sum() / counts.sum())
+    if G == 1 or not math.isfinite(mean):
+        return {"value": mean}
+    if share and mean in (0.0, 1.0):
+        limits = wilson(round(mean * G), G)
+        return {"value": mean, "low": limits.low, "high": limits.high}
+    apart = (sums - mean * counts) / counts.sum()
+    error = math.sqrt(G / (G - 1) * float(np.square(apart).sum()))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, G - 1)) * error
+    low, high = mean - half, mean + half
+    return {"value": mean} | (
+        {"low": max(low, 0.0), "high": min(high, 1.0)} if share else {"low": low, "high": high}
+    )
+
+
+@dataclass
+class Table:
+    """All that a lens finds in one checkpoint.
+
+    Attributes:
+        numbers: the tensors.
+        pieces: the tokens of prompts, and of whatever else positions are of, by label.
+        texts: small tables of words, as `say` adds them: `title`, `columns`, `lines`.
+        notes: what the lens's own charts are drawn of beside numbers, as JSON holds it.
+    """
+
+    numbers: list[Numbers] = field(default_factory=list)
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+    texts: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def add(
+        self, name: str, values: Any, *, rows: bool = True, share: bool = False, **axes: Any
+    ) -> None:
+        """Adds a tensor, or a number.
+
+        Args:
+            name: of the figure; several tensors may have one.
+            values: NaN where there is nothing.
+            rows: False for numbers that charts alone show.
+            share: whether they are of truth values, as a tensor of those always is.
+            axes: in the order of the tensor's: the labels of each. A single label, which is no
+                sequence, is of a place that all values share and that the tensor has no axis for.
+
+        Raises:
+            ValueError: axes that do not fit the values.
+            RequestError: there are values, and none is a number.
+        """
+        tensor = torch.as_tensor(values).detach().cpu()
+        single = {axis for axis, labels in axes.items() if isinstance(labels, Label)}
+        shape = [len(labels) for axis, labels in axes.items() if axis not in single]
+        if shape != list(tensor.shape):
+            raise ValueError(f"{name}: axes {shape} do not fit values {list(tensor.shape)}")
+        array = tensor.double().numpy()
+        if array.size and np.isnan(array).all():
+            raise RequestError(f"{name}: no number is finite; does the model give finite outputs?")
+        listed = {a: [labels] if a in single else list(labels) for a, labels in axes.items()}
+        array = array.reshape([len(labels) for labels in listed.values()])
+        share = share or tensor.dtype == torch.bool
+        self.numbers.append(Numbers(name, array, listed, rows, share))
+
+    def say(self, title: str, columns: Sequence[str], lines: Sequence[Sequence[Cell]]) -> None:
+        """Adds a table of words, which pages fold; a cell is a text, or a list of tokens."""
+        if lines:
+            self.texts.append({"title": title, "columns": [*columns], "lines": [*map(list, lines)]})
+
+    def of(self, name: str) -> list[Numbers]:
+        """The tensors of a name."""
+        return [one for one in self.numbers if one.name == name]
+
+    def samples(self, name: str) -> list[Record]:
+        """A record for each number of a name, its labels beside it."""
+        return [record for one in self.of(name) for record in one.records()]
+
+    def means(self, name: str) -> list[Record]:
+        """A record for each place of a name, with its mean over samples."""
+        return [record for one in self.of(name) for record in one.means()]
+
+    def figures(self) -> Iterator[Record]:
+        """A record for each row: `figure`, its place, its mean and interval."""
+        for one in self.numbers:
+            if one.rows:
+                yield from ({"figure": one.name} | record for record in one.means())
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        numbers = [one.plain() for one in self.numbers]
+        return {
+            "numbers": numbers, "pieces": self.pieces, "texts": self.texts, "notes": self.notes
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Table:
+        """Reads what `plain` made."""
+        numbers = [Numbers.read(one) for one in plain["numbers"]]
+        return cls(numbers, plain["pieces"], plain["texts"], plain["notes"])
+
+
+def _short(number: float) -> float | str | None:
+    if math.isnan(number):
+        return None
+    return float(f"{number:.6g}") if math.isfinite(number) else str(number)

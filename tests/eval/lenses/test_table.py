@@ -1,0 +1,134 @@
+"""The numbers of a lens: one rule for the mean and the interval of every figure."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t, ttest_1samp
+
+from eval import RequestError
+from eval.lenses.charts import Bars, Heat, Histogram, Lines
+from eval.lenses.table import Table
+from eval.statistics import wilson
+
+
+def only(table: Table, name: str) -> dict:
+    (row,) = [row for row in table.figures() if row["figure"] == name]
+    return row
+
+
+def test_a_mean_of_stories_has_students_interval():
+    table, values = Table(), torch.randn(9, dtype=torch.float64)
+    table.add("size", values, story=range(9))
+    row = only(table, "size")
+    theirs = ttest_1samp(values.numpy(), 0).confidence_interval(0.95)
+    assert row == {
+        "figure": "size", "n": 9, "value": pytest.approx(float(values.mean())),
+        "low": pytest.approx(theirs.low), "high": pytest.approx(theirs.high),
+    }  # fmt: skip
+
+
+def test_positions_of_a_prompt_are_one_cluster_however_they_are_given():
+    """Copies of a prompt's positions add no certainty; prompts count by their positions."""
+    values = torch.tensor([[1.0, 2.0, 6.0], [3.0, torch.nan, torch.nan], [5.0, 7.0, torch.nan]])
+    table, labels = Table(), ["a", "b", "c"]
+    table.add("grid", values, prompt=labels, position=range(3))
+    flat = values[~values.isnan()]
+    table.add("flat", flat, prompt=["a", "a", "a", "b", "c", "c"])
+    table.add("twice", values.repeat(1, 2), prompt=labels, position=range(6))
+    sums, counts = np.array([9.0, 3.0, 12.0]), np.array([3.0, 1.0, 2.0])
+    apart = (sums - 4.0 * counts) / 6
+    half = t.ppf(0.975, 2) * math.sqrt(1.5 * np.square(apart).sum())
+    for name, n in (("grid", 6), ("flat", 6), ("twice", 12)):
+        limits = {"value": 4.0, "low": pytest.approx(4 - half), "high": pytest.approx(4 + half)}
+        assert only(table, name) == {"figure": name, "n": n, **limits}
+
+
+@pytest.mark.parametrize(
+    ("hits", "limits"),
+    [
+        ([[True, True]] * 4, wilson(4, 4)[1:]),  # four trials, not eight
+        ([[False, False]] * 4, wilson(0, 4)[1:]),
+        ([[True, True], [True, False]], (0.0, 1.0)),  # as wide as can be, and no wider
+        ([[True, False]], None),
+    ],
+)
+def test_shares_stay_between_none_and_all(hits, limits):
+    table = Table()
+    table.add("read", torch.tensor(hits), prompt=range(len(hits)), position=range(2))
+    row = only(table, "read")
+    assert row["value"] == np.mean(hits)
+    assert (row.get("low"), row.get("high")) == (limits or (None, None))
+
+
+def test_coverage_with_few_clusters():
+    """Of 3 prompts with 20 alike positions each, 95 % of intervals hold the truth."""
+    draw, covered = np.random.default_rng(1), 0
+    for _ in range(600):
+        values = draw.normal(size=(3, 1)) + 0.1 * draw.normal(size=(3, 20))
+        table = Table()
+        table.add("x", torch.from_numpy(values), prompt=range(3), position=range(20))
+        row = only(table, "x")
+        covered += row["low"] <= 0 <= row["high"]
+    assert 0.92 < covered / 600 < 0.98
+
+
+def test_places_are_kept_apart_and_numbers_without_samples_are_alone():
+    table = Table()
+    table.add(
+        "norm", torch.tensor([[1.0, 3.0], [torch.nan, torch.nan]]), layer=[0, 1], prompt=["a", "b"]
+    )
+    table.add("scores", torch.tensor([2.0, torch.nan]), head=[0, 1], layer=3)
+    table.add("loss", 0.5)
+    table.add("aside", torch.ones(2), rows=False, layer=[0, 1])
+    rows = list(table.figures())
+    assert [row["figure"] for row in rows] == ["norm", "scores", "loss"]
+    assert (rows[0]["layer"], rows[0]["value"], rows[0]["n"]) == (0, 2.0, 2)
+    assert rows[1] == {"figure": "scores", "head": 0, "layer": 3, "value": 2.0}
+    assert rows[2] == {"figure": "loss", "value": 0.5}
+    with pytest.raises(ValueError, match="do not fit"):
+        table.add("norm", torch.ones(2, 3), layer=[0, 1])
+    with pytest.raises(RequestError, match="norm: no number is finite"):
+        table.add("norm", torch.full((2,), torch.nan), layer=[0, 1])
+
+
+def test_what_is_written_is_read_again():
+    table = Table(pieces={"text 0": [" a", "b"]}, notes={"top": [1]})
+    values = torch.tensor([1 / 3, torch.nan, torch.inf])
+    table.add("x", values, layer=range(3), model="m")
+    table.add("hit", torch.tensor([True, False]), story=[4, 4])
+    table.say("words", ["one", "two"], [["a", [" b", "c"]]])
+    again = Table.read(json.loads(json.dumps(table.plain(), allow_nan=False)))
+    assert again.plain() == table.plain()
+    assert [row["value"] for row in again.figures()] == [0.333333, math.inf, 0.5]
+
+
+def drawn(chart: Any, **tables: Table) -> Any:
+    figure = chart.draw("some", tables)
+    menus = [p["name"].removeprefix("chosen_") for p in figure.spec.get("params", [])]
+    return figure, menus, json.dumps(figure.spec)
+
+
+def test_a_chart_offers_the_places_that_it_does_not_name():
+    table = Table(pieces={"text 0": [" a", "b"]})
+    place = {"layer": [0, 1], "prompt": ["text 0"], "position": [0, 1]}
+    table.add("size of it", torch.rand(2, 2, 1, 2), part=["x", "y"], **place)
+    table.add("bars", torch.rand(2, 2), row=[0, 1], part=["x", "y"])
+    words: Any = {"title": "Why?", "about": "About it."}
+    figure, menus, _ = drawn(Lines(of="size of it", y="length", **words), a=table, b=table)
+    assert (figure.name, figure.title, menus) == ("some-size-of-it", "Why?", ["part"])
+    heat = Heat(of="size of it", x="position", y="layer", value="v", **words)
+    part: Any = {"part": "x"}
+    for chart, expected in (
+        (Lines(of="size of it", y="length", colour="part", **words), ["model"]),
+        (Lines(of="size of it", each=True, where=part, **words), ["prompt", "position"]),
+        (heat, ["model", "part", "prompt"]),
+        (Bars(of="bars", x="part", row="row", **words), ["model"]),
+        (Histogram(of="bars", x="row", colour="part", **words), ["model"]),
+    ):
+        assert drawn(chart, one=table)[1] == expected
+    assert "0 \\u00b7a" in drawn(heat, one=table)[2]
+    assert Lines(of="other", **words).draw("some", {"one": table}) is None
