@@ -30,8 +30,8 @@ def look(key: str, **about: Any) -> dict[str, Any]:
 
 def similar(depth: int) -> dict[str, Any]:
     """What the lens finds where layers have nothing in common."""
-    table, layers = Table(), range(depth)
-    table.add("similarity", torch.eye(depth), **{"layer": layers, "other layer": layers})
+    table, axes = Table(), dict[str, Any].fromkeys(("layer", "other layer"), range(depth))
+    table.add("similarity", torch.eye(depth), **axes)
     return table.plain()
 
 
