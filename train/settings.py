@@ -69,6 +69,8 @@ class RunSettings:
     """Validations in a row without a lower loss than before after which the run ends."""
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
+    minutes: float | None = None
+    """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for."""
     log_every: int = 10
     """Steps between lines of progress."""
     stop_on_spike: float | None = None
@@ -92,7 +94,7 @@ class RunSettings:
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 2", "keep_checkpoints")
         _check("", self, "at least 0", "seed", "save_steps")
-        _check("", self, "above 0", "stop_on_spike")
+        _check("", self, "above 0", "stop_on_spike", "minutes")
         _check("", self, f"at most {SEEDS}", "seed")
 
 
