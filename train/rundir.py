@@ -6,6 +6,7 @@ metrics.jsonl   a row per line of progress and per validation
 samples.jsonl   what the model wrote while it was trained
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories
+data/           of a text file that was given as --data: packed, by tokenizer.json beside it
 best/           with --save_best true, the model directory of the lowest validation loss
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id
@@ -39,6 +40,7 @@ IDENTITY = "remnant"
 SETTINGS = "settings"
 """Key under which a checkpoint has the `recipe` and the `history` of its `Start`."""
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
+FAILED_START |= {"data", "tokenizer.json", ".data.partial"}
 
 
 class Start(NamedTuple):

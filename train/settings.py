@@ -17,7 +17,7 @@ ELSEWHERE = {"model", "run", "data", "resume"}
 """Settings that a model directory does not record: its config.json has the model's own and
 `data_sha256` stands for the data; the others are about this machine."""
 NEEDED = {
-    "data": "a directory of packed data, from python -m tokenizer pack",
+    "data": "a directory of packed data, from python -m tokenizer pack, or a text file",
     "run": "a directory for the run, for example runs/first",
 }
 """Flags that a run cannot do without."""
@@ -32,7 +32,8 @@ class RunSettings:
     """What to train on, where to, and how often to look; these flags have no prefix."""
 
     data: str | None = None
-    """Directory of packed data, as written by `python -m tokenizer pack`."""
+    """Directory of packed data, as written by `python -m tokenizer pack`; or a .txt, .jsonl or
+    .parquet file, for which a tokenizer of at most model.vocab_size entries is trained."""
     run: str | None = None
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"
