@@ -34,8 +34,12 @@ class CorpusError(ValueError):
     """Bad input, in one line: what was given, what is allowed, and the fix."""
 
 
-def train_tokenizer(stories: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+def train_tokenizer(
+    stories: Iterable[str], vocab_size: int = VOCAB_SIZE, fewer: bool = False
+) -> Tokenizer:
     """Learn a byte-level BPE of exactly `vocab_size` entries, most frequent pair first.
+
+    With `fewer`, stories that are not enough for so many give as many as they can.
 
     Source: Sennrich et al. 2016 (BPE); Radford et al. 2019 (bytes, and the split into words).
 
@@ -58,7 +62,7 @@ def train_tokenizer(stories: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tok
     )
     tokenizer.train_from_iterator(stories, trainer)
     learnt = tokenizer.get_vocab_size()
-    if learnt != vocab_size:
+    if learnt != vocab_size and not fewer:
         raise CorpusError(
             f"--vocab-size {vocab_size}: these stories are enough for {learnt} entries only;"
             " give more stories or ask for fewer entries"

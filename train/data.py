@@ -8,6 +8,7 @@ makes no difference: a window that crosses the edge of one is read from both.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
@@ -128,7 +129,7 @@ class PackedDataModule(LightningDataModule):
         super().__init__()
         self.train_windows = Windows(data, "train", context, seed)
         self.valid_windows = Windows(data, "valid", context)
-        self.batch = batch
+        self.batch, self.valid_bytes_per_token = batch, data.bytes_per_token("valid")
         self.validate_windows = None if validate_tokens is None else -(-validate_tokens // context)
         self.samples_seen, self._tokens = 0, 0.0
         if self.train_windows.count < batch.size:
@@ -156,16 +157,13 @@ class PackedDataModule(LightningDataModule):
             pin=self.trainer.strategy.root_device.type == "cuda",
         )
 
-    def val_dataloader(self) -> Iterator[Batch]:
+    def val_dataloader(self) -> "ValidationBatches":
         """This device's share of the validation split."""
         assert self.trainer is not None
         devices, rank = self.trainer.world_size, self.trainer.global_rank
-        micro, _ = self.batch.split(devices)
-        pairs = self.valid_windows.in_order(micro, self.validate_windows)
-        while group := list(islice(pairs, devices)):
-            # As many batches for every device, or one would wait for the others for ever.
-            inputs, targets = group[min(rank, len(group) - 1)]
-            yield inputs, targets if rank < len(group) else torch.full_like(targets, IGNORE), 1.0
+        return ValidationBatches(
+            self.valid_windows, self.validate_windows, self.batch.split(devices)[0], rank, devices
+        )
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Counts what is about to be trained on, before it leaves the host."""
@@ -222,6 +220,25 @@ class TrainBatches:
                 if self._pin:
                     inputs, targets = inputs.pin_memory(), targets.pin_memory()
                 yield inputs, targets, per_part
+
+
+@dataclass(frozen=True)
+class ValidationBatches:
+    """The first `limit` windows of a split, or all, in order: one device's share of the batches."""
+
+    windows: Windows
+    limit: int | None
+    micro: int
+    rank: int = 0
+    devices: int = 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        """As many batches for every device, or one would wait for the others for ever."""
+        pairs = self.windows.in_order(self.micro, self.limit)
+        while group := list(islice(pairs, self.devices)):
+            inputs, targets = group[min(self.rank, len(group) - 1)]
+            spare = self.rank >= len(group)
+            yield inputs, torch.full_like(targets, IGNORE) if spare else targets, 1.0
 
 
 def _count_whole_steps(trainer: Trainer) -> None:

@@ -1,7 +1,9 @@
 """The Lightning module: a language model, its loss and its optimiser."""
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,8 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from arch import LanguageModel
-from train.data import IGNORE, Batch
+from arch import LanguageModel, ModelConfig
+from train.data import IGNORE, Batch, PackedDataModule
 from train.optim import build_optimizer, rate
 from train.settings import OptimizerSettings, ScheduleSettings
 
@@ -20,21 +22,38 @@ CHUNK = 512
 
 
 class LanguageModule(LightningModule):
-    """Trains a `LanguageModel` to predict the next token; the schedule ends at `total_steps`."""
+    """Trains a `LanguageModel` to predict the next token; the schedule ends at `total_steps`.
+
+    Every argument may also be the plain value that `hparams`, and so a checkpoint, holds of it:
+    `LanguageModule.load_from_checkpoint(path)` needs no other file.
+    """
 
     def __init__(
         self,
-        model: LanguageModel,
-        optimizer: OptimizerSettings,
-        schedule: ScheduleSettings,
+        model: LanguageModel | dict[str, Any],
+        optimizer: OptimizerSettings | dict[str, Any],
+        schedule: ScheduleSettings | dict[str, Any],
         total_steps: int,
     ) -> None:
         super().__init__()
+        if isinstance(model, dict):
+            model = LanguageModel(ModelConfig.from_json(json.dumps(model)))
+        if isinstance(optimizer, dict):
+            optimizer = OptimizerSettings(**optimizer)
+        if isinstance(schedule, dict):
+            schedule = ScheduleSettings(**schedule)
+        hparams = {"model": json.loads(model.config.to_json()), "optimizer": asdict(optimizer)}
+        hparams |= {"schedule": asdict(schedule), "total_steps": total_steps}
+        self.save_hyperparameters(hparams)
         self.model = model
         self.optimizer_settings, self.schedule = optimizer, schedule
         self.total_steps = total_steps
         self.gradient_norm = torch.zeros(())
         self.chunked_loss = True
+        self.flops_per_batch = 0.0
+        self.recorded = False  # whether a run gives its figures to the loggers, by their steps
+        self.validation: dict[str, Any] = {}
+        self._sums: list[Tensor] = []
         self._compiled: Callable[[Tensor, Tensor], Tensor] | None = None
         self._compiled_shape: torch.Size | None = None
 
@@ -55,7 +74,30 @@ class LanguageModule(LightningModule):
         """Summed cross entropy in nats, and over how many targets: `(2,)`."""
         inputs, targets, _ = batch
         nats = self._sum(inputs, targets)
-        return torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
+        sums = torch.stack([nats, (targets != IGNORE).sum().to(nats.dtype)])
+        self._sums.append(sums)
+        return sums
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the sums of an earlier validation."""
+        self._sums.clear()
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs `val_loss`, nats per token over the split, and what the data say of its bytes.
+
+        `validation` holds the same figures in full precision.
+        """
+        total = torch.stack(self._sums).cpu().double().sum(0)
+        if self.trainer.world_size > 1:
+            total = self.trainer.strategy.reduce(total.to(self.device), reduce_op="sum")
+        nats, tokens = total.tolist()  # pyright: ignore
+        figures: dict[str, Any] = {"val_loss": nats / tokens}
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, PackedDataModule):
+            size = data.valid_bytes_per_token
+            figures["val_bits_per_byte"] = bits_per_byte(nats / tokens, size)
+        self.validation = figures | {"val_tokens": int(tokens)}
+        self.log_dict(self.validation, logger=False if self.recorded else None, sync_dist=True)
 
     def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Summed nats: compiled, but for batches of another shape, at the end of a validation."""

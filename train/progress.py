@@ -1,9 +1,12 @@
 """The figures of a training, every so many steps: recorded, shown, and judged.
 
 A loss or gradient that is not finite stops the run, and a jump of the loss where that is asked for.
+Lightning's `ThroughputMonitor` waits for the device at every step; here nothing waits in between.
 """
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,21 +14,25 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor
 
 from train.log import Log
 from train.module import LanguageModule, bits_per_byte, ends_step
 from train.rundir import RunDirectory
+from train.settings import ScheduleSettings
 
+SHOWN = ("loss", "bits_per_byte", "tokens_per_second")
+"""Figures beside the bar."""
 LEAST = 10
 """Steps that a jump lasts, at least: single batches may be odd."""
 
 
 class Progress(Callback):
-    """Reports loss, bits/byte, learning rate, tokens/s and the time left every `every` steps.
+    """Logs loss, bits/byte, learning rate and tokens/s every `every` steps.
 
     Losses are read from the device at those steps only. `utilisation` turns tokens/s into the share
-    of the device's peak, where that is known.
+    of the device's peak, where that is known. Where no bar shows the figures, a line does.
     """
 
     def __init__(
@@ -40,7 +47,7 @@ class Progress(Callback):
         self._bytes_per_token, self._utilisation = bytes_per_token, utilisation
         self._losses: list[Tensor] = []
         self._first_step = self._last_step = self._tokens = 0
-        self._since = 0.0
+        self._since = self._paused = 0.0
         self._steady: tuple[int, float] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,13 +76,12 @@ class Progress(Callback):
         now, tokens = time.perf_counter(), _tokens_seen(trainer)
         speed = (tokens - self._tokens) / (now - self._since)
         share = self._utilisation(speed)
-        bits, lr = bits_per_byte(loss, self._bytes_per_token), module.learning_rate(step - 1)
         row = {
             "step": step,
             "tokens_seen": tokens,
             "loss": loss,
-            "bits_per_byte": bits,
-            "lr": lr,
+            "bits_per_byte": bits_per_byte(loss, self._bytes_per_token),
+            "lr": module.learning_rate(step - 1),
             "gradient_norm": None if overflow else gradient_norm,
             "tokens_per_second": speed,
             **({} if share is None else {"mfu": share}),
@@ -83,9 +89,16 @@ class Progress(Callback):
         remaining = self._remaining(step, total, now)
         self._since, self._tokens = now, tokens
         self.run_log.add(row)
-        figures = f"loss {loss:.3f}  bits/byte {bits:.3f}  lr {lr:.2e}  {speed:,.0f} tokens/s"
-        figures += "" if share is None else f"  MFU {share:.1%}"
-        self.run_log.passing(step, total, figures, remaining)
+        for name, value in row.items():
+            if name != "step" and value is not None:  # the log has given it to the loggers
+                module.log(name, value, logger=False, prog_bar=name in SHOWN)
+        if not trainer.progress_bar_callback:
+            self.run_log.say(
+                f"step {step:>{len(str(total))}}/{total}  loss {loss:.3f}  "
+                f"bits/byte {row['bits_per_byte']:.3f}  lr {row['lr']:.2e}  {speed:,.0f} tokens/s"
+                + ("" if share is None else f"  MFU {share:.1%}")
+                + f"  {remaining}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The lowest loss so far."""
@@ -99,16 +112,24 @@ class Progress(Callback):
         """Whether the loss seems to be jumping just now; waits for the device."""
         return self.watch.rising(*self._waiting(trainer))
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Keeps saving and validation, inside, out of tokens/s and the time left."""
-        before = time.perf_counter()
-        yield
-        spent = time.perf_counter() - before
+    def pause(self) -> None:
+        """Keeps saving and validation, until `resume`, out of tokens/s and the time left."""
+        self._paused = time.perf_counter()
+
+    def resume(self) -> None:
+        """See `pause`."""
+        spent = time.perf_counter() - self._paused
         self._since += spent
         if self._steady is not None:
             step, start = self._steady
             self._steady = step, start + spent
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """See `pause`."""
+        self.pause()
+        yield
+        self.resume()
 
     def _remaining(self, step: int, total: int, now: float) -> str:
         """The time left, by the mean of the steps after the first, which compiles the model."""
@@ -126,6 +147,84 @@ class Progress(Callback):
         # Lightning hands out each part's loss already divided by the number of parts.
         loss = float(mean) * trainer.accumulate_grad_batches
         return trainer.global_step - self._last_step, loss
+
+
+class StepBar(TQDMProgressBar):
+    """Lightning's bar of a run whose steps are one endless epoch: it counts to the last of them."""
+
+    @property
+    def total_train_batches(self) -> int:
+        """Parts of all steps."""
+        return self.trainer.max_steps * self.trainer.accumulate_grad_batches
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The figures beside the bar; the number of steps may have changed."""
+        self.train_progress_bar.total = self.total_train_batches
+        return super().get_metrics(trainer, pl_module)
+
+
+def has_terminal() -> bool:
+    """Whether a bar can be shown: on a terminal, and not in a file or a pipe."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class TimeBudget(Callback):
+    """Ends the schedule after so many minutes of training: steps follow from the measured speed.
+
+    The number of steps is worked out anew at every line of progress, so that the decay reaches its
+    floor when the time is over. Validations in between count, the last one does not.
+
+    Args:
+        minutes: of training, over all starts of the run.
+        every: steps between the lines of progress.
+        schedule: whose warm-up and decay need some steps.
+        spent: `seconds` and `pace`, seconds a step, of earlier starts, as a checkpoint keeps them.
+    """
+
+    def __init__(
+        self, minutes: float, every: int, schedule: ScheduleSettings, spent: dict[str, Any] | None
+    ) -> None:
+        self._limit, self._every = 60 * minutes, every
+        self._least = schedule.warmup_steps + (schedule.decay_steps or 1)
+        self._spent, self._pace = (spent["seconds"], spent["pace"]) if spent else (0.0, None)
+        self._first, self._steady = 0, 0.0
+        self._began: float | None = None
+
+    def total(self, step: int, otherwise: int) -> int:
+        """All steps that the time is enough for, after `step` of them, if the speed is known."""
+        if self._pace is None:
+            return otherwise
+        left = math.floor((self._limit - self._seconds()) / self._pace)
+        return max(self._least, step + left)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the clock."""
+        self._first, self._began = trainer.global_step, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Corrects the number of steps; the first of a start, which compiles, is no measure."""
+        step = trainer.global_step
+        steps = step - self._first
+        if not ends_step(trainer, batch_idx) or step >= trainer.max_steps:
+            return
+        if steps == 1:
+            self._steady = time.perf_counter()
+        elif steps == 2 or (steps > 2 and step % self._every == 0):
+            self._pace = (time.perf_counter() - self._steady) / (steps - 1)
+            # Never at once: the decay ends within some steps.
+            total = max(self.total(step, 0), step + max(1, self._every // 10))
+            total = trainer.strategy.broadcast(total)
+            pl_module.total_steps = trainer.fit_loop.epoch_loop.max_steps = total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The time that is spent, and the speed."""
+        return {"seconds": self._seconds(), "pace": self._pace}
+
+    def _seconds(self) -> float:
+        passed = 0.0 if self._began is None else time.perf_counter() - self._began
+        return self._spent + passed
 
 
 class Watch:

@@ -13,21 +13,28 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from tokenizers import Tokenizer
 
-from arch import LanguageModel, check_causal, count_parameters
+from arch import LanguageModel, check_causal, count_parameters, describe
 from arch.convert import download, open_directory
 from tokenizer import tokenizer_hash
 from train.data import PackedDataModule
 from train.log import Log
 from train.module import LanguageModule
-from train.progress import Progress, Watch
+from train.progress import Progress, StepBar, TimeBudget, Watch, has_terminal
 from train.rundir import AtomicCheckpointIO, RunDirectory, changed_settings
-from train.saving import Saving, StopOnSignal, stalled
+from train.saving import Saving, StopOnSignal, StopWhenStalled, since_best
 from train.settings import Recipe, RunError
 from train.speed import busy_machine, prepare, use_machine, utilisation_of
 
 HUB = "hf:"
+LIGHTNING_ADVICE = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprec",  # its own use of torch
+    "Checkpoint directory .* exists and is not empty",  # `RunDirectory.start_from` has looked
+    "Be aware that when using `ckpt_path`, callbacks",  # a budget, or another one's callback
+)
 VOCABULARY = ("embedding.weight", "head.weight")
 
 
@@ -39,7 +46,7 @@ class Run:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        settings, self.total = recipe.run, recipe.trainer.max_steps
+        settings, schedule = recipe.run, recipe.schedule
         self.recipe = recipe
         data = recipe.open_data()
         self.directory = RunDirectory(Path(recipe.given("run")))
@@ -60,27 +67,40 @@ class Run:
         }
         recorded = recipe.recorded() | {"machine": use_machine()}
         self.start = self.directory.start_from(resume, identity, recorded)
+        every, done, self.total = settings.log_every, self.start.step, recipe.trainer.max_steps
+        self.stop = StopOnSignal(every)
+        callbacks: list[Any] = [self.stop]
+        if settings.minutes:
+            budget = TimeBudget(settings.minutes, every, schedule, self.start.spent)
+            self.total = budget.total(done, self.total)
+            callbacks.append(budget)
         seed_everything(settings.seed, verbose=False)
         model = LanguageModel(recipe.model)
         self._initial = None
         if settings.init_from and not self.start.checkpoint:
             self._initial = start_from_weights(model, settings.init_from, data.tokenizer_json)
         check_causal(model)
-        self.module = LanguageModule(model, recipe.optimizer, recipe.schedule, self.total)
+        self.module = LanguageModule(model, recipe.optimizer, schedule, self.total)
         self.log = Log(self.directory, settings, recipe.plain())
-        warm_up, done = recipe.schedule.warmup_steps, self.start.step
         progress = Progress(
             self.log,
-            Watch(self.directory, settings.stop_on_spike, warm_up, done),
-            settings.log_every,
+            Watch(self.directory, settings.stop_on_spike, schedule.warmup_steps, done),
+            every,
             data.bytes_per_token("train"),
             lambda speed: self._utilisation(speed),
         )
-        self.stop = StopOnSignal(settings.log_every)
-        saving = Saving(self.directory, recipe, data, identity, progress, self.start)
-        self.trainer = build_trainer(recipe, self.directory, [self.stop, progress, saving])
-        _, self.trainer.accumulate_grad_batches = recipe.batch.split(self.trainer.world_size)
+        self.saving = Saving(self.directory, recipe, data, identity, progress, self.start)
+        callbacks += [progress, self.saving]
+        if settings.early_stopping:
+            callbacks.append(StopWhenStalled(self.directory, settings.early_stopping, self.log))
+        self.trainer = build_trainer(recipe, self.directory, callbacks, self.total)
+        micro, parts = recipe.batch.split(self.trainer.world_size)
+        self.trainer.accumulate_grad_batches = parts
+        if has_terminal():
+            self.trainer.callbacks.insert(0, StepBar(refresh_rate=every * parts))  # pyright: ignore
         prepare(self.module, settings, self.trainer)
+        flops = describe(recipe.model).cost.training_flops * recipe.model.context
+        self.module.flops_per_batch = flops * micro  # for `ThroughputMonitor`
         self._utilisation = utilisation_of(self.module, self.trainer)
 
     def fit(self) -> int | None:
@@ -95,36 +115,26 @@ class Run:
         start, failed = self.start, True
         if self._complete():
             return None
-        if self.main:
-            self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
-            self.log.start(start.step if start.checkpoint else None)
-            for path, reason in start.unreadable.items():
-                self.log.say(
-                    f"{path.name} cannot be read ({reason}) and is now called "
-                    f"{path.with_suffix('.unreadable').name}; going on from the one before"
-                )
-        self.log.say(self._describe())
-        if self.main and (busy := busy_machine(self.trainer)):
-            self.log.say(busy)
-        for line in changed_settings(start.history):
-            self.log.say(line)
-        if self._initial is not None:
-            self.log.say(self._initial)
         try:
+            if self.main:
+                self._open()
             with warnings.catch_warnings():
-                # Lightning's own use of torch, which nobody can mend here.
-                warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprec")
-                self.trainer.fit(
-                    self.module,
-                    datamodule=self.datamodule,
-                    ckpt_path=start.checkpoint,
-                    weights_only=True,
-                )
+                for advice in LIGHTNING_ADVICE:
+                    warnings.filterwarnings("ignore", advice)
+                given: Any = {"datamodule": self.datamodule, "weights_only": True}
+                given["ckpt_path"] = start.checkpoint
+                if self.saving.opens(self.total):
+                    self.saving.opening = True
+                    self.trainer.validate(self.module, verbose=False, **given)
+                    self.saving.opening = False
+                if start.step < self.total:
+                    self.trainer.fit(self.module, **given)
             failed = False
         except torch.OutOfMemoryError as error:
+            step = max(start.step, self.trainer.global_step)
             raise RunError(
-                f"the device is out of memory after step {self.trainer.global_step}; what was saved"
-                " stays; lower --batch.micro, then go on with --resume auto"
+                f"the device is out of memory after step {step}; what was saved stays; lower "
+                "--batch.micro, then go on with --resume auto"
             ) from error
         finally:
             self.log.close(failed)
@@ -134,14 +144,34 @@ class Run:
             self.log.say(f"stopped at step {step} and saved; go on with --resume auto")
         return self.stop.received
 
+    def _open(self) -> None:
+        """Opens the directory, the log and the loggers, and says what is about to be trained."""
+        start = self.start
+        self.directory.prepare(yaml.safe_dump(self.recipe.plain(), sort_keys=False), start)
+        self.log.start(self.trainer, start.step if start.checkpoint else None)
+        for path, reason in start.unreadable.items():
+            self.log.say(
+                f"{path.name} cannot be read ({reason}) and is now called "
+                f"{path.with_suffix('.unreadable').name}; going on from the one before"
+            )
+        busy = busy_machine(self.trainer)
+        for line in (self._describe(), busy, *changed_settings(start.history), self._initial):
+            if line is not None:
+                self.log.say(line)
+        self.saving.drop_samples(self.module.model)
+        if self.trainer.loggers:
+            monitor: Any = LearningRateMonitor("step")
+            self.trainer.callbacks.insert(0, monitor)  # pyright: ignore
+
     def _complete(self) -> bool:
         """Whether the checkpoint is that of a finished run, which is then printed."""
-        step, total, losses = self.start.step, self.total, self.directory.validations()
+        step, total, patience = self.start.step, self.total, self.recipe.run.early_stopping
+        losses = self.directory.validations()
+        until = [loss for at, loss in losses.items() if at <= step]
         if step > total or (step == total and step in losses):
-            why = f"{step} of {total} steps; raise --trainer.max_steps"
-        elif step and stalled(
-            [loss for at, loss in losses.items() if at <= step], self.recipe.run.early_stopping
-        ):
+            flag = "--minutes" if self.recipe.run.minutes else "--trainer.max_steps"
+            why = f"{step} of {total} steps; raise {flag}"
+        elif step and patience and since_best(until) >= patience:
             why = f"it stopped early, after {step} steps; raise --early_stopping"
         else:
             return False
@@ -207,8 +237,20 @@ def start_from_weights(model: LanguageModel, source: str, tokenizer_json: str) -
     return f"from {source}: {copied} tensors of {copied + len(kept)}, {count:,} weights{rest}"
 
 
-def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any]) -> Trainer:
-    """Lightning's trainer, as a recipe has it.
+class EpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over steps, without its question to all devices before each of them.
+
+    `StopOnSignal` asks whether a device got a signal, at lines of progress.
+    """
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Asks nothing."""
+
+
+def build_trainer(
+    recipe: Recipe, directory: RunDirectory, callbacks: list[Any], total: int | None = None
+) -> Trainer:
+    """Lightning's trainer, as a recipe has it, for `total` steps if that is another number.
 
     Raises:
         RunError: a device that is not there, or the like.
@@ -223,21 +265,26 @@ def build_trainer(recipe: Recipe, directory: RunDirectory, callbacks: list[Any])
         raise RunError("--precision 16-mixed needs a GPU; without one use 32-true or bf16-mixed")
     # In a SLURM job Lightning would save, and ever after start from, checkpoints of its own.
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    settings: Any = dataclasses.asdict(recipe.trainer)
+    settings |= {} if total is None else {"max_steps": total}
     try:
-        return Trainer(
-            **dataclasses.asdict(recipe.trainer),
+        trainer = Trainer(
+            **settings,
             precision=precision,
             max_epochs=-1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO(), *slurm],
+            plugins=[AtomicCheckpointIO(directory, recipe.run.keep_checkpoints), *slurm],
             default_root_dir=directory.path,
-            logger=False,
-            enable_checkpointing=False,
+            logger=False,  # `Log` opens them when the directory is there
+            log_every_n_steps=recipe.run.log_every,
+            num_sanity_val_steps=0,
+            inference_mode=False,  # what a mixer keeps of a validation is used in training
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
-            limit_val_batches=0,  # `Saving` validates, at steps of its own choice
         )
     except (ValueError, TypeError, MisconfigurationException) as error:
         # Lightning's check of its own flags: a device that is not there, ...
         raise RunError(f"--trainer: {' '.join(str(error).split())}") from error
+    trainer.fit_loop.epoch_loop = EpochLoop(trainer, max_steps=trainer.max_steps)
+    return trainer

@@ -6,6 +6,7 @@ metrics.jsonl   a row per line of progress and per validation
 samples.jsonl   what the model wrote while it was trained
 checkpoints/    step-000500.ckpt ..., for resuming only
 models/         step-000000 ..., model directories
+data/           of a text file that was given as --data: packed, by tokenizer.json beside it
 best/           with --save_best true, the model directory of the lowest validation loss
 csv/, tensorboard/  what Lightning's loggers wrote, with --loggers
 wandb/          what W&B wrote offline; its run id stands in wandb_id
@@ -39,6 +40,7 @@ IDENTITY = "remnant"
 SETTINGS = "settings"
 """Key under which a checkpoint has the `recipe` and the `history` of its `Start`."""
 FAILED_START = {"config.yaml", "metrics.jsonl", "samples.jsonl", "wandb", "wandb_id", ".lock"}
+FAILED_START |= {"data", "tokenizer.json", ".data.partial"}
 
 
 class Start(NamedTuple):
@@ -51,6 +53,7 @@ class Start(NamedTuple):
         history: what was changed since, oldest first: `{"from_step": 10, "changed":
             {"optimizer.lr": [0.016, 0.02]}}`.
         unreadable: later checkpoints, and why they cannot be read.
+        spent: of a budget of minutes, by `TimeBudget`, if it had one.
     """
 
     checkpoint: Path | None
@@ -58,6 +61,7 @@ class Start(NamedTuple):
     recipe: dict[str, Any]
     history: list[dict[str, Any]]
     unreadable: dict[Path, str]
+    spent: dict[str, Any] | None = None
 
 
 class RunDirectory:
@@ -220,15 +224,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Writes a checkpoint to a temporary sibling, flushes it to the disk and renames it."""
+    """Writes a checkpoint to a temporary sibling, flushes it to the disk and renames it.
+
+    Then the oldest of the run's checkpoints are removed, all but `keep`.
+    """
+
+    def __init__(self, directory: RunDirectory, keep: int) -> None:
+        self._directory, self._keep = directory, keep
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Serialises in memory first: torch's own file writer would hide a full disk."""
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        write_file(Path(path), buffer.getbuffer())
+        """Serialises in memory first: torch's own file writer would hide a full disk.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self._directory.writing(Path(path)):
+            buffer = io.BytesIO()
+            torch.save(checkpoint, buffer)
+            write_file(Path(path), buffer.getbuffer())
+        self._directory.prune(self._keep)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = True
@@ -237,8 +253,8 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_checkpoint(Path(path), whole=False)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Not used: see `RunDirectory.prune`."""
-        Path(path).unlink()
+        """Removes a checkpoint, if it is there."""
+        Path(path).unlink(missing_ok=True)
 
 
 class Unreadable(RunError):
@@ -288,6 +304,19 @@ def changed_settings(history: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def highest_rates(start: Start) -> list[dict[str, Any]]:
+    """The settings by which steps got their learning rates, from each step where they changed."""
+    names = ("optimizer.lr", "optimizer.muon_lr", "optimizer.embedding_lr", "trainer.max_steps")
+    names += ("minutes", "schedule.warmup_steps", "schedule.decay", "schedule.floor")
+    settings, spans = _flat(start.recipe), []
+    for each in [{"from_step": 0, "changed": {}}, *start.history]:
+        settings |= {name: new for name, (_, new) in each["changed"].items()}
+        if not spans or {*names} & each["changed"].keys():
+            used = {name: settings[name] for name in names if settings.get(name) is not None}
+            spans.append({"from_step": each["from_step"], **used})
+    return spans
+
+
 def _go_on(
     checkpoint: Path, identity: dict[str, Any], recipe: dict[str, Any], unreadable: dict[Path, str]
 ) -> Start:
@@ -317,7 +346,8 @@ def _go_on(
     changed = {name: [last.get(name), now[name]] for name in now if now[name] != last.get(name)}
     if changed:
         history = [*history, {"from_step": step, "changed": changed}]
-    return Start(checkpoint, step, first, history, unreadable)
+    spent = content["callbacks"].get("TimeBudget")
+    return Start(checkpoint, step, first, history, unreadable, spent)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""When a run is saved, validated and stopped.
+"""When a run is saved, validated and stopped, by Lightning's own callbacks.
 
-A step's checkpoint and model directory are on the disk before its validation starts. If a run is
-killed before a validation ends, the validation is done when the run goes on. Lightning's own
-validation comes at even intervals and not at step 0; an interrupted one is not made up for. Its
-`ModelCheckpoint` saves before that validation too, but counts the files it keeps in its state, not
-in the folder, so files of a killed run would stay.
+A step's model directory and checkpoint are on the disk before its validation starts: Lightning's
+`ModelCheckpoint` saves at the end of a step, its validation loop runs after that. A validation that
+a kill cut off is done when the run goes on.
 """
 
 import math
@@ -17,6 +15,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 
 from arch import (
@@ -29,20 +29,25 @@ from arch import (
     save_model,
 )
 from tokenizer import END_OF_TEXT, PackedData
-from train.module import LanguageModule, bits_per_byte, ends_step
+from train.log import Log
+from train.module import LanguageModule, ends_step
 from train.progress import Progress
-from train.rundir import IDENTITY, SETTINGS, RunDirectory, Start
+from train.rundir import IDENTITY, SETTINGS, RunDirectory, Start, highest_rates
 from train.settings import Recipe, RunError
 
 SAMPLE_LENGTH, TEMPERATURE = 48, 0.8
 
 
-class Saving(Callback):
+class Saving(ModelCheckpoint):
     """Checkpoints, model directories, validations and samples, at their steps.
 
     Every model directory and every checkpoint records the settings of `start`: those that the run
     began with, and how they were changed. Every checkpoint has the `identity` that a resumed run
     must agree with.
+
+    Attributes:
+        opening: whether a validation before the training is one of the run: that of step 0, or one
+            that a kill cut off.
 
     Raises:
         RunError: a prompt of the samples is empty or too long.
@@ -57,8 +62,19 @@ class Saving(Callback):
         progress: Progress,
         start: Start,
     ) -> None:
+        super().__init__(
+            directory.path / "checkpoints",
+            filename="step-{step:06d}",
+            auto_insert_metric_name=False,
+            monitor="step",
+            mode="max",
+            save_top_k=-1,  # `AtomicCheckpointIO` removes the oldest in the folder
+            every_n_train_steps=recipe.run.checkpoint_every,
+            enable_version_counter=False,
+        )
+        self.opening, self._saved = False, 0
         self._directory, self._settings, self._data = directory, recipe.run, data
-        self._identity, self._progress, self._done = identity, progress, start.step
+        self._identity, self._progress, self._start = identity, progress, start
         self._log = progress.run_log
         self._tokenizer = Tokenizer.from_str(data.tokenizer_json)
         self._prompts = _prompts(self._tokenizer, recipe)
@@ -66,6 +82,7 @@ class Saving(Callback):
         self._provenance = {
             "name": directory.path.resolve().name,
             **self._recorded,
+            "rates": highest_rates(start),
             "data": str(data.path),
             "data_sha256": data.hash,
             "data_source": data.meta.get("source"),
@@ -73,49 +90,86 @@ class Saving(Callback):
             "git_commit": git_commit(),
         }
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validates the last step if that is missing: Lightning will not train a complete run.
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: which files there are is asked of the folder, which a killed run left."""
+        return {}
 
-        Prompts of the samples are dropped where the model cannot go on from one.
-        """
+    def drop_samples(self, model: LanguageModel) -> None:
+        """Generates no samples from a model that cannot go on from a prompt."""
         try:
-            check_generates(pl_module.model)  # pyright: ignore
+            check_generates(model)
         except ModelError as error:
             self._log.say(f"no samples are generated: {error}")
             self._prompts = {}
-        if self._done == trainer.max_steps and not trainer.strategy.restore_checkpoint_after_setup:
-            self._make_up(trainer, pl_module)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the untrained model, or validates the step of the checkpoint if that is missing."""
-        if self._done:
-            self._make_up(trainer, pl_module)
-        else:
-            self._work(trainer, pl_module, 0, model=True, validate=True)
+    def opens(self, total: int) -> bool:
+        """Whether the run begins with a validation: of step 0, or of a checkpoint that lacks it."""
+        step = self._start.step
+        due = self._start.checkpoint is None or self._due(step, step == total)[1]
+        return due and step not in self._directory.validations()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Does what is due after this step."""
+        """Saves what is due after this step, and has Lightning validate it if that is due."""
+        trainer.val_check_batch = math.inf
         if not ends_step(trainer, batch_idx):
             return
-        step, must = trainer.global_step, trainer.should_stop
+        step, stop = trainer.global_step, trainer.should_stop
         last = step == trainer.max_steps
         model, validate = self._due(step, last)
-        checkpoint = last or must
-        if not checkpoint and _every(self._settings.checkpoint_every, step):
-            checkpoint = not self._progress.rising(trainer)
-            if not checkpoint:
-                self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
-        validate = validate and (last or not must)  # who stops a run may not wait: see _make_up
-        if model or checkpoint or validate:
-            self._work(trainer, pl_module, step, model, checkpoint, validate)
+        validate = validate and (last or not stop)  # who stops a run may not wait: see `opens`
+        regular = not (last or stop) and _every(self._settings.checkpoint_every, step)
+        if regular and self._progress.rising(trainer):
+            self._log.say(f"step {step}  the loss is jumping: no checkpoint is taken")
+            regular = False
+        if validate:
+            trainer.val_check_batch = 1
+        elif stop:
+            trainer.limit_val_batches = 0
+        if not (model or validate or regular or last or stop):
+            return
+        with self._progress.paused():
+            self._save_step(trainer, pl_module, step, model)
+            if regular:
+                super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            elif last or stop:  # off the grid of `ModelCheckpoint`
+                self._saved = step
+                trainer.save_checkpoint(self._directory.checkpoint(step))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Says in the checkpoint which model and data it belongs to, and the settings so far."""
         checkpoint[IDENTITY], checkpoint[SETTINGS] = self._identity, self._recorded
+        self._log.flush()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Saves the model that is validated before the training."""
+        self._progress.pause()
+        pl_module.recorded = self.opening or trainer.state.fn is TrainerFn.FITTING
+        if self.opening:
+            step = self._start.step
+            model = not step or self._due(step, step == trainer.max_steps)[0]
+            self._save_step(trainer, pl_module, step, model)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Records the validation, and draws samples."""
+        fitting = trainer.state.fn is TrainerFn.FITTING
+        if not fitting and not self.opening:
+            return
+        step = trainer.global_step if fitting else self._start.step
+        model = not step or self._due(step, step == trainer.max_steps)[0]
+        self._record(trainer, pl_module, step, model)
+        self._progress.resume()
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Saves the last step of a run that a callback has ended, such as an early stopping."""
+        step = trainer.global_step
+        if trainer.should_stop and step < trainer.max_steps and step != self._saved:
+            meta = self._meta(trainer, step)
+            self._save_model(trainer, pl_module, self._directory.model(step), meta)
+            trainer.save_checkpoint(self._directory.checkpoint(step))
 
     def _due(self, step: int, last: bool) -> tuple[bool, bool]:
         """Whether a step is worth a model directory, and a validation, which every model has."""
@@ -123,42 +177,25 @@ class Saving(Callback):
         model = last or step in settings.save_steps or _every(settings.save_every, step)
         return model, model or _every(settings.validate_every, step)
 
-    def _make_up(self, trainer: Trainer, module: Any) -> None:
-        model, validate = self._due(self._done, self._done == trainer.max_steps)
-        missing = validate and self._done not in self._directory.validations()
-        if trainer.strategy.broadcast(missing):
-            self._work(trainer, module, self._done, model, validate=True)
+    def _meta(self, trainer: Trainer, step: int) -> dict[str, Any]:
+        module: Any = trainer.lightning_module
+        tokens = trainer.datamodule.tokens_seen  # pyright: ignore
+        return {"step": step, "tokens_seen": tokens, **module.validation}
 
-    def _work(
-        self,
-        trainer: Trainer,
-        module: Any,
-        step: int,
-        model: bool,
-        checkpoint: bool = False,
-        validate: bool = False,
-    ) -> None:
-        with self._progress.paused():
-            if not weights_are_finite(trainer, module):
-                raise self._directory.broken(f"the weights are not finite after step {step}", step)
-            meta = {"step": step, "tokens_seen": trainer.datamodule.tokens_seen}  # pyright: ignore
-            if model:
-                self._save_model(trainer, module, self._directory.model(step), meta)
-            if checkpoint:
-                self._save_checkpoint(trainer, step)
-            if validate:
-                self._validate(trainer, module, meta, model)
+    def _save_step(self, trainer: Trainer, module: Any, step: int, model: bool) -> None:
+        """Saves the model of a step if asked for; weights that are no numbers end the run."""
+        if not weights_are_finite(trainer, module):
+            raise self._directory.broken(f"the weights are not finite after step {step}", step)
+        module.validation = {}
+        if model:
+            path, meta = self._directory.model(step), self._meta(trainer, step)
+            self._save_model(trainer, module, path, meta)
 
-    def _validate(
-        self, trainer: Trainer, module: LanguageModule, meta: dict[str, Any], model: bool
-    ) -> None:
-        step, path = meta["step"], self._directory.model(meta["step"])
-        nats, tokens = validation_loss(trainer, module)
-        bits = bits_per_byte(nats, self._data.bytes_per_token("valid"))
-        figures = {"val_loss": nats, "val_bits_per_byte": bits, "val_tokens": tokens}
-        validations = self._directory.validations()
-        earlier = [loss for at, loss in validations.items() if at < step]
-        earlier = trainer.strategy.broadcast(earlier)
+    def _record(self, trainer: Trainer, module: LanguageModule, step: int, model: bool) -> None:
+        path, figures = self._directory.model(step), module.validation
+        meta, nats = self._meta(trainer, step), figures["val_loss"]
+        earlier = [loss for at, loss in self._directory.validations().items() if at < step]
+        best = nats < min(trainer.strategy.broadcast(earlier), default=math.inf)
         if model:
             self._write(trainer, path, lambda: add_to_meta(path, figures))
         if trainer.is_global_zero:
@@ -166,24 +203,15 @@ class Saving(Callback):
             samples = draw_samples(module.model, self._tokenizer, self._prompts, seed)
             self._log.add_samples(step, samples)
             if model:
-                self._log.add_model(path, meta | figures)
-        if self._settings.save_best and nats < min(earlier, default=math.inf):
-            self._save_model(trainer, module, self._directory.best, meta | figures)
-        # Last, as this row says that the step is done with: see `_make_up`.
-        self._log.add({**meta, **figures})
+                self._log.add_model(path, meta)
+        if self._settings.save_best and best:
+            self._save_model(trainer, module, self._directory.best, meta)
+        # Last, as this row says that the step is done with: see `opens`.
+        self._log.add(meta)
         self._log.say(
-            f"step {step}  valid loss {nats:.3f}  bits/byte {bits:.3f} over {tokens:,} tokens"
-            + (f"  -> {path}" if model else "")
+            f"step {step}  valid loss {nats:.3f}  bits/byte {meta['val_bits_per_byte']:.3f} over "
+            f"{meta['val_tokens']:,} tokens" + (f"  -> {path}" if model else "")
         )
-        patience = self._settings.early_stopping
-        if step < trainer.max_steps and stalled([*earlier, nats], patience):
-            self._log.say(
-                f"step {step}  stopping early: {patience} validations without a lower loss than "
-                f"{min(earlier):.3f}"
-            )
-            self._save_model(trainer, module, path, meta | figures)
-            self._save_checkpoint(trainer, step)
-            trainer.should_stop = True
 
     def _save_model(
         self, trainer: Trainer, module: LanguageModule, path: Path, meta: dict[str, Any]
@@ -192,21 +220,41 @@ class Saving(Callback):
         tokenizer_json, meta = self._data.tokenizer_json, self._provenance | meta
         self._write(trainer, path, lambda: save_model(path, module.model, tokenizer_json, meta))
 
-    def _save_checkpoint(self, trainer: Trainer, step: int) -> None:
-        path = self._directory.checkpoint(step)
-        if trainer.is_global_zero:
-            self._log.flush()
-        with self._directory.writing(path):
-            trainer.save_checkpoint(path)
-        if trainer.is_global_zero:
-            self._directory.prune(self._settings.keep_checkpoints)
-
     def _write(self, trainer: Trainer, path: Path, write: Callable[[], object]) -> None:
         """Writes in the first process; the others wait."""
         if trainer.is_global_zero:
             with self._directory.writing(path):
                 write()
         trainer.strategy.barrier()
+
+
+class StopWhenStalled(EarlyStopping):
+    """Lightning's early stopping, from the validations on record.
+
+    A checkpoint is older than the validation of its step: a resumed run would forget that one.
+    """
+
+    def __init__(self, directory: RunDirectory, patience: int, log: Log) -> None:
+        super().__init__("val_loss", patience=patience, check_on_train_epoch_end=False)
+        self._directory, self._run_log = directory, log
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: see above."""
+        return {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes in the validations so far."""
+        losses = trainer.strategy.broadcast([*self._directory.validations().values()])
+        if losses:
+            self.best_score, self.wait_count = torch.tensor(min(losses)), since_best(losses)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says why the run has ended, if this is why."""
+        if self.wait_count >= self.patience:
+            self._run_log.say(
+                f"step {trainer.global_step}  stopping early: {self.wait_count} validations "
+                f"without a lower loss than {self.best_score:.3f}"
+            )
 
 
 class StopOnSignal(Callback):
@@ -227,12 +275,15 @@ class StopOnSignal(Callback):
         self.received: int | None = None
         self._every = every
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the signals over before the first validation, too."""
+        if trainer.state.fn is TrainerFn.VALIDATING:
+            self.on_train_start(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the signals over, also from Lightning, which puts them back at the end."""
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
-        # Lightning's own question, before every batch, about a signal that is not its any more.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -252,27 +303,9 @@ class StopOnSignal(Callback):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def stalled(losses: list[float], patience: int | None) -> bool:
-    """Whether none of the last `patience` validations has a lower loss than all before them."""
-    if patience is None or len(losses) <= patience:
-        return False
-    return min(losses[-patience:]) >= min(losses[:-patience])
-
-
-def validation_loss(trainer: Trainer, module: LanguageModule) -> tuple[float, int]:
-    """Mean loss in nats over the validation split, and over how many tokens."""
-    module.eval()
-    with torch.no_grad():
-        sums = []
-        for i, (inputs, targets, _) in enumerate(trainer.datamodule.val_dataloader()):  # pyright: ignore
-            on_device = inputs.to(module.device), targets.to(module.device), 1.0
-            sums.append(trainer.strategy.validation_step(on_device, i))
-        total = torch.stack(sums).cpu().double().sum(0)  # pyright: ignore
-    module.train()
-    if trainer.world_size > 1:
-        total = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
-    nats, tokens = total.tolist()  # pyright: ignore
-    return nats / tokens, int(tokens)
+def since_best(losses: list[float]) -> int:
+    """How many validations there were after the first with the lowest loss."""
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
 def weights_are_finite(trainer: Trainer, module: LightningModule) -> bool:

@@ -17,7 +17,7 @@ ELSEWHERE = {"model", "run", "data", "resume"}
 """Settings that a model directory does not record: its config.json has the model's own and
 `data_sha256` stands for the data; the others are about this machine."""
 NEEDED = {
-    "data": "a directory of packed data, from python -m tokenizer pack",
+    "data": "a directory of packed data, from python -m tokenizer pack, or a text file",
     "run": "a directory for the run, for example runs/first",
 }
 """Flags that a run cannot do without."""
@@ -32,7 +32,8 @@ class RunSettings:
     """What to train on, where to, and how often to look; these flags have no prefix."""
 
     data: str | None = None
-    """Directory of packed data, as written by `python -m tokenizer pack`."""
+    """Directory of packed data, as written by `python -m tokenizer pack`; or a .txt, .jsonl or
+    .parquet file, for which a tokenizer of at most model.vocab_size entries is trained."""
     run: str | None = None
     """Directory of the run: config, checkpoints, model directories, metrics."""
     resume: str = "never"
@@ -69,6 +70,8 @@ class RunSettings:
     """Validations in a row without a lower loss than before after which the run ends."""
     layout: Literal["packed", "rows"] | None = None
     """Layout that the data must have; either when not given."""
+    minutes: float | None = None
+    """Minutes of training, instead of trainer.max_steps: as many steps as they are enough for."""
     log_every: int = 10
     """Steps between lines of progress."""
     stop_on_spike: float | None = None
@@ -92,7 +95,7 @@ class RunSettings:
         _check("", self, "at least 1", *counts, "validate_tokens", "early_stopping")
         _check("", self, "at least 2", "keep_checkpoints")
         _check("", self, "at least 0", "seed", "save_steps")
-        _check("", self, "above 0", "stop_on_spike")
+        _check("", self, "above 0", "stop_on_spike", "minutes")
         _check("", self, f"at most {SEEDS}", "seed")
 
 

@@ -12,7 +12,7 @@ from tests.train.cases import TINY, fit, rows
 from tokenizer import pack
 from train import RunError, read_recipe
 from train import fit as train_model
-from train.saving import stalled
+from train.saving import since_best
 
 LLAMA = "--model.mixers [attention(heads=2)] --model.channel_mixer swiglu --model.norm rmsnorm"
 
@@ -81,17 +81,11 @@ def test_weights_that_cannot_be_taken(data, trained, small_tokenizer, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("losses", "patience", "stops"),
-    [
-        ([3.0, 2.0, 2.5, 2.4], 2, True),
-        ([3.0, 2.0, 2.5, 1.9], 2, False),
-        ([3.0, 2.0, 2.0], 1, True),
-        ([3.0, 2.0], 2, False),
-        ([3.0, 4.0, 5.0], None, False),
-    ],
+    ("losses", "count"),
+    [([3.0, 2.0, 2.5, 2.4], 2), ([3.0, 2.0, 2.5, 1.9], 0), ([3.0, 2.0, 2.0], 1), ([], 0)],
 )
-def test_losses_stall_once_none_of_the_last_is_lower(losses, patience, stops):
-    assert stalled(losses, patience) is stops
+def test_validations_are_counted_since_the_lowest_loss(losses, count):
+    assert since_best(losses) == count
 
 
 def test_a_run_that_learns_no_more_ends_and_the_best_model_is_kept(data, tmp_path, capsys):

@@ -52,7 +52,7 @@ def test_a_terminal_shows_a_bar_below_the_lines(data, tmp_path, monkeypatch, cap
     monkeypatch.setenv("COLUMNS", "90")
     assert fit(data, tmp_path / "run") == 0
     shown = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", capsys.readouterr().out)
-    assert re.search(r"step 3/6 \S* *0:\d\d left  loss \d\.\d{3}  bits/byte", shown)
+    assert re.search(r"3/6 \[00:\d\d<00:\d\d, .*loss=\d\.\d+, bits_per_byte=\d\.\d+", shown)
     valid = r"step 6  valid loss \d\.\d{3}  bits/byte \d\.\d{3} over 320 tokens  -> "
     place = re.escape(f"{tmp_path}/run/models/")
     assert re.search(valid + place, shown)  # longer than the terminal is wide, and not cut

@@ -15,7 +15,6 @@ import torch
 
 from arch import load_model
 from tests.train.cases import fit, interrupt, names, pack_toy, rows, weights
-from train import saving
 from train.log import Log
 from train.module import LanguageModule
 from train.rundir import read_checkpoint
@@ -194,15 +193,15 @@ def test_a_jump_of_the_loss_ends_the_run_at_the_checkpoint_before_it(
 
 
 def test_a_model_is_saved_before_it_is_validated(data, whole, tmp_path, monkeypatch, capsys):
-    original = saving.validation_loss
+    original = LanguageModule.validation_step
 
-    def no_memory(trainer, module):
-        if trainer.global_step:
+    def no_memory(self, batch, batch_idx):
+        if self.trainer.global_step:
             raise torch.OutOfMemoryError
-        return original(trainer, module)
+        return original(self, batch, batch_idx)
 
     run = tmp_path / "run"
-    monkeypatch.setattr(saving, "validation_loss", no_memory)
+    monkeypatch.setattr(LanguageModule, "validation_step", no_memory)
     assert fit(data, run) == 2
     message = "error: the device is out of memory after step 6; what was saved stays; lower --batch"
     assert capsys.readouterr().err.startswith(message)

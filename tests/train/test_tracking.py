@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import types
+from typing import Any
 
 import pytest
 import wandb
@@ -43,14 +44,15 @@ def test_a_run_offline_stays_in_its_directory_and_keeps_its_id(data, tmp_path):
     assert list(about.tags) == ["flat", "first"]
     assert (later.run_id, later.run_group) == (name, "mine")
     assert "artifact" not in first  # only online: offline they would be copies
-    rows = logged(first)
-    steps = {row["_step"]: row for row in rows}
-    assert sorted(steps) == [0, 1, 2, 3, 4, 5, 6]
+    steps: dict[int, dict[str, Any]] = {step: {} for step in range(7)}
+    for row in logged(first):
+        steps[row["trainer/global_step"]] |= row
     recorded = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in recorded[:-3]:
         for key, value in row.items():
             assert key == "step" or steps[row["step"]][key] == pytest.approx(value)
-    page = files[0].parent / "files" / steps[6]["samples/path"]
+    assert steps[3]["lr-AdamW/pg1"] > 0  # from Lightning's monitor
+    page = files[0].parent / "files" / str(steps[6]["samples/path"])
     assert "<b>Tom &lt;b&gt;</b>" in page.read_text()
 
 
@@ -87,11 +89,13 @@ class Online:
     def __init__(self, id: str) -> None:
         self.id, self.settings = id, types.SimpleNamespace(mode="online")
         self.artifacts: list[tuple[wandb.Artifact, list[str]]] = []
-        self.rows: list[int] = []
         self.ended: int | None = None
 
-    def log(self, figures: dict[str, object], step: int) -> None:
-        self.rows.append(step)
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
+    def log(self, figures: dict[str, object]) -> None:
+        pass
 
     def log_artifact(self, artifact: wandb.Artifact, aliases: list[str]) -> None:
         self.artifacts.append((artifact, aliases))
@@ -136,7 +140,7 @@ def test_online_model_directories_are_versions_of_one_artifact(data, tmp_path, o
 def test_a_view_that_breaks_ends_no_training(
     data, tmp_path, online, error, mode, monkeypatch, capsys
 ):
-    def breaks(self, figures, step):
+    def breaks(self, figures):
         raise error
 
     monkeypatch.setattr(Online, "log", breaks)
@@ -146,7 +150,7 @@ def test_a_view_that_breaks_ends_no_training(
 
 
 def test_a_mistake_of_ours_is_not_taken_for_one_of_the_view(data, tmp_path, online, monkeypatch):
-    monkeypatch.setattr(Online, "log", lambda self, figures, step: {}["missing"])
+    monkeypatch.setattr(Online, "log", lambda self, figures: {}["missing"])
     with pytest.raises(KeyError):
         fit(data, tmp_path / "run", "--wandb", "online")
     assert online[0].ended == 1

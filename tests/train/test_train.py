@@ -1,7 +1,9 @@
 """A run, from the command line to its files."""
 
+import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 
@@ -187,3 +189,28 @@ def test_data_that_is_not_there_is_said_before_lightning_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: nowhere: no such directory of packed data; make one ")
+
+
+def test_a_text_file_becomes_a_model_by_one_command(tmp_path, capsys):
+    run, text = tmp_path / "run", tmp_path / "book.jsonl"
+    stories = [f"Once upon a time there were {n} cats and {n + 1} dogs." for n in range(400)]
+    text.write_text("\n".join(json.dumps({"text": story}) for story in stories))
+    flags = ["--model.vocab_size", "4096"]
+    assert fit(text, run, *flags) == 0
+    shown = capsys.readouterr().out
+    data, model = PackedData(run / "data"), load_model(run / "models" / "step-000006")
+    assert set(data.stories("train")) | set(data.stories("valid")) == set(stories)
+    size = data.meta["vocab_size"]
+    assert 258 < size < 4096
+    assert f"{size:,} entries in the vocabulary" in shown
+    assert model.config.vocab_size == size
+    assert model.meta["data_source"] == str(text)
+    more = ["--resume", "auto", "--trainer.max_steps", "7"]
+    assert fit(text, run, *flags, *more) == 0
+    config = str(run / "config.yaml")
+    assert main(["fit", "--config", config, "--resume", "auto", "--trainer.max_steps", "8"]) == 0
+    assert names(run / "models")[-2:] == ["step-000007", "step-000008"]
+    other = tmp_path / "other.jsonl"
+    shutil.copy(text, other)
+    assert fit(other, run, *flags, *more) == 2
+    assert f"run/data was packed from {text}; choose" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""What a user of Lightning does with a module, a trainer and callbacks works here, too."""
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ThroughputMonitor
+
+import train
+from arch import load_model
+from tests.train.cases import TINY, fit, rows
+from train import progress, read_recipe
+from train.module import LanguageModule
+from train.run import Run
+
+
+@pytest.fixture
+def make(data, tmp_path):
+    """A run that has not begun, by more flags."""
+    words = [*TINY.split(), "--data", str(data), "--run", str(tmp_path / "run")]
+    return lambda flags="": Run(read_recipe(*words, *flags.split()))
+
+
+class Seen(Callback):
+    """What Lightning has logged at the end of every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_end(self, trainer, *_):
+        self.steps.append({**trainer.callback_metrics})
+
+
+def test_callbacks_of_others_find_the_figures(make, data, tmp_path):
+    run, seen = make("--loggers [csv] --trainer.max_steps 8 --validate_every 2"), Seen()
+    stop = EarlyStopping("val_loss", patience=1, min_delta=100, check_on_train_epoch_end=False)
+    own = ModelCheckpoint(tmp_path / "own", "{val_loss:.2f}", "val_loss")
+    speed = ThroughputMonitor(lambda batch: len(batch[0]))
+    run.trainer.callbacks += [seen, stop, own, speed]
+    run.fit()
+    names = {"loss", "bits_per_byte", "lr", "gradient_norm", "tokens_seen", "tokens_per_second"}
+    assert names | {"val_loss", "val_bits_per_byte"} <= seen.steps[-1].keys()
+    recorded = {row["step"]: row for row in rows(run.directory.path, "loss")}
+    for step, figures in enumerate(seen.steps, 1):
+        assert figures["loss"] == pytest.approx(recorded[step]["loss"])
+    assert run.trainer.global_step == 4  # the second validation of `fit` stopped it
+    assert load_model(tmp_path / "run/models/step-000004").meta["val_loss"] > 0
+    assert own.best_model_path
+    text = (tmp_path / "run/csv/version_0/metrics.csv").read_text()
+    assert "train/batches" in text
+    assert "lr-AdamW/pg1" in text
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's own use of torch
+def test_a_trainer_validates_a_module_that_a_checkpoint_alone_gives(make, whole):
+    path = whole / "checkpoints" / "step-000006.ckpt"
+    loaded = LanguageModule.load_from_checkpoint(path, weights_only=True)
+    saved = load_model(whole / "models" / "step-000006")
+    for name, tensor in saved.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    assert loaded.hparams["optimizer"]["lr"] == loaded.optimizer_settings.lr == 1e-3
+    run = make()
+    (figures,) = run.trainer.validate(loaded, datamodule=run.datamodule, verbose=False)
+    assert figures["val_loss"] == pytest.approx(saved.meta["val_loss"])
+    assert not run.directory.path.exists()
+
+
+def test_no_private_attribute_of_another_object_is_written():
+    for file in Path(train.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                assert own or not node.attr.startswith("_"), f"{file}: line {node.lineno}"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock on which a step takes as many seconds as `clock(function of its number)` says."""
+    now, original = [0.0], LanguageModule.training_step
+
+    def set_seconds(seconds):
+        def training_step(self, batch, batch_idx):
+            now[0] += seconds(self.trainer.global_step)
+            return original(self, batch, batch_idx)
+
+        monkeypatch.setattr(LanguageModule, "training_step", training_step)
+        monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        return now
+
+    return set_seconds
+
+
+BUDGET = "--log_every 5 --schedule.decay linear --schedule.floor 0.1 --checkpoint_every 10"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        (lambda step: 1.0, 60),
+        (lambda step: 10.0 if step == 0 else 0.5, 101),  # the first compiles
+        (lambda step: 1.0 if step < 20 else 2.0, 40),  # another process took a core
+    ],
+)
+def test_a_budget_of_minutes_ends_the_schedule_on_time(data, tmp_path, clock, seconds, steps):
+    now = clock(seconds)
+    assert fit(data, tmp_path / "run", *BUDGET.split(), "--minutes", "1") == 0
+    last = rows(tmp_path / "run", "loss")[-1]
+    assert last["step"] == pytest.approx(steps, abs=5)
+    assert now[0] == pytest.approx(60, abs=5)
+    assert last["lr"] == pytest.approx(1e-3 * (0.1 + 0.9 / (last["step"] - 2)))
+    meta = load_model(tmp_path / "run" / "models" / f"step-{last['step']:06d}").meta
+    assert meta["rates"][0]["minutes"] == 1
+
+
+def test_a_budget_goes_on_where_it_was_and_is_complete_in_the_end(data, tmp_path, clock, capsys):
+    now, flags = clock(lambda step: 1.0), [*BUDGET.split(), "--resume", "auto"]
+    assert fit(data, tmp_path / "run", *flags, "--minutes", "0.5") == 0
+    assert now[0] == pytest.approx(30, abs=2)
+    assert fit(data, tmp_path / "run", *flags, "--minutes", "0.5") == 0
+    assert "raise --minutes to go on" in capsys.readouterr().out
+    assert fit(data, tmp_path / "run", *flags, "--minutes", "1") == 0
+    assert now[0] == pytest.approx(60, abs=4)
+    assert "resumed at step 30 with minutes 0.5 -> 1.0" in capsys.readouterr().out
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert json.dumps(config["minutes"]) == "1.0"
