@@ -13,13 +13,14 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from eval import RequestError
+from eval.cells import COMPARED, LAST, Cell, cells, seeds_mean
 from eval.gather import Saved, finite, labelled
 from eval.quantities import Estimate
 from eval.recovery import SHUFFLED
 from eval.rows import finite_or_none
-from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
-from eval.tables import MODEL, NONE, Table, duration_text, group, interval_text, text
+from eval.tables import NONE, Table, duration_text, group, interval_text, text
 
+MODEL = ("mixers", "d_model", "n_layers", "context")
 SECTIONS = ("training", "loss", "recovery", "probe", "geometry")
 """In the order of reading; others follow."""
 KEPT = ("layer", "slice", "method", "offset")
@@ -143,7 +144,7 @@ class Comparison:
             shared = self.shared.get(section)
             title = section.capitalize() + (f" (all: {shared})" if shared else "")
             headings = [*about, *(column.heading for column in columns)]
-            tables.append(Table(headings, lines, keep=2, title=title))
+            tables.append(Table(headings, lines, title))
         return tables
 
     def records(self) -> list[dict[str, Any]]:

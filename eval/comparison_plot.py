@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from eval import RequestError, drawing, plots
+from eval.cells import seeds_mean
 from eval.comparison import NO_BREAK, TRAIN_LOSS, VALID_BITS, Column, Entry, lay_side_by_side
 from eval.gather import Saved, finite
 from eval.quantities import Estimate
-from eval.summary import seeds_mean
 from eval.tables import group
 
 FORMATS = (".svg", ".png", ".html")

@@ -17,8 +17,8 @@ from typing import Any
 
 from arch.files import write_text
 from eval import RequestError
+from eval.cells import COMPARED, Record, cells
 from eval.schema import Row
-from eval.summary import COMPARED, Record, cells
 from eval.tables import text, to_csv
 
 MODES = ("offline", "online")

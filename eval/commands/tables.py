@@ -1,23 +1,20 @@
 """The commands `summary`, `compare` and `report`: tables, files and pages of what was measured."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from eval import RequestError
 from eval.commands import Directory, File, Flag, Name, Plugins, Result, command, listed, run_plugins
 
 if TYPE_CHECKING:
-    from eval.summary import Accepts
+    from eval.measurements import Frame, Quantity
     from eval.tables import Table
+    from eval.verdicts import Accepts
 
 BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
-         "evaluations", "seconds", "prompts", "models")  # fmt: skip
+         "evaluations", "seconds")  # fmt: skip
 """Figures of recoveries that a line of a terminal has room for."""
-COUNTS = ("rows", "prompts", "models")
-MOST = 60
-"""Lines of a table of the summary in a terminal; files have all."""
 
 
 @command()
@@ -34,40 +31,60 @@ def summary(
         markdown: write the tables as Markdown, with every figure
     """
     from arch.files import write_text
+    from eval.measurements import frame
     from eval.rows import read_rows
-    from eval.summary import (
-        VERDICT_COLUMNS,
-        accepts,
-        cells,
-        figures_table,
-        quantities_of,
-        summarise_verdicts,
-    )
-    from eval.tables import group, lay_out, terminal, to_csv
     from eval.tables import markdown as markdown_text
+    from eval.tables import terminal, to_csv
+    from eval.verdicts import QUANTITIES, accepts, verdict_lines
 
     rows = read_rows(listed(results))
-    groups = group(cells(rows), lambda cell: f"{cell.kind} {cell.place.get('lens', '')}".strip())
-    if not groups:
+    lines = frame(rows)
+    if lines.empty:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
     brief: list[Table] = []
     full: list[Table] = []
-    for name, several in sorted(groups.items(), key=lambda item: item[0] != "recovery"):
-        title = name.capitalize() * (len(groups) > 1)
-        main = [q.name for q in quantities_of(several) if q.main] + [*COUNTS]
-        few = figures_table(several, COUNTS, title, BRIEF if name == "recovery" else main)
-        brief.append(replace(few, most=MOST))
-        full.append(figures_table(several, COUNTS, title))
-    if verdicts := summarise_verdicts(rows):
-        across = lay_out(verdicts, VERDICT_COLUMNS, "Verdicts across methods")
-        brief, full = [*brief, across], [*full, across]
-    accepted = _accepts_text(accepts(rows)) if "recovery" in groups else ""
-    records = [{"kind": c.kind, **c.record} for several in groups.values() for c in several]
+    records: list[dict[str, Any]] = []
+    lenses = lines["lens"] if "lens" in lines else lines["kind"]
+    groups = lines.groupby([lines["kind"] != "recovery", "kind", lenses], dropna=False)
+    for (_, kind, name), some in groups:
+        title = f"{kind} {name if kind == 'lens' else ''}".strip().capitalize()
+        found, few, every = _figures(some, title * (groups.ngroups > 1))
+        brief.append(few)
+        full.append(every)
+        records += [{"kind": kind, **record} for record in found]
+    verdicts = verdict_lines(lines, rows)
+    if len(verdicts):
+        _, table, _ = _figures(verdicts, "Verdicts across methods", QUANTITIES)
+        brief.append(table)
+        full.append(table)
+    accepted = _accepts_text(accepts(rows)) if (lines["kind"] == "recovery").any() else ""
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
         write_text(markdown, "\n".join([*map(markdown_text, full), accepted, ""]))
     return Result(records, terminal(*brief), accepted)
+
+
+def _figures(
+    lines: "Frame", title: str, known: "Sequence[Quantity]" = ()
+) -> "tuple[list[dict[str, Any]], Table, Table]":
+    """Lines of one kind as records, as a table of the main figures, and as one of all."""
+    from eval.measurements import quantities
+    from eval.summary import COUNTS, wide
+    from eval.tables import lay_out
+
+    records = wide(lines, known)
+    kind, known = lines["kind"].iloc[0], known or quantities(lines)
+    places = [name for name in lines if name in records[0]]
+    main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
+    few, every = (
+        lay_out(records, [*((q.name, q.words, q.share) for q in some), *counts], title, places)
+        for some, counts in (
+            (main, [(name, name, False) for name in COUNTS[1:]]),
+            (known, [(name, name, False) for name in COUNTS]),
+        )
+    )
+    return records, few, every
 
 
 def _accepts_text(accepts: "Accepts") -> str:

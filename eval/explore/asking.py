@@ -18,9 +18,10 @@ from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
-from eval.recovery import AMBIGUOUS, Slice
+from eval.recovery import Slice
 from eval.tasks import SoFar, watching
 from eval.text import choose_corpus, common_corpus, text_prompts
+from eval.verdicts import AMBIGUOUS
 
 if TYPE_CHECKING:
     from eval.commands import Result

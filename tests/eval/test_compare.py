@@ -24,7 +24,7 @@ from eval.gather import gather_models
 from eval.models import open_checkpoint
 from eval.plots import whole_ticks
 from eval.rows import Results
-from eval.summary import summarise
+from eval.summary import sum_up
 from tests.eval.compare_cases import SIZES, add_model, columns, lens_row, make_run, run_compare
 from tests.eval.report.cases import make_row, make_rows, tick_labels
 
@@ -93,7 +93,7 @@ def test_recovery_is_that_of_the_summary(tmp_path):
     rows = make_rows(models=("flat",), steps=(0, 300), layers=(2, 4), count=3)
     Results(tmp_path).append(rows)
     (record,) = [
-        r for r in summarise(rows)
+        r for r in sum_up(rows)
         if (r["step"], r["layer"], r["hidden"], r["method"]) == (300, 4, 3, "descent")
     ]  # fmt: skip
     table = columns(tmp_path)

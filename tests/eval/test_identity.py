@@ -18,7 +18,7 @@ from eval.models import open_checkpoint
 from eval.report.page import render_page
 from eval.report.tables import summary_table
 from eval.rows import Results, Row
-from eval.summary import summarise
+from eval.summary import sum_up
 from eval.tracking import history
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
@@ -77,7 +77,7 @@ def rows_about(*models: str | Path) -> list[Row]:
 def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
     """What each reader makes of rows: how many training seeds each model has."""
     recoveries = [row for row in rows if row["kind"] == "recovery"]
-    records = summarise(recoveries)
+    records = sum_up(recoveries)
     Results(out).append(rows)
     page = Page(render_page(recoveries))
     count = re.search(r"rows of evidence: (\d+) model", page.words)
@@ -150,7 +150,7 @@ def test_steps_of_one_run_are_one_model(save, tmp_path):
     assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
     assert models_of(rows, tmp_path / "out")["compare"] == [1, 1, 1]
     assert {entry.label for entry in enter(gather_models([tmp_path / "out"]))} == {"flat-s0"}
-    assert len({record["model"] for record in summarise(rows)}) == 1
+    assert len({record["model"] for record in sum_up(rows)}) == 1
 
 
 # Where it comes from.

@@ -15,7 +15,7 @@ from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttri
 
 from eval.__main__ import main
 from eval.rows import Results
-from eval.summary import summarise
+from eval.summary import sum_up
 from eval.tracking import STEP, _link, history, models_used, track_results
 from tests.eval.report.cases import about, checkpoint_of, every_kind, lens, make_row, make_rows
 from tests.train.cases import fit, pack_toy
@@ -109,7 +109,7 @@ def test_table_and_page_are_logged(tracked, records):
     assert (files / page["page/path"]).read_text() == (tracked / "page.html").read_text()
     path = next(row["summary/path"] for row in rows if "summary/path" in row)
     table = json.loads((files / path).read_text())
-    summed = summarise(ROWS)
+    summed = sum_up(ROWS)
     assert table["columns"] == list(summed[0])
     assert len(table["data"]) == len(summed)
     artifact = next(a for a in records["artifact"] if a.type == "results")
@@ -245,7 +245,7 @@ def test_the_group_of_a_training_is_that_of_its_evaluations(tmp_path, small_toke
 
 def test_the_chart_is_drawn_of_columns_of_the_summary():
     chart = (Path(__file__).parents[2] / "docs" / "wandb-recovery.vl.json").read_text()
-    records = summarise(make_rows(count=2))
+    records = sum_up(make_rows(count=2))
     fields = set(re.findall(r"datum\['(\w+)'\]", chart))
     assert {"nonself"} <= fields <= records[0].keys()
     assert "alternating" in vl_convert.vegalite_to_svg(
