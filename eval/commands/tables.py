@@ -5,7 +5,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from eval import RequestError
-from eval.commands import Directory, File, Flag, Name, Plugins, Result, command, listed, run_plugins
+from eval.commands import (
+    AboveZero,
+    Directory,
+    File,
+    Flag,
+    Name,
+    Plugins,
+    Result,
+    command,
+    listed,
+    run_plugins,
+)
 
 if TYPE_CHECKING:
     from eval.measurements import Frame, Quantity
@@ -107,54 +118,78 @@ def _accepts_text(accepts: "Accepts") -> str:
 @command(markdown="files")
 def compare(
     places: Annotated[str | Path | Sequence[str | Path], Flag(metavar="DIR", several=True)],
-    columns: Annotated[str | Sequence[str] | None, Flag(metavar="NAME", several=True)] = None,
+    paired: Annotated[Sequence[str] | None, Flag(metavar="MODEL[@STEP]", several=True)] = None,
+    margin: AboveZero = 5.0,
+    method: Name | None = None,
+    prompts: Name = "story",
     sort: Name | None = None,
     last: bool = False,
     every_seed: bool = False,
     markdown: File | None = None,
     csv: File | None = None,
     plot: File | None = None,
-    x: Annotated[str, Flag(choices=("step", "tokens", "flops", "time"))] = "step",
+    x: Literal["step", "tokens", "flops", "time"] = "step",
 ) -> Result:
-    """Compares checkpoints over everything measured: a table, a file, a plot; of local files.
+    """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
+
+    Of the last layer and plain questions. Two checkpoints are also compared on the same prompts and
+    windows: difference, 95 % interval, p, and whether they are equivalent.
 
     Args:
-        places: a model directory, a run, results of invert, probe, geometry, lens or
-            loss --out, or a directory that holds some
-        columns: parts of columns' names, or patterns as in '*adam*'; all; default: the main ones
+        places: a model directory, a run, results of invert, bits or loss --out, or a directory that
+            holds some
+        paired: the two that are paired; default: those of a table of two lines
+        margin: equivalent within it, in per cent: points of a share, and of the first value in bits
+        method: the solver of recoveries; default: a search
+        prompts: the set of prompts of recoveries
         sort: by a column; -NAME: the largest first
         last: the last step of each model alone
         every_seed: training seeds apart; default: their mean, with an interval over them
-        markdown: the table as Markdown
-        csv: in full: a line a checkpoint and quantity
-        plot: figures over training: .svg, .png, .html
+        markdown: the tables as Markdown
+        csv: in full: a line a checkpoint
+        plot: four figures over training: .svg, .png
         x: what they are over
     """
     from arch.files import write_text
-    from eval.comparison import enter, lay_side_by_side
+    from eval import comparison
     from eval.comparison_plot import FORMATS, write_plot
-    from eval.gather import gather_models
+    from eval.gather import gather_models, gather_rows
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
-    entries = enter(gather_models(given), every_seed)
-    if not entries:
+    rows, saved = gather_rows(given), gather_models(given)
+    records = comparison.checkpoint_records(saved, rows, every_seed, method, prompts)
+    if not records:
         raise RequestError(f"{given[0]}: its runs have not reported anything yet")
-    named = None if columns is None else list(columns)
-    shown = list({entry.label: entry for entry in entries}.values()) if last else entries
-    table = lay_side_by_side(shown, named, sort)
-    full = (table if named else lay_side_by_side(shown, ["all"])).records()
-    tables = table.tables()
+    shown = list({record["model"]: record for record in records}.values()) if last else records
+    shown = comparison.sort_records(shown, sort) if sort else shown
+    tables = [comparison.checkpoint_table(shown)]
+    if paired or len(shown) == 2:
+        names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
+        if len(names) != 2:
+            raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
+        first, second = (comparison.find_checkpoint(records, name) for name in names)
+        lines = comparison.measured(saved, rows, every_seed)
+        pairs = comparison.paired_records(lines, first, second, margin, method, prompts)
+        if pairs:
+            said = (f"{model}, step {step}" for model, step in (first, second))
+            tables.append(comparison.paired_table(pairs, *said))
+        elif paired:
+            raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
+        shown = pairs if paired else shown
     if csv:
-        write_text(csv, to_csv(full))
+        write_text(csv, to_csv(shown))
     if markdown:
         write_text(markdown, "\n".join(map(markdown_text, tables)))
-    written = write_plot(plot, entries, x, named) if plot else ""
-    more = f"{table.left_out} more columns: --columns all, or parts of their names"
-    return Result(full, terminal(*tables, more if table.left_out else ""), str(written))
+    if plot:
+        curves = comparison.checkpoint_records(
+            [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
+        )
+        write_plot(plot, records, curves, x)
+    return Result(shown, terminal(*tables), plot or "")
 
 
 @command()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from eval import RequestError
-from eval.gather import gather_models, labelled
+from eval.gather import gather_models
 from eval.inversion.solvers import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
@@ -61,13 +61,10 @@ class OpenModels:
         self.corpus, self.device = corpus, device
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
         saved = [p for p in places if not p.startswith(PRETRAINED)]
-        for label, checkpoints in labelled(gather_models(saved) if saved else (), True).items():
-            for each in checkpoints:
-                if each.path is not None:
-                    name = f"{label}, step {each.step}"
-                    self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(
-                        each.path
-                    )
+        for each in gather_models(saved):
+            if each.path is not None:
+                name = "{name}, step {step}".format(**each.checkpoint)
+                self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(each.path)
         if not self.paths:
             raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
         self._open: OrderedDict[str, Checkpoint] = OrderedDict()
