@@ -121,7 +121,9 @@ def frame(rows: Iterable[Row], every_seed: bool = False) -> Frame:
     table = table.astype(dict.fromkeys(LINE[2:], float))
     if not heads:
         return table
-    where = pandas.DataFrame(heads, dtype=object).infer_objects()
+    where = pandas.DataFrame(heads, dtype=object)
+    whole = where.columns[where.notna().all()]  # others keep their whole numbers beside NaN
+    where[whole] = where[whole].infer_objects()
     where = where.iloc[table["row"]].reset_index(drop=True)
     return pandas.concat([where, table], axis=1)
 

@@ -213,7 +213,7 @@ def report(
         format: of those files
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
-        wandb: also log figures, table and page to W&B; the run is kept with the first RESULTS
+        wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
         wandb_project: of W&B
     """
     from arch.files import write_text
@@ -241,7 +241,7 @@ def report(
     if wandb:
         first = Path(places[0])
         kept_in = first if first.is_dir() else first.parent
-        run_id = track_results(kept_in, rows, out, wandb, wandb_project)
+        ids = ", ".join(track_results(kept_in, rows, out, wandb, wandb_project))
         kept = f"; it lies in {kept_in / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B run {run_id}{kept}")
+        written.append(f"W&B run {ids}{kept}")
     return Result(rows, "\n".join(written), "", documents)

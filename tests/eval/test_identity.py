@@ -18,7 +18,6 @@ from eval.report.page import render_page
 from eval.report.tables import summary_table
 from eval.rows import Results, Row
 from eval.summary import sum_up
-from eval.tracking import history
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.eval.compare_cases import compared, make_run
@@ -82,26 +81,21 @@ def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
     count = re.search(r"rows of evidence: (\d+) model", page.words)
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
     assert count
-    logged = [name for figures in history(rows) for name in figures]
     return {
         "summary": sorted(record["models"] for record in records),
         "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
         or [1] * int(count[1]),
         "compare": sorted(record["seeds"] for record in compared(out)),
-        "W&B": [
-            sum(bool(re.fullmatch(name, one)) for one in logged)
-            for name in ("invert/.*/exact", "lens/.*entropy.*")
-        ],
     }
 
 
 def separate(count: int) -> dict[str, list[int]]:
     apart = [1] * count
-    return {"summary": apart, "page": apart, "compare": apart, "W&B": [count, count]}
+    return {"summary": apart, "page": apart, "compare": apart}
 
 
 def pooled(count: int) -> dict[str, list[int]]:
-    return {"summary": [count], "page": [count], "compare": [count], "W&B": [1, 1]}
+    return {"summary": [count], "page": [count], "compare": [count]}
 
 
 # All readers.
