@@ -1,394 +1,357 @@
-"""Checkpoints side by side over everything measured, a line each.
+"""Checkpoints side by side: five fixed figures of each, and two checkpoints paired.
 
-Checkpoints of one model and step (`eval.gather`) are one entry, whose figures are its run's and the
-summary's (`eval.summary.cells`). A comparison is entries by columns, in sections by kind of row.
+The figures are of the last layer and of plain questions: without noise, ablations, controls or
+pads. `select` says which measurements each is of; tables, plots and pairs are all made of those.
 """
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from functools import cached_property
-from statistics import fmean, median
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from eval import RequestError
-from eval.gather import Saved, finite, labelled
-from eval.quantities import Estimate
-from eval.recovery import SHUFFLED
-from eval.rows import finite_or_none
-from eval.summary import COMPARED, LAST, Cell, cells, seeds_mean
-from eval.tables import MODEL, NONE, Table, duration_text, group, interval_text, text
-
-SECTIONS = ("training", "loss", "recovery", "probe", "geometry")
-"""In the order of reading; others follow."""
-KEPT = ("layer", "slice", "method", "offset")
-"""Places that are dropped from columns' names last."""
-VARIATIONS = ("without", "noise", "control", "padded")
-"""Places of recoveries that are empty for the plain question."""
-NO_BREAK = "\u00a0"
+from eval.gather import Saved, finite
+from eval.identity import labels
+from eval.measurements import Frame, frame
+from eval.schema import Row
+from eval.statistics import Difference, equivalent, paired_difference, seeds_difference
+from eval.summary import Record, seeds_mean, summarise
+from eval.tables import Table, cell, interval_text, share_text, text
 
 
-class Compared(NamedTuple):
-    """A figure of a section, at places by name; `share` and `main` are as in `eval.quantities`."""
+class Figure(NamedTuple):
+    """A column: its name in records and its heading, and the measurements that it is of."""
 
-    section: str
     name: str
-    places: tuple[tuple[str, Hashable], ...] = ()
-    share: bool = False
-    main: bool = True
+    heading: str
+    share: bool
+    kind: str
+    quantity: str
+    where: tuple[tuple[str, Any], ...]
+    units: str = "prompts"
 
 
-TRAIN_LOSS = Compared("loss", "training nats/token")
-VALID_BITS = Compared("loss", "validation bits/byte")
-TOKENS = Compared("training", "tokens")
-FLOPS = Compared("training", "FLOPs")
-SECONDS = Compared("training", "seconds")
+PLAIN = (("part", "block"), ("without", ""), ("noise", 0.0), ("control", ""), ("padded", False))
+AT_4 = (("distance", 4), ("shown", "alone"), ("prior", "uniform"),
+        ("precision", "noise 0.25 rms"))  # fmt: skip
 
 
-@dataclass
-class Entry:
-    """One line of the table: a model at a step, as one checkpoint or one of each seed."""
-
-    label: str
-    step: int
-    checkpoints: list[Saved]
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The model, its sizes, the step, and the number of seeds."""
-        about = self.checkpoints[0].about
-        return {
-            "model": self.label,
-            "step": self.step,
-            "mixers": ", ".join(about.get("mixers") or ()),
-            **{name: about.get(name) for name in MODEL if name != "mixers"},
-            "seeds": len(self.checkpoints),
-        }
-
-    @cached_property
-    def figures(self) -> dict[Compared, Estimate]:
-        """Everything measured."""
-        rows = [row for checkpoint in self.checkpoints for row in checkpoint.rows]
-        figures = _of_runs(self.checkpoints)
-        for cell in cells(rows, pool_lengths=True):
-            figures |= _of_cell(cell)
-        return figures
+def _recovery(name: str, heading: str, quantity: str, hidden: int) -> Figure:
+    shown = ("slice", f"[:, {hidden}:, :]")
+    return Figure(name, heading, True, "recovery", quantity, (*PLAIN, shown))
 
 
-class Column(NamedTuple):
-    """A quantity, its name, unique in the section, and the lengths of its prompts in words."""
-
-    quantity: Compared
-    name: str
-    lengths: str = ""
-
-    @property
-    def heading(self) -> str:
-        """The name with the lengths that it pools and its unit."""
-        return ", ".join(filter(None, (self.name, self.lengths, "%" * self.quantity.share)))
-
-    @property
-    def words(self) -> str:
-        """The name with plain blanks, as a user types it."""
-        return self.name.replace(NO_BREAK, " ")
-
-    def fits(self, pattern: str) -> bool:
-        """Whether a pattern names its section, or fits its name or a part of it."""
-        text = f"{self.quantity.section} {self.heading}".replace(NO_BREAK, " ").lower()
-        wanted = pattern.lower()
-        if wanted in ("all", self.quantity.section):
-            return True
-        return fnmatchcase(text, wanted) or wanted in text
+BITS = Figure("bits_per_byte", "bits/byte", False, "loss", "bits_per_byte", (), "windows")
+FIGURES = (
+    BITS,
+    _recovery("shown", "shown", "self", 0),
+    _recovery("hidden_1", "hidden 1", "nonself", 1),
+    _recovery("hidden_3", "hidden 3", "nonself", 3),
+    Figure("bits_at_4", "bits at 4", False, "bits", "bits", AT_4, "passages"),
+)
+"""Bits per byte of text; shown tokens recovered where all positions are shown, and hidden ones
+where the first or the first three are not; bits about a token in the output four positions later,
+under noise of a quarter of the output's RMS."""
+SEARCHES = {"self": ("sweep", "propose"), "nonself": ("alternating", "sweep", "propose")}
+"""The searches that a column may be of, the one made for its question first."""
+ALIKE = {"loss": ("corpus", "stories"), "recovery": ("method", "settings"),
+         "bits": ("corpus", "place", "candidates")}  # fmt: skip
+"""Coordinates that a column has in common: those that most of its checkpoints were asked at."""
+COLUMNS = {"model": "model", "step": "step", "tokens": "tokens",
+           **{figure.heading: figure.name for figure in FIGURES}}  # fmt: skip
+"""The columns of the table by their names, and the fields of records that they show."""
+VALIDATION = "*"
+"""Marks bits per byte that are of a training's own validation, not of `eval loss`."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The whole table.
-
-    Attributes:
-        entries: the lines.
-        columns: of all sections, in the order of reading.
-        shared: by section, what all its columns have in common.
-        left_out: how many columns are neither shown by default nor asked for.
-    """
-
-    entries: list[Entry]
-    columns: list[Column]
-    shared: dict[str, str]
-    left_out: int
-
-    @property
-    def sections(self) -> dict[str, list[Column]]:
-        """The columns by section."""
-        return group(self.columns, lambda column: column.quantity.section)
-
-    def tables(self) -> list[Table]:
-        """A table a section, with the entries for which it has a figure.
-
-        The section of training gives the models' sizes, too.
-        """
-        tables = []
-        for section, columns in self.sections.items():
-            about = ["model", "step"]
-            if section == "training":
-                several = any(len(entry.checkpoints) > 1 for entry in self.entries)
-                about += [*MODEL, *["seeds"] * several]
-            lines = [
-                [text(entry.identity[name]) for name in about]
-                + [_cell(column.quantity, entry.figures.get(column.quantity)) for column in columns]
-                for entry in self.entries
-                if any(column.quantity in entry.figures for column in columns)
-            ]
-            shared = self.shared.get(section)
-            title = section.capitalize() + (f" (all: {shared})" if shared else "")
-            headings = [*about, *(column.heading for column in columns)]
-            tables.append(Table(headings, lines, keep=2, title=title))
-        return tables
-
-    def records(self) -> list[dict[str, Any]]:
-        """One record a checkpoint and quantity, numbers and places in full."""
-        return [
-            entry.identity
-            | {"section": quantity.section, "quantity": quantity.name}
-            | estimate._asdict()
-            | {"value": finite_or_none(estimate.value), "lengths": _lengths([estimate])}
-            | dict(quantity.places)
-            for entry in self.entries
-            for quantity, *_ in self.columns
-            if (estimate := entry.figures.get(quantity))
-        ]
-
-
-def lay_side_by_side(
-    entries: list[Entry], chosen: Sequence[str] | None = None, sort: str | None = None
-) -> Comparison:
-    """Lays the entries side by side.
+def measured(saved: Sequence[Saved], rows: Sequence[Row], every_seed: bool = False) -> Frame:
+    """The measurements of rows; `model` is the label that tells it apart from all, saved ones too.
 
     Args:
-        entries: the lines.
-        chosen: columns, by their names or patterns of them such as `*adam*`; `all` for all; the
-            main quantities when not given.
-        sort: a column's name, `-` before it for the largest first; by model and step otherwise.
-
-    Raises:
-        RequestError: a name or pattern that fits no column, or several where it must fit one.
-    """
-    columns, shared = _columns(entries)
-    for pattern in chosen or ():
-        if not any(column.fits(pattern) for column in columns):
-            raise RequestError(
-                f"--columns {pattern}: fits none of {len(columns)} columns; {_known(columns)}"
-            )
-    shown = [
-        column
-        for column in columns
-        if (column.quantity.main if chosen is None else any(map(column.fits, chosen)))
-    ]
-    if sort is not None:
-        entries = _sorted(entries, columns, sort)
-    return Comparison(entries, shown, shared, len(columns) - len(shown))
-
-
-def find_column(columns: Sequence[Column], wanted: str) -> Column:
-    """The one column of that name, or the one that it fits; for `--sort`.
-
-    Raises:
-        RequestError: none, or several.
-    """
-    exact = [column for column in columns if column.words == wanted]
-    fits = exact or [column for column in columns if column.fits(wanted)]
-    if len(fits) == 1:
-        return fits[0]
-    if not fits:
-        raise RequestError(f"--sort {wanted}: there is no such column; {_known(columns)}")
-    raise RequestError(f"--sort {wanted}: fits {len(fits)} columns; {_known(fits)}")
-
-
-def enter(checkpoints: Iterable[Saved], every_seed: bool = False) -> list[Entry]:
-    """The lines, model by model in the order of their names, then by step.
-
-    Args:
-        checkpoints: of any models.
+        saved: models and runs, compared beside the rows.
+        rows: of any kinds.
         every_seed: keep training seeds apart.
     """
-    entries = [
-        Entry(label, step, alike)
-        for label, several in labelled(checkpoints, every_seed).items()
-        for step, alike in group(several, lambda checkpoint: checkpoint.step).items()
+    lines = frame(rows, every_seed)
+    if not every_seed and len(lines):
+        lines["model"] = lines["model_id"].map(_names(saved, rows))
+    return lines
+
+
+def select(
+    lines: Frame, figure: Figure, method: str | None = None, prompts: str = "story"
+) -> Frame:
+    """The measurements that a figure is of.
+
+    Args:
+        lines: of `measured`.
+        figure: one of `FIGURES`.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+    """
+    kept = lines[(lines["kind"] == figure.kind) & (lines["quantity"] == figure.quantity)] if len(
+        lines) else lines  # fmt: skip
+    if kept.empty:
+        return kept
+    for name, value in figure.where:
+        kept = kept[kept[name] == value]
+    if figure.kind != "loss":
+        kept = kept[kept["layer"] == kept["n_layers"]]
+    if figure.kind == "recovery":
+        known = set(kept["method"])
+        wanted = [method] if method else [m for m in SEARCHES[figure.quantity] if m in known]
+        kept = kept[(kept["prompt_kind"] == prompts) & (kept["method"].isin(wanted[:1]))]
+    return _commonest(kept, ALIKE[figure.kind])
+
+
+def _commonest(lines: Frame, names: Sequence[str]) -> Frame:
+    """Those at the values of some coordinates that most checkpoints have, the first of equals."""
+    checkpoints = lines.drop_duplicates([*names, "model", "step", "weights"])
+    sizes = checkpoints.groupby(list(names), sort=False, dropna=False).size()
+    if len(sizes) < 2:
+        return lines
+    groups = lines.groupby(list(names), sort=False, dropna=False)
+    return groups.get_group(sizes.index[int(sizes.to_numpy().argmax())])
+
+
+def checkpoint_records(
+    saved: Sequence[Saved],
+    rows: Sequence[Row],
+    every_seed: bool = False,
+    method: str | None = None,
+    prompts: str = "story",
+    figures: Sequence[Figure] = FIGURES,
+) -> list[Record]:
+    """A record for each model and step, in the order of names and steps.
+
+    Fields: model, step, seeds, tokens, flops and seconds (of training), each figure of `FIGURES`
+    with `_low`, `_high` and `_n` (None where it was not measured), and `bits_per_byte_of`, which is
+    `loss` or `validation`.
+
+    Args:
+        saved: of `eval.gather.gather_models`.
+        rows: of `eval.gather.gather_rows`.
+        every_seed: keep training seeds apart.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+        figures: of rows; without any, records are of training alone.
+    """
+    names, lines = _names(saved, rows), measured(saved, rows, every_seed)
+    places: dict[tuple[str, int], list[Saved]] = {}
+    for one in [*saved, *(Saved(row["checkpoint"]) for row in rows)]:
+        about = one.checkpoint
+        label = about["name"] if every_seed else names[about["model_id"]]
+        places.setdefault((label, about["step"]), []).append(one)
+    records = {
+        place: _training(*place, several)
+        for place, several in sorted(places.items(), key=lambda item: _natural(*item[0]))
+    }
+    for figure in figures:
+        kept = select(lines, figure, method, prompts)
+        if kept.empty:
+            continue
+        found = summarise(kept, ["model", "step"], ["observed", "trained", *ALIKE[figure.kind]])
+        for line in found.itertuples():
+            limits = (None if end != end else end for end in (line.low, line.high))
+            records[line.model, line.step] |= _fields(figure, (line.value, *limits, line.n))
+            if figure is BITS:
+                records[line.model, line.step]["bits_per_byte_of"] = "loss"
+    return list(records.values())
+
+
+def _names(saved: Sequence[Saved], rows: Sequence[Row]) -> dict[str, str]:
+    return labels([*rows, *({"checkpoint": one.checkpoint} for one in saved)])
+
+
+def reported(saved: Sequence[Saved]) -> list[Saved]:
+    """Each validation that the runs reported, as a checkpoint of its step."""
+    runs = {id(one.run): one for one in saved if one.run}.values()
+    return [
+        Saved(one.checkpoint | {"step": row["step"]}, row, None, one.config, one.run)
+        for one in runs
+        for row in (one.run.metrics if one.run else ())
+        if finite(row.get("val_bits_per_byte"))
     ]
-    return sorted(entries, key=lambda entry: (_natural(entry.label), entry.step))
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def _training(model: str, step: int, checkpoints: Sequence[Saved]) -> Record:
+    """What training left of the checkpoints of one model and step; of each run once."""
+    runs = {(one.checkpoint["name"], str(one.run.path if one.run else one.path)): one
+            for one in checkpoints if one.meta}  # fmt: skip
+    asked = {one.checkpoint.get("weights_sha256") for one in checkpoints if not one.meta}
+    record: Record = {"model": model, "step": step, "seeds": max(len(runs), len(asked))}
+    costs = {
+        "tokens": [one.tokens_seen for one in runs.values() or checkpoints],
+        "flops": [one.flops(one.tokens_seen) for one in runs.values()],
+        "seconds": [one.run.seconds.get(step) for one in runs.values() if one.run],
+    }
+    for name, values in costs.items():
+        known = [value for value in values if value is not None]
+        record[name] = sum(known) / len(known) if known else None
+    record["bits_per_byte_of"] = None
+    for figure in FIGURES:
+        record |= _fields(figure, (None, None, None, None))
+    bits = [one.meta["val_bits_per_byte"] for one in runs.values()
+            if finite(one.meta.get("val_bits_per_byte"))]  # fmt: skip
+    if bits:
+        record |= _fields(BITS, seeds_mean(bits)) | {"bits_per_byte_of": "validation"}
+    return record
+
+
+def _fields(figure: Figure, estimate: tuple[Any, ...]) -> Record:
+    ends = ("", "_low", "_high", "_n")
+    return {f"{figure.name}{end}": value for end, value in zip(ends, estimate, strict=True)}
+
+
+def sort_records(records: Sequence[Record], by: str) -> list[Record]:
+    """Records by a column of `COLUMNS`, `-` before it for the largest first; those without last.
+
+    Raises:
+        RequestError: there is no such column.
+    """
+    name = by.removeprefix("-")
+    if name not in COLUMNS:
+        raise RequestError(f"--sort {by}: allowed are {', '.join(COLUMNS)}, and - before them")
+    key = COLUMNS[name]
+    known = [record for record in records if record[key] is not None]
+    known.sort(key=lambda record: record[key], reverse=by.startswith("-"))
+    return [*known, *(record for record in records if record[key] is None)]
+
+
+def checkpoint_table(records: Sequence[Record]) -> Table:
+    """The fixed table, a line for each record."""
+    lines = []
+    for record in records:
+        cells = [cell(record, figure.name, figure.share) for figure in FIGURES]
+        mark = VALIDATION * (record["bits_per_byte_of"] == "validation")
+        lines.append([*(text(record[name]) for name in ("model", "step", "tokens")),
+                      cells[0] + mark, *cells[1:]])  # fmt: skip
+    headings = [figure.heading + " %" * figure.share for figure in FIGURES]
+    validation = any(record["bits_per_byte_of"] == "validation" for record in records)
+    note = f"{VALIDATION} of training's own validation" if validation else ""
+    return Table(["model", "step", "tokens", *headings], lines, shared=note)
+
+
+def paired_records(
+    lines: Frame,
+    first: tuple[str, int],
+    second: tuple[str, int],
+    margin: float,
+    method: str | None = None,
+    prompts: str = "story",
+) -> list[Record]:
+    """The difference of two checkpoints in each figure, of what both were asked.
+
+    Fields: figure, first, second, difference (first less second), low, high, p, n, units (what n
+    counts), margin and equivalent. Where both have several training seeds, seeds are compared.
+
+    Args:
+        lines: of `measured`.
+        first: model and step.
+        second: the same of the other.
+        margin: within which figures count as equivalent, in per cent: points of a share, and of the
+            first value in bits.
+        method: the solver of recoveries; a search when not given.
+        prompts: the set of prompts of recoveries.
+    """
+    records = []
+    for figure in FIGURES:
+        kept = select(lines, figure, method, prompts)
+        if kept.empty:
+            continue
+        sides = [kept[(kept["model"] == model) & (kept["step"] == step)]
+                 for model, step in (first, second)]  # fmt: skip
+        if any(side.empty for side in sides):
+            continue
+        both = _both(*sides)
+        if both.empty:
+            continue
+        seeds = [_of_seeds(side, both) for side in sides]
+        totals = [
+            float(both[hits].sum() / both["n"].sum()) for hits in ("hits_first", "hits_second")
+        ]
+        bound = margin / 100 * (1 if figure.share else abs(totals[0]))
+        results: list[Difference | None] = []
+        for confidence in (0.95, 0.9):
+            found = seeds_difference(seeds[0], seeds[1], confidence)
+            units = "seeds" if found else figure.units
+            results.append(found or paired_difference(
+                both["hits_first"], both["hits_second"], both["n"], figure.share, confidence
+            ))  # fmt: skip
+        wide, narrow = results
+        records.append({
+            "figure": figure.heading,
+            "first": totals[0],
+            "second": totals[1],
+            "difference": totals[0] - totals[1],
+            **{name: getattr(wide, name, None) for name in ("low", "high", "p")},
+            "n": wide.n if wide else len(both),
+            "units": units,
+            "margin": bound,
+            "equivalent": bool(narrow and equivalent(narrow.low, narrow.high, bound)),
+        })  # fmt: skip
+    return records
+
+
+def _both(first: Frame, second: Frame) -> Frame:
+    """Hits and counts of the prompts, or windows, that both sides have, seeds averaged."""
+    sides = []
+    for side in (first, second):
+        counts = side.assign(
+            hits=side["hits"].fillna(side["value"]), n=side["n"].where(side["hits"].notna(), 1.0)
+        )
+        sides.append(counts.groupby(["cluster", "prompt"])[["hits", "n"]].mean().reset_index())
+    return sides[0].merge(sides[1], on=["cluster", "prompt", "n"], suffixes=("_first", "_second"))
+
+
+def _of_seeds(side: Frame, both: Frame) -> dict[str, float]:
+    """The figure of each training seed on what both sides have, by the name of its run."""
+    shared = side.merge(both[["cluster", "prompt"]], on=["cluster", "prompt"])
+    hits = shared["hits"].fillna(shared["value"])
+    counts = shared["n"].where(shared["hits"].notna(), 1.0)
+    sums = shared.assign(hits=hits, n=counts).groupby("name")[["hits", "n"]].sum()
+    return (sums["hits"] / sums["n"]).to_dict()
+
+
+def paired_table(records: Sequence[Record], first: str, second: str) -> Table:
+    """The differences as a table; shares in per cent, and their differences in points."""
+    lines = []
+    for record in records:
+        share = next(f.share for f in FIGURES if f.heading == record["figure"])
+        scale = 100 if share else 1
+        ends = [None if record[name] is None else scale * record[name] for name in ("low", "high")]
+        lines.append([
+            record["figure"] + " %" * share,
+            *(share_text(record[side]) if share else text(record[side])
+              for side in ("first", "second")),
+            interval_text(_rounded(scale * record["difference"]), _rounded(ends[0]),
+                          _rounded(ends[1])),
+            "–" if record["p"] is None else f"{record['p']:.3f}",
+            f"{record['n']} {record['units']}",
+            "yes" if record["equivalent"] else "not shown",
+        ])  # fmt: skip
+    headings = ["figure", first, second, "difference", "p", "of", "equivalent"]
+    return Table(headings, lines, f"{first} less {second}, on the same prompts and windows")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def find_checkpoint(records: Sequence[Record], wanted: str) -> tuple[str, int]:
+    """The model and step that `MODEL` (its last step) or `MODEL@STEP` names.
+
+    Raises:
+        RequestError: there is no such one.
+    """
+    name, _, step = wanted.rpartition("@") if "@" in wanted else (wanted, "", "")
+    steps = [record["step"] for record in records if record["model"] == name]
+    if steps and (not step or (step.isdigit() and int(step) in steps)):
+        return name, int(step) if step else max(steps)
+    known = ", ".join(f"{record['model']}@{record['step']}" for record in records[:8])
+    raise RequestError(f"--paired {wanted}: there is no such checkpoint; there are {known}")
+
+
+def _natural(name: str, step: int) -> tuple[list[tuple[bool, int, str]], int]:
     """Sorts numbers in names by their size."""
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part)
-            for part in re.split(r"(\d+)", name)]  # fmt: skip
-
-
-def _of_runs(checkpoints: Sequence[Saved]) -> dict[Compared, Estimate]:
-    """The figures of training: sizes and costs, and losses with an interval over the seeds."""
-    costs: dict[Compared, list[float | None]] = {
-        Compared("training", "parameters"): [c.about.get("parameters") for c in checkpoints],
-        TOKENS: [c.tokens_seen for c in checkpoints],
-        FLOPS: [c.flops(c.tokens_seen) for c in checkpoints],
-        SECONDS: [c.seconds(c.step) for c in checkpoints],
-        Compared("training", "tokens/s"): [_speed(c) for c in checkpoints],
-    }
-    losses: dict[Compared, list[float | None]] = {
-        TRAIN_LOSS: [c.run.at(c.step, "loss") if c.run else None for c in checkpoints],
-        Compared("loss", "validation nats/token"): [
-            c.meta.get("val_loss", c.about.get("val_loss")) for c in checkpoints
-        ],
-        VALID_BITS: [c.meta.get("val_bits_per_byte") for c in checkpoints],
-    }
-    figures = {}
-    for quantity, values in (costs | losses).items():
-        if known := [value for value in values if value is not None and finite(value)]:
-            alone = Estimate(fmean(known), n=len(known))
-            figures[quantity] = seeds_mean(known) if quantity in losses else alone
-    return figures
-
-
-def _speed(checkpoint: Saved) -> float | None:
-    rows = checkpoint.run.metrics if checkpoint.run else []
-    speeds = [r["tokens_per_second"] for r in rows if finite(r.get("tokens_per_second"))]
-    return median(speeds) if speeds else None
-
-
-def _of_cell(cell: Cell) -> dict[Compared, Estimate]:
-    """The figures of a cell of the summary; the model's last layer is called so."""
-    places = cell.where
-    main = places.get("layer", LAST) == LAST
-    known = {quantity.name: quantity for quantity in cell.quantities}
-    if cell.kind == "recovery":
-        places |= {
-            "prompts": places["prompt_kind"],
-            "control": SHUFFLED if places["control"] == SHUFFLED else "",
-        }
-        names = ("layer", "part", "slice", "prompts", *VARIATIONS, "method", "settings")
-        places = {name: places[name] for name in names}
-        main = main and places["part"] == "block" and not any(places[n] for n in VARIATIONS)
-        asked = {"nonself"} if cell.place["hidden"] else {"self", "nonself"}
-        known = {name: replace(known[name], main=name in asked) for name in COMPARED}
-    return {
-        Compared(cell.kind, q.words, tuple(places.items()), q.share, main and q.main):
-            cell.figures[name]
-        for name, q in known.items()
-        if name in cell.figures
-    }  # fmt: skip
-
-
-def _cell(quantity: Compared, estimate: Estimate | None) -> str:
-    if estimate is None:
-        return NONE
-    if quantity == SECONDS:
-        return duration_text(estimate.value)
-    return interval_text(*estimate[:3], quantity.share)
-
-
-def _columns(entries: list[Entry]) -> tuple[list[Column], dict[str, str]]:
-    """All columns, and by section what its columns have in common."""
-    quantities = dict.fromkeys(q for entry in entries for q in entry.figures)
-    sections = group(quantities, lambda quantity: quantity.section)
-    order = [*(s for s in SECTIONS if s in sections), *(s for s in sections if s not in SECTIONS)]
-    columns, shared = [], {}
-    for section in order:
-        in_section = sections[section]
-        dropped = _unneeded(in_section)
-        values = {name: _values(in_section, name) for name in sorted(dropped)}
-        common = [f"{name} {value}" for name, (value, *others) in values.items()
-                  if value and not others]  # fmt: skip
-        lengths = {q: _lengths(e.figures[q] for e in entries if q in e.figures) for q in in_section}
-        if len(set(lengths.values())) == 1:
-            common += filter(None, [lengths[in_section[0]]])
-            lengths = {}
-        shared[section] = ", ".join(common)
-        settings = _settings(in_section, dropped)
-        if section not in ("training", "loss"):
-            names = list(dict.fromkeys(quantity.name for quantity in in_section))
-            in_section.sort(key=lambda q: (names.index(q.name), _natural(str(_kept(q, dropped)))))
-        for quantity in in_section:
-            words = [
-                settings[quantity] if name == "settings" else _word(name, value)
-                for name, value in quantity.places
-                if name not in dropped
-            ]
-            name = " ".join([quantity.name, *filter(None, words)])
-            columns.append(Column(quantity, name, lengths.get(quantity, "")))
-    return columns, shared
-
-
-def _lengths(figures: Iterable[Estimate]) -> str:
-    """The lengths of all prompts of some figures, in words: `8 to 19 tokens`."""
-    ends = [end for figure in figures for end in figure.lengths or ()]
-    if not ends:
-        return ""
-    low, high = min(ends), max(ends)
-    return f"{low} tokens" if low == high else f"{low} to {high} tokens"
-
-
-def _values(quantities: list[Compared], place: str) -> list[Hashable]:
-    """The values that a place takes."""
-    return list({value for q in quantities for name, value in q.places if name == place})
-
-
-def _unneeded(quantities: list[Compared]) -> set[str]:
-    """Places without which the quantities of a section can still be told apart."""
-    names = list(dict.fromkeys(name for q in quantities for name, _ in q.places))
-    names.sort(key=lambda name: KEPT.index(name) if name in KEPT else -1)
-    dropped: set[str] = set()
-    for name in names:
-        without = dropped | {name}
-        kept = {(q.name, tuple(p for p in q.places if p[0] not in without)) for q in quantities}
-        constant = len(_values(quantities, name)) == 1
-        if len(kept) == len(quantities) and (name not in KEPT or constant):
-            dropped = without
-    return dropped
-
-
-def _kept(quantity: Compared, dropped: set[str]) -> list[tuple[str, Hashable]]:
-    return [p for p in quantity.places if p[0] not in dropped and p[0] != "settings"]
-
-
-def _settings(quantities: list[Compared], dropped: set[str]) -> dict[Compared, str]:
-    """Settings that tell apart quantities which differ in the settings of their method only."""
-    settings = {}
-    for several in group(quantities, lambda q: f"{q.name} {_kept(q, dropped)}").values():
-        words = {q: str(dict(q.places).get("settings", "")).split() for q in several}
-        common = set.intersection(*map(set, words.values()))
-        settings |= {q: " ".join(word for word in words[q] if word not in common) for q in several}
-    return settings
-
-
-def _word(name: str, value: Hashable) -> str:
-    """A place within a column's name."""
-    if value in ("", False, 0.0) and name != "offset":
-        return ""
-    if name == "slice":
-        return str(value).replace(" ", NO_BREAK)
-    if name in ("method", "without", "control", "prompts", "part", "corpus"):
-        return str(value)
-    if name == "layer":
-        return "" if value == LAST else f"layer {value}"
-    if name == "offset" and isinstance(value, int):
-        return f"t{value:+d}" if value else "t"
-    return f"{name} {value}"
-
-
-def _known(columns: Sequence[Column]) -> str:
-    more = f" and {len(columns) - 8} more" if len(columns) > 8 else ""
-    return f"there are: {'; '.join(column.words for column in columns[:8])}{more}"
-
-
-def _sorted(entries: list[Entry], columns: list[Column], sort: str) -> list[Entry]:
-    falls, name = sort.startswith("-"), sort.removeprefix("-")
-    if name in ("model", "step"):
-        return sorted(entries, key=lambda entry: entry.identity[name], reverse=falls)
-    quantity = find_column(columns, name).quantity
-
-    def place(entry: Entry) -> tuple[bool, float]:
-        figure = entry.figures.get(quantity)
-        return (figure is None, (-figure.value if falls else figure.value) if figure else 0.0)
-
-    return sorted(entries, key=place)
+            for part in re.split(r"(\d+)", name)], step  # fmt: skip

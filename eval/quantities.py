@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eval.recovery import accepted, is_false_accept, margin_bits, recovery_place
+from eval.recovery import accepted, is_false_accept, margin_bits, recovery_coordinates
 from eval.schema import Row
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _named(name: str, row: Row) -> float | None:
 _OF_PROMPTS = {"set_recall": "in any order", "permuted": "", "criterion": ""}
 MEASURED = {
     "recovery": Kind(
-        recovery_place,
+        recovery_coordinates,
         (
             *_tokens("self", "self"),
             *_tokens("nonself", "non-self"),

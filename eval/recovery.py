@@ -1,38 +1,23 @@
-"""Recoveries: the slice that is shown, what a row says, and the verdicts of all solvers together.
+"""Recoveries: the slice that is shown, and what a row says.
 
 A `Slice` says which positions and channels of a site are shown, as the indexing of `(B, T, D)`.
-
-One solver that fails says little: a token that gradient descent does not recover may still be
-recovered by search, or may not be there at all. So the rows of one question (a checkpoint, a site,
-a slice, a prompt) are joined over their solvers and seeds, and every token gets one verdict.
 """
 
 import os
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from eval import RequestError
 from eval.schema import Row
-from eval.statistics import Interval, share
-from eval.tables import group
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SHUFFLED = "shuffled"
 """The control whose target belongs to another prompt, so that its truth explains nothing."""
-
-OF_SOLVER = ("method", "family", "settings")
-"""The fields of a recovery's place that say how it was asked."""
-GRADIENT = "recovered by gradient"
-SEARCH = "recovered only by search"
-AMBIGUOUS = "ambiguous"
-NOT_FOUND = "not found"
-VERDICTS = (GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND)
 
 _RANGE = re.compile(r"(-?\d*)(:?)(-?\d*)")
 _FORM = re.compile(r"\[:,([-:+\d]+),([-:\d]+)\]")
@@ -226,7 +211,7 @@ def margin_bits(row: Row) -> float | None:
     return row["margin_bits"] if row["verdict"] and "not found" not in row["verdict"] else None
 
 
-def recovery_place(row: Row) -> dict[str, Hashable]:
+def recovery_coordinates(row: Row) -> dict[str, Hashable]:
     """Where and how a prompt was recovered: equal for rows that differ in prompt or seed."""
     departs = variation(row)
     return {
@@ -244,70 +229,6 @@ def recovery_place(row: Row) -> dict[str, Hashable]:
         "family": row["family"],
         "settings": " ".join(f"{name}={value}" for name, value in row["settings"].items()),
     }
-
-
-def clusters(rows: Sequence[Row]) -> tuple[list[Hashable], list[Hashable]]:
-    """The prompts and the models of rows, which intervals are clustered on."""
-    return [prompt_of(row) for row in rows], [weights(row) for row in rows]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The rows of one question, a verdict (`VERDICTS`) per position, and the hidden positions."""
-
-    rows: list[Row]
-    verdicts: list[str]
-    hidden: set[int]
-
-    @property
-    def decisive(self) -> bool:
-        """Whether both gradients and search were tried, so that each verdict was possible."""
-        return {"gradient", "search"} <= {row["family"] for row in self.rows}
-
-    def count(self, hidden: bool) -> Counter[str]:
-        """Verdicts of the hidden positions, or of the shown ones."""
-        return Counter(v for t, v in enumerate(self.verdicts) if (t in self.hidden) == hidden)
-
-
-def join_rows(rows: Iterable[Row]) -> list[Joined]:
-    """Joins rows over methods and seeds, in the order of first appearance.
-
-    Rows of neither gradient methods nor searches give no verdict and are left out, and so are those
-    of shuffled targets.
-    """
-    kept = [row for row in rows if row["family"] in ("gradient", "search")
-            and row["control"] != SHUFFLED]  # fmt: skip
-    return [
-        Joined(several, [_verdict(several, t) for t in range(len(several[0]["truth"]))],
-               hidden_positions(several[0]))
-        for several in group(kept, question).values()
-    ]  # fmt: skip
-
-
-def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
-    """The share of each verdict among hidden or shown tokens; None without such tokens."""
-    counts = [j.count(hidden) for j in joined]
-    totals = [count.total() for count in counts]
-    if not sum(totals):
-        return None
-    by = clusters([j.rows[0] for j in joined])
-    return {v: share([count[v] for count in counts], totals, *by) for v in VERDICTS}
-
-
-def question(row: Row) -> tuple[Hashable, ...]:
-    """Equal for rows that differ in their method, its settings and its seed only."""
-    where = {name: value for name, value in recovery_place(row).items() if name not in OF_SOLVER}
-    return (row["checkpoint"]["name"], weights(row), *where.values(), prompt_of(row), row["prompt"])
-
-
-def _verdict(rows: list[Row], t: int) -> str:
-    """Ambiguous before all else: where two inputs fit, finding the true one is luck."""
-    if any(row["verdict"][t] == AMBIGUOUS for row in rows):
-        return AMBIGUOUS
-    finders = {row["family"] for row in rows if row["found"][t] == row["truth"][t]}
-    if "gradient" in finders:
-        return GRADIENT
-    return SEARCH if "search" in finders else NOT_FOUND
 
 
 @lru_cache(maxsize=256)

@@ -133,7 +133,7 @@ class LensRow(OfModel):
 
 
 class BitsRow(OfModel):
-    """The bits of outputs about one token at given precisions; see `eval.quantities.figure_lines`.
+    """The bits of outputs about one token at given precisions; `figure_lines` takes them apart.
 
     `truth` is the token asked about, alone; figures go by `distances`.
     """

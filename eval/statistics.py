@@ -3,12 +3,14 @@
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+EXACT_PAIRS = 20
+"""Pairs whose signs are all tried; of more, pairs are drawn."""
 
 
 class Interval(NamedTuple):
@@ -148,6 +150,100 @@ def over_seeds(values: Sequence[float]) -> Interval | None:
     spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
     return Interval(mean, mean - half, mean + half)
+
+
+class Difference(NamedTuple):
+    """A difference of two ratios between its limits, its p, and how many pairs it is of."""
+
+    estimate: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def paired_difference(
+    first: Sequence[float],
+    second: Sequence[float],
+    counts: Sequence[float],
+    share: bool = False,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Difference | None:
+    """sum(first - second) / sum(counts) of pairs: two models asked the same prompts or windows.
+
+    Up to `EXACT_PAIRS` pairs: Student's interval of the linearised ratio, and an exact permutation
+    test, which swaps the two of each pair in every way. Of more pairs: a bootstrap that draws whole
+    pairs; its p is the share of draws that lie as far from the estimate as the estimate from 0.
+    Shares of which all pairs agree differ by at most what `at_most` leaves possible. None for one
+    pair.
+
+    Args:
+        first: hits, or bits, of one model in each pair, `(pairs,)`.
+        second: the same of the other.
+        counts: tokens, or bytes, of each pair.
+        share: whether the ratios are shares.
+        confidence: of the interval.
+        seed: of the draws.
+    """
+    from scipy.stats import t
+
+    apart, sizes = np.subtract(first, second), np.asarray(counts, dtype=float)
+    n, whole = len(apart), float(np.sum(counts))
+    if n < 2:
+        return None
+    estimate = float(apart.sum()) / whole
+    if share and not apart.any():
+        return Difference(0.0, -at_most(0, n), at_most(0, n), 1.0, n)
+    if n <= EXACT_PAIRS:
+        residuals = (apart - estimate * sizes) / whole
+        spread = (n / (n - 1) * float(np.square(residuals).sum())) ** 0.5
+        half = float(t.ppf((1 + confidence) / 2, n - 1)) * spread
+        sums = np.zeros(1)
+        for value in apart:
+            sums = np.concatenate([sums + value, sums - value])
+        far = np.abs(sums) >= abs(apart.sum()) * (1 - 1e-9)
+        return Difference(estimate, estimate - half, estimate + half, float(far.mean()), n)
+    draws = _draws(n, RESAMPLES, seed)
+    ratios = (draws @ apart) / (draws @ sizes)
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    far = int((np.abs(ratios - estimate) >= abs(estimate)).sum())
+    return Difference(estimate, float(low), float(high), (far + 1) / (RESAMPLES + 1), n)
+
+
+def seeds_difference(
+    first: Mapping[str, float], second: Mapping[str, float], confidence: float = CONFIDENCE
+) -> Difference | None:
+    """The difference of a figure of two models that have several training seeds each.
+
+    By Student's t over pairs where both have the same seeds (two steps of the same runs), by
+    Welch's t otherwise; n is the number of seeds. None where a model has one seed.
+
+    Args:
+        first: the figure of each seed of one model, by the name of its run.
+        second: the same of the other.
+        confidence: of the interval.
+    """
+    from scipy.stats import ttest_ind, ttest_rel
+
+    if min(len(first), len(second)) < 2:
+        return None
+    values = list(first.values()), list(second.values())
+    estimate = float(np.mean(values[0]) - np.mean(values[1]))
+    if first.keys() == second.keys():
+        test = ttest_rel(values[0], [second[name] for name in first])
+        n = len(first)
+    else:
+        test, n = ttest_ind(*values, equal_var=False), min(map(len, values))
+    limits: Any = test.confidence_interval(confidence)  # pyright: ignore
+    if not np.isfinite([limits.low, limits.high, test.pvalue]).all():  # pyright: ignore
+        return None  # the seeds of each are alike to the last bit
+    return Difference(estimate, float(limits.low), float(limits.high), float(test.pvalue), n)  # pyright: ignore
+
+
+def equivalent(low: float, high: float, margin: float) -> bool:
+    """Whether limits at 90 % lie within +-margin: two one-sided tests at 5 %."""
+    return -margin < low and high < margin
 
 
 def _nested(above: np.ndarray, below: np.ndarray, model: np.ndarray) -> Interval:

@@ -1,136 +1,155 @@
-"""Rows summed up: one cell per model, training step and place, of rows of every kind.
+"""Measurements pooled into figures: `summarise` is the only place where lines become one.
 
-Training seeds of one model (`eval.identity`) are pooled, and so are prompts and solver seeds.
-`eval.quantities` declares the figures of each kind and how they are pooled. Shares carry 95 %
-intervals clustered on prompts and training seeds.
+Training seeds of one model (`eval.identity`) are pooled, and so are prompts and solver seeds; any
+other coordinate only where the caller says so. Shares carry 95 % intervals clustered on prompts and
+training seeds.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from eval import RequestError
-from eval.identity import labels, model_of, recoveries
-from eval.quantities import MEASURED, Estimate, Place, Quantity, place, quantities, split_rows
-from eval.recovery import (
-    OF_SOLVER,
-    VERDICTS,
-    Joined,
-    accepted,
-    clusters,
-    is_false_accept,
-    join_rows,
-    prompt_of,
-    shares,
-    weights,
-)
+from eval.measurements import KINDS, LINE, MODEL, Frame, Quantity, frame, quantities
 from eval.schema import Row
-from eval.statistics import at_most, bits_of_text, clustered, exact_share, over_seeds, share
-from eval.tables import Column, Table, group, lay_out
+from eval.statistics import Interval, clustered, exact_share, over_seeds, share
+from eval.tables import Column
 
 Record = dict[str, Any]
+Estimate = tuple[float, float | None, float | None, int]
+"""A value, its limits if it has any, and how many prompts or models it is of."""
 
-LAST = "last"
-"""The layer of a site that is the model's last one."""
-COMPARED = ("self", "nonself", "exact", "set_recall", "permuted", "margin_bits", "false_accepts",
-            "evaluations", "seconds")  # fmt: skip
-"""The figures of recoveries that are compared and tracked."""
-
-SHORT = dict(zip(VERDICTS, ("gradient", "search", "ambiguous", "not_found"), strict=True))
-"""Names of the verdicts in fields."""
+SAMPLED = ("key", "name", "model_id", "weights", "prompt", "seed", "length", "cluster", "pool",
+           *LINE)  # fmt: skip
+"""Columns of a frame that are pooled always: prompts, seeds, and what was measured."""
+COUNTS = ("rows", "prompts", "models")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Rows of one kind, model, training step and place, and their figures.
+def summarise(lines: Frame, by: Sequence[str], pool: Sequence[str] = ()) -> Frame:
+    """Pools measurements: a line for each quantity and each combination of values of `by`.
 
-    Attributes:
-        kind: of the rows.
-        about: the model's label, its sizes, the step, and whether it was trained.
-        place: where and how it was measured (`eval.quantities`).
-        figures: the known ones, by the names of the quantities.
-        rows: at least one.
+    Columns: those of `by`, quantity, value, low, high (NaN without an interval), n (prompts, or
+    models where each has one figure) and models.
+
+    Args:
+        lines: of `eval.measurements.frame`.
+        by: the coordinates that tell figures apart.
+        pool: coordinates that are pooled, whatever their values.
+
+    Raises:
+        RequestError: there are no lines, or another coordinate varies within a combination.
     """
+    import pandas
 
-    kind: str
-    about: Record
-    place: Place
-    figures: dict[str, Estimate]
-    rows: list[Row]
+    if lines.empty:
+        raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
+    by = [name for name in by if name in lines]
+    _refuse_to_pool(lines, by, pool)
+    groups = lines.groupby([*by, "quantity"], dropna=False, sort=False)
+    order = np.argsort(groups.ngroup().to_numpy(), kind="stable")
+    ends = np.cumsum(groups.size().to_numpy())
+    columns = {name: lines[name].to_numpy()[order] for name in ("cluster", "weights", *LINE[2:])}
+    pools, firsts, figures = lines["pool"].to_numpy()[order], [], []
+    for start, end in zip([0, *ends], ends, strict=False):
+        several = {name: column[start:end] for name, column in columns.items()}
+        firsts.append(order[start])
+        figures.append((*POOLS[pools[start]](several), len(set(several["weights"]))))
+    found = pandas.DataFrame(figures, columns=["value", "low", "high", "n", "models"])
+    found = found.astype({"low": float, "high": float})
+    return pandas.concat(
+        [lines[[*by, "quantity"]].iloc[firsts].reset_index(drop=True), found], axis=1
+    )
 
-    @property
-    def quantities(self) -> list[Quantity]:
-        """The quantities of its rows."""
-        return _known(self.rows)
 
-    @property
-    def where(self) -> Place:
-        """The place; the model's last layer is called `LAST`."""
-        last = self.place.get("layer") == self.about["n_layers"]
-        return self.place | ({"layer": LAST} if last and "layer" in self.place else {})
+def _refuse_to_pool(lines: Frame, by: list[str], pool: Sequence[str]) -> None:
+    held = [name for name in lines if name not in (*by, *pool, *SAMPLED)]
+    apart = lines[[*by, "quantity", *held]].drop_duplicates()
+    mixed = apart[apart.duplicated([*by, "quantity"], keep=False)]
+    for name in held if len(mixed) else ():
+        values = mixed.groupby([*by, "quantity"], dropna=False)[name]
+        if (values.nunique(dropna=False) > 1).any():
+            some = ", ".join(map(str, mixed[name].unique()[:4]))
+            raise RequestError(
+                f"a figure would pool {name} {some}; name it in `by`, or in `pool` if that is meant"
+            )
 
-    @property
-    def record(self) -> Record:
-        """All of it in one dictionary; a figure that is not known is None.
 
-        A share stands between its limits, `exact_low` and `exact_high`. `rows`, `prompts` and
-        `models` are counts.
-        """
-        record = self.about | self.place
-        for quantity in self.quantities:
-            figure = self.figures.get(quantity.name)
-            record[quantity.name] = figure and figure.value
-            if quantity.pool not in ("median", "least", "sum"):
-                record[f"{quantity.name}_low"] = figure and figure.low
-                record[f"{quantity.name}_high"] = figure and figure.high
-        return record | {
-            "rows": len(self.rows),
-            "prompts": len({prompt_of(row) for row in self.rows}),
-            "models": len({weights(row) for row in self.rows}),
-        }
+def _clustered(
+    estimate: Callable[..., Interval], *counts: str
+) -> Callable[[dict[str, np.ndarray]], Estimate]:
+    def pooled(lines: dict[str, np.ndarray]) -> Estimate:
+        prompts, models = lines["cluster"].tolist(), lines["weights"].tolist()
+        interval = estimate(*(lines[name].tolist() for name in counts), prompts, models)
+        return interval.estimate, interval.low, interval.high, len(set(prompts))
+
+    return pooled
+
+
+def _mean(values: Sequence[float], prompts: Sequence[Any], models: Sequence[Any]) -> Interval:
+    return clustered(values, [1.0] * len(values), prompts, models)
+
+
+def _ratio(lines: dict[str, np.ndarray]) -> Estimate:
+    """Hits over n of parts of one text; a single part of one model has no interval."""
+    if len(lines["hits"]) == 1:
+        return lines["value"][0], None, None, 1
+    return _clustered(clustered, "hits", "n")(lines)
+
+
+def _over_seeds(lines: dict[str, np.ndarray]) -> Estimate:
+    """The mean over training seeds, with Student's interval where there are several."""
+    values, weights = lines["value"], lines["weights"]
+    if len(values) == 1:
+        low, high = (None if np.isnan(lines[end][0]) else lines[end][0] for end in ("low", "high"))
+        return values[0], low, high, int(lines["n"][0])
+    return seeds_mean([values[weights == model].mean() for model in dict.fromkeys(weights)])
+
+
+def seeds_mean(values: Sequence[float]) -> Estimate:
+    """The mean of one figure of each of some models; without an interval where they are alike."""
+    interval = over_seeds(values)
+    if interval is None or interval.low == interval.high:
+        return float(np.mean(values)), None, None, len(values)
+    return interval.estimate, interval.low, interval.high, len(values)
+
+
+def _plain(reduce: Callable[[np.ndarray], Any]) -> Callable[[dict[str, np.ndarray]], Estimate]:
+    def pooled(lines: dict[str, np.ndarray]) -> Estimate:
+        return float(reduce(lines["value"])), None, None, len(set(lines["cluster"]))
+
+    return pooled
+
+
+POOLS: dict[str, Callable[[dict[str, np.ndarray]], Estimate]] = {
+    "share": _clustered(share, "hits", "n"),
+    "ratio": _ratio,
+    "whole": _clustered(exact_share, "hits"),
+    "mean": _clustered(_mean, "value"),
+    "seeds": _over_seeds,
+    "median": _plain(np.median),
+    "least": _plain(np.min),
+    "sum": _plain(np.sum),
+}
+"""How lines become one figure, by the rule of their quantity."""
 
 
 def columns(kind: str) -> list[Column]:
     """The figures of a kind as columns of a table."""
-    return [(q.name, q.words, q.share) for q in MEASURED[kind].quantities]
+    return [(q.name, q.words, q.share) for q in KINDS[kind].quantities]
 
 
-def quantities_of(cells: Iterable["Cell"]) -> list[Quantity]:
-    """The quantities of cells, each once."""
-    return list({q.name: q for cell in cells for q in cell.quantities}.values())
+def sum_up(rows: Iterable[Row], kind: str = "recovery", every_seed: bool = False) -> list[Record]:
+    """Rows of one kind summed up, a dictionary for each model, step and set of coordinates.
 
+    It holds the columns of `MODEL`, the coordinates, each figure with `_low` and `_high` if its
+    quantity has intervals (None where it is not known), and the counts `rows`, `prompts` and
+    `models`. They come in the order of reading.
 
-def figures_table(
-    cells: Sequence["Cell"],
-    counts: Sequence[str] = (),
-    title: str = "",
-    main: Iterable[str] | None = None,
-) -> Table:
-    """The figures of cells of one kind, all or the main ones, and some counts of their records."""
-    places = dict.fromkeys(name for cell in cells for name in cell.about | cell.place)
-    known = [(q.name, q.words, q.share) for q in quantities_of(cells)]
-    known += [(count, count, False) for count in counts]
-    shown = [column for column in known if main is None or column[0] in main]
-    return lay_out([cell.record for cell in cells], shown, title, places)
-
-
-VERDICT_COLUMNS = [
-    *((f"{kind}_{name}", f"{words}: {name.replace('_', ' ')}", True)
-      for kind, words in (("self", "self"), ("nonself", "non-self"))
-      for name in SHORT.values()),
-    *((name, name, False) for name in ("methods", "prompts", "models")),
-]  # fmt: skip
-"""The figures of `summarise_verdicts`, as columns of a table."""
-
-
-def summarise(
-    rows: Iterable[Row],
-    kind: str = "recovery",
-    every_seed: bool = False,
-    pool_lengths: bool = False,
-) -> list[Record]:
-    """The records of the cells of one kind, in the order of reading: see `cells`.
+    Args:
+        rows: of any kinds.
+        kind: of the rows that are summed up.
+        every_seed: keep checkpoints apart that differ in their training seed only.
 
     Raises:
         RequestError: there are no such rows.
@@ -141,211 +160,57 @@ def summarise(
         raise RequestError(
             f"no rows: there is nothing to sum up; run `python -m eval {command}` first"
         )
-    return [cell.record for cell in cells(kept, every_seed, pool_lengths)]
+    return wide(frame(kept, every_seed), every_seed=every_seed)
 
 
-def cells(rows: Iterable[Row], every_seed: bool = False, pool_lengths: bool = False) -> list[Cell]:
-    """Rows of every kind summed up, model by model in the order of reading.
+def wide(lines: Frame, known: Sequence[Quantity] = (), every_seed: bool = False) -> list[Record]:
+    """The figures of lines of one kind side by side: see `sum_up`.
 
-    Args:
-        rows: of any kinds; of equal keys the last counts.
-        every_seed: keep checkpoints apart that differ in their training seed only.
-        pool_lengths: make one cell of recoveries of prompts of all lengths; `lengths` is then the
-            shortest and the longest, `hidden` and `observed` are those of the longest.
+    `known` are the quantities, those of the kind when not given.
     """
-    by_key = {row["key"]: row for row in rows}
-    rows = [row for row in by_key.values() if "checkpoint" in row]
-    names = labels(rows)
-
-    def where(row: Row) -> Place:
-        pooled = pool_lengths and row["kind"] == "recovery"
-        return place(row) | ({"hidden": None, "observed": None} if pooled else {})
-
-    def key(row: Row) -> Hashable:
-        about = row["checkpoint"]
-        model = (about["name"], weights(row)) if every_seed else model_of(row)
-        return (row["kind"], model, about["step"], about.get("trained"), *where(row).items())
-
-    summed = []
-    for several in group(split_rows(rows), key).values():
-        longest = max(several, key=lambda row: row.get("length", 0))
-        checkpoint, there = longest["checkpoint"], place(longest)
-        label = checkpoint["name"] if every_seed else names[model_of(longest)]
-        if pool_lengths and longest["kind"] == "recovery":
-            there["lengths"] = (min(row["length"] for row in several), longest["length"])
-        about = _about(checkpoint, label)
-        summed.append(Cell(longest["kind"], about, there, measure(several), several))
-    order = list(dict.fromkeys(cell.about["model"] for cell in summed))
-    return sorted(
-        summed, key=lambda cell: _reading_order(cell.kind, cell.about | cell.place, order)
-    )
-
-
-def measure(rows: Sequence[Row], chosen: Iterable[Quantity] | None = None) -> dict[str, Estimate]:
-    """The figures of rows of one kind and place, by the names of the quantities.
-
-    Of each figure the rows that have it count; one that no row has is missing. `chosen` are the
-    quantities, those of the kind when not given.
-    """
-    if chosen is None:
-        chosen = _known(rows)
-    figures = {}
-    for quantity in chosen:
-        known = [(row, value) for row in rows if (value := quantity.of(row)) is not None]
-        if not known:
-            continue
-        having, values = zip(*known, strict=True)
-        figure = _POOLS[quantity.pool](having, values)
-        if quantity.pool not in ("seeds", "text"):
-            figure = figure._replace(n=len({prompt_of(row) for row in having}))
-        if having[0]["kind"] == "recovery":
-            lengths = [row["length"] for row in having]
-            figure = figure._replace(lengths=(min(lengths), max(lengths)))
-        figures[quantity.name] = figure
-    return figures
+    known, kind = known or quantities(lines), lines["kind"].iloc[0]
+    held = [name for name in lines.columns[lines.notna().any()]
+            if name not in (*SAMPLED, "kind")]  # fmt: skip
+    by = [*held, "weights"] if every_seed else held
+    found = summarise(lines, by, pool=["kind"])
+    of = dict(zip(COUNTS, ("key", "cluster", "weights"), strict=True))
+    counts = lines.groupby(by, dropna=False, sort=False)[list(of.values())].nunique()
+    empty: Record = {}
+    about = dict.fromkeys(MODEL)
+    for quantity in known:
+        empty[quantity.name] = None
+        if quantity.pool not in ("median", "least", "sum"):
+            empty |= {f"{quantity.name}_low": None, f"{quantity.name}_high": None}
+    cells: dict[Any, Record] = {}
+    places = counts.index.to_frame(index=False).astype(object)
+    for place, numbers in zip(places.itertuples(index=False), counts.to_numpy(), strict=True):
+        named = zip(by, place, strict=True)
+        there = {name: value for name, value in named if name in held and value == value}
+        cells[_key(place)] = (
+            about | there | empty | dict(zip(COUNTS, map(int, numbers), strict=True))
+        )
+    for *place, quantity, value, low, high, _, _ in found.itertuples(index=False):
+        cell = cells[_key(place)]
+        cell[quantity] = value
+        if f"{quantity}_low" in cell:
+            cell[f"{quantity}_low"] = low if low == low else None
+            cell[f"{quantity}_high"] = high if high == high else None
+    models = list(dict.fromkeys(lines["model"]))
+    return sorted(cells.values(), key=lambda cell: reading_order(kind, cell, models))
 
 
-def _known(rows: Sequence[Row]) -> list[Quantity]:
-    return list({quantity.name: quantity for row in rows for quantity in quantities(row)}.values())
+def _key(place: Iterable[Any]) -> tuple[Any, ...]:
+    """Equal for equal places; NaN, which is unequal to itself, is None."""
+    return tuple(value if value == value else None for value in place)
 
 
-def _share(rows: Sequence[Row], hits: Sequence[tuple[float, int]]) -> Estimate:
-    above, below = zip(*hits, strict=True)
-    return Estimate(*share(above, below, *clusters(rows)))
-
-
-def _mean(rows: Sequence[Row], values: Sequence[float]) -> Estimate:
-    return Estimate(*clustered(values, [1.0] * len(values), *clusters(rows)))
-
-
-def _over_seeds(rows: Sequence[Row], figures: Sequence[Estimate]) -> Estimate:
-    """The mean over training seeds, with Student's interval where there are several."""
-    if len(figures) == 1:
-        return figures[0]
-    models = group(zip(rows, figures, strict=True), lambda pair: weights(pair[0]))
-    return seeds_mean([fmean(figure.value for _, figure in each) for each in models.values()])
-
-
-def seeds_mean(values: Sequence[float]) -> Estimate:
-    """The mean of one figure of each of some models; without an interval where they are alike."""
-    interval = over_seeds(values)
-    if interval is None or interval.low == interval.high:
-        return Estimate(fmean(values), n=len(values))
-    return Estimate(*interval, n=len(values))
-
-
-def _text(rows: Sequence[Row], parts: Sequence[dict[str, list[Any]]]) -> Estimate:
-    """Bits per byte of models on the same text."""
-    interval = bits_of_text(parts, [weights(row) for row in rows])
-    n = rows[0]["stories"]
-    return Estimate(*interval, n=n) if interval else Estimate(rows[0]["bits_per_byte"], n=n)
-
-
-_POOLS: dict[str, Callable[..., Estimate]] = {
-    "share": _share,
-    "mean": _mean,
-    "whole": lambda rows, exact: Estimate(*exact_share(exact, *clusters(rows))),
-    "text": _text,
-    "seeds": _over_seeds,
-    "median": lambda _, values: Estimate(median(values)),
-    "least": lambda _, values: Estimate(min(values)),
-    "sum": lambda _, values: Estimate(sum(values)),
-}
-
-
-def summarise_verdicts(rows: list[Row]) -> list[Record]:
-    """Verdicts across methods, one line per question, where both families of methods were tried.
-
-    A record's fields are those of a cell's place without its method, and for `self` and `nonself`
-    tokens the share of each verdict with its interval: `nonself_gradient`, `_search`, `_ambiguous`,
-    `_not_found`, each with `_low` and `_high`.
-    """
-    rows = recoveries(rows)
-    names = labels(rows)
-
-    def about(joined: Joined) -> Record:
-        row = joined.rows[0]
-        record = _about(row["checkpoint"], names[model_of(row)]) | place(row)
-        return {name: value for name, value in record.items() if name not in OF_SOLVER}
-
-    groups = group((joined for joined in join_rows(rows) if joined.decisive),
-                   lambda joined: (model_of(joined.rows[0]), *about(joined).items()))  # fmt: skip
-    records = []
-    for several in groups.values():
-        asked, record = [joined.rows[0] for joined in several], about(several[0])
-        for kind in ("self", "nonself"):
-            known = shares(several, hidden=kind == "nonself") or {}
-            for verdict, name in SHORT.items():
-                values = known.get(verdict, (None,) * 3)
-                fields = (f"{kind}_{name}{end}" for end in ("", "_low", "_high"))
-                record |= dict(zip(fields, values, strict=True))
-        records.append(record | {
-            "methods": len({row["method"] for joined in several for row in joined.rows}),
-            "prompts": len({prompt_of(row) for row in asked}),
-            "models": len({weights(row) for row in asked}),
-        })  # fmt: skip
-    order = list(names.values())
-    return sorted(records, key=lambda record: _reading_order("recovery", record, order))
-
-
-class Accepts(NamedTuple):
-    """Answers at the floor, and the wrong ones among them.
-
-    Attributes:
-        wrong: answers at the floor that are false accepts.
-        answers: answers at the floor.
-        tokens: of those answers.
-        wrong_pairs: pairs of prompt and model with a false accept.
-        pairs: pairs of prompt and model with an answer at the floor.
-        ambiguous: answers at the floor that are another prompt, with the true one at the floor too.
-    """
-
-    wrong: int
-    answers: int
-    tokens: int
-    wrong_pairs: int
-    pairs: int
-    ambiguous: int
-
-    @property
-    def bound(self) -> float:
-        """The share of pairs with a false accept, at most, with 95 % confidence; pairs >= 1.
-
-        Tokens, layers, methods and seeds of one pair are no independent trials: a pair is one.
-        """
-        return at_most(self.wrong_pairs, self.pairs)
-
-
-def accepts(rows: Iterable[Row]) -> Accepts:
-    """Counts of accepted answers; controls and noisy targets are left out."""
-    answers = [r for r in recoveries(rows) if accepted(r) and not (r["control"] or r["noise"])]
-    wrong = [row for row in answers if is_false_accept(row)]
-    return Accepts(
-        wrong=len(wrong),
-        answers=len(answers),
-        tokens=sum(row["length"] for row in answers),
-        wrong_pairs=len({(prompt_of(row), weights(row)) for row in wrong}),
-        pairs=len({(prompt_of(row), weights(row)) for row in answers}),
-        ambiguous=sum(not row["exact"] for row in answers) - len(wrong),
-    )
-
-
-def _about(checkpoint: Record, label: str) -> Record:
-    return {
-        "model": label,
-        "mixers": ", ".join(checkpoint.get("mixers") or ()),
-        **{name: checkpoint.get(name) for name in ("d_model", "n_layers", "context")},
-        "step": checkpoint["step"],
-        "trained": checkpoint.get("trained"),
-    }
-
-
-def _reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:
+def reading_order(kind: str, record: Record, models: list[str]) -> tuple[Any, ...]:
     """Plain recoveries before the others, model by model; other kinds as they come."""
     model = models.index(record["model"])
     if kind != "recovery":
         return (kind, model, record["step"])
     plain = not (record["control"] or record["noise"] or record["without"] or record["padded"])
     where = ("prompt_kind", "without", "control", "noise", "padded", "step", "part", "layer")
-    what = ("hidden", "slice", "observed", *(name for name in OF_SOLVER if name in record))
+    what = ("hidden", "slice", "observed", *(n for n in ("method", "family", "settings")
+            if n in record))  # fmt: skip
     return (kind, not plain, model, *(record[name] for name in (*where, *what)))

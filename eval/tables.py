@@ -1,15 +1,14 @@
 """Tables of figures: the one place where numbers become words, and words become tables.
 
-A `Table` is headings and cells. It prints to a terminal, where a wide one is cut into several that
-begin alike, and as Markdown; records of figures also go into CSV. A number reads the same in all.
+A `Table` is headings and cells. It prints to a terminal, in few lines, and as Markdown, in full;
+records of figures also go into CSV. A number reads the same in all.
 """
 
 import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from textwrap import fill
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 NONE = "–"
@@ -17,9 +16,12 @@ PIPE = 160
 """Characters of a line where no terminal says how wide it is."""
 LEAST = 60
 """Characters of a line, at least."""
-MODEL = ("mixers", "d_model", "n_layers", "context")
-"""Fields of a record that say how its model is built."""
-UNSHOWN = (*MODEL, "hidden", "family", "lengths", "rows", "prompts", "models")
+LINES = 23
+"""Lines of the tables that a command prints, at most; with its notes they are 25."""
+ACROSS = 12
+"""Columns of a table that has one for each layer or offset, at most."""
+UNSHOWN = ("mixers", "d_model", "n_layers", "context", "hidden", "family", "lengths", "name",
+           "model_id", "rows", "prompts", "models")  # fmt: skip
 """Fields of a record that tables do not show unasked: files have them."""
 WORDS = {"prompt_kind": "prompts of"}
 
@@ -36,23 +38,14 @@ class Table:
     Attributes:
         headings: of the columns.
         lines: the cells of each line.
-        keep: the first columns, which name a line; each part of a wide table repeats them.
         title: stands above it.
-        constant: values that all lines share, said once.
-        most: lines that a terminal shows, at most.
+        shared: what all lines have in common, said once.
     """
 
     headings: list[str]
     lines: list[list[str]]
-    keep: int = 1
     title: str = ""
-    constant: dict[str, str] = field(default_factory=dict)
-    most: int | None = None
-
-    @property
-    def shared(self) -> str:
-        """The shared values, in a line."""
-        return "; ".join(f"{heading}: {value}" for heading, value in self.constant.items())
+    shared: str = ""
 
     def numeric(self, column: int) -> bool:
         """Whether a column holds numbers, which are aligned to the right."""
@@ -96,7 +89,7 @@ def number_text(value: float) -> str:
 
 def text(value: Any, share: bool = False) -> str:
     """A figure or a field in a cell; a dash where there is none."""
-    if value is None:
+    if value is None or value != value:
         return NONE
     if isinstance(value, bool):
         return "yes" if value else ""
@@ -107,7 +100,7 @@ def text(value: Any, share: bool = False) -> str:
 
 def interval_text(value: Any, low: Any, high: Any, share: bool = False) -> str:
     """A figure between its limits, where it has any."""
-    if value is None or (low is None and high is None):
+    if NONE in (text(value), text(low), text(high)):
         return text(value, share)
     ends = text(low, share), text(high, share)
     return f"{text(value, share)} ({(' to ' if '-' in ''.join(ends) else NONE).join(ends)})"
@@ -120,6 +113,12 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def cell(record: Record, name: str, share: bool = False) -> str:
+    """A record's figure, between its limits where it has any."""
+    low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
+    return interval_text(record.get(name), low, high, share)
 
 
 def lay_out(
@@ -136,27 +135,22 @@ def lay_out(
         title: stands above.
         places: the fields that name a line; all that are no figure when not given.
     """
+    columns = list(columns)
     figures = {heading + " %" * share: [cell(record, name, share) for record in records]
                for name, heading, share in columns}  # fmt: skip
     named = {name + end for name, _, _ in columns for end in ("", "_low", "_high")}
     fields = [n for n in places or records[0] if n not in {*named, *UNSHOWN}]
+    if len({(r.get("method"), r.get("settings")) for r in records}) == len(
+        {record.get("method") for record in records}
+    ):
+        fields = [name for name in fields if name != "settings"]
     cells = {WORDS.get(n, n): [_place(record, n) for record in records] for n in fields}
     constant = {heading: column[0] for heading, column in cells.items() if len(set(column)) == 1}
-    if "settings" in cells and len(records) > 1:
-        pairs = set(zip(cells["method"], cells["settings"], strict=True))
-        if len(pairs) == len(set(cells["method"])):
-            constant.pop("settings", None)
-            constant |= {f"settings of {method}": text for method, text in sorted(pairs)}
-            del cells["settings"]
-    drawn = {heading: column for heading, column in cells.items() if heading not in constant}
-    figures = {heading: column for heading, column in figures.items() if set(column) != {NONE}}
-    return Table(
-        [*drawn, *figures],
-        [list(line) for line in zip(*drawn.values(), *figures.values(), strict=True)],
-        len(drawn),
-        title,
-        {heading: value for heading, value in constant.items() if value},
-    )
+    shown = {heading: column for heading, column in cells.items() if heading not in constant}
+    shown |= {heading: column for heading, column in figures.items() if set(column) != {NONE}}
+    shared = "; ".join(f"{heading}: {value}" for heading, value in constant.items() if value)
+    lines = [list(line) for line in zip(*shown.values(), strict=True)]
+    return Table(list(shown), lines, title, shared)
 
 
 def across(
@@ -171,7 +165,8 @@ def across(
     Args:
         records: each has its place, and some figures.
         places: fields that tell the lines apart.
-        over: the field that tells the columns apart: numbers by size, then words as they come.
+        over: the field that tells the columns apart: numbers by size, then words as they come; of
+            more than `ACROSS` values as many are shown, evenly spaced.
         columns: the figures of a cell, side by side; a single one stands between its limits.
         title: stands above.
     """
@@ -185,39 +180,43 @@ def across(
         lines.setdefault(tuple(record.get(n) for n in places), {})[record[over]] = " ".join(shown)
     named = [value for value in values if isinstance(value, str)]
     order = [*sorted(values.keys() - named), *named]
+    last = len(order) - 1
+    if last >= ACROSS:
+        order = [order[round(i * last / (ACROSS - 1))] for i in range(ACROSS)]
     body = [[*(text(v) if v is not None else "" for v in place), *(line.get(v, "") for v in order)]
             for place, line in lines.items()]  # fmt: skip
-    headings = [*places, *(text(value) for value in order)]
-    return Table(headings, body, len(places), title)
+    return Table([*places, *(text(value) for value in order)], body, title)
 
 
-def cell(record: Record, name: str, share: bool = False) -> str:
-    """A record's figure, between its limits where it has any."""
-    low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
-    return interval_text(record.get(name), low, high, share)
+def terminal(*parts: Table | str, width: int | None = None, most: int = LINES) -> str:
+    """Tables and lines as a terminal of some width shows them; its own width when not given.
 
-
-def terminal(*parts: Table | str, width: int | None = None) -> str:
-    """Tables and lines as a terminal of some width shows them; its own width when not given."""
+    At most `most` lines, which the tables share.
+    """
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, width=width)
     if width is None and not console.is_terminal:
         console.width = PIPE
     console.width = max(console.width, LEAST)
-    with console.capture() as capture:
-        for part in parts:
-            for drawn in _rich(part, console.width) if isinstance(part, Table) else [part]:
-                if drawn != "":
+    lines: list[str] = []
+    for each in range(most, 0, -1):
+        with console.capture() as capture:
+            for part in parts:
+                for drawn in _rich(part, each) if isinstance(part, Table) else [part]:
                     console.print(drawn, soft_wrap=isinstance(drawn, str))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+        lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
+        if len(lines) <= most:
+            return "\n".join(lines)
+    left = f"... and {len(lines) - most + 1} more lines in the rows"
+    return "\n".join([*lines[: most - 1], left])
 
 
 def markdown(table: Table) -> str:
     """A Markdown table below its title and the values that all lines share."""
     rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.headings))]
     lines = [f"### {table.title}", ""] if table.title else []
-    lines += [f"{table.shared}.", ""] if table.constant else []
+    lines += [f"{table.shared}.", ""] if table.shared else []
     lines += [_line(cells) for cells in (table.headings, rule, *table.lines)]
     return "\n".join(lines) + "\n"
 
@@ -239,39 +238,20 @@ def _place(record: Record, name: str) -> str:
     return "" if value is None or (name == "noise" and not value) else text(value)
 
 
-def _rich(table: Table, width: int) -> list[Any]:
-    """The table in parts that fit the width, each with the columns that name a line."""
+def _rich(table: Table, most: int) -> list[Any]:
+    """A table's title, shared values, first lines, and how many more there are."""
     from rich import box
     from rich import table as rich
 
-    shown = table.lines[: table.most]
-    headings = [
-        "\n".join(fill(part, 14, break_long_words=False) for part in heading.split("\n"))
-        for heading in table.headings
-    ]
-    wide = [
-        max(max(map(len, heading.split("\n"))), *(len(line[i]) for line in shown)) + 3
-        for i, heading in enumerate(headings)
-    ]
-    first = list(range(table.keep))
-    parts, used = [[*first]], sum(wide[: table.keep])
-    for i in range(table.keep, len(headings)):
-        if used + wide[i] > width and len(parts[-1]) > table.keep:
-            parts.append([*first])
-            used = sum(wide[: table.keep])
-        parts[-1].append(i)
-        used += wide[i]
-    drawn: list[Any] = [table.title, table.shared]
-    for part in parts:
-        one = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for i in part:
-            justify = "right" if table.numeric(i) else "left"
-            one.add_column(headings[i], justify=justify, no_wrap=used <= width or i >= table.keep)
-        for line in shown:
-            one.add_row(*(line[i] for i in part))
-        drawn.append(one)
-    more = len(table.lines) - len(shown)
-    return [*drawn, f"... and {more} more lines in the rows" if more else ""]
+    drawn = rich.Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for i, heading in enumerate(table.headings):
+        numeric = table.numeric(i)
+        drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for line in table.lines if len(table.lines) <= most + 1 else table.lines[:most]:
+        drawn.add_row(*line)
+    more = len(table.lines) - drawn.row_count
+    left = f"... and {more} more lines in the rows" if more else ""
+    return [part for part in (table.title, table.shared, drawn, left) if part != ""]
 
 
 def _line(cells: list[str]) -> str:

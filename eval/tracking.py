@@ -1,10 +1,11 @@
-"""Rows of evidence as a Weights & Biases run: a view of a results directory, never its only home.
+"""Rows of evidence as Weights & Biases runs, one for each model: a view of a results directory.
 
 W&B is offline unless asked and needs no account. Its offline files lie in the results directory
-(`wandb sync RESULTS/wandb/offline-run-*` uploads them later), and so does the run's id, so that the
-same command adds to the same run, in the group of the architecture, as training has it. By training
-step of the checkpoints the figures of the summary are logged, once the summary of recoveries as a
-table and the page. Online, the run is linked to the models that training logged.
+(`wandb sync RESULTS/wandb/offline-run-*` uploads them later), and so do the runs' ids, so that the
+same command adds to the same runs, in the groups that training gives. By training step of the
+checkpoints the figures of the summary are logged, once the summary of recoveries as a table and the
+page. A figure has one name, whatever else lies in the directory. Online, a run is linked to the
+models that training logged.
 """
 
 import os
@@ -17,12 +18,21 @@ from typing import Any
 
 from arch.files import write_text
 from eval import RequestError
+from eval.identity import labels
+from eval.measurements import KINDS, Frame, frame, quantities
 from eval.schema import Row
-from eval.summary import COMPARED, Record, cells
+from eval.summary import SAMPLED, Record, summarise, wide
 from eval.tables import text, to_csv
 
 MODES = ("offline", "online")
 STEP = "checkpoint/step"
+RECOVERY = ("self", "nonself", "exact", "set_recall", "permuted", "margin_bits", "false_accepts",
+            "evaluations", "seconds")  # fmt: skip
+"""The figures of recoveries that are logged; of other kinds all are."""
+ABOUT = ("model", "mixers", "d_model", "context", "trained", "kind")
+"""Columns that are the same in all lines of a model and step."""
+LENGTHS = ("hidden", "observed")
+"""Coordinates of recoveries that are pooled: they follow the lengths of the prompts."""
 
 
 def track_results(
@@ -31,11 +41,11 @@ def track_results(
     page: str | Path | None = None,
     mode: str = "offline",
     project: str = "remnant",
-) -> str:
-    """Logs rows to the W&B run of a results directory; returns the id of the run.
+) -> list[str]:
+    """Logs rows to the W&B runs of a results directory, one for each model; returns their ids.
 
     Args:
-        directory: the results directory; holds the run's id and the offline files.
+        directory: the results directory; holds the runs' ids and the offline files.
         rows: its rows.
         page: the HTML page made of them, if there is one.
         mode: one of `MODES`.
@@ -47,70 +57,65 @@ def track_results(
     rows = [row for row in rows if "checkpoint" in row]
     if not rows:
         raise RequestError("no rows: there is nothing to log; run `python -m eval invert` first")
-    records = [cell.record for cell in cells(rows) if cell.kind == "recovery"]
-    histories = history(rows)
+    ids = []
     with _files_in(Path(directory).resolve() / "wandb", mode):
-        run = _open_run(Path(directory), mode, project, rows, records)
-        try:
-            if mode == "online":
-                _link(run, rows)
-            _log(run, records, histories, page)
-        except BaseException:
-            run.finish(exit_code=1)
-            raise
-        run.finish()
-    return run.id
+        for model, label in labels(rows).items():
+            kept = [row for row in rows if row["checkpoint"]["model_id"] == model]
+            run = _open_run(Path(directory), mode, project, label, kept)
+            try:
+                if mode == "online":
+                    _link(run, kept)
+                _log(run, kept, page)
+            except BaseException:
+                run.finish(exit_code=1)
+                raise
+            run.finish()
+            ids.append(run.id)
+    return ids
 
 
 def history(rows: Sequence[Row]) -> list[dict[str, float]]:
-    """The figures by name, one dict per training step in ascending order; `STEP` is the step.
+    """The figures of one model by name, a dict for each step in ascending order, which is `STEP`.
 
-    Names of recoveries read `invert/layer3/[:, 3:, :]/alternating/nonself`; a field stands in them
-    only where it is not as usual, or tells two of them apart. Those of other kinds name every place
-    in full, so that they are the same in every run: `lens/norm/layer 3/...`,
-    `loss/bits/byte/corpus .../stories ...`. A model's name stands second where there are several.
+    A name is made of its own figure alone: `recovery/layer last/[:, 3:, :]/adam steps=300/nonself`,
+    `lens/norm/layer 3/...`, `loss/bits/byte/corpus .../stories ...`. A recovery's prompts, part,
+    ablation, noise, control and pads stand in it where they are not as usual. The model's last
+    layer is `layer last`.
     """
-    summed = cells(rows)
-    recoveries = [cell.record for cell in summed if cell.kind == "recovery"]
-    tell = {
-        "model": len({cell.about["model"] for cell in summed}) > 1,
-        "observed": _clash(recoveries, "slice", "observed"),
-        "settings": _clash(recoveries, "method", "settings"),
-    }
-    by_step: dict[int, dict[str, float]] = {}
-    for cell in summed:
-        figures = by_step.setdefault(cell.about["step"], {STEP: cell.about["step"]})
-        model = [cell.about["model"]] * tell["model"]
-        if cell.kind == "recovery":
-            name = "/".join(["invert", *model, _name(cell.record, tell)])
-            known = {f"{name}/{n}": cell.figures[n] for n in COMPARED if n in cell.figures}
-        else:
-            places = [f"{name} {value}" for name, value in cell.where.items()]
-            known = {"/".join([cell.kind, *model, q.words, *places]): cell.figures[q.name]
-                     for q in cell.quantities if q.name in cell.figures}  # fmt: skip
-        figures |= {name: figure.value for name, figure in known.items()}
-    return [by_step[step] for step in sorted(by_step)]
+    lines = frame(rows)
+    steps: dict[int, dict[str, float]] = {}
+    for kind, some in lines.groupby("kind", sort=False):
+        kept = some[some["quantity"].isin(RECOVERY)] if kind == "recovery" else some
+        words = {q.name: q.name if kind == "recovery" else q.words for q in quantities(kept)}
+        pooled = (*ABOUT, *LENGTHS) if kind == "recovery" else ABOUT
+        known = kept.columns[kept.notna().any()]
+        held = [name for name in known if name not in (*SAMPLED, *pooled)]
+        found = summarise(kept, held, pooled)
+        for line in found.to_dict("records"):
+            figures = steps.setdefault(line["step"], {STEP: line["step"]})
+            figures[_name(str(kind), line, held, words[line["quantity"]])] = line["value"]
+    return [steps[step] for step in sorted(steps)]
 
 
-def _name(record: Record, tell: dict[str, bool]) -> str:
+def _name(kind: str, line: Record, held: Sequence[str], words: str) -> str:
+    names = KINDS[kind].coordinates or sorted(held, key=lambda n: (n not in ("layer", "part"), n))
+    where = {n: line[n] for n in names if n in held and n not in ("step", "n_layers")}
+    where = {name: value for name, value in where.items() if value == value}
+    if where.get("layer") == line["n_layers"]:
+        where["layer"] = "last"
+    if kind != "recovery":
+        return "/".join([kind, words, *(f"{name} {value}" for name, value in where.items())])
     parts = {
-        f"layer{record['layer']}" + f" {record['part']}" * (record["part"] != "block"): True,
-        record["slice"]: True,
-        f"{record['observed']} observed": tell["observed"],
-        record["prompt_kind"]: record["prompt_kind"] != "story",
-        f"without {record['without']}": record["without"],
-        f"noise {text(record['noise'])}": record["noise"],
-        record["control"]: record["control"],
-        "padded": record["padded"],
-        record["method"] + f" {record['settings']}" * tell["settings"]: True,
+        f"layer {where['layer']}" + f" {where['part']}" * (where["part"] != "block"): True,
+        where["slice"]: True,
+        where["prompt_kind"]: where["prompt_kind"] != "story",
+        f"without {where['without']}": where["without"],
+        f"noise {text(where['noise'])}": where["noise"],
+        where["control"]: where["control"],
+        "padded": where["padded"],
+        f"{where['method']} {where['settings']}".strip(): True,
     }
-    return "/".join(part for part, shown in parts.items() if shown)
-
-
-def _clash(records: list[Record], field: str, other: str) -> bool:
-    """Whether a value of one field goes with several of another."""
-    pairs = {(record[field], record[other]) for record in records}
-    return len(pairs) > len({record[field] for record in records})
+    return "/".join([kind, *(part for part, shown in parts.items() if shown), words])
 
 
 @contextmanager
@@ -127,26 +132,25 @@ def _files_in(directory: Path, mode: str) -> Iterator[None]:
         del os.environ[name]
 
 
-def _open_run(
-    directory: Path, mode: str, project: str, rows: list[Row], records: list[Record]
-) -> Any:
+def _open_run(directory: Path, mode: str, project: str, label: str, rows: list[Row]) -> Any:
     import wandb
 
-    id_file = directory / "wandb_id"
+    about = rows[0]["checkpoint"]
+    id_file = directory / f"wandb_id-{about['model_id']}"
     if not id_file.is_file():
         write_text(id_file, uuid.uuid4().hex[:8])
     try:
         return wandb.init(
             project=project,
-            name=directory.resolve().name,
+            name=label,
             id=id_file.read_text().strip(),
             reinit="create_new",  # never the run that something else in this process has open
             resume="allow" if mode == "online" else None,
             dir=directory,
             mode=mode,  # pyright: ignore[reportArgumentType]
-            group=_group(rows),
-            job_type="invert" if records else "look",
-            config={"models": sorted({row["checkpoint"]["name"] for row in rows})},
+            group=f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}",
+            job_type="eval",
+            config={"model_id": about["model_id"], "results": directory.resolve().name},
             settings=wandb.Settings(console="off", silent=True),
         )
     except wandb.Error as error:
@@ -154,15 +158,6 @@ def _open_run(
         raise RequestError(
             f"--wandb {mode}: {reason}; log in with `wandb login`, or use --wandb offline"
         ) from error
-
-
-def _group(rows: list[Row]) -> str | None:
-    """The architecture, as training names its groups; None for several."""
-    groups = {
-        f"{' '.join(about['mixers'])} d{about['d_model']} n{about['n_layers']}"
-        for about in (row["checkpoint"] for row in rows)
-    }
-    return groups.pop() if len(groups) == 1 else None
 
 
 def models_used(rows: list[Row]) -> list[str]:
@@ -187,19 +182,19 @@ def _link(run: Any, rows: list[Row]) -> None:
             print(f"--wandb online: {name} is not there, and not linked", file=sys.stderr)
 
 
-def _log(
-    run: Any, records: list[Record], histories: list[dict[str, float]], page: str | Path | None
-) -> None:
+def _log(run: Any, rows: list[Row], page: str | Path | None) -> None:
     import wandb
 
     run.define_metric(STEP, hidden=True)
-    sections = {name.partition("/")[0] for figures in histories for name in figures if name != STEP}
-    for section in sorted(sections):
-        run.define_metric(f"{section}/*", step_metric=STEP)
-    for figures in histories:
+    for kind in sorted({row["kind"] for row in rows}):
+        run.define_metric(f"{kind}/*", step_metric=STEP)
+    for figures in history(rows):
         run.log(figures)
     files = wandb.Artifact(f"results-{run.id}", type="results")
-    if records:
+    lines: Frame = frame(rows)
+    recoveries = lines[lines["kind"] == "recovery"]
+    if len(recoveries):
+        records = wide(recoveries)
         columns: list[Any] = list(records[0])
         data: list[Any] = [list(record.values()) for record in records]
         run.log({"summary": wandb.Table(columns=columns, data=data, allow_mixed_types=True)})

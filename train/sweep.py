@@ -120,7 +120,7 @@ def _run_all(runs: dict[Path, Trial], flags: list[str], out: Path) -> int:
     for run in failed:
         print(f"error: {run} did not end well; see above", file=sys.stderr)
     if len(failed) < len(runs):
-        table = ["--last", "--sort", "validation bits/byte"]
+        table = ["--last", "--sort", "bits/byte"]
         subprocess.run([sys.executable, "-m", "eval", "compare", str(out), *table])
     return 1 if failed else 0
 

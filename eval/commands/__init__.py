@@ -147,13 +147,13 @@ class Result:
 
     @property
     def frame(self) -> "pandas.DataFrame":
-        """A line for each checkpoint, place, prompt, seed and quantity (`eval.quantities.frame`).
+        """A line for each row and quantity, with its coordinates (`eval.measurements.frame`).
 
         Of commands that print records, as `summary` and `compare` do, a line for each of those.
         """
         import pandas
 
-        from eval.quantities import frame
+        from eval.measurements import frame
 
         of_rows = all("key" in row for row in self.rows)
         return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)

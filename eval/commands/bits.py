@@ -110,10 +110,10 @@ def bits(
 
 def bits_tables(rows: Sequence[dict[str, Any]], prior: str = "uniform") -> str:
     """Rows of kind bits as tables: information by precision and distance, effects and margins."""
-    from eval.summary import summarise
+    from eval.summary import sum_up
     from eval.tables import across, terminal
 
-    records = summarise(rows, "bits")
+    records = sum_up(rows, "bits")
     whole = [r for r in records if r.get("prior", prior) == prior]
     apart = [n for n in ("corpus", "place", "candidates") if len({r[n] for r in whole}) > 1]
     places = ["model", "step", "layer", *apart]

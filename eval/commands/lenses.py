@@ -1,7 +1,6 @@
 """The commands `lens` and `lenses`: what a model looks like inside, and by which lenses."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from eval import RequestError
@@ -20,10 +19,6 @@ from eval.commands import (
     run_plugins,
 )
 
-LINES = 30
-"""Lines of one table of a lens that a terminal shows."""
-WORDS = 10
-"""The same of a table of words."""
 ASKED = {"lens", "prompts", "prompt_kind", "length"}
 """Places that all figures of one look share."""
 
@@ -119,7 +114,7 @@ def list_lenses(plugin: Plugins = None) -> Result:
 def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     """The figures of one look, those by layer in columns, then the tables that the lens made."""
     from eval.lenses.markup import visible
-    from eval.quantities import place
+    from eval.measurements import coordinates
     from eval.tables import Table, across, interval_text, terminal, text
 
     model = document["checkpoint"]
@@ -128,7 +123,7 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
     ]
     layered, single = [], []
     for row in rows:
-        where = {n: v for n, v in place(row).items() if n not in ASKED}
+        where = {n: v for n, v in coordinates(row).items() if n not in ASKED}
         layer = where.pop("layer", None)
         named = [v if isinstance(v, str) else f"{n} {text(v)}" for n, v in where.items()]
         name = ", ".join([row["figure"], *named])
@@ -139,13 +134,13 @@ def _shown(document: dict[str, Any], rows: "list[Row]") -> str:
             single.append([name, figure, text(row.get("n"))])
     if layered:
         shown = across(layered, ["by layer"], "layer", [("value", "value", False)])
-        parts.append(replace(shown, most=LINES))
+        parts.append(shown)
     if single:
-        parts.append(Table(["figure", "value", "n"], single, most=LINES))
+        parts.append(Table(["figure", "value", "n"], single))
     for made in document["texts"]:
         lines = [[" ".join(map(visible, c)) if isinstance(c, list) else c for c in line]
                  for line in made["lines"]]  # fmt: skip
-        parts.append(Table(made["columns"], lines, title=made["title"], most=WORDS))
+        parts.append(Table(made["columns"], lines, title=made["title"]))
     return terminal(*parts)
 
 

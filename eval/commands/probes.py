@@ -99,10 +99,10 @@ def _layers(checkpoint: "Checkpoint", layers: int | Sequence[int] | None) -> tup
 
 def _read_out(rows: "list[Row]") -> str:
     """Accuracy and I_e of linear probes by offset."""
-    from eval.summary import summarise
+    from eval.summary import sum_up
     from eval.tables import across, terminal
 
-    records = summarise(rows, "probe", every_seed=True)
+    records = sum_up(rows, "probe", every_seed=True)
     records.sort(key=lambda r: (r["model"], r["step"], r["layer"], r["method"]))
     records += [
         {"model": "unigram", "offset": record["offset"], "top1": record["unigram.top1"],
@@ -149,7 +149,7 @@ def geometry(
     """
     from eval.models import open_models
     from eval.probes.jacobian import plan_jacobians
-    from eval.summary import columns, summarise
+    from eval.summary import columns, sum_up
     from eval.tables import lay_out, terminal
     from eval.tasks import answered
     from eval.text import choose_corpus, drawn_prompts, held_out_text
@@ -167,5 +167,5 @@ def geometry(
         )
     ]
     rows, note = answered(tasks, out, "measuring")
-    records = summarise(rows, "geometry", every_seed=True)
+    records = sum_up(rows, "geometry", every_seed=True)
     return Result(rows, terminal(lay_out(records, columns("geometry"), JACOBIAN)), note)

@@ -1,23 +1,31 @@
 """The commands `summary`, `compare` and `report`: tables, files and pages of what was measured."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from eval import RequestError
-from eval.commands import Directory, File, Flag, Name, Plugins, Result, command, listed, run_plugins
+from eval.commands import (
+    AboveZero,
+    Directory,
+    File,
+    Flag,
+    Name,
+    Plugins,
+    Result,
+    command,
+    listed,
+    run_plugins,
+)
 
 if TYPE_CHECKING:
-    from eval.summary import Accepts
+    from eval.measurements import Frame, Quantity
     from eval.tables import Table
+    from eval.verdicts import Accepts
 
 BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "false_accepts",
-         "evaluations", "seconds", "prompts", "models")  # fmt: skip
+         "evaluations", "seconds")  # fmt: skip
 """Figures of recoveries that a line of a terminal has room for."""
-COUNTS = ("rows", "prompts", "models")
-MOST = 60
-"""Lines of a table of the summary in a terminal; files have all."""
 
 
 @command()
@@ -34,40 +42,60 @@ def summary(
         markdown: write the tables as Markdown, with every figure
     """
     from arch.files import write_text
+    from eval.measurements import frame
     from eval.rows import read_rows
-    from eval.summary import (
-        VERDICT_COLUMNS,
-        accepts,
-        cells,
-        figures_table,
-        quantities_of,
-        summarise_verdicts,
-    )
-    from eval.tables import group, lay_out, terminal, to_csv
     from eval.tables import markdown as markdown_text
+    from eval.tables import terminal, to_csv
+    from eval.verdicts import QUANTITIES, accepts, verdict_lines
 
     rows = read_rows(listed(results))
-    groups = group(cells(rows), lambda cell: f"{cell.kind} {cell.place.get('lens', '')}".strip())
-    if not groups:
+    lines = frame(rows)
+    if lines.empty:
         raise RequestError("no rows: there is nothing to sum up; run `python -m eval invert` first")
     brief: list[Table] = []
     full: list[Table] = []
-    for name, several in sorted(groups.items(), key=lambda item: item[0] != "recovery"):
-        title = name.capitalize() * (len(groups) > 1)
-        main = [q.name for q in quantities_of(several) if q.main] + [*COUNTS]
-        few = figures_table(several, COUNTS, title, BRIEF if name == "recovery" else main)
-        brief.append(replace(few, most=MOST))
-        full.append(figures_table(several, COUNTS, title))
-    if verdicts := summarise_verdicts(rows):
-        across = lay_out(verdicts, VERDICT_COLUMNS, "Verdicts across methods")
-        brief, full = [*brief, across], [*full, across]
-    accepted = _accepts_text(accepts(rows)) if "recovery" in groups else ""
-    records = [{"kind": c.kind, **c.record} for several in groups.values() for c in several]
+    records: list[dict[str, Any]] = []
+    lenses = lines["lens"] if "lens" in lines else lines["kind"]
+    groups = lines.groupby([lines["kind"] != "recovery", "kind", lenses], dropna=False)
+    for (_, kind, name), some in groups:
+        title = f"{kind} {name if kind == 'lens' else ''}".strip().capitalize()
+        found, few, every = _figures(some, title * (groups.ngroups > 1))
+        brief.append(few)
+        full.append(every)
+        records += [{"kind": kind, **record} for record in found]
+    verdicts = verdict_lines(lines, rows)
+    if len(verdicts):
+        _, table, _ = _figures(verdicts, "Verdicts across methods", QUANTITIES)
+        brief.append(table)
+        full.append(table)
+    accepted = _accepts_text(accepts(rows)) if (lines["kind"] == "recovery").any() else ""
     if csv:
         write_text(csv, to_csv(records))
     if markdown:
         write_text(markdown, "\n".join([*map(markdown_text, full), accepted, ""]))
     return Result(records, terminal(*brief), accepted)
+
+
+def _figures(
+    lines: "Frame", title: str, known: "Sequence[Quantity]" = ()
+) -> "tuple[list[dict[str, Any]], Table, Table]":
+    """Lines of one kind as records, as a table of the main figures, and as one of all."""
+    from eval.measurements import quantities
+    from eval.summary import COUNTS, wide
+    from eval.tables import lay_out
+
+    records = wide(lines, known)
+    kind, known = lines["kind"].iloc[0], known or quantities(lines)
+    places = [name for name in lines if name in records[0]]
+    main = [q for q in known if (q.name in BRIEF if kind == "recovery" else q.main)] or known
+    few, every = (
+        lay_out(records, [*((q.name, q.words, q.share) for q in some), *counts], title, places)
+        for some, counts in (
+            (main, [(name, name, False) for name in COUNTS[1:]]),
+            (known, [(name, name, False) for name in COUNTS]),
+        )
+    )
+    return records, few, every
 
 
 def _accepts_text(accepts: "Accepts") -> str:
@@ -90,54 +118,78 @@ def _accepts_text(accepts: "Accepts") -> str:
 @command(markdown="files")
 def compare(
     places: Annotated[str | Path | Sequence[str | Path], Flag(metavar="DIR", several=True)],
-    columns: Annotated[str | Sequence[str] | None, Flag(metavar="NAME", several=True)] = None,
+    paired: Annotated[Sequence[str] | None, Flag(metavar="MODEL[@STEP]", several=True)] = None,
+    margin: AboveZero = 5.0,
+    method: Name | None = None,
+    prompts: Name = "story",
     sort: Name | None = None,
     last: bool = False,
     every_seed: bool = False,
     markdown: File | None = None,
     csv: File | None = None,
     plot: File | None = None,
-    x: Annotated[str, Flag(choices=("step", "tokens", "flops", "time"))] = "step",
+    x: Literal["step", "tokens", "flops", "time"] = "step",
 ) -> Result:
-    """Compares checkpoints over everything measured: a table, a file, a plot; of local files.
+    """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
+
+    Of the last layer and plain questions. Two checkpoints are also compared on the same prompts and
+    windows: difference, 95 % interval, p, and whether they are equivalent.
 
     Args:
-        places: a model directory, a run, results of invert, probe, geometry, lens or
-            loss --out, or a directory that holds some
-        columns: parts of columns' names, or patterns as in '*adam*'; all; default: the main ones
+        places: a model directory, a run, results of invert, bits or loss --out, or a directory that
+            holds some
+        paired: the two that are paired; default: those of a table of two lines
+        margin: equivalent within it, in per cent: points of a share, and of the first value in bits
+        method: the solver of recoveries; default: a search
+        prompts: the set of prompts of recoveries
         sort: by a column; -NAME: the largest first
         last: the last step of each model alone
         every_seed: training seeds apart; default: their mean, with an interval over them
-        markdown: the table as Markdown
-        csv: in full: a line a checkpoint and quantity
-        plot: figures over training: .svg, .png, .html
+        markdown: the tables as Markdown
+        csv: in full: a line a checkpoint
+        plot: four figures over training: .svg, .png
         x: what they are over
     """
     from arch.files import write_text
-    from eval.comparison import enter, lay_side_by_side
+    from eval import comparison
     from eval.comparison_plot import FORMATS, write_plot
-    from eval.gather import gather_models
+    from eval.gather import gather_models, gather_rows
     from eval.tables import markdown as markdown_text
     from eval.tables import terminal, to_csv
 
     if plot and not plot.endswith(FORMATS):
         raise RequestError(f"--plot {plot}: must end in {' or '.join(FORMATS)}")
     given = listed(places)
-    entries = enter(gather_models(given), every_seed)
-    if not entries:
+    rows, saved = gather_rows(given), gather_models(given)
+    records = comparison.checkpoint_records(saved, rows, every_seed, method, prompts)
+    if not records:
         raise RequestError(f"{given[0]}: its runs have not reported anything yet")
-    named = None if columns is None else list(columns)
-    shown = list({entry.label: entry for entry in entries}.values()) if last else entries
-    table = lay_side_by_side(shown, named, sort)
-    full = (table if named else lay_side_by_side(shown, ["all"])).records()
-    tables = table.tables()
+    shown = list({record["model"]: record for record in records}.values()) if last else records
+    shown = comparison.sort_records(shown, sort) if sort else shown
+    tables = [comparison.checkpoint_table(shown)]
+    if paired or len(shown) == 2:
+        names = listed(paired or [f"{r['model']}@{r['step']}" for r in shown])
+        if len(names) != 2:
+            raise RequestError(f"--paired {' '.join(names)}: give two checkpoints")
+        first, second = (comparison.find_checkpoint(records, name) for name in names)
+        lines = comparison.measured(saved, rows, every_seed)
+        pairs = comparison.paired_records(lines, first, second, margin, method, prompts)
+        if pairs:
+            said = (f"{model}, step {step}" for model, step in (first, second))
+            tables.append(comparison.paired_table(pairs, *said))
+        elif paired:
+            raise RequestError(f"--paired {' '.join(names)}: nothing was asked of both alike")
+        shown = pairs if paired else shown
     if csv:
-        write_text(csv, to_csv(full))
+        write_text(csv, to_csv(shown))
     if markdown:
         write_text(markdown, "\n".join(map(markdown_text, tables)))
-    written = write_plot(plot, entries, x, named) if plot else ""
-    more = f"{table.left_out} more columns: --columns all, or parts of their names"
-    return Result(full, terminal(*tables, more if table.left_out else ""), str(written))
+    if plot:
+        curves = comparison.checkpoint_records(
+            [*saved, *comparison.reported(saved)], rows, every_seed, figures=()
+        )
+        write_plot(plot, records, curves, x)
+    return Result(shown, terminal(*tables), plot or "")
 
 
 @command()
@@ -161,7 +213,7 @@ def report(
         format: of those files
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
-        wandb: also log figures, table and page to W&B; the run is kept with the first RESULTS
+        wandb: also log figures, table and page to W&B, a run a model; kept with the first RESULTS
         wandb_project: of W&B
     """
     from arch.files import write_text
@@ -189,7 +241,7 @@ def report(
     if wandb:
         first = Path(places[0])
         kept_in = first if first.is_dir() else first.parent
-        run_id = track_results(kept_in, rows, out, wandb, wandb_project)
+        ids = ", ".join(track_results(kept_in, rows, out, wandb, wandb_project))
         kept = f"; it lies in {kept_in / 'wandb'}" if wandb == "offline" else ""
-        written.append(f"W&B run {run_id}{kept}")
+        written.append(f"W&B run {ids}{kept}")
     return Result(rows, "\n".join(written), "", documents)

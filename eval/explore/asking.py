@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import eval as evals
 from eval import RequestError
-from eval.gather import gather_models, labelled
+from eval.gather import gather_models
 from eval.inversion.solver import solvers
 from eval.lenses.lens import lenses
 from eval.lenses.markup import visible
 from eval.models import PRETRAINED, Checkpoint, open_model
-from eval.recovery import AMBIGUOUS, Slice
+from eval.recovery import Slice
 from eval.tasks import SoFar, watching
 from eval.text import choose_corpus, common_corpus, text_prompts
+from eval.verdicts import AMBIGUOUS
 
 if TYPE_CHECKING:
     from eval.commands import Result
@@ -60,13 +61,10 @@ class OpenModels:
         self.corpus, self.device = corpus, device
         self.paths: dict[str, str] = {p: p for p in places if p.startswith(PRETRAINED)}
         saved = [p for p in places if not p.startswith(PRETRAINED)]
-        for label, checkpoints in labelled(gather_models(saved) if saved else (), True).items():
-            for each in checkpoints:
-                if each.path is not None:
-                    name = f"{label}, step {each.step}"
-                    self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(
-                        each.path
-                    )
+        for each in gather_models(saved):
+            if each.path is not None:
+                name = "{name}, step {step}".format(**each.checkpoint)
+                self.paths[f"{name} ({each.path})" if name in self.paths else name] = str(each.path)
         if not self.paths:
             raise RequestError(f"{' '.join(places)}: no model directories; `make demo` makes some")
         self._open: OrderedDict[str, Checkpoint] = OrderedDict()

@@ -133,7 +133,7 @@ def measure_bits(
     Returns:
         The row's fields about the passage, the question and the answer: `rms`, `effect`,
         `effect_sampled`, and for `margin_bits` and each prior's `bits` the values at each reported
-        distance, alone and cumulative; see `eval.quantities.figure_lines`.
+        distance, alone and cumulative; see `eval.measurements.figure_lines`.
 
     Raises:
         RequestError: the token is no candidate, or the passage is too short for the distances.

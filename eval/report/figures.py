@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import yaml
 from markupsafe import Markup
 
+from eval.cells import Cell, Record, figures_table, quantities_of
 from eval.drawing import inline
 from eval.plots import lines
 from eval.quantities import Estimate, Quantity
 from eval.report.evidence import AFTER, BEFORE, BEST, column_order, method, prompt_set, task_label
-from eval.summary import Cell, Record, figures_table, quantities_of
 from eval.tables import Table, group, percent, text
 
 COLOURS = {"descent": 5, "adam": 1, "best": 1, "exact": 0}

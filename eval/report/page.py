@@ -6,14 +6,15 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from eval.cells import cells, figures_table
 from eval.drawing import colours, theme, vega_script
 from eval.lenses.markup import STYLE
-from eval.recovery import VERDICTS, join_rows, question, weights
+from eval.recovery import weights
 from eval.report import evidence, figures, strips, tables
 from eval.report.evidence import AFTER, BEFORE, BEST, Placed, headline, once, plain_questions
 from eval.schema import Row
-from eval.summary import cells, figures_table
 from eval.tables import duration_text, group, percent, text
+from eval.verdicts import SHORT, join_rows, question
 
 LENSES_TITLE = "Inside a language model"
 TITLE = "What is left of a prompt inside a language model"
@@ -66,7 +67,7 @@ def render_page(
     looking = [s for s in placed if s.family != "control"] or placed
     sample = strips.sample(once(looking), joined)
     return _environment().get_template("page.html").render(
-        verdicts=VERDICTS,
+        verdicts=list(SHORT),
         sentences=strips.sentences(lines, placed),
         example=strips.example(sample.prompts),
         phases=[p for p in (BEFORE, AFTER) if any(p in cell for r in lines for cell in r["cells"])],

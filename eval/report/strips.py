@@ -5,16 +5,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from eval.cells import Record
 from eval.lenses.markup import visible
-from eval.recovery import (
-    AMBIGUOUS,
-    GRADIENT,
-    NOT_FOUND,
-    SEARCH,
-    Joined,
-    hidden_positions,
-    question,
-)
+from eval.recovery import hidden_positions
 from eval.report.evidence import (
     AFTER,
     BEFORE,
@@ -28,8 +21,8 @@ from eval.report.evidence import (
     site_label,
 )
 from eval.schema import Row
-from eval.summary import Record
 from eval.tables import group, percent
+from eval.verdicts import AMBIGUOUS, GRADIENT, NOT_FOUND, SEARCH, Joined, question
 
 WIDTH = 128  # characters a line of tokens may take; longer prompts go on below
 GAP = 2  # characters of padding around a token

@@ -6,19 +6,10 @@ Recoveries are pooled by any of the fields of `evidence.Placed`, by `eval.summar
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+from eval.cells import Record, clusters, measure
 from eval.lenses.markup import visible
 from eval.quantities import MEASURED
-from eval.recovery import (
-    Joined,
-    hidden_positions,
-    layers,
-    margin_bits,
-    part,
-    prompt_of,
-    question,
-    shares,
-    weights,
-)
+from eval.recovery import hidden_positions, layers, margin_bits, part, prompt_of, weights
 from eval.report.evidence import (
     AFTER,
     BEFORE,
@@ -40,8 +31,9 @@ from eval.report.evidence import (
     variation_order,
 )
 from eval.schema import Row
-from eval.summary import Record, measure
+from eval.statistics import Interval, share
 from eval.tables import NONE, Table, group, percent, terminal
+from eval.verdicts import SHORT, Joined, question
 
 FEW = 24  # answers, or lines of a table, that a terminal shows in full
 VARIED = ("variation", "model", "step", "part", "layer", "prompts", "task")
@@ -189,6 +181,16 @@ def outcomes(
     return list(group(kept, lambda line: line["model"]).items())
 
 
+def shares(joined: list[Joined], hidden: bool) -> dict[str, Interval] | None:
+    """The share of each verdict among hidden or shown tokens; None without such tokens."""
+    counts = [j.count(hidden) for j in joined]
+    totals = [count.total() for count in counts]
+    if not sum(totals):
+        return None
+    by = clusters([j.rows[0] for j in joined])
+    return {v: share([count[v] for count in counts], totals, *by) for v in SHORT}
+
+
 def terminal_table(rows: list[Row]) -> str:
     """The summary as plain text.
 
@@ -214,7 +216,7 @@ def terminal_table(rows: list[Row]) -> str:
     both = len({phase for phase, _ in columns}) > 1
     headings = [f"{phase}\n{column}" if both else column for phase, column in columns]
     title = f"Tokens recovered{' before and after training' * both}, % (top-1)"
-    table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, 3, title)
+    table = Table(["model", "layer", "tokens\nasked for", *headings, "prompts"], lines, title)
     return terminal(table)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import yaml
 
 from eval.__main__ import main
-from eval.comparison import enter, lay_side_by_side
-from eval.gather import gather_models
-from tests.eval.report.cases import make_row
+from eval.comparison import checkpoint_records
+from eval.gather import gather_models, gather_rows
 
 SIZES = {"vocab_size": 400, "context": 32, "d_model": 32, "n_layers": 2}
 
@@ -49,14 +48,9 @@ def add_model(run: Path, step: int, source: Path) -> Path:
     return path
 
 
-def lens_row(value: float, **changes: Any) -> dict[str, Any]:
-    row = {"key": f"lens {value} {changes}", "kind": "lens", "lens": "logit", "figure": "entropy",
-           "layer": 2, "value": value, "low": value - 1, "high": value + 1, "n": 7}  # fmt: skip
-    return row | {"checkpoint": make_row()["checkpoint"]} | changes
-
-
-def columns(*places: Path, chosen: tuple[str, ...] = ("all",), every: bool = False) -> Any:
-    return lay_side_by_side(enter(gather_models(places), every), list(chosen))
+def compared(*places: Path, every: bool = False, **asked: Any) -> list[dict[str, Any]]:
+    """The records of the comparison of what lies in places."""
+    return checkpoint_records(gather_models(places), gather_rows(places), every, **asked)
 
 
 def run_compare(*words: object) -> int:

@@ -160,7 +160,7 @@ def test_probe_and_compare_from_python(model_directory, tmp_path, capsys):
     )
     assert not probed.frame.empty
     result = evals.compare(out)
-    assert {"model", "step", "quantity", "value"} <= set(result.frame.columns)
+    assert {"model", "step", "bits_per_byte", "shown"} <= set(result.frame.columns)
     records = summary(str(out))
     assert records.frame.equals(pandas.DataFrame(records.rows))
     assert {"kind", "model", "top1", "prompts"} <= set(records.frame.columns)

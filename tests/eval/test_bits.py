@@ -29,9 +29,9 @@ from eval.information.posterior import (
     quantise,
 )
 from eval.inversion.problem import capture
-from eval.quantities import frame
+from eval.measurements import frame
 from eval.rows import read_rows
-from eval.summary import summarise
+from eval.summary import sum_up
 
 V = 40
 MIXERS = ["flat", "attention", "headed(heads=2)"]
@@ -208,7 +208,7 @@ def test_the_command_writes_rows_and_a_refusal_no_directory(trained, tmp_path, c
 
 def test_the_summary_has_the_mean_of_passages_by_distance(trained, tmp_path):
     result = bits(trained[0], count=3, before=4, distances=[1, 3], noise=0.25, draws=2)
-    records = summarise(result.rows, "bits")
+    records = sum_up(result.rows, "bits")
     place = {"precision": "int4", "prior": "unigram", "shown": "alone", "distance": 3}
     (record,) = [r for r in records if place.items() <= r.items()]
     values = [row["bits"]["unigram"]["int4"]["alone"][1] for row in result.rows]
@@ -226,6 +226,6 @@ def test_rows_of_other_candidates_are_not_pooled(trained, tmp_path):
     for few in ([], ["--candidates", "200"]):
         assert main(["bits", trained[0], "--out", out, *SMALL, *few]) == 0
     place = {"precision": "int4", "prior": "uniform", "shown": "alone", "distance": 0}
-    records = [r for r in summarise(read_rows([out]), "bits") if place.items() <= r.items()]
+    records = [r for r in sum_up(read_rows([out]), "bits") if place.items() <= r.items()]
     assert [r["candidates"] for r in records] == [400, 200]
     assert [r["rows"] for r in records] == [3, 3]

@@ -1,4 +1,4 @@
-"""The comparison: what it finds and pools, what it says as a table, as files and as plots."""
+"""The comparison: what it finds and pools, its table, files and plots, and two models paired."""
 
 import csv
 import io
@@ -11,22 +11,32 @@ from scipy import stats
 
 from arch import ModelConfig, describe
 from eval.comparison import (
-    FLOPS,
-    SECONDS,
-    TOKENS,
-    VALID_BITS,
-    enter,
-    find_column,
-    lay_side_by_side,
+    BITS,
+    FIGURES,
+    checkpoint_records,
+    paired_records,
+    reported,
+    sort_records,
 )
-from eval.comparison_plot import AXES, draw_data
+from eval.comparison_plot import AXES, PANELS, plot_data
 from eval.gather import gather_models
+from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.plots import whole_ticks
 from eval.rows import Results
-from eval.summary import summarise
-from tests.eval.compare_cases import SIZES, add_model, columns, lens_row, make_run, run_compare
-from tests.eval.report.cases import make_row, make_rows, tick_labels
+from eval.summary import sum_up
+from tests.eval.compare_cases import SIZES, add_model, compared, make_run, run_compare
+from tests.eval.report.cases import (
+    about,
+    bits_row,
+    every_kind,
+    loss_row,
+    make_row,
+    make_rows,
+    tick_labels,
+)
+
+COST = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost.training_flops
 
 
 def test_models_runs_and_rows_come_together(model_directory, tmp_path):
@@ -36,133 +46,101 @@ def test_models_runs_and_rows_come_together(model_directory, tmp_path):
     row["checkpoint"] |= open_checkpoint(models[1]).provenance
     row |= {"site": {"layer": 2, "part": "block"}}
     Results(tmp_path / "results").append([row])
-    found = gather_models([tmp_path, run, models[0], tmp_path / "results"])  # each thing once
-    found = [c for c in found if c.name == "flat-s0"]
-    assert [(c.step, len(c.rows)) for c in found] == [(0, 0), (100, 1)]
-    assert all(c.run is not None and c.run.path == run for c in found)
+    found = compared(tmp_path, run, models[0], tmp_path / "results")  # each thing once
+    found = [record for record in found if record["model"] == "flat-s0"]
+    assert [(r["step"], r["shown"], r["tokens"]) for r in found] == [(0, None, 0), (100, 1, 1000)]
+    assert [record["seeds"] for record in found] == [1, 1]
     (alone,) = gather_models([models[1]])
     assert alone.run is not None  # its own run is found above it
-    assert alone.about["parameters"] == open_checkpoint(models[1]).provenance["parameters"]
+    parameters = open_checkpoint(models[1]).provenance["parameters"]
+    assert alone.checkpoint["parameters"] == parameters
 
 
 def test_a_run_without_models_is_its_last_validation(tmp_path):
     run = make_run(tmp_path, "flat-s0", speed=50)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 150, "lo')  # of a running training
-    (entry,) = enter(gather_models([run]))
-    assert (entry.label, entry.step) == ("flat-s0", 100)
-    assert entry.figures[VALID_BITS].value == pytest.approx(1.2)
-    cost = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost
-    assert entry.figures[TOKENS].value == 1000
-    assert entry.figures[FLOPS].value == cost.training_flops * 1000
-    assert entry.figures[SECONDS].value == pytest.approx(1000 / 50)
+    (record,) = compared(run)
+    assert (record["model"], record["step"], record["tokens"]) == ("flat-s0", 100, 1000)
+    assert record["bits_per_byte"] == pytest.approx(1.2)
+    assert record["bits_per_byte_of"] == "validation"
+    assert record["flops"] == COST * 1000
+    assert record["seconds"] == pytest.approx(1000 / 50)
 
 
 def test_rows_of_other_weights_are_another_model(model_directory, tmp_path):
     path = model_directory("flat")
-    row = make_row("flat", 0)
-    Results(tmp_path / "out").append([row])
-    found = gather_models([path, tmp_path / "out"])
-    assert [len(c.rows) for c in found] == [0, 1]
-    assert len({entry.label for entry in enter(found)}) == 2
+    Results(tmp_path / "out").append([make_row("flat", 0)])
+    assert len({record["model"] for record in compared(path, tmp_path / "out")}) == 2
 
 
 def test_seeds_are_pooled_with_students_interval(tmp_path):
     bits = [1.2, 1.3, 1.25]
     runs = [make_run(tmp_path, f"flat-s{seed}", seed, b) for seed, b in enumerate(bits)]
-    (entry,) = enter(gather_models(runs))
-    assert (entry.label, len(entry.checkpoints)) == ("flat", 3)
-    figure = entry.figures[VALID_BITS]
+    (record,) = compared(*runs)
+    assert (record["model"], record["seeds"]) == ("flat", 3)
     low, high = stats.t.interval(0.95, 2, np.mean(bits), stats.sem(bits))
-    assert figure[:4] == pytest.approx((np.mean(bits), low, high, 3))
-    apart = enter(gather_models(runs), every_seed=True)
-    assert [e.label for e in apart] == ["flat-s0", "flat-s1", "flat-s2"]
-    assert [e.figures[VALID_BITS].value for e in apart] == pytest.approx(bits)
-    assert all(e.figures[VALID_BITS].low is None for e in apart)
+    found = [record[f"bits_per_byte{end}"] for end in ("", "_low", "_high", "_n")]
+    assert found == pytest.approx((np.mean(bits), low, high, 3))
+    apart = compared(*runs, every=True)
+    assert [record["model"] for record in apart] == ["flat-s0", "flat-s1", "flat-s2"]
+    assert [record["bits_per_byte"] for record in apart] == pytest.approx(bits)
+    assert all(record["bits_per_byte_low"] is None for record in apart)
 
 
 def test_other_settings_are_no_seeds(tmp_path):
     runs = [
         make_run(tmp_path, f"flat-s{seed}", seed, lr=1e-3 * (1 + seed // 2)) for seed in range(4)
     ]
-    labels = [(entry.label, len(entry.checkpoints)) for entry in enter(gather_models(runs))]
-    assert labels == [("flat (lr 0.001)", 2), ("flat (lr 0.002)", 2)]
+    records = compared(*runs)
+    assert [record["seeds"] for record in records] == [2, 2]
+    assert len({record["model"] for record in records}) == 2
 
 
-def test_recovery_is_that_of_the_summary(tmp_path):
-    rows = make_rows(models=("flat",), steps=(0, 300), layers=(2, 4), count=3)
+@pytest.mark.parametrize(
+    ("name", "hidden", "quantity", "method"),
+    [
+        ("shown", 0, "self", "sweep"),
+        ("hidden_1", 1, "nonself", "alternating"),
+        ("hidden_3", 3, "nonself", "adam"),
+    ],
+)
+def test_recoveries_are_those_of_the_summary(tmp_path, name, hidden, quantity, method):
+    rows = make_rows(models=("flat",), layers=(2, 4), count=3)
+    departing = [{"noise": 0.5}, {"control": "shuffled"}, {"padded": True}]
+    rows += [
+        row | change | {"key": f"{row['key']}{change}"} for row in rows for change in departing
+    ]
     Results(tmp_path).append(rows)
-    (record,) = [
-        r for r in summarise(rows)
-        if (r["step"], r["layer"], r["hidden"], r["method"]) == (300, 4, 3, "descent")
+    (expected,) = [
+        r for r in sum_up(rows)
+        if (r["step"], r["layer"], r["hidden"], r["method"]) == (300, 4, hidden, method)
+        and not (r["noise"] or r["control"] or r["padded"])
     ]  # fmt: skip
-    table = columns(tmp_path)
-    entry = table.entries[1]
-    column = find_column(table.columns, "non-self [:, 3:, :] descent")
-    assert entry.figures[column.quantity] == (
-        record["nonself"], record["nonself_low"], record["nonself_high"], 3, (16, 16),
-    )  # fmt: skip
-    assert dict(column.quantity.places)["layer"] == "last"
-    assert find_column(table.columns, "non-self layer 2 [:, 3:, :] descent")
+    record = compared(tmp_path, method=method if method == "adam" else None)[1]
+    found = [record[f"{name}{end}"] for end in ("", "_low", "_high", "_n")]
+    ends = (expected[f"{quantity}{end}"] for end in ("", "_low", "_high"))
+    assert found == pytest.approx([*ends, expected["prompts"]])
 
 
-def test_prompts_of_different_lengths_are_one_figure(tmp_path):
-    rows = [
-        make_row(hidden=k, method="adam", prompt=i, length=8 + i) for i in range(40) for k in (0, 3)
-    ]
-    last_alone = [
-        make_row(hidden=7 + i, method="sweep", prompt=i, length=8 + i, slice="[:, -1, :]")
-        for i in range(3)
-    ]
-    Results(tmp_path / "all").append(rows + last_alone)
-    table = columns(tmp_path / "all")
-    recovery = {c.heading.replace("\xa0", " "): c.quantity for c in table.sections["recovery"]}
-    assert {name for name in recovery if name.startswith("self")} == {
-        "self [:, 0:, :] adam, 8 to 47 tokens, %",
-        "self [:, 3:, :] adam, 8 to 47 tokens, %",
-        "self [:, -1, :] sweep, 8 to 10 tokens, %",
-    }
-    figure = table.entries[0].figures[recovery["non-self [:, 3:, :] adam, 8 to 47 tokens, %"]]
-    ranks = [rank for row in rows if row["hidden"] for rank in row["rank"][:3]]
-    assert figure.value == pytest.approx(sum(rank == 0 for rank in ranks) / len(ranks))
-    assert (figure.n, figure.lengths) == (40, (8, 47))
-    whole = recovery["non-self [:, -1, :] sweep, 8 to 10 tokens, %"]
-    assert table.entries[0].figures[whole].n == 3
-    Results(tmp_path / "alone").append(last_alone)
-    alone = columns(tmp_path / "alone")
-    assert alone.shared["recovery"].endswith(", 8 to 10 tokens")  # what all columns pool
-    assert not any("tokens" in c.heading for c in alone.sections["recovery"])
-
-
-def test_settings_tell_apart_what_nothing_else_does(tmp_path):
-    other = make_row(settings={"steps": 900, "rate": 0.02}, key="other")
-    Results(tmp_path).append([make_row(), make_row(method="adam"), other])
-    names = [c.name.replace("\xa0", " ") for c in columns(tmp_path).columns]
-    assert "non-self descent steps=500" in names
-    assert "non-self descent steps=900" in names
-    assert "non-self adam" in names
-
-
-def test_a_figure_of_a_lens_needs_no_code(tmp_path):
-    rows = [lens_row(3.0), lens_row(4.0, layer=4), lens_row(5.0, lens="tuned")]
+def test_prompts_of_all_lengths_are_one_figure(tmp_path):
+    rows = [make_row(method="alternating", prompt=i, length=8 + i) for i in range(9)]
     Results(tmp_path).append(rows)
-    table = columns(tmp_path)
-    names = {c.name: table.entries[0].figures[c.quantity][:4] for c in table.sections["lens"]}
-    assert names == {
-        "entropy layer 2 lens logit": (3.0, 2.0, 4.0, 7),
-        "entropy lens logit": (4.0, 3.0, 5.0, 7),  # of the last layer
-        "entropy layer 2 lens tuned": (5.0, 4.0, 6.0, 7),
-    }
+    (record,) = compared(tmp_path)
+    assert (record["hidden_3"], record["hidden_3_n"]) == (1, 9)
 
 
-def test_probes_have_columns(tmp_path):
-    about = {"checkpoint": make_row()["checkpoint"], "site": {"layer": 4, "part": "block"}}
-    probe = {"kind": "probe", "key": "p", "method": "gaussian", "offset": -1, "top1": 0.25,
-             "information": 0.1, "nats": 5.0, "count": 90}  # fmt: skip
-    Results(tmp_path).append([about | probe])
-    table = columns(tmp_path)
-    found = {c.heading: table.entries[0].figures[c.quantity][:4] for c in table.columns}
-    assert found["top-1, %"] == (0.25, None, None, 1)
+def test_losses_and_bits_are_at_what_most_checkpoints_were_asked(tmp_path):
+    here = [about(step) for step in (0, 300)]
+    rows = [loss_row(one, [3.0, 4.0]) for one in here]
+    rows += [loss_row(here[0], [9.0, 9.0], corpus="other", key="other")]
+    rows += [bits_row(one, prompt, 2.0 + prompt) for one in here for prompt in range(3)]
+    Results(tmp_path).append(rows)
+    records = compared(tmp_path)
+    assert [r["bits_per_byte"] for r in records] == pytest.approx([7 / 4 / np.log(2)] * 2)
+    assert [r["bits_at_4"] for r in records] == [3, 3]
+    assert records[0]["bits_at_4_n"] == 3
+    assert records[0]["bits_per_byte_of"] == "loss"
 
 
 def test_command_prints_and_writes(tmp_path, capsys):
@@ -172,73 +150,44 @@ def test_command_prints_and_writes(tmp_path, capsys):
         make_run(tmp_path, "other", 0, 1.1),
     ]
     Results(tmp_path / "results").append(make_rows(models=("flat",), count=2))
-    files = {kind: tmp_path / "new" / f"table.{kind}" for kind in ("md", "csv", "svg")}
-    words = ["--markdown", files["md"], "--csv", files["csv"], "--plot", files["svg"]]
+    files = {kind: tmp_path / "new" / f"table.{kind}" for kind in ("md", "csv")}
+    words = ["--markdown", files["md"], "--csv", files["csv"]]
     assert run_compare(*runs, tmp_path / "results", *words) == 0
     printed = capsys.readouterr().out
-    for word in ("Training", "Loss", "Recovery"):
-        assert word in printed
-    assert max(map(len, printed.splitlines())) <= 160
-    assert "### Recovery" in files["md"].read_text()
+    headings = ["model", "step", "tokens", "bits/byte", "shown %", "hidden 1 %", "hidden 3 %",
+                "bits at 4"]  # fmt: skip
+    assert "".join(headings).replace(" ", "") in printed.replace(" ", "")
+    assert f"| {' | '.join(headings)} |" in files["md"].read_text()
+    assert len(printed.splitlines()) <= 25
     (pooled,) = [r for r in csv.DictReader(io.StringIO(files["csv"].read_text()))
-                 if (r["model"], r["quantity"]) == ("conv", "validation bits/byte")]  # fmt: skip
-    assert float(pooled["value"]) == np.mean([1.2, 1.3])
-    assert (pooled["seeds"], pooled["n"], pooled["step"]) == ("2", "2", "100")
+                 if r["model"] == "conv"]  # fmt: skip
+    assert float(pooled["bits_per_byte"]) == np.mean([1.2, 1.3])
+    assert (pooled["seeds"], pooled["bits_per_byte_n"], pooled["step"]) == ("2", "2", "100")
 
 
-def test_csv_holds_every_quantity_in_full(tmp_path):
-    Results(tmp_path / "r").append([lens_row(1 / 3), lens_row(2 / 3, layer=4), make_row()])
-    file = tmp_path / "t.csv"
-    assert run_compare(tmp_path / "r", "--csv", file) == 0
-    entry = enter(gather_models([tmp_path / "r"]))[0]
-    read = list(csv.DictReader(io.StringIO(file.read_text())))
-    assert len(read) == len(entry.figures)
-    values = {figure.value for figure in entry.figures.values()}
-    assert {float(line["value"]) for line in read} == values
-    assert [line["layer"] for line in read if line["quantity"] == "entropy"] == ["2", "last"]
+def test_the_columns_are_the_same_whatever_else_is_there(tmp_path, capsys):
+    Results(tmp_path / "a").append([make_row(method="sweep", hidden=0)])
+    Results(tmp_path / "b").append([make_row(method="sweep", hidden=0), *every_kind(about(0))])
+    tables = []
+    for place in ("a", "b"):
+        assert run_compare(tmp_path / place, "--last") == 0
+        tables.append(capsys.readouterr().out.splitlines())
+    assert tables[0][0].split() == tables[1][0].split()
+    (line,) = [line for line in tables[0] if "llama" in line]
+    assert line.split() in [line.split() for line in tables[1]]
 
 
-def test_columns_are_chosen_by_name_or_pattern(tmp_path):
-    Results(tmp_path).append(make_rows(models=("flat",), count=2))
-
-    def chosen(*words):
-        return {c.name.replace("\xa0", " ") for c in columns(tmp_path, chosen=words).columns}
-
-    everything = chosen("all")
-    assert chosen("recovery") == {n for n in everything if "nats" not in n and "param" not in n}
-    assert chosen("*descent*") == {name for name in everything if "descent" in name}
-    assert chosen("margin bits layer 2 [:, 3:, :] alternating") <= chosen("margin bits")
-    plain = {
-        c.name.replace("\xa0", " ")
-        for c in lay_side_by_side(enter(gather_models([tmp_path]))).columns
-    }
-    assert plain < everything
-    assert "self [:, 0:, :] sweep" in plain
-
-
-def test_sorting_and_the_last_step_alone(tmp_path):
+def test_sorting_and_the_last_step_alone(tmp_path, capsys):
     runs = [make_run(tmp_path, name, bits=b) for name, b in {"a": 1.2, "b": 1.1, "c": 1.3}.items()]
-    entries = enter(gather_models(runs))
-    orders = {"validation bits/byte": "bac", "-validation bits/byte": "cab", "-model": "cba"}
-    for sort, order in orders.items():
-        found = lay_side_by_side(entries, None, sort).entries
-        assert "".join(entry.label for entry in found) == order
+    records = compared(*runs)
+    for sort, order in {"bits/byte": "bac", "-bits/byte": "cab", "-model": "cba"}.items():
+        assert "".join(record["model"] for record in sort_records(records, sort)) == order
+    assert run_compare(*runs, "--sort", "loss") == 2
+    assert "allowed are model, step, tokens, bits/byte" in capsys.readouterr().err
     Results(tmp_path / "r").append(make_rows(models=("flat",), steps=(0, 100, 300), count=1))
     file = tmp_path / "t.csv"
     assert run_compare(tmp_path / "r", "--last", "--csv", file) == 0
     assert {row["step"] for row in csv.DictReader(io.StringIO(file.read_text()))} == {"300"}
-
-
-def test_wide_tables_are_cut_into_pages(tmp_path, capsys):
-    Results(tmp_path).append(make_rows(count=2))
-    assert run_compare(tmp_path, "--columns", "all") == 0
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 160
-    assert "…" not in printed
-    table = columns(tmp_path)
-    (recovery,) = [own for own in table.tables() if own.title.startswith("Recovery")]
-    assert len(recovery.headings) == 2 + len(table.sections["recovery"])
-    assert printed.count("\n flat ") >= len(recovery.lines) / 2
 
 
 def test_curves_over_what_was_spent(tmp_path):
@@ -247,13 +196,14 @@ def test_curves_over_what_was_spent(tmp_path):
         make_run(tmp_path, "flat-s1", 1, 1.4),
         make_run(tmp_path, "llama", bits=1.1),
     ]
-    entries = enter(gather_models(runs))
-    cost = describe(ModelConfig.from_json(json.dumps(SIZES), "here")).cost.training_flops
-    expected = {"step": [50, 100], "tokens": [500, 1000], "flops": [500 * cost, 1000 * cost],
+    saved = gather_models(runs)
+    records = checkpoint_records(saved, [])
+    curves = checkpoint_records([*saved, *reported(saved)], [], figures=())
+    expected = {"step": [50, 100], "tokens": [500, 1000], "flops": [500 * COST, 1000 * COST],
                 "time": [5 / 3600, 10 / 3600]}  # fmt: skip
     assert set(expected) == set(AXES)
     for axis, xs in expected.items():
-        points = draw_data(entries, axis)["validation bits/byte"]
+        points = plot_data(records, curves, BITS, axis)
         flat = [point for point in points if point["model"] == "flat"]
         assert [point["x"] for point in flat] == pytest.approx(xs), axis
         assert [point["value"] for point in flat] == pytest.approx([2.3, 1.3])
@@ -263,12 +213,16 @@ def test_curves_over_what_was_spent(tmp_path):
 
 def test_recovery_over_training(tmp_path):
     Results(tmp_path).append(make_rows(models=("flat",), steps=(0, 100, 300), count=3))
-    panels = draw_data(enter(gather_models([tmp_path])))
-    assert [p["x"] for p in panels["self [:, 0:, :] sweep, %"]] == [0, 100, 300]
-    assert {p["value"] for p in panels["self [:, 0:, :] sweep, %"]} == {100}
+    (shown,) = [figure for figure in FIGURES if figure.name == "shown"]
+    points = plot_data(compared(tmp_path), [], shown)
+    assert [(p["x"], p["value"]) for p in points] == [(0, 100), (100, 100), (300, 100)]
     file = tmp_path / "plot.svg"
-    assert run_compare(tmp_path, "--columns", "self", "--plot", file) == 0
+    assert run_compare(tmp_path, "--plot", file) == 0
     assert ["0", "100", "200", "300"] in tick_labels(file)
+    said = " ".join(ET.fromstring(file.read_text()).itertext())
+    for figure in PANELS:
+        assert figure.heading in said
+    assert "bits at 4: not measured" in said
 
 
 def test_only_whole_numbers_have_whole_ticks():
@@ -280,17 +234,77 @@ def test_only_whole_numbers_have_whole_ticks():
     assert whole_ticks([0, 0.5]) is whole_ticks([]) is None
 
 
-@pytest.mark.parametrize("kind", ["svg", "png", "html"])
-def test_plots_need_no_network(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_plots_are_files(tmp_path, kind):
     names = ["flat", "<llama> & co", *(f"m{c}" for c in "abcdef")]
     runs = [make_run(tmp_path, name, bits=1 + i / 10) for i, name in enumerate(names)]
     file = tmp_path / f"plot.{kind}"
     assert run_compare(*runs, "--plot", file) == 0
     if kind == "png":
         assert file.read_bytes().startswith(b"\x89PNG")
-    elif kind == "svg":
+    else:
         text = file.read_text()
         assert text.count("stroke-dasharray") >= 2  # where the colours begin anew
         assert "<llama> & co" in "".join(ET.fromstring(text).itertext())
-    else:
-        assert 'src="http' not in file.read_text()
+
+
+# Two checkpoints.
+
+
+def test_two_checkpoints_are_compared_on_what_both_were_asked():
+    share = {"flat": (1.0, 0.9), "llama": (1.0, 0.4)}
+    rows = [
+        make_row(model, method="alternating", prompt=p, share=share[model])
+        for model in share
+        for p in range(30 if model == "flat" else 28)
+    ]
+    rows += [loss_row(make_row(name)["checkpoint"], nats) for name, nats in
+             {"flat": [3.0, 4.0, 5.0], "llama": [4.0, 5.0, 7.0]}.items()]  # fmt: skip
+    lines = frame(rows)
+    records = paired_records(lines, ("flat", 300), ("llama", 300), margin=5)
+    found = {record["figure"]: record for record in records}
+    assert set(found) == {"bits/byte", "hidden 3"}
+    hidden = found["hidden 3"]
+    hits = {name: [sum(r == 0 for r in row["rank"][:3]) for row in rows[:58]
+                   if row["checkpoint"]["name"] == name][:28] for name in share}  # fmt: skip
+    expected = (sum(hits["flat"]) - sum(hits["llama"])) / (3 * 28)
+    assert hidden["difference"] == pytest.approx(expected)
+    assert (hidden["n"], hidden["units"]) == (28, "prompts")
+    assert hidden["low"] < expected < hidden["high"]
+    assert hidden["p"] < 0.01
+    assert not hidden["equivalent"]
+    bits = found["bits/byte"]
+    assert bits["difference"] == pytest.approx(-4 / 6 / np.log(2))
+    assert (bits["n"], bits["p"]) == (3, 0.25)  # of the 8 ways to sign three differences, 2
+
+
+def test_alike_checkpoints_are_equivalent_and_seeds_are_the_unit():
+    same = [make_row(m, method="sweep", hidden=0, prompt=p) for m in ("flat", "llama")
+            for p in range(80)]  # fmt: skip
+    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=5)
+    assert (record["difference"], record["p"], record["equivalent"]) == (0, 1, True)
+    assert 0 < record["high"] < 0.05  # all agree, which leaves some room
+    (record,) = paired_records(frame(same), ("flat", 300), ("llama", 300), margin=1)
+    assert not record["equivalent"]
+    rows = [
+        loss_row(about(300, f"{name}{seed}", f"{name}-s{seed}"), [bits + 0.1 * seed, 3.0])
+        for name, bits in {"a": 3.0, "b": 5.0}.items()
+        for seed in range(3)
+    ]
+    (record,) = paired_records(frame(rows), ("a", 300), ("b", 300), margin=5)
+    first, second = ([(bits + 0.1 * s + 3) / 4 / np.log(2) for s in range(3)] for bits in (3, 5))
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    assert (record["n"], record["units"]) == (3, "seeds")
+    assert record["p"] == pytest.approx(expected.pvalue)  # pyright: ignore
+
+
+def test_the_command_pairs_two_lines_or_two_named(tmp_path, capsys):
+    Results(tmp_path).append(make_rows(models=("flat", "llama"), layers=(4,), count=3))
+    assert run_compare(tmp_path, "--last") == 0
+    assert "flat, step 300 less llama, step 300" in capsys.readouterr().out
+    assert run_compare(tmp_path, "--paired", "flat@0", "flat") == 0
+    printed = capsys.readouterr().out
+    assert "flat, step 0 less flat, step 300" in printed
+    assert "3 prompts" in printed
+    assert run_compare(tmp_path, "--paired", "flat@7", "flat") == 2
+    assert "there are flat@0, flat@300" in capsys.readouterr().err

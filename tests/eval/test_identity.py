@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from arch import save_model
-from eval.comparison import enter
 from eval.gather import gather_models
 from eval.identity import NOT_RECIPE, labels
 from eval.inversion.controls import derive
@@ -18,11 +17,10 @@ from eval.models import open_checkpoint
 from eval.report.page import render_page
 from eval.report.tables import summary_table
 from eval.rows import Results, Row
-from eval.summary import summarise
-from eval.tracking import history
+from eval.summary import sum_up
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
-from tests.eval.compare_cases import make_run
+from tests.eval.compare_cases import compared, make_run
 from tests.eval.report.cases import Page, checkpoint_of, make_row
 from tests.train.cases import fit, pack_toy
 from train.cli import settings
@@ -77,32 +75,27 @@ def rows_about(*models: str | Path) -> list[Row]:
 def models_of(rows: list[Row], out: Path) -> dict[str, list[int]]:
     """What each reader makes of rows: how many training seeds each model has."""
     recoveries = [row for row in rows if row["kind"] == "recovery"]
-    records = summarise(recoveries)
+    records = sum_up(recoveries)
     Results(out).append(rows)
     page = Page(render_page(recoveries))
     count = re.search(r"rows of evidence: (\d+) model", page.words)
     titles = " ".join(str(value) for name, value in page.attributes if name == "title")
     assert count
-    logged = [name for figures in history(rows) for name in figures]
     return {
         "summary": sorted(record["models"] for record in records),
         "page": [int(n) for n in re.findall(r" x (\d+) training", titles)][:1]
         or [1] * int(count[1]),
-        "compare": sorted(len(entry.checkpoints) for entry in enter(gather_models([out]))),
-        "W&B": [
-            sum(bool(re.fullmatch(name, one)) for one in logged)
-            for name in ("invert/.*/exact", "lens/.*entropy.*")
-        ],
+        "compare": sorted(record["seeds"] for record in compared(out)),
     }
 
 
 def separate(count: int) -> dict[str, list[int]]:
     apart = [1] * count
-    return {"summary": apart, "page": apart, "compare": apart, "W&B": [count, count]}
+    return {"summary": apart, "page": apart, "compare": apart}
 
 
 def pooled(count: int) -> dict[str, list[int]]:
-    return {"summary": [count], "page": [count], "compare": [count], "W&B": [1, 1]}
+    return {"summary": [count], "page": [count], "compare": [count]}
 
 
 # All readers.
@@ -149,8 +142,8 @@ def test_steps_of_one_run_are_one_model(save, tmp_path):
     rows = rows_about(*steps)
     assert len({row["checkpoint"]["model_id"] for row in rows}) == 1
     assert models_of(rows, tmp_path / "out")["compare"] == [1, 1, 1]
-    assert {entry.label for entry in enter(gather_models([tmp_path / "out"]))} == {"flat-s0"}
-    assert len({record["model"] for record in summarise(rows)}) == 1
+    assert {record["model"] for record in compared(tmp_path / "out")} == {"flat-s0"}
+    assert len({record["model"] for record in sum_up(rows)}) == 1
 
 
 # Where it comes from.
@@ -170,7 +163,7 @@ def test_what_train_writes_tells_recipes_apart(small_tokenizer, tmp_path):
             ids.setdefault(name, set()).add(open_checkpoint(path).model_id)
     assert all(len(own) == 1 for own in ids.values())
     assert ids["a/flat-s0"] == ids["a/flat-s1"] != ids["b/flat-s0"]
-    compared = {checkpoint.model_id for checkpoint in gather_models([tmp_path])}
+    compared = {one.checkpoint["model_id"] for one in gather_models([tmp_path])}
     assert compared == set.union(*ids.values())
 
 
@@ -231,7 +224,7 @@ def test_models_are_called_by_name_and_by_what_tells_them_apart(rows, found):
 def test_seeds_have_the_name_without_the_seed(tmp_path, one, two, label):
     rows = [named(one), named(two)]
     Results(tmp_path).append(rows)
-    entries = [(e.label, len(e.checkpoints)) for e in enter(gather_models([tmp_path]))]
+    entries = [(record["model"], record["seeds"]) for record in compared(tmp_path)]
     assert sorted(entries) == ([(label, 2)] if label else [(one, 1), (two, 1)])
     assert {record["model"] for record in summary_table(rows)} == {name for name, _ in entries}
 
@@ -242,5 +235,5 @@ def test_runs_of_a_sweep_pool_and_seeds_alone_are_called_by_their_mixers(tmp_pat
     for own, label in ((sweep, "mixers=flat_lr=0.004"), (["seed=0", "seed=1"], "flat")):
         for seed, name in enumerate(own):
             make_run(tmp_path / label, name, seed)
-        (entry,) = enter(gather_models([tmp_path / label]))
-        assert (entry.label, len(entry.checkpoints)) == (label, len(own))
+        (record,) = compared(tmp_path / label)
+        assert (record["model"], record["seeds"]) == (label, len(own))

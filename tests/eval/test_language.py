@@ -12,10 +12,12 @@ from eval import RequestError
 from eval.__main__ import main
 from eval.commands import language
 from eval.commands.language import PARTS, measure_loss
+from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.rows import read_rows
 from eval.statistics import clustered
-from eval.summary import measure
+from eval.summary import summarise
+from tests.eval.report.cases import about, every_kind
 from tokenizer import load_tokenizer
 
 
@@ -84,6 +86,17 @@ def test_many_stories_make_few_parts(model_directory, tmp_path):
     )
 
 
+def figures(rows):
+    """Bits per byte of rows of one model: value, low, high, n, models."""
+    found = summarise(frame(rows), ["model"]).set_index("quantity")
+    return found.loc["bits_per_byte", "value":].tolist()
+
+
+def loss_row(checkpoint, **changes):
+    (row,) = [row for row in every_kind(checkpoint) if row["kind"] == "loss"]
+    return row | changes
+
+
 def test_bits_per_byte_between_limits():
     rng = np.random.default_rng(0)
     sizes = rng.integers(50, 200, 60)
@@ -91,12 +104,13 @@ def test_bits_per_byte_between_limits():
 
     def bits(nats, sizes):
         parts = {"nats": nats, "bytes": sizes, "tokens": [1] * len(nats)}
-        row = {"kind": "loss", "checkpoint": {"weights_sha256": "a"}, "parts": parts, "stories": 60}
-        return measure([row | {"bits_per_byte": 1.5}])["bits_per_byte"]
+        return figures([loss_row(about(0), parts=parts)])[:3]
 
     expected = clustered((nats / math.log(2)).tolist(), sizes.tolist(), range(60), [0] * 60)
-    assert bits(nats.tolist(), sizes.tolist())[:3] == pytest.approx(expected)
-    assert bits([1.0], [9])[:3] == (1.5, None, None)
+    assert bits(nats.tolist(), sizes.tolist()) == pytest.approx(expected)
+    alone = bits([math.log(2) * 1.5], [1])
+    assert alone[0] == 1.5
+    assert np.isnan(alone[1:]).all()
 
 
 def test_loss_writes_rows(model_directory, tmp_path, capsys):
@@ -105,7 +119,7 @@ def test_loss_writes_rows(model_directory, tmp_path, capsys):
     assert main(["loss", *models, *words]) == 0
     rows = read_rows([tmp_path / "out"])
     assert [row["kind"] for row in rows] == ["loss", "loss"]
-    bits = measure(rows[:1])["bits_per_byte"]
-    assert bits.value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
-    assert bits.low < bits.value < bits.high  # pyright: ignore
+    value, low, high, *_ = figures(rows[:1])
+    assert value == pytest.approx(rows[0]["bits_per_byte"], abs=1e-5)
+    assert low < value < high
     assert "bits/byte" in capsys.readouterr().out

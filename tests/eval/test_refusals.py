@@ -92,10 +92,9 @@ REFUSED = {
     "compare": [
         ("nowhere", "nowhere: nothing to compare"),
         ("runs/run --sort speed", "--sort speed"),
-        ("runs/run --sort nats", "--sort nats: fits 2"),
-        ("runs/run --columns x*", "--columns x*"),
+        ("runs/run --paired a", "--paired a: give two"),
+        ("runs/run --paired a b", "--paired a: there is no such checkpoint"),
         ("runs/run --plot p.gif", "--plot p.gif"),
-        ("runs/run --plot p.svg --columns tokens", "--plot p.svg: nothing was measured"),
         ("runs/run --csv file/t.csv", "file"),
         ("broken", "metrics.jsonl, line 1: not a row of a run's figures"),
         ("odd", "config.yaml: not YAML"),

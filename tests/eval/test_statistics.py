@@ -2,16 +2,29 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.stats import bootstrap, t
 
 from eval.inversion.scoring import rank_tally
 from eval.probes.linear import TokenScore
 from eval.ranks import token_ranks
-from eval.statistics import Interval, at_most, clustered, exact_share, over_seeds, share, wilson
+from eval.statistics import (
+    Interval,
+    at_most,
+    clustered,
+    equivalent,
+    exact_share,
+    over_seeds,
+    paired_difference,
+    seeds_difference,
+    share,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -236,3 +249,76 @@ def test_scores_that_say_nothing_rank_as_chance_and_are_never_right(value):
         assert found["nats"] is found["information"] is None
     else:
         assert found["nats"] == pytest.approx(math.log(50))
+
+
+# Paired differences.
+
+
+def prompts_of(rng, pairs, gap, spread, tokens=13):
+    """Tokens that two models get right of each prompt; prompts differ in how hard they are."""
+    hard = np.clip(0.7 + spread * rng.standard_normal(pairs), 0.05, 0.95)
+    first = rng.binomial(tokens, hard)
+    second = rng.binomial(tokens, np.clip(hard - gap, 0, 1))
+    return first, second, np.full(pairs, tokens), True
+
+
+def windows_of(rng, pairs, gap, spread):
+    """Bits of two models on windows of unequal size that are hard for both alike."""
+    sizes = rng.integers(50, 400, pairs)
+    hard = 1.3 + 0.4 * rng.standard_normal(pairs)
+    noise = spread * rng.standard_normal((2, pairs))
+    return sizes * (hard + noise[0]), sizes * (hard - gap + noise[1]), sizes, False
+
+
+@pytest.mark.parametrize("pairs", [8, 20, 40])
+@pytest.mark.parametrize("design", [prompts_of, windows_of])
+def test_intervals_of_differences_cover_as_stated(design, pairs):
+    """95 % intervals hold the true difference in 92 to 98 of 100 draws, and p is no smaller than
+    it may be where there is no difference."""
+    rng = np.random.default_rng(pairs)
+    first, second, counts, _share = design(rng, 400_000, 0.1, 0.1)
+    truth = (first - second).sum() / counts.sum()
+    covered, false = 0, 0
+    for trial in range(300):
+        found: Any = paired_difference(*design(rng, pairs, 0.1, 0.1), seed=trial % 7)
+        covered += found.low <= truth <= found.high
+        same: Any = paired_difference(*design(rng, pairs, 0.0, 0.1), seed=trial % 7)
+        false += same.p <= 0.05
+        assert same.low <= same.estimate <= same.high
+        assert 0 < same.p <= 1
+    assert 0.91 <= covered / 300 <= 0.985
+    assert false / 300 <= 0.08
+
+
+def test_a_permutation_test_tries_every_sign():
+    first, second = [3.0, 5.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0]
+    apart = np.subtract(first, second)
+    signs = [[1 - 2 * (number >> i & 1) for i in range(4)] for number in range(16)]
+    sums = np.abs(np.array(signs) @ apart)
+    found = paired_difference(first, second, [10.0] * 4)
+    assert found is not None
+    assert found.p == (sums >= abs(apart.sum())).mean()
+    assert found.estimate == apart.sum() / 40
+    assert found[1:3] == pytest.approx(
+        stats.t.interval(0.95, 3, (apart / 10).mean(), stats.sem(apart / 10))
+    )
+    assert paired_difference([1.0], [2.0], [3.0]) is None
+    alike = paired_difference([9.0] * 30, [9.0] * 30, [9.0] * 30, share=True)
+    assert alike == (0, -at_most(0, 30), at_most(0, 30), 1, 30)
+
+
+def test_differences_of_seeds_are_students():
+    first, second = {"a0": 1.0, "a1": 1.2, "a2": 1.1}, {"b0": 0.7, "b1": 0.9}
+    welch: Any = stats.ttest_ind([*first.values()], [*second.values()], equal_var=False)
+    found = seeds_difference(first, second)
+    assert found is not None
+    assert (found.p, found.n) == (pytest.approx(welch.pvalue), 2)
+    assert found[1:3] == pytest.approx(tuple(welch.confidence_interval(0.95)))
+    later = {"a2": 0.9, "a0": 0.7, "a1": 1.0}
+    pairs: Any = stats.ttest_rel([1.0, 1.2, 1.1], [0.7, 1.0, 0.9])
+    found = seeds_difference(first, later)
+    assert found is not None
+    assert (found.p, found.n) == (pytest.approx(pairs.pvalue), 3)
+    assert seeds_difference(first, {"b0": 1.0}) is None
+    assert equivalent(-0.01, 0.04, 0.05)
+    assert not equivalent(-0.01, 0.06, 0.05)

@@ -9,18 +9,12 @@ import pytest
 
 from eval import RequestError
 from eval.__main__ import main
-from eval.quantities import place
+from eval.measurements import coordinates, frame
 from eval.recovery import is_false_accept
 from eval.report.page import render_page
 from eval.rows import Results, read_rows
 from eval.statistics import at_most, clustered, wilson
-from eval.summary import (
-    accepts,
-    columns,
-    measure,
-    summarise,
-    summarise_verdicts,
-)
+from eval.summary import columns, sum_up, summarise, wide
 from eval.tables import (
     duration_text,
     interval_text,
@@ -31,6 +25,7 @@ from eval.tables import (
     share_text,
     to_csv,
 )
+from eval.verdicts import QUANTITIES, accepts, verdict_lines
 from tests.eval.report.cases import about, every_kind, lens, make_row, make_rows
 
 ROWS = make_rows(count=6)
@@ -55,17 +50,17 @@ def only(records, **place):
 
 
 def test_every_cell_is_one_line():
-    records = summarise(ROWS)
+    records = sum_up(ROWS)
     assert len(records) == 2 * 2 * 3 * 3 * 3
-    fields = ("model", "step", *place(ROWS[0]))
+    fields = ("model", "step", *coordinates(ROWS[0]))
     assert len({tuple(str(r[f]) for f in fields) for r in records}) == len(records)
     assert {r["rows"] for r in records} == {6}
-    assert only(summarise([make_row(), make_row()]))["rows"] == 1  # of equal keys
+    assert only(sum_up([make_row(), make_row()]))["rows"] == 1  # of equal keys
 
 
 def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
     asked = {"model": "llama", "step": 300, "layer": 4, "hidden": 3, "method": "adam"}
-    record = only(summarise(ROWS), **asked)
+    record = only(sum_up(ROWS), **asked)
     rows = make_rows(("llama",), (300,), (4,), (3,), count=6)
     ranks = [row["rank"] for row in rows if row["method"] == "adam"]
     hits = [sum(rank == 0 for rank in own[3:]) for own in ranks]
@@ -83,24 +78,24 @@ def test_accuracy_is_counted_from_ranks_and_clustered_on_prompts():
 
 
 def test_no_failure_is_the_rule_of_three_and_some_are_wilson():
-    record = only(summarise([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
+    record = only(sum_up([make_row(method="sweep", hidden=0, prompt=p) for p in range(30)]))
     for name in ("self", "exact"):
         assert (record[name], record[f"{name}_low"]) == pytest.approx(wilson(30, 30)[:2])
     rows = [make_row(method="alternating", prompt=p, share=(1.0, float(p > 3))) for p in range(30)]
-    record = only(summarise(rows))
+    record = only(sum_up(rows))
     interval = [record[f"exact{suffix}"] for suffix in ("", "_low", "_high")]
     assert interval == pytest.approx(wilson(26, 30))
 
 
 def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
-    (record,) = summarise(seeds(4, method="adam"))
+    (record,) = sum_up(seeds(4, method="adam"))
     assert (record["model"], record["rows"], record["prompts"], record["models"]) == (
         "llama", 12, 4, 3,
     )  # fmt: skip
-    both = summarise([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
+    both = sum_up([*seeds(4, method="adam"), *seeds(4, method="adam", step=0)])
     assert [(r["step"], r["trained"], r["models"]) for r in both] == [(0, False, 3), (300, True, 3)]
     rows = [make_row(method="alternating", prompt=p, seed=s) for p in range(5) for s in range(4)]
-    (record,) = summarise(rows)
+    (record,) = sum_up(rows)
     assert (record["rows"], record["prompts"], record["models"]) == (20, 5, 1)
     assert record["exact_low"] == wilson(5, 5).low
 
@@ -123,33 +118,32 @@ def test_seeds_are_pooled_and_those_of_solvers_are_no_trials():
 )
 def test_different_questions_are_different_lines(changes):
     plain, other = make_row(method="adam"), make_row(method="adam") | changes | {"key": "other"}
-    records = summarise([plain, other])
+    records = sum_up([plain, other])
     assert len(records) == 2
     assert not any(records[0][f] for f in ("noise", "control", "padded"))  # plain ones first
 
 
 def test_rows_of_other_questions_are_left_out():
-    loss = {"schema": 2, "key": "a", "kind": "loss", "loss": 1.0}
-    loss["checkpoint"] = make_row()["checkpoint"]
-    assert summarise([loss, make_row()]) == summarise([make_row()])
-    assert summarise_verdicts([loss]) == []
+    loss = every_kind(make_row()["checkpoint"])[2]
+    assert sum_up([loss, make_row()]) == sum_up([make_row()])
+    assert verdict_lines(frame([loss]), [loss]).empty
     with pytest.raises(RequestError, match="no rows"):
-        summarise([loss])
+        sum_up([loss])
 
 
 def test_figures_of_the_protocols():
     cases = [(True, True), (True, False), (True, False), (False, True), (False, False)]
     rows = [make_row(prompt=p, criterion=c, exact=e) for p, (c, e) in enumerate(cases)]
-    record = only(summarise(rows))
+    record = only(sum_up(rows))
     assert record["criterion"] == 0.6
     counts = [record[f"{a}_{b}"] for a in ("criterion", "failed") for b in ("exact", "wrong")]
     assert counts == [1, 2, 1, 1]
     first = make_row() | {"set_recall": 1.0, "permuted": True}
     second = first | {"key": "b", "set_recall": 1 / 3, "permuted": False}
-    (record,) = summarise([first, second])
+    (record,) = sum_up([first, second])
     assert record["set_recall"] == pytest.approx((1 + 1 / 3) / 2)
     assert record["permuted"] == 0.5
-    other = only(summarise([make_row(method="adam")]))
+    other = only(sum_up([make_row(method="adam")]))
     assert other["criterion_exact"] is other["margin_bits"] is None
 
 
@@ -158,9 +152,9 @@ def test_margins_of_searches_that_arrived():
     arrived = make_row(margin_bits=3.0, **kind)
     near = make_row(margin_bits=2.0, prompt=1, **kind)
     lost = make_row(margin_bits=0.0, prompt=2, verdict=["not found"] * 16, **kind)
-    assert only(summarise([arrived, near, lost]))["margin_bits"] == 2
+    assert only(sum_up([arrived, near, lost]))["margin_bits"] == 2
     shuffled = make_row(margin_bits=0.0, verdict=None, control="shuffled", **kind)
-    assert only(summarise([shuffled]))["margin_bits"] is None
+    assert only(sum_up([shuffled]))["margin_bits"] is None
     assert render_page([shuffled])
 
 
@@ -196,7 +190,7 @@ def test_a_wrong_answer_is_a_false_accept_where_the_truth_does_not_fit_too():
     for expected, rows in cases.items():
         assert [is_false_accept(row) for row in rows] == [expected] * len(rows)
     rows = [wrong(1), wrong(None, exact=True, key="b"), wrong(1, truth_at_floor=True, key="c")]
-    record = only(summarise(rows))
+    record = only(sum_up(rows))
     assert (record["at_floor"], record["false_accepts"], record["tokens_accepted"]) == (3, 1, 18)
 
 
@@ -205,13 +199,13 @@ def test_other_prompts_with_the_same_outputs_are_counted_beside():
     rows = read_rows([RESULTS / "experiments" / "e4b.parquet"])
     found = accepts(rows)
     assert (found.wrong, found.answers, found.ambiguous) == (0, 107, 72)
-    assert sum(record["false_accepts"] for record in summarise(rows)) == 0
+    assert sum(record["false_accepts"] for record in sum_up(rows)) == 0
 
 
 def test_figures_of_a_lens_at_one_place_are_not_pooled():
     figures = {"near": 1.0, "far": 3.0}
     rows = [lens(about(0), v) | {"key": name, "figure": name} for name, v in figures.items()]
-    (record,) = summarise(rows, kind="lens")
+    (record,) = sum_up(rows, kind="lens")
     assert (record["near"], record["far"]) == (1.0, 3.0)
 
 
@@ -219,9 +213,36 @@ def test_n_counts_the_prompts_whose_rows_have_the_figure():
     rows = [make_row(method="adam", prompt=p, length=16 + p, seed=p) for p in range(10)]
     for p, row in enumerate(rows):
         row["set_recall"] = 0.5 if p < 3 else None
-    figures = measure(rows)
-    assert (figures["set_recall"].n, figures["exact"].n) == (3, 10)
-    assert (figures["set_recall"].lengths, figures["exact"].lengths) == ((16, 18), (16, 25))
+    figures = summarise(frame(rows), ["model"], ["observed"]).set_index("quantity")
+    assert (figures["n"]["set_recall"], figures["n"]["exact"]) == (3, 10)
+
+
+def test_no_coordinate_is_pooled_unasked():
+    lines = frame([make_row(), make_row(noise=0.5, key="b"), make_row("flat", layer=2)])
+    for by in (["model"], ["model", "layer"], []):
+        with pytest.raises(RequestError, match="a figure would pool") as refused:
+            summarise(lines, by)
+        assert "\n" not in str(refused.value)
+    exact = summarise(lines, ["model"], pool=["noise"])
+    assert set(exact["model"]) == {"flat", "llama"}
+    everything = [name for name in lines if name not in ("noise", "model")]
+    pooled = summarise(lines, ["noise"], pool=["model", *everything]).set_index("quantity")
+    assert set(pooled.loc["self_tokens", "value"]) == {26, 13}
+    with pytest.raises(RequestError, match="no rows"):
+        summarise(lines[:0], ["model"])
+
+
+def test_a_frame_has_a_line_for_each_row_and_quantity():
+    row = make_row(method="adam")
+    lines = frame([row, row]).set_index("quantity")
+    assert lines.index.is_unique
+    assert lines.loc["self", ["hits", "n"]].tolist() == [sum(r == 0 for r in row["rank"][3:]), 13]
+    assert lines.loc["seconds", "value"] == row["seconds"]
+    assert coordinates(row).items() <= lines.loc["self"].to_dict().items()
+    mixed = frame([row, *every_kind(about(100))])
+    assert set(mixed["kind"]) == {"recovery", "lens", "loss", "probe", "geometry"}
+    bits = mixed[mixed["quantity"] == "bits_per_byte"]
+    assert bits["n"].tolist() == [2, 2]
 
 
 def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
@@ -242,10 +263,8 @@ def test_a_bound_on_false_accepts_counts_pairs_of_prompt_and_model():
 
 def test_verdicts_are_summed_up_beside_the_methods():
     rows = make_rows(models=("flat",), steps=(300,), layers=(4,), count=12)
-    records = summarise_verdicts(rows)
-    assert [(r["hidden"], r["methods"], r["prompts"]) for r in records] == [
-        (0, 3, 12), (1, 3, 12), (3, 3, 12),
-    ]  # fmt: skip
+    records = wide(verdict_lines(frame(rows), rows), QUANTITIES)
+    assert [(r["hidden"], r["prompts"]) for r in records] == [(0, 12), (1, 12), (3, 12)]
     record = records[-1]
     tried = [r for r in rows if r["hidden"] == 3 and r["method"] in ("descent", "adam")]
     found = {(r["prompt"], t) for r in tried for t in range(3) if r["rank"][t] == 0}
@@ -256,11 +275,12 @@ def test_verdicts_are_summed_up_beside_the_methods():
     assert record["nonself_not_found_high"] == pytest.approx(wilson(0, 12).high)
     assert records[0]["nonself_gradient"] is None
     assert not {"method", "settings"} & record.keys()
-    assert summarise_verdicts([make_row(method="adam"), make_row(method="descent")]) == []
+    gradients = [make_row(method="adam"), make_row(method="descent")]
+    assert verdict_lines(frame(gradients), gradients).empty
 
 
 def test_csv_holds_every_figure_in_full():
-    records = summarise(ROWS)
+    records = sum_up(ROWS)
     read = list(csv.DictReader(io.StringIO(to_csv(records))))
     assert len(read) == len(records)
     for line, record in zip(read, records, strict=True):
@@ -271,7 +291,7 @@ def test_csv_holds_every_figure_in_full():
 
 
 def test_markdown_says_once_what_is_always_so():
-    records = summarise(ROWS)
+    records = sum_up(ROWS)
     text = markdown(lay_out(records, columns("recovery")))
     shared, _, heading, rule, *lines = text.splitlines()
     assert "part: block" in shared
@@ -303,6 +323,7 @@ def test_command_prints_and_writes(tmp_path, capsys):
     assert main([*arguments, "--markdown", str(files[1])]) == 0
     printed = capsys.readouterr().out
     assert "Verdicts across methods" in printed
+    assert printed.count("\n") <= 25
     for count in ("0 of 36 answers", "(576 tokens)", "0 of 4 pairs", "52.7 %"):
         assert count in printed.splitlines()[-1]
     assert len(files[0].read_text().splitlines()) == 1 + 2 * 3 * 3 * 3

@@ -1,6 +1,7 @@
 """The W&B view of rows of every kind, read back from its offline files."""
 
 import json
+import math
 import re
 import struct
 from collections import defaultdict
@@ -15,14 +16,15 @@ from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttri
 
 from eval.__main__ import main
 from eval.rows import Results
-from eval.summary import summarise
+from eval.summary import sum_up
 from eval.tracking import STEP, _link, history, models_used, track_results
-from tests.eval.report.cases import about, checkpoint_of, every_kind, lens, make_row, make_rows
+from tests.eval.report.cases import about, bits_row, every_kind, lens, make_row, make_rows
 from tests.train.cases import fit, pack_toy
 from train.log import architecture
 
-ROWS = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
+FLAT = [*make_rows(models=("flat",), steps=(0, 100, 300), layers=(2, 4), count=3),
         *every_kind(about(0)), *every_kind(about(100))]  # fmt: skip
+LLAMA = make_rows(models=("llama",), steps=(0, 300), layers=(4,), count=2)
 BLOCK, HEADER = 32768, 7
 
 
@@ -72,7 +74,7 @@ def tracked(tmp_path_factory):
     """A results directory reported to W&B, by the command."""
     directory = tmp_path_factory.mktemp("track")
     results, page = directory / "results", directory / "page.html"
-    Results(results).append(ROWS)
+    Results(results).append([*FLAT, *LLAMA])
     arguments = ["report", str(results), "--out", str(page), "--wandb", "offline"]
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -81,35 +83,43 @@ def tracked(tmp_path_factory):
     return directory
 
 
-def file_of(results: Path) -> Path:
-    (file,) = (results / "wandb").glob("offline-run-*/run-*.wandb")
-    return file
+def files_of(results: Path) -> list[Path]:
+    return sorted((results / "wandb").glob("offline-run-*/run-*.wandb"))
 
 
 @pytest.fixture(scope="module")
-def records(tracked):
-    """What the report's command logged, by kind."""
-    return offline_records(file_of(tracked / "results"))
+def runs_of_two(tracked):
+    """What the report's command logged of two models: the file and the records of each run."""
+    found = {}
+    for file in files_of(tracked / "results"):
+        records = offline_records(file)
+        found[records["run"][0].display_name] = file, records
+    return found
 
 
-def test_figures_are_logged_by_training_step(records):
-    rows = [row for row in logged(records) if STEP in row]
-    assert [row[STEP] for row in rows] == [0, 100, 300]
-    for row, expected in zip(rows, history(ROWS), strict=True):
-        assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(expected)
-    axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
-    kinds = ("geometry", "invert", "lens", "loss", "probe")
-    assert axes == {(f"{kind}/*", STEP) for kind in kinds}
+def test_each_model_is_a_run_whose_figures_are_logged_by_training_step(runs_of_two):
+    assert set(runs_of_two) == {"flat", "llama"}
+    for (_, records), expected in zip(
+        (runs_of_two[name] for name in ("flat", "llama")), (FLAT, LLAMA), strict=True
+    ):
+        rows = [row for row in logged(records) if STEP in row]
+        assert [row[STEP] for row in rows] == sorted(
+            {row["checkpoint"]["step"] for row in expected}
+        )
+        for row, figures in zip(rows, history(expected), strict=True):
+            assert {k: v for k, v in row.items() if not k.startswith("_")} == pytest.approx(figures)
+        axes = {(m.glob_name, m.step_metric) for m in records["metric"] if m.glob_name}
+        assert axes == {(f"{row['kind']}/*", STEP) for row in expected}
 
 
-def test_table_and_page_are_logged(tracked, records):
-    rows = logged(records)
-    files = file_of(tracked / "results").parent / "files"
+def test_table_and_page_are_logged(tracked, runs_of_two):
+    file, records = runs_of_two["flat"]
+    rows, files = logged(records), file.parent / "files"
     page = next(row for row in rows if "page/path" in row)
     assert (files / page["page/path"]).read_text() == (tracked / "page.html").read_text()
     path = next(row["summary/path"] for row in rows if "summary/path" in row)
     table = json.loads((files / path).read_text())
-    summed = summarise(ROWS)
+    summed = sum_up(FLAT)
     assert table["columns"] == list(summed[0])
     assert len(table["data"]) == len(summed)
     artifact = next(a for a in records["artifact"] if a.type == "results")
@@ -119,11 +129,14 @@ def test_table_and_page_are_logged(tracked, records):
         assert Path(entry.local_path).is_file()
 
 
-def test_the_run_belongs_to_the_results(tracked, records):
-    (run,) = records["run"]
-    assert run.run_id == (tracked / "results" / "wandb_id").read_text()
-    assert (run.project, run.display_name, run.job_type) == ("mine", "results", "invert")
-    assert run.run_group == architecture(ROWS[0]["checkpoint"])
+def test_the_runs_belong_to_the_results(tracked, runs_of_two):
+    for rows in (FLAT, LLAMA):
+        checkpoint = rows[0]["checkpoint"]
+        (run,) = runs_of_two[checkpoint["name"]][1]["run"]
+        kept = tracked / "results" / f"wandb_id-{checkpoint['model_id']}"
+        assert run.run_id == kept.read_text()
+        assert (run.project, run.job_type) == ("mine", "eval")
+        assert run.run_group == architecture(checkpoint)
 
 
 class Quiet:
@@ -160,13 +173,15 @@ def runs(monkeypatch, tmp_path):
 
 
 def test_again_is_the_same_run(runs, tmp_path):
-    rows = [make_row()]
+    rows = [make_row(), make_row("flat")]
     first = track_results(tmp_path, rows)
+    assert len(set(first)) == 2
     assert track_results(tmp_path, rows, mode="online", project="other") == first
-    assert track_results(tmp_path / "other", rows) != first
-    assert [run.arguments["mode"] for run in runs] == ["offline", "online", "offline"]
-    assert [run.arguments["resume"] for run in runs] == [None, "allow", None]
-    assert [run.ended for run in runs] == [0, 0, 0]
+    assert set(track_results(tmp_path / "other", rows)).isdisjoint(first)
+    assert [run.arguments["name"] for run in runs] == ["llama", "flat"] * 3
+    assert [run.arguments["mode"] for run in runs[::2]] == ["offline", "online", "offline"]
+    assert [run.arguments["resume"] for run in runs[::2]] == [None, "allow", None]
+    assert {run.ended for run in runs} == {0}
 
 
 def test_a_run_that_fails_says_so(runs, tmp_path):
@@ -191,28 +206,29 @@ def test_online_without_an_account_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 def names(rows):
-    return {key for figures in history(rows) for key in figures}
+    return {key for figures in history(rows) for key in figures} - {STEP}
 
 
-def test_names_tell_apart_only_what_differs():
+def test_a_name_is_made_of_its_own_figure_alone():
     plain = make_row()
     changes = {
-        "layer4/[:, 3:, :]/13 observed": {},
-        "layer4/[:, 3:, :]/13 observed/random": {"prompts": "random"},
-        "layer4/[:, 3:, :]/13 observed/noise 0.5": {"noise": 0.5},
-        "layer4/[:, 3:, :]/13 observed/shuffled": {"control": "shuffled"},
-        "layer4 mixer/[:, 3:, :]/13 observed/without norm": {
-            "site": {"layer": 4, "part": "mixer", "without": ["norm"]}
+        "layer last/[:, 3:, :]": {},
+        "layer last/[:, 3:, :]/random": {"prompts": "random"},
+        "layer last/[:, 3:, :]/noise 0.5": {"noise": 0.5},
+        "layer last/[:, 3:, :]/shuffled": {"control": "shuffled"},
+        "layer 2 mixer/[:, 3:, :]/without norm": {
+            "site": {"layer": 2, "part": "mixer", "without": ["norm"]}
         },
-        "layer4/[:, 3:, :]/61 observed/padded": {"padded": True, "observed": 61},
+        "layer last/[:, 3:, :]/padded": {"padded": True, "observed": 61},
     }
-    assert "invert/layer4/[:, 3:, :]/descent/self" in names([plain])
-    assert "invert/flat/layer4/[:, 3:, :]/descent/self" in names([plain, make_row("flat")])
-    other = {"key": "s", "settings": {"steps": 9, "rate": 2}}
-    found = names([plain | {"key": name} | own for name, own in changes.items()] + [plain | other])
+    several = [plain | {"key": name} | own for name, own in changes.items()]
+    several.append(plain | {"key": "s", "settings": {"steps": 9, "rate": 2}})
+    found = names([*several, *every_kind(plain["checkpoint"])])
+    for where, row in zip(changes, several, strict=False):
+        assert f"recovery/{where}/descent steps=500 rate=0.02/self" in found
+        assert names([row]) <= found  # whatever else is there
+    assert "recovery/layer last/[:, 3:, :]/descent steps=9 rate=2/self" in found
     assert len([name for name in found if name.endswith("/self")]) == 7
-    for middle in changes:
-        assert f"invert/{middle}/descent steps=500 rate=0.02/self" in found
     assert not any("margin_bits" in name for name in names([make_row(method="adam")]))
 
 
@@ -220,44 +236,45 @@ def test_every_kind_of_row_is_a_series_over_the_steps():
     first, last = history([*every_kind(about(100)), *every_kind(about(0))])
     assert (first[STEP], last[STEP]) == (0, 100)
     assert set(first) == set(last)  # one name for all checkpoints
-    assert last["lens/norm/layer 1/lens residual/prompts 4/prompt_kind story"] == 102.0
+    assert last["lens/norm/layer 1/lens residual/prompt_kind story/prompts 4"] == 102.0
     assert last["geometry/sigma min/layer last/part block/hidden 0"] == 0.5
+    assert last["loss/bits/byte/corpus toy/stories 2"] == pytest.approx(7 / 4 / math.log(2))
 
 
-def test_two_seeds_of_one_name_are_pooled_and_other_models_told_apart():
-    name = "norm/layer 1/lens residual/prompts 4/prompt_kind story"
-    seeds = [lens(about(0, "a"), 1.0), lens(about(0, "b"), 3.0)]
-    (figures,) = history(seeds)
-    assert figures[f"lens/{name}"] == 2.0
-    wide = checkpoint_of(about(0, "c"), d_model=512)
-    (figures,) = history([*seeds, lens(wide, 9.0)])
-    assert figures[f"lens/flat (d_model 128)/{name}"] == 2.0
-    assert figures[f"lens/flat (d_model 512)/{name}"] == 9.0
+def test_the_keys_that_the_docs_list_are_logged():
+    page = (Path(__file__).parents[2] / "docs" / "wandb.md").read_text()
+    listed = re.findall(
+        r"^\| `((?:recovery|loss|probe|geometry|lens|bits)/[^`]+/[^`]+)` \|", page, re.M
+    )
+    logged = names([*FLAT, *(bits_row(about(0), 0, 2.0),)])
+    assert {name.partition("/")[0] for name in listed} == {row["kind"] for row in FLAT} | {"bits"}
+    for name in listed:
+        pattern = re.sub(r"[A-Z]+", ".+", re.escape(name))
+        assert any(re.fullmatch(pattern, key) for key in logged), name
+
+
+def test_two_seeds_of_one_name_are_pooled():
+    name = "lens/norm/layer 1/lens residual/prompt_kind story/prompts 4"
+    (figures,) = history([lens(about(0, "a"), 1.0), lens(about(0, "b"), 3.0)])
+    assert figures[name] == 2.0
 
 
 def test_the_group_of_a_training_is_that_of_its_evaluations(tmp_path, small_tokenizer):
     data, run = pack_toy(small_tokenizer, tmp_path / "packed", 200).path, tmp_path / "run"
     assert fit(data, run, "--wandb", "offline", "--trainer.max_steps", "2") == 0
-    records = offline_records(file_of(run))
+    records = offline_records(files_of(run)[0])
     assert {"val_bits_per_byte", "tokens_seen"} <= {key for row in logged(records) for key in row}
     assert records["run"][0].run_group == "flat d16 n2"
 
 
 def test_the_chart_is_drawn_of_columns_of_the_summary():
     chart = (Path(__file__).parents[2] / "docs" / "wandb-recovery.vl.json").read_text()
-    records = summarise(make_rows(count=2))
+    records = sum_up(make_rows(count=2))
     fields = set(re.findall(r"datum\['(\w+)'\]", chart))
     assert {"nonself"} <= fields <= records[0].keys()
     assert "alternating" in vl_convert.vegalite_to_svg(
         json.loads(chart) | {"data": {"values": records}}
     )
-
-
-def test_several_architectures_have_no_group(tmp_path):
-    rows = make_rows(steps=(0,), layers=(4,), count=1)
-    track_results(tmp_path, rows)
-    (run,) = offline_records(file_of(tmp_path))["run"]
-    assert run.run_group == ""
 
 
 def test_models_are_linked_by_their_run_and_one_that_is_not_there_is_said(tmp_path, capsys):

@@ -2,10 +2,11 @@
 
 import pytest
 
-from eval.recovery import VERDICTS, hidden_positions, join_rows, part, variation
+from eval.recovery import hidden_positions, part, variation
+from eval.verdicts import SHORT, join_rows
 from tests.eval.report.cases import make_row, make_rows
 
-GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = VERDICTS
+GRADIENT, SEARCH, AMBIGUOUS, NOT_FOUND = SHORT
 
 
 def row(method, found, **changes):

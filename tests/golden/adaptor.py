@@ -61,10 +61,8 @@ SUMMARY = (
     "noise", "control", "padded", "method",
 )  # fmt: skip
 """Columns of a summary that say what a line is of."""
-FIGURES = ("value", "low", "high", "n")
-"""Columns of a comparison that do not."""
-UNSTABLE = ("seconds", "tokens/s", "path", "corpus", "settings", "family", "weights_sha256")
-"""Columns, and quantities of a comparison, that hold times, places on a disk or a hash."""
+UNSTABLE = ("seconds", "path", "corpus", "settings", "family", "weights_sha256")
+"""Columns that hold times, places on a disk or a hash."""
 
 
 class Refused(Exception):
@@ -206,12 +204,10 @@ def _lines(case: str, file: Path, command: str) -> Iterator[tuple[Place, Row]]:
     """A CSV of figures, a place a line."""
     with file.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
-            names = FIGURES if command == "compare" else [k for k in line if k not in SUMMARY]
+            places = ("model", "step") if command == "compare" else SUMMARY
+            names = [name for name in line if name not in places]
             about = {k: v for k, v in line.items() if k not in names and v and k not in UNSTABLE}
-            if line.get("quantity") in UNSTABLE:
-                continue
-            what = f"{about.pop('quantity')}: " if "quantity" in about else ""
-            numbers = {what + k: _number(line[k]) for k in names if line[k] and k not in UNSTABLE}
+            numbers = {k: _number(line[k]) for k in names if line[k] and k not in UNSTABLE}
             solver = about.pop("method", "")
             model = f"{about.pop('model')} {about.pop('step')}"
             words = ", ".join(f"{name} {value}" for name, value in about.items())

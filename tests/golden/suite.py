@@ -177,12 +177,13 @@ SUITE: dict[str, dict[str, Step]] = {
             "stories": 4,
         },
         "summary": {"ask": "summary", "of": ["rows"]},
-        "compare": {"ask": "compare", "of": ["rows", "loss"]},
+        "compare": {"ask": "compare", "of": ["rows", "loss"], "prompts": "text"},
         "compare, every seed": {
             "ask": "compare",
             "of": ["rows", "loss"],
             "every_seed": True,
-            "columns": ["*adam*", "*nats*"],
+            "prompts": "text",
+            "method": "adam",
         },
     },
     "texts": {

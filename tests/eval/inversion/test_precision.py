@@ -15,7 +15,7 @@ from eval.inversion.solver import parse_solvers
 from eval.models import Checkpoint, open_checkpoint
 from eval.recovery import Slice, hidden_positions
 from eval.rows import Results, Row, read_rows
-from eval.summary import summarise
+from eval.summary import sum_up
 from eval.text import Prompt, random_prompts
 from tests.eval.inversion.search_cases import posed, prompts
 
@@ -65,7 +65,7 @@ def test_half_precision_is_inverted_and_certifies_nothing(
         if row["method"] == "sweep":
             assert row["exact"]
             assert row["margin_bits"] < 12
-    records = summarise(rows)
+    records = sum_up(rows)
     assert all(record["at_floor"] == record["false_accepts"] == 0 for record in records)
     assert all(record["enumerated"] == record["tokens_accepted"] == 0 for record in records)
 
@@ -131,7 +131,7 @@ def test_a_descent_that_diverged_says_so_and_nothing_else(model_directory, tmp_p
     rows = read_rows([tmp_path])
     assert all(row["diverged"] for row in rows)
     assert all(row["notes"]["loss"] is None and row["criterion"] is False for row in rows)
-    (record,) = summarise(rows)
+    (record,) = sum_up(rows)
     assert record["diverged"] == len(rows) == 8
     assert record["self_top5"] <= 0.05
     assert record["self_rank"] == 200
@@ -157,6 +157,6 @@ def test_missing_figures_are_left_out_of_medians_and_counted(model_directory, tm
     rows = read_rows([tmp_path])
     for row, steps in zip(rows, [10, None, 30, None, 20, None, None, None], strict=True):
         row["steps_to_solve"] = steps
-    found = summarise(rows)[0]
+    found = sum_up(rows)[0]
     assert (found["steps_to_solve"], found["solved"], found["diverged"]) == (20, 3, 0)
     assert torch.tensor(found["self"]).isfinite()

@@ -232,6 +232,26 @@ def lens(checkpoint: dict[str, Any], value: float | None, layer: int = 1) -> dic
                prompts=4, prompt_kind="story", look=checkpoint["weights_sha256"])  # fmt: skip
 
 
+def loss_row(checkpoint: dict[str, Any], nats: list[float], **changes: Any) -> dict[str, Any]:
+    """The loss on texts of two bytes each, a part for each number."""
+    count = len(nats)
+    parts = {"nats": nats, "tokens": [1] * count, "bytes": [2] * count}
+    mean = sum(nats) / count
+    own = {"corpus": "toy", "stories": count, "parts": parts, "nats_per_token": mean,
+           "bits_per_byte": mean / math.log(2) / 2, "tokens_per_second": 9.0}  # fmt: skip
+    return row("loss", checkpoint, **own | changes)
+
+
+def bits_row(checkpoint: dict[str, Any], prompt: int, bits: float) -> dict[str, Any]:
+    """Bits about one token at distances 0 and 4, under noise of a quarter of the RMS."""
+    alone = {"alone": [bits + 1, bits], "cumulative": [bits + 1, bits + 1]}
+    own = {"corpus": "toy", "place": 12, "candidates": 40, "prompts": "inside", "prompt": prompt,
+           "truth": [prompt], "distances": [0, 4], "rms": [1.0, 1.0], "effect": [0.5, 0.1],
+           "effect_sampled": [0.5, 0.1], "margin_bits": {"alone": [9.0, 3.0]},
+           "bits": {"uniform": {"noise 0.25 rms": alone}}}  # fmt: skip
+    return row("bits", checkpoint, site={"layer": 4, "part": "block"}, **own)
+
+
 def every_kind(checkpoint: dict[str, Any]) -> list[dict[str, Any]]:
     site = {"site": {"layer": 4, "part": "block"}}
     parts = {"nats": [3.0, 4.0], "tokens": [1, 1], "bytes": [2, 2]}

@@ -14,8 +14,7 @@ from eval.drawing import Figure, write_figures
 from eval.lenses.markup import STRONGEST, STYLE, highlighted
 from eval.lenses.table import Table
 from eval.report.inside import LensSection, lens_sections
-from tests.eval.compare_cases import lens_row
-from tests.eval.report.cases import checkpoint_of, make_row
+from tests.eval.report.cases import checkpoint_of, lens, make_row
 
 ABOUT = make_row("flat")["checkpoint"]
 
@@ -37,7 +36,7 @@ def similar(depth: int) -> dict[str, Any]:
 
 def row(key: str, **about: Any) -> dict[str, Any]:
     """One of its rows."""
-    return lens_row(1.0, look=key, key=f"row of {key}", checkpoint=checkpoint_of(ABOUT, **about))
+    return lens(checkpoint_of(ABOUT, **about), 1.0) | {"look": key, "key": f"row of {key}"}
 
 
 def names(found: LensSection) -> list[str]:

@@ -8,7 +8,7 @@ from eval.report.evidence import headline, place_rows
 from eval.report.page import render_page
 from eval.report.tables import summary_table, terminal_table
 from eval.statistics import wilson
-from eval.summary import summarise
+from eval.summary import sum_up
 from eval.tables import PIPE, percent
 from tests.eval.report.cases import (
     Page,
@@ -134,5 +134,5 @@ def test_margin_of_a_search_that_did_not_arrive_is_left_out():
     assert {(r["margin"], r["margin_bits"]) for r in summary_table([arrived, lost])} == {(8.0, 3.0)}
     (table,) = {(r["margin"], r["margin_bits"]) for r in summary_table([arrived, collided])}
     assert table == (20.0, 2.0)  # the fewest bits, not the smallest distance
-    (record,) = summarise([arrived, collided])
+    (record,) = sum_up([arrived, collided])
     assert record["margin_bits"] == 2.0  # the summary and the page agree
