@@ -8,10 +8,12 @@ stays. Each table says what goes wrong, where, and how; `FAULTS` are all of them
 
 import operator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from eval.inversion.objectives import l2
+from eval.measurements import Frame
 from tests.golden.fault import Change, Fault, Function, gives, instead, takes
 from tests.golden.suite import model
 
@@ -29,6 +31,11 @@ def _own_target(pose: Function) -> Function:
     return lambda task, *more: pose(
         replace(task, asked=tuple(a._replace(shuffled=False) for a in task.asked)), *more
     )
+
+
+def _of_first_seed(lines: Frame) -> Any:
+    """Which lines are of the first training seed of their model and step."""
+    return lines.groupby(["model", "step"])["weights"].transform("first") == lines["weights"]
 
 
 MIXERS: dict[str, Entry] = {
@@ -254,13 +261,13 @@ READERS: dict[str, Entry] = {
     ),
     "summary: intervals are half as wide": (
         "tables: rows; summary",
-        "summary:share",
-        gives(lambda i: i._replace(low=(i.low + i.estimate) / 2, high=(i.high + i.estimate) / 2)),
+        "summary:POOLS[share]",
+        gives(lambda i: (i[0], (i[1] + i[0]) / 2, (i[2] + i[0]) / 2, i[3])),
     ),
     "compare: the first seed stands for all": (
         "tables: rows; loss; compare",
-        "summary:seeds_mean",
-        takes(lambda values: (values[:1],)),
+        "comparison:summarise",
+        takes(lambda lines, *more: (lines[_of_first_seed(lines)], *more)),
     ),
     "texts: the first story is skipped": (
         "texts: file",
