@@ -79,14 +79,16 @@ class WrappedAttention(CausalAttention):
         self.inputs, self.output, self.rotation = nn.ModuleList(inputs), output, rotation
         self.heads, self.width, self.scale = heads, width, scale
 
-    def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, T, heads, width)`."""
         projected = [layer(x) for layer in self.inputs]
         parts = projected if len(projected) == 3 else projected[0].chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.width)) for part in parts)
-        if self.rotation is not None:
-            q, k = self.rotation(q, start), self.rotation(k, start)
         return q, k, v
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        """Queries or keys `(B, T, heads, width)` with positions start ... start + T in them."""
+        return x if self.rotation is None else self.rotation(x, start)
 
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, heads * width) -> (B, T, D)`."""

@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from arch import Block, LanguageModel, State, embedding_scale
 from arch.decoder import WholeBlock
+from arch.mixers import CausalAttention
 from eval import RequestError
 
 PARTS = {
     "block": "the stream after the whole block",
     "mixer": "the token mixer's output alone",
     "stream": "the stream after the token mixer, before the channel mixer",
+    "key": "the keys of attention, heads side by side, before the rotary embedding",
+    "rotated_key": "the same after it, as a cache holds them",
+    "value": "the values of attention, heads side by side",
 }
+CACHED = ("key", "rotated_key", "value")
+"""Parts that a key/value cache holds, which only attention has."""
 ABLATIONS = {
     "residual": "the residual around the token mixer",
     "norms": "both norms of a block",
@@ -67,6 +73,8 @@ class Circuit:
                 raise RequestError(
                     f"--without {name}: nothing of that name; use some of {', '.join(ABLATIONS)}"
                 )
+        if self.part in CACHED:
+            self._require_attention()
         blocks = [self._block(i) for i in range(self.depth)]
         whole = any(isinstance(block, WholeBlock) for block in blocks)
         asked = f"part {self.part!r} without {sorted(self.without)}"
@@ -103,10 +111,14 @@ class Circuit:
         """Whether an output depends on the tokens up to its own position only."""
         return "mask" not in self.without
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Features of an output."""
-        return self.model.config.d_model * len(self.sites)
+        each = self.model.config.d_model
+        if self.part in CACHED:
+            block = self._block(self.sites[0] - 1)
+            each = self._cached(block, self.model.embedding.weight[:1, None], 0).shape[-1]
+        return each * len(self.sites)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         """`(B, T, D)` embeddings to the site's `(B, T, width)` outputs."""
@@ -174,6 +186,17 @@ class Circuit:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
         return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
+    def _require_attention(self) -> None:
+        for layer in self.sites:
+            if not layer:
+                raise RequestError(f"part {self.part!r}: layer 0, the embedding, has none; give 1")
+            mixer = self._block(layer - 1).token_mixer
+            if not isinstance(mixer, CausalAttention):
+                raise RequestError(
+                    f"part {self.part!r} of layer {layer}: a {type(mixer).__name__} has none; only "
+                    "attention has keys and values"
+                )
+
     def _require_causal(self) -> None:
         if not self.causal:
             raise RequestError(
@@ -196,18 +219,30 @@ class Circuit:
         """Whether a block cannot be run by its own `combine`."""
         return self.part == "stream" or bool(self.without - {"mask"})
 
-    def _run(self, i: int, x: Tensor, mix: Mix) -> dict[str, Tensor]:
+    def _cached(self, block: Block, x: Tensor, start: int) -> Tensor:
+        """What attention remembers of a block's input, `(N, T, D)` to `(N, T, width)`."""
+        mixer = block.token_mixer
+        assert isinstance(mixer, CausalAttention)
+        _, keys, values = mixer.project(x if "norms" in self.without else block.norm_token(x))
+        if self.part == "rotated_key":
+            keys = mixer.rotate(keys, start)
+        return (values if self.part == "value" else keys).flatten(2)
+
+    def _run(self, i: int, x: Tensor, mix: Mix, start: int) -> dict[str, Tensor]:
         """Block i, every part's output by name."""
         block = self._block(i)
         bare = "norms" in self.without
         mixed = mix(i, block.token_mixer, x if bare else block.norm_token(x))
+        outputs = {"mixer": mixed}
+        if self.part in CACHED and isinstance(block.token_mixer, CausalAttention):
+            outputs[self.part] = self._cached(block, x, start)
         if not self._recomposed:
-            return {"mixer": mixed, "block": block.combine(x, mixed)}
+            return outputs | {"block": block.combine(x, mixed)}
         stream = mixed if "residual" in self.without else x + mixed
         if "channel" in self.without:
-            return {"mixer": mixed, "stream": stream, "block": stream}
+            return outputs | {"stream": stream, "block": stream}
         changed = block.channel_mixer(stream if bare else block.norm_channel(stream))
-        return {"mixer": mixed, "stream": stream, "block": stream + changed}
+        return outputs | {"stream": stream, "block": stream + changed}
 
 
 def step_together(circuits: list[Circuit], embeddings: Tensor, state: State | None) -> list[Tensor]:
@@ -264,9 +299,10 @@ def _walk(
     sites = dict.fromkeys(PARTS, embeddings)
     for depth in range(circuits[-1].depth + 1):
         if depth:
-            sites = circuits[-1]._run(depth - 1, x, mix)
+            sites = circuits[-1]._run(depth - 1, x, mix, start)
             x = sites["block"]
-        outputs = sites[circuits[-1].part].split(rows[first:])
+        of_site = sites.get(circuits[-1].part, x)  # a hybrid's other layers have no keys
+        outputs = of_site.split(rows[first:])
         for parts, circuit, output in zip(taken[first:], circuits[first:], outputs, strict=True):
             if depth in circuit.sites:
                 parts.append(output)

@@ -30,9 +30,18 @@ class CausalAttention(TokenMixer):
 
     scale: float
 
-    def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values `(B, T, heads, width)` of positions start ... start + T."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `(B, T, heads, width)`, positions not in them yet."""
         raise NotImplementedError
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        """Queries or keys `(B, T, heads, width)` with positions start ... start + T in them."""
+        return x
+
+    def place(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `(B, T, heads, width)` of positions start ... start + T."""
+        q, k, v = self.project(x)
+        return self.rotate(q, start), self.rotate(k, start), v
 
     def merge(self, y: Tensor) -> Tensor:
         """The heads' outputs, side by side in `(B, T, heads * width)`, to `(B, T, D)`."""
@@ -40,18 +49,18 @@ class CausalAttention(TokenMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, T, D) -> (B, T, D)`."""
-        return self._attend(*self.project(x, 0))
+        return self._attend(*self.place(x, 0))
 
     def unmasked(self, x: Tensor) -> Tensor:
         """As `forward`, every position seeing all: what a causal model was never trained for."""
-        return self._attend(*self.project(x, 0), causal=False)
+        return self._attend(*self.place(x, 0), causal=False)
 
     def prefix(self, x: Tensor, state: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
         """The state is the key/value cache."""
         if state is None:
-            q, k, v = self.project(x, 0)
+            q, k, v = self.place(x, 0)
             return self._attend(q, k, v), KeyValue(Cache(k), Cache(v))
-        q, k, v = self.project(x, state.keys.length)
+        q, k, v = self.place(x, state.keys.length)
         after = KeyValue(state.keys.append(k), state.values.append(v))
         return self._attend(q, after.keys.values, after.values.values), after
 
@@ -60,7 +69,7 @@ class CausalAttention(TokenMixer):
 
         All candidates of a prefix meet its keys in one product; nothing is expanded to N.
         """
-        q, k, v = self.project(x, state.keys.length)
+        q, k, v = self.place(x, state.keys.length)
         (N, S), past_k, past_v = q.shape[:2], state.keys.values, state.values.values
         P, t, kv_heads, width = past_k.shape
         q = q.reshape(P, N // P, S, kv_heads, -1, width) * self.scale
@@ -177,8 +186,8 @@ class Attention(CausalAttention):
             self.k_norm = nn.RMSNorm(self.head_width, eps=QK_EPS)
         self.rotary = Rotary(context, self.head_width, rope_base)
 
-    def project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, each `(B, T, heads, width)`."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each `(B, T, heads, width)`."""
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_width))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -186,7 +195,11 @@ class Attention(CausalAttention):
         if self.qk_norm:
             exact = self.q_norm.weight.dtype  # under autocast the projections are shorter
             q, k = self.q_norm(q.to(exact)).to(v.dtype), self.k_norm(k.to(exact)).to(v.dtype)
-        return self.rotary(q, start), self.rotary(k, start), v
+        return q, k, v
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        """Queries or keys `(B, T, heads, width)` with positions start ... start + T in them."""
+        return self.rotary(x, start)
 
     def merge(self, y: Tensor) -> Tensor:
         """`(B, T, heads * width) -> (B, T, D)`."""

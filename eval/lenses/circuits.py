@@ -63,7 +63,7 @@ class Map(NamedTuple):
 @torch.no_grad()
 def attention_pattern(mixer: CausalAttention, x: Tensor) -> Tensor:
     """Weights of each head, `(B, heads, T, T)`, for normed inputs `(B, T, D)`."""
-    q, k, _ = (part.transpose(1, 2) for part in mixer.project(x, 0))
+    q, k, _ = (part.transpose(1, 2) for part in mixer.place(x, 0))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return _softmax(mixer.scale * q @ k.transpose(2, 3))
 
@@ -122,8 +122,8 @@ def value_maps(mixer: TokenMixer, like: Tensor) -> tuple[Tensor, Tensor] | None:
     each = torch.eye(D, dtype=like.dtype, device=like.device)[:, None]
     none = torch.zeros_like(each[:1])
     if isinstance(mixer, CausalAttention):
-        values = mixer.project(each, 0)[2] - mixer.project(none, 0)[2]
-        heads = mixer.project(none, 0)[0].shape[2]
+        values = mixer.place(each, 0)[2] - mixer.place(none, 0)[2]
+        heads = mixer.place(none, 0)[0].shape[2]
         values = values.repeat_interleave(heads // values.shape[2], dim=2)
         merge = mixer.merge
     elif isinstance(mixer, Headed):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eval import RequestError
-from eval.circuit import PARTS, Circuit
+from eval.circuit import CACHED, PARTS, Circuit
 from eval.inversion.solver import solvers
 from eval.recovery import Slice
 
@@ -23,7 +23,7 @@ WITHOUT = [
 ]
 names = pytest.mark.parametrize("without", WITHOUT, ids=lambda w: "+".join(sorted(w)) or "whole")
 mixers = pytest.mark.parametrize("mixer", MIXERS)
-parts = pytest.mark.parametrize("part", PARTS)
+parts = pytest.mark.parametrize("part", [part for part in PARTS if part not in CACHED])
 
 
 def some_tokens(count: int = 3, length: int = 9) -> Tensor:
@@ -111,6 +111,26 @@ def test_left_to_right_is_the_whole(small_model, mixer, part, without, layers):
     torch.testing.assert_close(circuit.step(circuit.model.embed(tokens), None), whole, **near)
 
 
+def test_keys_and_values_are_attentions_own(small_model):
+    """Of our own attention, in a hybrid with a mixer that has none."""
+    mixer = "attention(heads=4, kv_heads=2, qk_norm=True)"
+    model, tokens = small_model(mixers=("flat", mixer)).double(), some_tokens()
+    stream = by_hand(model, model.embed(tokens), 1, "block", frozenset())
+    attention = model.blocks[1].token_mixer
+    _, keys, values = attention.project(model.blocks[1].norm_token(stream))
+    rotated = attention.rotate(keys, 0)
+    for part, expected in zip(CACHED, (keys, rotated, values), strict=True):
+        circuit = Circuit(model, 2, part)
+        assert circuit.width == 16
+        torch.testing.assert_close(circuit.of_tokens(tokens), expected.flatten(2))
+        first, state = circuit.extend(tokens[:, :5])
+        stepped = circuit.step(model.embed(tokens[:, 5:]), state)
+        torch.testing.assert_close(torch.cat([first, stepped], dim=1), expected.flatten(2))
+    for layer in (0, 1):
+        with pytest.raises(RequestError):
+            Circuit(model, layer, "key")
+
+
 def test_gradients_pass_through_and_leave_the_model_alone(small_model):
     circuit = Circuit(small_model(), (1, 2))
     x = circuit.model.embed(some_tokens()).requires_grad_()
@@ -126,7 +146,7 @@ def test_unmasked_attention_is_torchs_own_without_a_mask(small_model):
     x = torch.randn(2, 7, 32, dtype=torch.float64)
     block: Any = model.blocks[0]
     own, read = block.token_mixer, block.norm_token(x)
-    q, k, v = (h.transpose(1, 2) for h in own.project(read, 0))
+    q, k, v = (h.transpose(1, 2) for h in own.place(read, 0))
     expected = own.o_proj(F.scaled_dot_product_attention(q, k, v)[:, 0])
     torch.testing.assert_close(circuit(x), expected)
     moved = x.clone()

@@ -55,6 +55,19 @@ def test_hidden_tokens_of_a_saved_model_are_found(directory, tmp_path):
     assert all(row["exact"] and row["certificate"] == "enumerated" for row in rows)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_keys_and_values_are_those_of_transformers_cache(name):
+    theirs = their_model(name)
+    tokens = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
+    cache = theirs(tokens, use_cache=True).past_key_values
+    for layer, of_layer in enumerate(cache.layers, start=1):
+        for part, expected in (("rotated_key", of_layer.keys), ("value", of_layer.values)):
+            circuit = Circuit(PretrainedModel(theirs), layer, part)
+            expected = expected.transpose(1, 2).flatten(2)
+            assert circuit.width == expected.shape[-1]
+            torch.testing.assert_close(circuit.of_tokens(tokens), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", [*FAMILIES, "bloom", "gemma2", "mamba"])
 def test_every_family_gives_up_its_tokens(name):
     whole = name not in FAMILIES  # any decoder: its blocks are known as a whole
