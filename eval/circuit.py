@@ -186,6 +186,21 @@ class Circuit:
         """The embedding's Moore-Penrose inverse, `(D, V)`, which turns a vector into tokens."""
         return self.model.keep("pseudo-inverse", lambda: torch.linalg.pinv(self.vocabulary))
 
+    def unrotated(self, values: Tensor) -> tuple["Circuit", Tensor]:
+        """Of rotated keys `(B, T, width)` the keys before, and their site; else as it is.
+
+        A turn changes no distance, and before it all positions are alike.
+        """
+        if self.part != "rotated_key":
+            return self, values
+        turned = []
+        for layer, of_layer in zip(self.sites, values.chunk(len(self.sites), -1), strict=True):
+            mixer: Any = self._block(layer - 1).token_mixer
+            _, keys, _ = mixer.project(self.model.embedding.weight[:1, None])
+            heads = of_layer.unflatten(-1, keys.shape[2:])
+            turned.append(mixer.unrotate(heads, 0).flatten(2))
+        return replace(self, part="key"), torch.cat(turned, dim=-1)
+
     def _require_attention(self) -> None:
         for layer in self.sites:
             if not layer:

@@ -38,6 +38,14 @@ class CausalAttention(TokenMixer):
         """Queries or keys `(B, T, heads, width)` with positions start ... start + T in them."""
         return x
 
+    def unrotate(self, x: Tensor, start: int) -> Tensor:
+        """The inverse of `rotate`, which turns pairs of features, scaled alike at all positions."""
+        with torch.enable_grad():
+            zeros = torch.zeros_like(x, requires_grad=True)
+            (back,) = torch.autograd.grad(self.rotate(zeros, start), zeros, x)  # the transpose
+        scale = self.rotate(back, start).norm() / x.norm()  # 1, but where a family scales
+        return back / scale
+
     def place(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `(B, T, heads, width)` of positions start ... start + T."""
         q, k, v = self.project(x)

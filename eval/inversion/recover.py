@@ -9,7 +9,7 @@ site, and after it on the answer's own tokens, which decides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,15 +17,25 @@ from torch import Tensor
 from eval import RequestError
 from eval.captures import open_site
 from eval.circuit import Circuit, uncertified
+from eval.inversion.certify import Agreement, consistent, find_alike, floor_share
 from eval.inversion.guesses import open_readbacks
+from eval.inversion.locate import Match, find_site
 from eval.inversion.problem import ACCEPT, Problem, capture
 from eval.inversion.solver import ask_solver, parse_solvers
-from eval.models import Checkpoint, open_models
+from eval.inversion.stored import Stored, read_stored
+from eval.models import open_models
 from eval.recovery import Slice
-from eval.text import choose_corpus, held_out_text
+from eval.text import choose_corpus
 
 if TYPE_CHECKING:
     from eval.captures import Model
+
+
+class Cache(Protocol):
+    """A key/value cache of transformers: for each layer keys and values `(B, heads, T, width)`."""
+
+    layers: Sequence[Any]
+
 
 ROUNDS = 2  # searches: the second with limits measured on the first one's answers
 UNSURE = "?"
@@ -41,9 +51,15 @@ class Recovered:
         pieces: how each token reads on its own, by prompt.
         residual: distance of the answer's outputs from those given, at each position shown,
             `(B, S)`.
-        floor: distance that rounding alone makes there, `(B, S)`: of the answer's own tokens.
+        floor: distance that rounding makes there, `(B, S)`: the model's own on the answer's tokens,
+            and that of the format in which the outputs are stored.
         certificates: of each prompt and position: "residual" (what is shown from there on is as the
             answer's, to rounding), "enumerated" (and no other token's is), or None.
+        alike: of each prompt the positions where other tokens that were run fit as well, with
+            those tokens, the nearest first; a certain token has none.
+        site: whose outputs they are, as `block.3`.
+        matches: where no layer was given, the sites that were tried, the best first.
+        format: in which they are stored.
         solver: that was asked.
         evaluations: tokens sent through the model for each prompt.
     """
@@ -54,6 +70,10 @@ class Recovered:
     residual: Tensor
     floor: Tensor
     certificates: list[list[str | None]]
+    alike: list[dict[int, list[int]]]
+    site: str
+    matches: list[Match]
+    format: str
     solver: str
     evaluations: list[int]
 
@@ -70,11 +90,13 @@ class Recovered:
 
 def recover(
     model: "Model",
-    outputs: Tensor,
+    outputs: Tensor | Cache,
     *,
-    layer: int | Sequence[int],
-    part: str = "block",
+    layer: int | Sequence[int] | None = None,
+    part: str | None = None,
     shown: str | Sequence[int] | None = None,
+    format: str | None = None,
+    scale: Tensor | float | None = None,
     solver: str | None = None,
     settings: dict[str, Any] | None = None,
     seed: int = 0,
@@ -86,12 +108,16 @@ def recover(
     Args:
         model: a model directory, `hf:` and a pretrained model's name, or an open model.
         outputs: of the site, `(T, width)`, or `(B, T, width)` for prompts of one length; what
-            stands at positions that are not shown is not looked at.
+            stands at positions that are not shown is not looked at. For keys and values also
+            `(B, heads, T, width)`, or the cache itself, as transformers' `DynamicCache`.
         layer: whose outputs they are: 0 (the embedding) to the number of blocks, as the list
             `hidden_states` of transformers counts, but for its last entry, which is behind the
-            final norm; several are joined along the channels.
-        part: block (the stream after it), mixer or stream.
+            final norm; several are joined along the channels. None: found (`find_site`).
+        part: block (the stream after it; default), mixer, stream, key, rotated_key (as caches hold
+            keys) or value.
         shown: positions that are shown, or a slice as "[:, 3:, :]"; None: all.
+        format: fp32, bf16, fp16 or int8, that the outputs went through; None: found from them.
+        scale: of int8: `(width,)` for channels, `(T,)` or `(T, 1)` for tokens, or one number.
         solver: one of `python -m eval solvers`; None: `propose` where all positions are shown, else
             `alternating`.
         settings: of the solver.
@@ -101,31 +127,42 @@ def recover(
 
     Raises:
         RequestError: outputs of another shape or width, that are not finite, or longer than the
-            context; a site or slice that does not exist; a solver that cannot be asked this.
+            context; integers without a scale; a site or slice that does not exist; a solver that
+            cannot be asked this.
         ModelError: the model cannot be opened.
     """
     (checkpoint,) = open_models(model, device)
-    circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
-    outputs = _checked(outputs, circuit)
-    B, T, _ = outputs.shape
+    source = choose_corpus([checkpoint], corpus)
+    stored = read_stored(_of_cache(outputs, layer, part), format, scale)
+    stored = stored.to(checkpoint.model.embedding.weight.device)
+    B, T, _ = stored.values.shape
     visible = _slice(shown, T)
-    visible.channels(circuit.width)
-    target, positions = visible.select(outputs), visible.positions(T)
-    if not target.isfinite().all():
+    positions = visible.positions(T)
+    if not visible.select(stored.values).isfinite().all():
         raise RequestError("outputs: not finite at a position shown; leave it out of `shown`")
+    matches: list[Match] = []
+    if layer is None:
+        matches = find_site(checkpoint, stored, positions, source, part)
+        part, layer = matches[0].part, matches[0].layer
+    part = part or "block"
+    circuit = open_site(checkpoint, [layer] if isinstance(layer, int) else list(layer), part)
+    _check_shape(stored, circuit)
+    visible.channels(circuit.width)
     T = positions[-1] + 1  # no output shown tells of later tokens
     visible = Slice.of(positions, T, visible.low, visible.high)
+    stored = Stored(stored.values[:, :T], stored.step[:, :T], stored.format)
     name = solver or ("alternating" if visible.hidden(T) else "propose")
     (asked,) = parse_solvers({name: settings or {}})
     if refusal := asked.refusal(visible, T, causal=True):
         raise RequestError(f"solver {name}: {refusal}")
-    source = choose_corpus([checkpoint], corpus)
-    share = _floor_share(checkpoint, circuit, source, visible, T)
-    stored = _rounding(target)
-    floor = share * target.norm(dim=-1) + stored
-    limit, noise = ACCEPT * floor, torch.zeros_like(floor)
+    if part == "rotated_key" and (visible.low, visible.high) != (0, None):
+        raise RequestError("shown: rotated keys are recovered from all channels; leave `:`")
+    searched, values = circuit.unrotated(stored.values)
+    target, half_steps = visible.select(values), visible.select(stored.step).norm(dim=-1) / 2
+    share = floor_share(checkpoint, searched, source, visible, T)
+    floor = share * target.norm(dim=-1)
     problem = Problem(
-        circuit, visible, T, target, floor, limit, noise,
+        searched, visible, T, target, floor, ACCEPT * floor + half_steps, torch.zeros_like(floor),
         readbacks=lambda circuits: open_readbacks(checkpoint, source, circuits),
     )  # fmt: skip
     answers, rows = {}, list(range(B))
@@ -138,15 +175,22 @@ def recover(
         for row, one in zip(rows, found, strict=True):
             tokens[row] = one.tokens
             evaluations[row] += one.evaluations
-        ((_, rounding),) = capture([circuit], tokens)
-        floor = visible.select(rounding).norm(dim=-1) + stored
-        residual = problem.distances(circuit.of_tokens(tokens))
-        within = residual <= ACCEPT * floor
+        ((_, rounding),) = capture([searched], tokens)
+        floor = visible.select(rounding).norm(dim=-1)
+        limit = ACCEPT * floor + half_steps
+        residual = problem.distances(searched.of_tokens(tokens))
+        within = residual <= limit
         # a wrong token that only the first, wider limit let through is searched for once more
         loose = ~within.all(dim=1) & (residual <= problem.limit).all(dim=1)
         if not (rows := loose.nonzero()[:, 0].tolist()):
             break
-        problem = replace(problem, limit=torch.minimum(problem.limit, ACCEPT * floor))
+        problem = replace(problem, limit=torch.minimum(problem.limit, limit))
+    ((own, rounding),) = capture([circuit], tokens)
+    agreement = Agreement(circuit, stored, rounding, visible)
+    within &= agreement.of_prompts(own)
+    alike: list[dict[int, list[int]]] = [{} for _ in range(B)]
+    if stored.format not in ("fp32", "fp64"):
+        alike = find_alike(problem, tokens, agreement)
     proofs = [answers[row].certificate or "residual" for row in range(B)]
     unproved = uncertified(checkpoint.model)
     ids = tokens.tolist()
@@ -155,40 +199,47 @@ def recover(
         texts=[checkpoint.tokenizer.decode(some, skip_special_tokens=False) for some in ids],
         pieces=[checkpoint.pieces(some) for some in ids],
         residual=residual,
-        floor=floor,
+        floor=floor + half_steps / 3**0.5,
         certificates=[
-            [proof if sure and not unproved else None for sure in certified]
-            for proof, certified in zip(proofs, _certified(within, positions, T), strict=True)
+            [
+                proof if sure and not unproved and t not in others else None
+                for t, sure in enumerate(certified)
+            ]
+            for proof, certified, others in zip(
+                proofs, consistent(within, positions, T), alike, strict=True
+            )
         ],
+        alike=alike,
+        site=f"{part}.{'+'.join(map(str, circuit.sites))}",
+        matches=matches,
+        format=stored.format,
         solver=name,
         evaluations=evaluations,
     )
 
 
-def _floor_share(
-    checkpoint: Checkpoint, circuit: Circuit, corpus: str, visible: Slice, length: int
-) -> float:
-    """The largest rounding floor of a background passage's outputs, as a share of their length."""
-
-    def largest() -> float:
-        text = held_out_text(checkpoint, corpus).windows("background", 1, length, least=1)
-        ((outputs, rounding),) = capture([circuit], text.to(circuit.vocabulary.device))
-        outputs, rounding = visible.select(outputs), visible.select(rounding)
-        return float((rounding.norm(dim=-1) / outputs.norm(dim=-1)).max())
-
-    site = circuit.sites, circuit.part
-    return checkpoint.keep(("floor share", site, corpus, str(visible), length), largest)
-
-
-def _checked(outputs: Tensor, circuit: Circuit) -> Tensor:
-    """The outputs as `(B, T, width)`, on the model's device and in float32 at least."""
-    if not outputs.is_floating_point() or outputs.dim() not in (2, 3):
+def _of_cache(
+    outputs: Tensor | Cache, layer: int | Sequence[int] | None, part: str | None
+) -> Tensor:
+    """The keys or values of a layer, `(B, heads, T, width)`, where a whole cache is given."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    layers = getattr(outputs, "layers", None)
+    if layers is None:
         raise RequestError(
-            f"outputs: {tuple(outputs.shape)} of {str(outputs.dtype).removeprefix('torch.')}; give "
-            "floating-point numbers of the shape (T, width) or (B, T, width)"
+            f"outputs: a {type(outputs).__name__}; give a tensor, or a cache of transformers"
         )
-    outputs = outputs[None] if outputs.dim() == 2 else outputs
-    B, T, width = outputs.shape
+    if part not in ("rotated_key", "value") or not isinstance(layer, int):
+        raise RequestError(
+            f"layer {layer}, part {part}: of a cache give part rotated_key or value, and one layer"
+        )
+    if not 1 <= layer <= len(layers):
+        raise RequestError(f"layer {layer}: the cache has layers 1 to {len(layers)}")
+    return layers[layer - 1].values if part == "value" else layers[layer - 1].keys
+
+
+def _check_shape(stored: Stored, circuit: Circuit) -> None:
+    B, T, width = stored.values.shape
     context = circuit.model.config.context
     if width != circuit.width:
         turned = "; they look transposed" * (circuit.width in (B, T))
@@ -196,18 +247,10 @@ def _checked(outputs: Tensor, circuit: Circuit) -> Tensor:
             f"outputs: {width} channels, the site has {circuit.width}{turned}; give this model's "
             "outputs of the layer"
         )
-    if not B or not T or context < T:
+    if context < T:
         raise RequestError(
-            f"outputs: {B} prompts of {T} positions; give one prompt at least, of 1 to {context} "
-            "positions, the model's context"
+            f"outputs: {T} positions are longer than the model's context of {context}; cut them"
         )
-    moved = outputs.detach().to(circuit.vocabulary.device)
-    return moved if moved.dtype == torch.float64 else moved.to(circuit.vocabulary.dtype)
-
-
-def _rounding(target: Tensor) -> Tensor:
-    """How far storing a target in float32 can move it, `(B, S, C)` to `(B, S)`."""
-    return torch.finfo(torch.float32).eps * target.norm(dim=-1)
 
 
 def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:
@@ -220,13 +263,3 @@ def _slice(shown: str | Sequence[int] | None, length: int) -> Slice:
     if wrong or not shown:
         raise RequestError(f"shown: {list(shown)}; give positions from 0 to {length - 1}")
     return Slice.of(sorted(set(shown)), length)
-
-
-def _certified(within: Tensor, shown: list[int], length: int) -> list[list[bool]]:
-    """Of `(B, S)` positions within the limit: whether each position's token is consistent, by row.
-
-    A token is where all that is shown from it on is.
-    """
-    later = within.flip(1).cummin(dim=1).values.flip(1).tolist()
-    first = [next(s for s, t in enumerate(shown) if t >= position) for position in range(length)]
-    return [[row[s] for s in first] for row in later]

@@ -1,0 +1,156 @@
+"""Whose outputs a captured tensor holds: the site at which the model itself gives such outputs.
+
+Sites of the tensor's width are ranked by how likely its numbers are under the mean and the variance
+of each channel on ordinary text. At the likeliest few the first tokens are then searched for: at
+the right one they reach the rounding floor, at no other.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eval import RequestError
+from eval.circuit import PARTS, Circuit, join
+from eval.inversion.certify import floor_share
+from eval.inversion.guesses import open_readbacks
+from eval.inversion.problem import ACCEPT, Problem
+from eval.inversion.reading import Reading
+from eval.inversion.stored import Stored
+from eval.models import rows_at_once
+from eval.recovery import Slice
+from eval.text import held_out_text
+
+if TYPE_CHECKING:
+    from eval.models import Checkpoint
+
+LISTED = 8  # likeliest sites at which tokens are searched for
+FIRST = 6  # tokens searched for
+TRIED = 16, 256  # tokens run at each position: the likeliest by the text, and by the read-back
+WINDOWS = 16, 64  # of background text, and tokens of each
+LARGEST = 25.0  # squared deviations count up to here, in variances
+
+
+class Match(NamedTuple):
+    """A site that a tensor may be of.
+
+    Attributes:
+        part: of the layer.
+        layer: number from 0.
+        hits: of the first tokens, how many were found at the rounding floor.
+        tried: of how many.
+    """
+
+    part: str
+    layer: int
+    hits: int
+    tried: int
+
+    def __str__(self) -> str:
+        return f"{self.part}.{self.layer}: {self.hits} of the first {self.tried} tokens fit"
+
+
+def find_site(
+    checkpoint: "Checkpoint",
+    stored: Stored,
+    positions: Sequence[int],
+    corpus: str,
+    part: str | None = None,
+) -> list[Match]:
+    """The sites that fit a tensor best, the best first; of one prompt, as all are of one site.
+
+    Args:
+        checkpoint: the model.
+        stored: the tensor, `(B, T, width)`.
+        positions: shown; from 0 on for the search, else sites are ranked by likelihood alone.
+        corpus: whose background text is compared with.
+        part: that alone is looked at; None: all.
+
+    Raises:
+        RequestError: no site has that width, or the first tokens fit at none.
+    """
+    width, values = stored.values.shape[-1], stored.values
+    known = _sites(checkpoint, PARTS if part is None else (part,))
+    sites = [circuit for circuit in known if circuit.width == width]
+    if not sites:
+        widths = sorted({circuit.width for circuit in known})
+        turned = "; they look transposed" * any(n in widths for n in values.shape[:2])
+        raise RequestError(
+            f"outputs: {width} channels; sites of this model have {', '.join(map(str, widths))}"
+            f"{turned}; give this model's outputs"
+        )
+    seen = values[:, [t for t in positions if t] or list(positions)].flatten(0, 1)
+    likely = sorted(_unlikelihoods(checkpoint, sites, seen, corpus), key=lambda each: each[1])
+    listed = [circuit for circuit, _ in likely[:LISTED]]
+    first = next((i for i, t in enumerate(positions) if t != i), len(positions))
+    count = min(first, FIRST)
+    if not count:
+        return [Match(circuit.part, circuit.depth, 0, 0) for circuit in listed]
+    matches: list[Match] = []
+    listed.sort(key=lambda circuit: (list(PARTS).index(circuit.part), circuit.depth))
+    for part, of_part in groupby(listed, lambda circuit: circuit.part):
+        circuits = list(of_part)
+        hits = _hits(checkpoint, circuits, stored, count, corpus)
+        matches += [Match(part, c.depth, n, count) for c, n in zip(circuits, hits, strict=True)]
+    matches.sort(key=lambda match: -match.hits)
+    if not matches[0].hits:
+        names = ", ".join(f"{match.part}.{match.layer}" for match in matches)
+        raise RequestError(
+            f"outputs: no token fits at the likeliest sites ({names}); are they of another model, "
+            "or of another place in it? give --layer and --part to search there all the same"
+        )
+    return matches
+
+
+def _sites(checkpoint: "Checkpoint", parts: Iterable[str]) -> list[Circuit]:
+    sites = []
+    for part in parts:
+        for layer in range(checkpoint.config.n_layers + 1):
+            if part != "block" and not layer:
+                continue
+            try:
+                sites.append(Circuit(checkpoint.model, layer, part))
+            except RequestError:  # a mixer without keys, or a block known as a whole
+                continue
+    return sites
+
+
+@torch.no_grad()
+def _unlikelihoods(
+    checkpoint: "Checkpoint", sites: list[Circuit], values: Tensor, corpus: str
+) -> list[tuple[Circuit, float]]:
+    """Minus the log likelihood of `(N, width)` numbers at each site, up to a constant."""
+    model, (count, length) = checkpoint.model, WINDOWS
+    length = min(length, checkpoint.config.context)
+    text = held_out_text(checkpoint, corpus).windows("background", count, length, least=1)
+    text, found = text.to(values.device), []
+    for _, of_part in groupby(sites, lambda circuit: circuit.part):
+        circuits = list(of_part)
+        whole, cut = join(circuits)
+        size = rows_at_once(model, length, gradients=False)
+        outputs = torch.cat([whole.of_tokens(part) for part in text.split(size)])
+        later = outputs[:, 1:] if length > 1 else outputs
+        for circuit, of_site in zip(circuits, cut(later.flatten(0, 1)), strict=True):
+            variance = of_site.var(dim=0) + 1e-6 * of_site.var(dim=0).mean()
+            off = (values - of_site.mean(dim=0)).square() / variance
+            found.append((circuit, float((off.clamp(max=LARGEST) + variance.log()).mean())))
+    return found
+
+
+def _hits(
+    checkpoint: "Checkpoint", circuits: list[Circuit], stored: Stored, count: int, corpus: str
+) -> list[int]:
+    """How many of the first tokens are found at each of some sites of one part."""
+    whole, problems = Slice(), []
+    values, steps = stored.values[:1, :count], stored.step[:1, :count]
+    half_steps = steps.norm(dim=-1) / 2
+    searched = [circuit.unrotated(values) for circuit in circuits]
+    for circuit, target in searched:
+        floor = floor_share(checkpoint, circuit, corpus, whole, count) * target.norm(dim=-1)
+        limit, noise = ACCEPT * floor + half_steps, torch.zeros_like(floor)
+        problems.append(Problem(circuit, whole, count, target, floor, limit, noise))
+    readbacks = open_readbacks(checkpoint, corpus, [circuit for circuit, _ in searched])
+    paths = Reading(problems, readbacks, *TRIED).together()
+    return paths.good[:, 0].sum(dim=-1).tolist()

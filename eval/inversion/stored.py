@@ -1,0 +1,195 @@
+"""Captured tensors as people store them: their number formats, and files of them.
+
+A format rounds each number to the nearest of those that it has. The distance between neighbours,
+the step, bounds how far a stored number lies from the one computed: half a step, or a whole one
+where the model's own rounding tips it to the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval import RequestError
+
+FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+FORMATS = (*FLOATS, "int8")
+SCALED = ("{}.scale", "{}_scale", "scale")
+"""Names under which a file may hold the scale of an integer tensor."""
+FILES = "a .safetensors or .npy file"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Outputs of a site as numbers of a format.
+
+    Attributes:
+        values: the numbers that are stored, `(B, T, C)`, in float32 (float64 if they came so).
+        step: distance between neighbouring numbers of the format at each, `(B, T, C)`.
+        format: one of `FORMATS`, or fp64.
+    """
+
+    values: Tensor
+    step: Tensor
+    format: str
+
+    def to(self, device: torch.device) -> Stored:
+        """The same on a device."""
+        return Stored(self.values.to(device), self.step.to(device), self.format)
+
+
+def read_stored(
+    outputs: Tensor, format: str | None = None, scale: Tensor | float | None = None
+) -> Stored:
+    """A caller's tensor as the numbers that it holds, and their steps.
+
+    Args:
+        outputs: `(T, C)`, `(B, T, C)`, or `(B, heads, T, width)` as a key/value cache holds them.
+        format: that the numbers went through, if not the tensor's own; None: the tensor's own, or
+            the shortest of `FLOATS` that holds all of them.
+        scale: of integers: one number, or `(C,)` for channels, `(T,)`, `(T, 1)` or `(B, T, 1)` for
+            tokens; each stands for that many units.
+
+    Raises:
+        RequestError: another shape or format, or integers without a scale.
+    """
+    if format is not None and format not in FORMATS:
+        raise RequestError(f"format {format!r}: must be one of {', '.join(FORMATS)}")
+    shape = tuple(outputs.shape)
+    if outputs.dim() == 4:
+        outputs = outputs.transpose(1, 2).flatten(2)
+    elif outputs.dim() == 2:
+        outputs = outputs[None]
+    if outputs.dim() != 3 or not outputs.numel() or outputs.dtype == torch.bool:
+        raise RequestError(
+            f"outputs: {shape} of {_kind(outputs)}; give numbers of the shape (T, width), "
+            "(B, T, width), or (B, heads, T, width) of a key/value cache"
+        )
+    if not outputs.is_floating_point():
+        return _of_integers(outputs, format, scale)
+    if scale is not None:
+        raise RequestError(f"scale: outputs of {_kind(outputs)} need none; leave it out")
+    values = outputs if outputs.dtype == torch.float64 else outputs.float()
+    known = format or _shortest(values)
+    if known == "int8":
+        raise RequestError(
+            f"format int8: outputs are of {_kind(outputs)}; give the integers and their scale"
+        )
+    return Stored(values, _steps(values, FLOATS.get(known, torch.float64)), known)
+
+
+def _of_integers(outputs: Tensor, format: str | None, scale: Tensor | float | None) -> Stored:
+    if outputs.dtype != torch.int8 or format not in (None, "int8"):
+        raise RequestError(f"outputs: {_kind(outputs)}; of integers int8 is known, with a scale")
+    if scale is None:
+        raise RequestError(
+            "outputs: int8 without a scale; give it (a tensor named NAME.scale in the file, or "
+            "scale=): (width,) for channels, (T,) or (T, 1) for tokens, or one number"
+        )
+    units = torch.as_tensor(scale, dtype=torch.float32, device=outputs.device)
+    _, T, C = outputs.shape
+    if units.dim() == 1 and len(units) == T != C:
+        units = units[:, None]
+    try:
+        step = units.expand(outputs.shape)
+    except RuntimeError:
+        raise RequestError(
+            f"scale: {tuple(units.shape)} does not fit outputs of {tuple(outputs.shape)}; give "
+            f"({C},) for channels, ({T},) or ({T}, 1) for tokens, or one number"
+        ) from None
+    if not bool((step > 0).all()):
+        raise RequestError("scale: must be above 0 everywhere")
+    return Stored(outputs * step, step, "int8")
+
+
+def _shortest(values: Tensor) -> str:
+    """The shortest format that holds all the numbers, those that are no numbers left out."""
+    finite = values[values.isfinite()]
+    for name, kind in FLOATS.items():
+        if torch.equal(finite.to(kind).to(finite.dtype), finite):
+            return name
+    return "fp64"
+
+
+def _steps(values: Tensor, kind: torch.dtype) -> Tensor:
+    """The distance between neighbouring numbers of a floating-point format, at each value."""
+    about = torch.finfo(kind)
+    _, exponent = torch.frexp(values.nan_to_num(0.0, 0.0, 0.0))
+    return torch.ldexp(torch.full_like(values, about.eps / 2), exponent).clamp(
+        min=max(about.smallest_normal * about.eps, torch.finfo(values.dtype).tiny)
+    )
+
+
+def _kind(outputs: Tensor) -> str:
+    return str(outputs.dtype).removeprefix("torch.")
+
+
+def read_tensors(path: str | Path) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """The tensors of a file by name, each with its scale if the file has one.
+
+    Nothing in a file is run: pickles (.pt, .pth, .bin, .pkl) are refused.
+
+    Args:
+        path: a .safetensors file, or a .npy file of one array, which is named after the file.
+
+    Raises:
+        RequestError: no such file, another kind, a damaged one, or one without tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give {FILES}")
+    if not path.stat().st_size:
+        raise RequestError(f"{path}: the file is empty; give {FILES}")
+    tensors = _load(path)
+    scales = {
+        name: template.format(name)
+        for name in tensors
+        for template in reversed(SCALED)
+        if template.format(name) in tensors and template.format(name) != name
+    }
+    wanted = {name: (tensor, tensors.get(scales.get(name, "")))
+              for name, tensor in tensors.items()
+              if name not in scales.values() and tensor.dim() > 1}  # fmt: skip
+    if not wanted:
+        held = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items()) or "nothing"
+        raise RequestError(
+            f"{path}: holds {held}; give tensors of the shape (T, width) or (B, T, width)"
+        )
+    return {name: (outputs, None if outputs.is_floating_point() else scale)
+            for name, (outputs, scale) in wanted.items()}  # fmt: skip
+
+
+def _load(path: Path) -> Mapping[str, Tensor]:
+    with path.open("rb") as file:
+        start = file.read(9)
+    if path.suffix == ".npy" or start.startswith(b"\x93NUMPY"):
+        return {path.stem: _load_array(path)}
+    # archives of torch.save, and plain pickles; the ninth byte of safetensors opens their header
+    if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):
+        raise RequestError(
+            f"{path}: a pickle, which could run code when it is read; save its tensors by "
+            "safetensors.torch.save_file({name: tensor, ...}, FILE)"
+        )
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise RequestError(f"{path}: not {FILES} ({error})") from None
+
+
+def _load_array(path: Path) -> Tensor:
+    import numpy as np
+
+    try:
+        array: Any = np.load(path, allow_pickle=False)
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except (ValueError, TypeError, EOFError, OSError) as error:
+        line = str(error).splitlines()[0]
+        raise RequestError(f"{path}: not an array of numbers ({line})") from None
