@@ -119,10 +119,10 @@ def _shortest(values: Tensor) -> str:
 def _steps(values: Tensor, kind: torch.dtype) -> Tensor:
     """The distance between neighbouring numbers of a floating-point format, at each value."""
     about = torch.finfo(kind)
-    _, exponent = torch.frexp(values.nan_to_num(0.0, 0.0, 0.0))
-    return torch.ldexp(torch.full_like(values, about.eps / 2), exponent).clamp(
-        min=max(about.smallest_normal * about.eps, torch.finfo(values.dtype).tiny)
-    )
+    least = max(about.smallest_normal * about.eps, torch.finfo(values.dtype).tiny)
+    finite = values.nan_to_num(0.0, 0.0, 0.0)
+    steps = torch.ldexp(torch.full_like(values, about.eps / 2), torch.frexp(finite).exponent)
+    return steps.masked_fill(finite == 0, least).clamp(min=least)
 
 
 def _kind(outputs: Tensor) -> str:
@@ -153,7 +153,7 @@ def read_tensors(path: str | Path) -> dict[str, tuple[Tensor, Tensor | None]]:
         if template.format(name) in tensors and template.format(name) != name
     }
     wanted = {name: (tensor, tensors.get(scales.get(name, "")))
-              for name, tensor in tensors.items()
+              for name, tensor in sorted(tensors.items())
               if name not in scales.values() and tensor.dim() > 1}  # fmt: skip
     if not wanted:
         held = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items()) or "nothing"

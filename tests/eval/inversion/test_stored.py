@@ -1,0 +1,206 @@
+"""Tensors as people store them: formats and their steps, files, and the site that they are of."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eval import RequestError, activations, open_model, recover
+from eval.inversion.stored import read_stored, read_tensors
+from tests.eval.inversion.test_recover import TEXTS, directories  # noqa: F401
+
+KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_the_distance_to_the_next_number(kind):
+    """Numpy's and torch's own next numbers are the oracle, subnormal ones and zero among them."""
+    x = torch.randn(1, 40, 9) * torch.logspace(-9, 4, 9)
+    x[0, 0] = 0.0
+    numbers = x.to(KINDS[kind])
+    stored = read_stored(numbers)
+    assert stored.format == kind
+    assert torch.equal(stored.values, numbers.float())
+    above = torch.nextafter(numbers.abs(), torch.tensor(torch.inf, dtype=numbers.dtype))
+    gaps = above.double() - numbers.abs().double()
+    least = torch.finfo(torch.float32).tiny
+    torch.testing.assert_close(stored.step.double(), gaps.clamp(min=least), rtol=0, atol=0)
+    assert read_stored(numbers.float()).format == kind  # found in numbers that were widened since
+    assert bool(((x - stored.values).abs() <= stored.step / 2).all())
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (5, 1), (2, 5, 1)])
+def test_integers_stand_for_their_scale(shape):
+    x, scale = torch.randn(2, 5, 8), torch.rand(shape) / 50 + 0.03
+    stored = read_stored((x / scale).round().to(torch.int8), scale=scale)
+    assert stored.format == "int8"
+    assert bool(((x - stored.values).abs() <= stored.step / 2 + 1e-6).all())
+    torch.testing.assert_close(stored.step, scale.expand(2, 5, 8))
+
+
+def test_a_scale_for_each_token_may_be_flat():
+    stored = read_stored(torch.ones(5, 8, dtype=torch.int8), scale=torch.arange(1.0, 6.0))
+    assert stored.values[0, :, 0].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def captured(directories) -> tuple[str, dict[str, torch.Tensor]]:  # noqa: F811
+    path = directories["llama"]
+    return f"hf:{path}", load_file(f"{path}/states.safetensors")
+
+
+def quantised(x: torch.Tensor, kind: str) -> dict[str, Any]:
+    """The arguments of `recover` for a tensor that is stored in a format."""
+    if kind in KINDS:
+        return {"outputs": x.to(KINDS[kind])}
+    dims = (0, 1) if kind == "int8 by channel" else -1
+    scale = x.abs().amax(dim=dims, keepdim=kind != "int8 by channel") / 127
+    return {"outputs": (x / scale).round().to(torch.int8), "scale": scale}
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8 by channel", "int8 by token"])
+@pytest.mark.parametrize("layer", [1, 2])
+def test_short_numbers_are_recovered(captured, kind, layer):
+    model, states = captured
+    asked = quantised(states[str(layer)], kind)
+    found = recover(model, **asked, layer=layer, corpus="toy:400")
+    for row, tokens in enumerate(states["tokens"].tolist()):
+        for t, token in enumerate(tokens):
+            answer = int(found.tokens[row, t])
+            assert answer == token or token in found.alike[row].get(t, [])
+            if found.certificates[row][t]:
+                assert answer == token
+    assert found.format == kind.split()[0]
+    assert bool((found.residual <= 3 * found.floor).all())
+
+
+def test_other_tokens_that_fit_are_named(small_model, small_tokenizer):
+    """Two tokens of one embedding cannot be told apart: none is certain, the other is named."""
+    module = small_model()
+    encoded = small_tokenizer.encode("Tom had a red ball.").ids
+    with torch.no_grad():
+        module.embedding.weight[7] = module.embedding.weight[encoded[2]]
+    checkpoint = open_model(module, tokenizer=small_tokenizer)
+    (batch,) = activations(checkpoint, ["Tom had a red ball."], 1)
+    outputs = batch.outputs["block.1"].bfloat16()
+    found = recover(checkpoint, outputs, layer=1, corpus="toy:400")
+    answer = int(found.tokens[0, 2])
+    assert {answer, *found.alike[0][2]} == {7, encoded[2]}
+    assert found.certificates[0][2] is None
+    assert sum(proof is not None for proof in found.certificates[0]) == len(encoded) - 1
+
+
+@pytest.mark.parametrize("part", ["rotated_key", "value"])
+def test_a_cache_gives_the_text_away(directories, part):  # noqa: F811
+    """The cache of transformers itself, and its tensors in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    path = directories["llama"]
+    tokens = load_file(f"{path}/states.safetensors")["tokens"]
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(path)
+        cache = theirs(tokens, use_cache=True).past_key_values
+    found = recover(f"hf:{path}", cache, layer=2, part=part, corpus="toy:400")
+    assert found.texts == TEXTS
+    assert found.certificates == [["residual"] * 20] * 2
+    layer = cache.layers[1]
+    tensor = layer.keys if part == "rotated_key" else layer.values
+    found = recover(f"hf:{path}", tensor.bfloat16(), layer=2, part=part, corpus="toy:400")
+    assert found.texts == TEXTS
+
+
+@pytest.mark.parametrize("site", ["block.0", "block.2", "mixer.1", "stream.3", "rotated_key.2",
+                                  "key.1", "value.3"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_the_site_is_found(directories, site, kind):  # noqa: F811
+    checkpoint = open_model(f"hf:{directories['llama']}")
+    (batch,) = activations(checkpoint, TEXTS, site)
+    found = recover(checkpoint, batch.outputs[site].to(KINDS[kind]), corpus="toy:400")
+    assert found.site == site
+    assert found.texts == TEXTS
+    first, *others = found.matches
+    assert first.hits > max((other.hits for other in others), default=0)
+
+
+def test_states_of_another_model_fit_nowhere(captured, directories):  # noqa: F811
+    _, states = captured
+    with pytest.raises(RequestError, match="another model"):
+        recover(f"hf:{directories['gpt2']}", states["2"], corpus="toy:400")
+
+
+def test_a_file_is_read_by_name(tmp_path):
+    x, scale = torch.randint(-9, 9, (2, 5, 8), dtype=torch.int8), torch.rand(8)
+    save_file({"a": x, "a.scale": scale, "b": x.float()}, tmp_path / "two.safetensors")
+    held = read_tensors(tmp_path / "two.safetensors")
+    assert list(held) == ["a", "b"]
+    torch.testing.assert_close(held["a"], (x, scale))
+    assert held["b"][1] is None
+    np.save(tmp_path / "one.npy", x.float().numpy())
+    assert torch.equal(read_tensors(tmp_path / "one.npy")["one"][0], x.float())
+
+
+class Dangerous:
+    """A pickle that would leave a trace if it were loaded."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return (Path.touch, (self.trace,))
+
+
+def test_a_pickle_is_refused_and_never_loaded(tmp_path):
+    trace = tmp_path / "trace"
+    for name, save in (
+        ("a.pt", lambda file: torch.save(Dangerous(trace), file)),
+        ("a.pkl", lambda file: file.write_bytes(pickle.dumps(Dangerous(trace)))),
+        ("a.npy", lambda file: np.save(file, np.array([Dangerous(trace)]), allow_pickle=True)),
+        ("a.safetensors", lambda file: file.write_bytes(pickle.dumps(Dangerous(trace)))),
+    ):
+        save(tmp_path / name)
+        with pytest.raises(RequestError, match=name):
+            read_tensors(tmp_path / name)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [
+        ("none.npy", None, "no such file"),
+        ("empty.safetensors", b"", "empty"),
+        ("damaged.safetensors", b"\x10\0\0\0\0\0\0\0{}", "damaged.safetensors"),
+        ("text.npy", b"hello there", "text.npy"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, seen):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError, match=seen) as told:
+        read_tensors(tmp_path / name)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"outputs": torch.ones(5, 32, dtype=torch.int8)}, "without a scale"),
+        ({"outputs": torch.ones(5, 32, dtype=torch.int8), "scale": torch.ones(7)}, "(7,)"),
+        ({"outputs": torch.ones(5, 32, dtype=torch.int8), "scale": 0.0}, "above 0"),
+        ({"outputs": torch.ones(5, 32), "scale": 2.0}, "need none"),
+        ({"outputs": torch.ones(5, 32), "format": "fp8"}, "fp8"),
+        ({"outputs": torch.ones(5, 32), "format": "int8"}, "int8"),
+        ({"outputs": torch.ones(5, 7)}, "7 channels"),
+        ({"outputs": torch.ones(32, 5)}, "transposed"),
+        ({"outputs": [1.0]}, "list"),
+    ],
+)
+def test_numbers_that_are_no_outputs_are_one_line(small_model, small_tokenizer, change, seen):
+    checkpoint = open_model(small_model(), tokenizer=small_tokenizer)
+    with pytest.raises(RequestError) as told:
+        recover(checkpoint, **change, corpus="toy:400")
+    assert seen in str(told.value)
+    assert "\n" not in str(told.value)
