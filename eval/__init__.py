@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eval.captures import activations as activations
-    from eval.commands.bits import bits as bits
-    from eval.commands.inversion import invert as invert
-    from eval.commands.language import generate as generate
-    from eval.commands.language import loss as loss
-    from eval.commands.lenses import lens as lens
-    from eval.commands.probes import geometry as geometry
-    from eval.commands.probes import probe as probe
-    from eval.commands.tables import compare as compare
+    from eval.information.command import bits as bits
+    from eval.inversion.invert import invert as invert
     from eval.inversion.recover import recover as recover
+    from eval.language import generate as generate
+    from eval.language import loss as loss
+    from eval.lenses.command import lens as lens
     from eval.models import open_model as open_model
+    from eval.probes.command import geometry as geometry
+    from eval.probes.command import probe as probe
     from eval.tasks import watching as watching
+    from eval.views import compare as compare
 
 _MODULES = {
     "open_model": "models",
     "activations": "captures",
-    "bits": "commands.bits",
-    "compare": "commands.tables",
-    "generate": "commands.language",
-    "geometry": "commands.probes",
-    "invert": "commands.inversion",
-    "lens": "commands.lenses",
-    "loss": "commands.language",
-    "probe": "commands.probes",
+    "bits": "information.command",
+    "compare": "views",
+    "generate": "language",
+    "geometry": "probes.command",
+    "invert": "inversion.invert",
+    "lens": "lenses.command",
+    "loss": "language",
+    "probe": "probes.command",
     "recover": "inversion.recover",
     "watching": "tasks",
 }

@@ -1,79 +1,87 @@
 """python -m eval COMMAND: questions asked of model directories.
 
-The parser of a command is made of its function's signature and docstring (`eval.commands`).
+A command is a function; tyro makes its flags and its help of its signature and docstring. A room is
+imported when one of its commands is given.
 """
 
-import argparse
 import errno
 import inspect
 import os
 import sys
+import typing
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-from docstring_parser import parse
+import docstring_parser
+import tyro
+from tyro import _errors as refusals  # what tyro has of what it refuses; pinned
 
 import arch.threads  # noqa: F401 - before torch
-from eval import RequestError, tasks
-
-if TYPE_CHECKING:
-    from eval.commands import Flag, Result
-
-EXAMPLES = """\
-examples:
-  python -m eval loss runs/*/models/* --corpus data/tinystories
-  python -m eval generate runs/flat/models/step-000800 --prompt "Once upon a time"
-  python -m eval invert runs/flat/models/step-000000 runs/flat/models/step-000800 --out results/flat
-  python -m eval probe runs/flat/models/step-000800 --corpus data/tinystories --out results/probes
-  python -m eval geometry runs/flat/models/step-000800 --hidden 1 3 --out results/geometry
-  python -m eval bits runs/flat/models/* --corpus data/tinystories --out results/bits
-  python -m eval lens runs/flat/models/* --text "Once upon a time" --out results/lenses
-  python -m eval lenses
-  python -m eval solvers --names adam
-  python -m eval summary results/flat --csv flat.csv
-  python -m eval compare runs results --markdown table.md --plot losses.svg
-  python -m eval report results/flat --out flat.html
-  python -m eval explore runs
-"""
+from eval import RequestError
+from eval.flags import READERS, flag_name, nearest, reader_of
+from eval.result import Result
 
 COMMANDS = {
-    "loss": "eval.commands.language:loss",
-    "generate": "eval.commands.language:generate",
-    "invert": "eval.commands.inversion:invert",
-    "solvers": "eval.commands.inversion:list_solvers",
-    "probe": "eval.commands.probes:probe",
-    "geometry": "eval.commands.probes:geometry",
-    "bits": "eval.commands.bits:bits",
-    "lens": "eval.commands.lenses:lens",
-    "lenses": "eval.commands.lenses:list_lenses",
-    "summary": "eval.commands.tables:summary",
-    "compare": "eval.commands.tables:compare",
-    "report": "eval.commands.tables:report",
-    "explore": "eval.commands.explore:explore",
+    "loss": "eval.language:loss",
+    "generate": "eval.language:generate",
+    "invert": "eval.inversion.invert:invert",
+    "solvers": "eval.inversion.invert:list_solvers",
+    "bits": "eval.information.command:bits",
+    "probe": "eval.probes.command:probe",
+    "geometry": "eval.probes.command:geometry",
+    "lens": "eval.lenses.command:lens",
+    "lenses": "eval.lenses.command:list_lenses",
+    "summary": "eval.views:summary",
+    "compare": "eval.views:compare",
+    "report": "eval.views:report",
+    "explore": "eval.explore.command:explore",
 }
-"""The function of each command; it is imported when its command is given."""
+"""The function of each command."""
+LINES = {
+    "loss": "nats/token, bits/byte and perplexity of held-out stories",
+    "generate": "continues a prompt",
+    "invert": "recovers input tokens from a layer's outputs, by search or gradients",
+    "solvers": "lists the solvers of invert, with their settings",
+    "bits": "what outputs say of one token at a given precision, exactly",
+    "probe": "linear probes: how well outputs name the tokens around them",
+    "geometry": "how outputs move with hidden tokens: singular values of the Jacobian",
+    "lens": "looks inside a model: logits by layer, attention, steering, and more",
+    "lenses": "lists the lenses",
+    "summary": "prints results as tables with intervals",
+    "compare": "a line for each checkpoint; two of them paired on the same prompts",
+    "report": "writes one HTML page from results; sends it to W&B if asked",
+    "explore": "serves a page: type a sentence, hide tokens, watch solvers recover them",
+}
+"""What `--help` says of each."""
+EXAMPLES = """\
+  python -m eval loss runs/* --corpus data/tinystories
+  python -m eval invert runs/flat@0 runs/flat --out results/flat
+  python -m eval compare runs results
+  python -m eval report results/flat --out page.html
+"""
+FORMATS = Literal["table", "json"]
+PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors of files that another place mends."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0 when it answered, 2 when it could not."""
-    words = sys.argv[1:] if arguments is None else arguments
-    options = vars(_parser(words).parse_args(words))
-    function = options.pop("function")
-    has_format = "format" in inspect.signature(function).parameters
-    form = "table" if has_format else options.pop("format")
-    options.pop("command")
-    shard = options.pop("shard", (1, 1))
+    name, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print("usage: python -m eval COMMAND ... [--help]\n")
+        print("\n".join(f"  {command:10}{line}" for command, line in LINES.items()))
+        print(f"\nexamples:\n{EXAMPLES}", end="")
+        return 0
     try:
-        with tasks.sharing(*shard):
-            result = function(**options)
+        result, form = run_command(name, words)
     except Exception as error:
         from arch import ModelError  # it needs torch, which --help does without
         from tokenizer import CorpusError
 
         if not isinstance(error, ModelError | CorpusError | RequestError | OSError):
             raise
-        print(f"error: {_said(error)}", file=sys.stderr)
+        print(f"error: {_describe(error)}", file=sys.stderr)
         return 2
     try:
         print(result.json() if form == "json" else result, flush=True)
@@ -82,114 +90,94 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _said(error: Exception) -> str:
-    """An error in one line; where a file cannot be written, with the file and what to do."""
-    if not (isinstance(error, OSError) and error.filename):
-        return str(error)
-    place = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-    advice = "; free space, or give another place" if place else ""
-    return f"{error.filename}: {error.strerror}{advice}"
+def command_function(name: str) -> Callable[..., Result]:
+    """The function of a command.
 
-
-def command_function(name: str) -> "Callable[..., Result]":
-    """The function of a command."""
+    Raises:
+        RequestError: there is no such command.
+    """
+    if name not in COMMANDS:
+        raise RequestError(f"{name}: there is no such command; {nearest(name, COMMANDS)}")
     module, _, function = COMMANDS[name].partition(":")
     return getattr(import_module(module), function)
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """The parser of the command that the words begin with; of all, where they begin with none."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval",
-        description="Measures models: loss, recovery of tokens, bits, lenses and probes.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        function = command_function(name)
-        line, description = help_of(function)
-        sub = commands.add_parser(name, help=line, description=description)
-        add_command(sub, function)
-        sub.set_defaults(function=function)
-    return parser
+def run_command(name: str, words: list[str]) -> tuple[Result, str]:
+    """Runs a command with words of a command line: its result, and the form it is to be shown in.
 
-
-def add_command(parser: argparse.ArgumentParser, function: Any) -> None:
-    """Adds a command's parameters to a parser, `--format` where it has none, and `--shard`.
-
-    The `Args` of its docstring name every parameter.
+    Raises:
+        RequestError: a flag or a value that there is not, or what the command raises.
+        SystemExit: the help was asked for and is printed.
     """
-    about = {p.arg_name: p.description or "" for p in parse(inspect.getdoc(function) or "").params}
-    place: Any = parser
-    parameters = inspect.signature(function).parameters
-    for name, parameter in parameters.items():
-        if name in function.groups:
-            place = parser.add_argument_group(function.groups[name])
-        _add(place, parameter, function.flags[name], " ".join(about[name].split()))
-    if {"models", "out"} <= parameters.keys():
-        about_shard = "run every N-th task from the I-th on; shards write into one directory"
-        parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help=about_shard)
-    if "format" not in parameters:
-        about_format = "json: the rows, to standard output"
-        parser.add_argument(
-            "--format", choices=("table", "json"), default="table", help=about_format
+    function = command_function(name)
+    parameters = list(inspect.signature(function).parameters.values())
+    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    documented = docstring_parser.parse(inspect.getdoc(function) or "")
+    texts = {each.arg_name: each.description or "" for each in documented.params}
+    has_format = "format" in hints
+    if not has_format:
+        hints["format"], texts["format"] = FORMATS, "json: the rows, to standard output"
+        parameters.append(inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY,
+                                            default="table"))  # fmt: skip
+    given = [word.partition("=")[0].replace("_", "-") for word in words]
+    for each in parameters:
+        flag = flag_name(each.name)
+        if (
+            flag != "--plugin"
+            and given.count(flag) > 1
+            and reader_of(hints[each.name]).nargs == "*"
+        ):
+            raise RequestError(f"{flag}: given twice; give all its values together")
+        silent = each.default in (None, (), inspect.Parameter.empty)
+        text = tyro.conf.arg(
+            help=" ".join(texts[each.name].split()), help_behavior_hint="" if silent else None
         )
+        hints[each.name] = Annotated[(hints[each.name], text)]
+
+    def call(**options: Any) -> tuple[Result, str]:
+        form = "table" if has_format else options.pop("format")
+        result = function(**options)
+        if options.get("out", "") is None:
+            print("rows are not kept: --out DIR keeps them", file=sys.stderr)
+        return result, form
+
+    call.__doc__, call.__annotations__ = documented.description, hints
+    setattr(call, "__signature__", inspect.Signature(parameters))  # noqa: B010
+
+    def refuse(event: refusals.ParseErrorEvent) -> None:
+        optional = [each for each in parameters if each.default is not each.empty]
+        raise RequestError(refusal(event, [flag_name(each.name) for each in optional]))
+
+    program = f"python -m eval {name}"
+    with refusals.on_parse_error(refuse):
+        return tyro.cli(call, args=words, prog=program, registry=READERS)
 
 
-def _shard(text: str) -> tuple[int, int]:
-    """Reads I/N, for argparse."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not I/N, as in 1/2")
-    return int(number), int(count)
+def refusal(event: refusals.ParseErrorEvent, flags: list[str]) -> str:
+    """One line of what tyro refuses: the flag, the value, what is allowed."""
+    argument = getattr(event, "argument", None)
+    name = argument.display_name() if argument else ""
+    if isinstance(event, refusals.UnrecognizedArgs):
+        word = event.tokens[0].partition("=")[0]
+        if word.startswith("-"):
+            return f"{word}: there is no such flag; {nearest(word, flags, 'see --help')}"
+        return f"{word}: one word too many; `{event.prog} --help` shows what is expected"
+    if isinstance(event, refusals.InvalidChoice):
+        return f"{name}: {event.value!r} is not one of {', '.join(event.choices)}"
+    if isinstance(event, refusals.BadValue):
+        return f"{name}: give a value"
+    if isinstance(event, refusals.MissingArgs):
+        missing = ", ".join(each.arg.display_name() for each in event.missing_arguments)
+        return f"{missing}: is missing; `{event.prog} --help` says what it is"
+    return f"{name}: {getattr(event, 'message', 'cannot be read')}"
 
 
-def help_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The first line of a function's docstring, and all that stands above its `Args`."""
-    text = parse(inspect.getdoc(function) or "")
-    assert text.short_description
-    return text.short_description, text.description or ""
-
-
-class _Gather(argparse.Action):
-    """Keeps the values of every use of a flag; those of the first use replace the default."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        kept = [] if before is self.default else before
-        given = values if isinstance(values, list | tuple) else [values]
-        setattr(namespace, self.dest, [*kept, *given])
-
-
-def _add(place: Any, parameter: inspect.Parameter, flag: "Flag", about: str) -> None:
-    default = parameter.default
-    in_place = flag.in_place or default is inspect.Parameter.empty
-    if not (in_place or flag.switch or default in (None, ()) or "default" in about):
-        value = " ".join(map(str, default)) if isinstance(default, tuple | range) else default
-        about = f"{about}; default: {value}" if about else f"default: {value}"
-    more: dict[str, Any] = {"help": about.replace("%", "%%")}
-    if default is not inspect.Parameter.empty:
-        more["default"] = default
-    if flag.switch:
-        more["action"] = argparse.BooleanOptionalAction if default else "store_true"
-    else:
-        more["type"], more["metavar"] = flag.read, flag.metavar
-        if flag.choices:
-            more["choices"] = flag.choices
-        if flag.several:
-            more["action"] = _Gather
-            more["nargs"] = None if flag.repeated else "+" if flag.least else "*"
-    if in_place:
-        place.add_argument(parameter.name, **more)
-    else:
-        place.add_argument(flag.option, dest=parameter.name, required=flag.required, **more)
+def _describe(error: Exception) -> str:
+    """An error in one line; where a file cannot be written, with the file and what to do."""
+    if not (isinstance(error, OSError) and error.filename):
+        return str(error)
+    advice = "; free space, or give another place" if error.errno in PLACES else ""
+    return f"{error.filename}: {error.strerror}{advice}"
 
 
 if __name__ == "__main__":

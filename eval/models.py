@@ -145,7 +145,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
-    """Loads a model directory, or `hf:` and the name or directory of a transformers model.
+    """Loads a model directory, a run's last model, or `hf:` and a transformers model.
 
     Raises:
         ModelError: the directory is missing or its files do not belong together; a pretrained
@@ -153,10 +153,10 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     """
     name = str(path)
     pretrained = name.startswith(PRETRAINED)
-    if not pretrained:
-        _refuse_others(Path(path))
     loaded = (
-        load_pretrained(name[len(PRETRAINED) :], device) if pretrained else load_model(path, device)
+        load_pretrained(name[len(PRETRAINED) :], device)
+        if pretrained
+        else load_model(model_directory(path), device)
     )
     loaded.model.requires_grad_(False)
     check_causal(loaded.model)
@@ -164,26 +164,35 @@ def open_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     return Checkpoint(loaded.model, loaded.config, tokenizer, loaded.meta, loaded.path)
 
 
-def _refuse_others(path: Path) -> None:
-    """Refuses what is often given in place of a model directory, and says what to give.
+def model_directory(path: str | Path) -> Path:
+    """The model directory of a path: itself, a run's last model, or that of a step for `RUN@STEP`.
 
     Raises:
-        ModelError: a run, a checkpoint of training, a GGUF file or a directory of transformers.
+        ModelError: no model of that step, or a file or a directory of another layout.
     """
-    run, kind, example = path, "a run", ""
-    if path.suffix == ".ckpt":
-        run, kind = path.parent.parent, "a checkpoint to resume training from"
-        example = "RUN/models/step-000100"
-    models = sorted([*run.glob("models/step-*"), *run.glob("step-*[0-9]")])
-    if models or example:
-        last = models[-1] if models else example
-        raise ModelError(f"{path}: is {kind}; give a model directory, as in {last}")
-    config = path / "config.json"
+    run, at, number = str(path).rpartition("@")
+    path = Path(path)
+    by_step = bool(at) and number.isdecimal() and not path.exists()
+    place = Path(run) if by_step else path
+    saved = sorted([*place.glob("models/step-*[0-9]"), *place.glob("step-*[0-9]")])
+    if by_step:
+        steps = {int(each.name.rpartition("-")[2]): each for each in saved}
+        if int(number) not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise ModelError(f"{path}: there is no model of that step; steps saved: {known}")
+        return steps[int(number)]
     ours = (path / "meta.json").is_file()
+    if saved and not ours:
+        return saved[-1]
+    if path.suffix == ".ckpt":
+        run = path.parent.parent
+        raise ModelError(f"{path}: is a checkpoint to resume training from; give its run, {run}")
     if path.is_file() and path.suffix == ".gguf":
         raise ModelError(f"{path}: is a GGUF file; give {PRETRAINED}{path}")
+    config = path / "config.json"
     if config.is_file() and not ours and "model_type" in read_json(config):
         raise ModelError(f"{path}: has the layout of transformers; give {PRETRAINED}{path}")
+    return path
 
 
 def open_model(
@@ -196,10 +205,11 @@ def open_model(
     """Opens a model for evaluation.
 
     Args:
-        model: a model directory; `hf:` and a name of the hub, a directory in transformers' layout
-            or a GGUF file; or a module in memory, a causal model of transformers or of ours. The
-            module stays as it is and where it is: the checkpoint is a copy in evaluation mode that
-            shares its weights. Open it anew when they have changed.
+        model: a model directory; a run, for its last model, or RUN@STEP; `hf:` and a name of the
+            hub, a directory in transformers' layout or a GGUF file; or a module in memory, a causal
+            model of transformers or of ours. The module stays as it is and where it is: the
+            checkpoint is a copy in evaluation mode that shares its weights. Open it anew when they
+            have changed.
         device: cpu, cuda, or auto: a GPU that is in reach. Not of a module in memory.
         tokenizer: of a module in memory: of the library tokenizers, or a fast one of transformers.
         name: of a module in memory, in rows and pages; its class when not given.

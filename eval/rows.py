@@ -39,7 +39,7 @@ class Results:
 
     def __init__(self, directory: str | Path, shard: tuple[int, int] = (1, 1)) -> None:
         self.directory = Path(directory)
-        number, count = shard
+        self.shard = number, count = shard
         self.path = self.directory / (ROWS if count == 1 else f"rows.{number}-of-{count}.jsonl")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from tqdm import tqdm
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from eval.models import Checkpoint
 
-Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 15.0  # of progress, on a pipe
 
 
@@ -53,7 +51,6 @@ class SoFar:
 
 Watcher = Callable[[SoFar], None]
 _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
-_SHARD: ContextVar[tuple[int, int]] = ContextVar("shard", default=(1, 1))
 
 
 @contextmanager
@@ -81,28 +78,12 @@ def tell(progress: SoFar) -> None:
         watcher(progress)
 
 
-@contextmanager
-def sharing(number: int, count: int) -> Iterator[None]:
-    """Has the block run shard `number`, from 1, of `count`: every count-th task.
-
-    Raises:
-        RequestError: no such shard.
-    """
-    if not 1 <= number <= count:
-        raise RequestError(f"--shard {number}/{count}: give I/N with I from 1 to N, as in 1/2")
-    token = _SHARD.set((number, count))
-    try:
-        yield
-    finally:
-        _SHARD.reset(token)
-
-
 class Task(Protocol):
     """A piece of work that gives rows."""
 
     @property
-    def checkpoint(self) -> "Checkpoint | None":
-        """The model that it is about; what is kept of it goes when a task is of another."""
+    def checkpoint(self) -> "Checkpoint":
+        """The model that it is about; what was computed of it goes when a task is of another."""
         ...
 
     @property
@@ -119,19 +100,25 @@ class Task(Protocol):
 
 
 @contextmanager
-def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
+def open_results(
+    out: str | None, resume: bool = True, shard: str | None = None
+) -> Iterator[Results]:
     """Opens a results directory for tasks.
 
     Args:
         out: the directory; None for one that is deleted when the block ends.
         resume: whether there may be rows in it.
+        shard: I/N of N processes that share the work; None for one alone.
 
     Raises:
-        RequestError: it cannot be written, or it holds rows and may not.
+        RequestError: it cannot be written, it holds rows and may not, or there is no such shard.
     """
     missing = [] if out is None else [p for p in (Path(out), *Path(out).parents) if not p.exists()]
-    with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as place:
-        results = Results(place, _SHARD.get())
+    number, _, count = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise RequestError(f"--shard {shard}: give I/N with I from 1 to N, as in 1/2")
+    with TemporaryDirectory(prefix="eval-") if out is None else nullcontext(out) as directory:
+        results = Results(directory, (int(number), int(count)))
         if results.keys and not resume:
             raise RequestError(
                 f"--no-resume: {out} holds {len(results.keys)} rows; give another directory"
@@ -147,9 +134,11 @@ def open_results(out: str | None, resume: bool = True) -> Iterator[Results]:
             raise
 
 
-def answered(tasks: Sequence[Task], out: str | None, what: str) -> tuple[list[Row], str]:
+def answered(
+    tasks: Sequence[Task], out: str | None, what: str, shard: str | None = None
+) -> tuple[list[Row], str]:
     """The tasks' rows after they are run, in their order, and where they are, if they are kept."""
-    with open_results(out) as results:
+    with open_results(out, shard=shard) as results:
         run_tasks(tasks, results, what)
         return rows_of(tasks, results), results.note if out else ""
 
@@ -161,7 +150,7 @@ def rows_of(tasks: Sequence[Task], results: Results) -> list[Row]:
 
 
 def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | None = None) -> None:
-    """Runs this shard's tasks whose rows are not there yet.
+    """Runs this shard's tasks whose rows are not there yet, under a progress bar on stderr.
 
     Args:
         tasks: those of one model stand together.
@@ -169,8 +158,8 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         what: is being done, for the progress.
         limit: no more tasks than it takes for so many rows.
     """
+    number, count = results.shard
     remaining, rows = [], 0
-    number, count = _SHARD.get()
     for task in tasks[number - 1 :: count]:
         if task.keys and results.keys.issuperset(task.keys):
             continue
@@ -179,28 +168,13 @@ def run_tasks(tasks: Sequence[Task], results: Results, what: str, limit: int | N
         rows += len(task.keys)
     if not remaining:
         print(f"{results.directory}: every row is there already", file=sys.stderr)
-    for _ in _tracked(_run(remaining, results), len(remaining), what):
-        pass
-
-
-def _run(tasks: Sequence[Task], results: Results) -> Iterator[None]:
-    for task, following in pairwise([*tasks, None]):
-        assert task
+    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    bar = tqdm(remaining, what, disable=watched() or not remaining, mininterval=seconds,
+               delay=seconds, dynamic_ncols=True)  # fmt: skip
+    for task, following in zip(bar, [*remaining[1:], None], strict=False):
         tell(SoFar())
         rows = task.run(results)
         for some in [rows] if isinstance(rows, list) else ([row] for row in rows):
             results.append(some)
-        if task.checkpoint and (not following or following.checkpoint is not task.checkpoint):
+        if following is None or following.checkpoint is not task.checkpoint:
             task.checkpoint.release()
-        yield
-
-
-def _tracked(items: Iterable[Item], count: int, what: str) -> Iterable[Item]:
-    """Passes items through under a progress bar on stderr; under none for a watcher.
-
-    Where stderr is a pipe or a file, it is printed now and then only, and not for short work.
-    """
-    if watched() or not count:
-        return items
-    seconds = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
-    return tqdm(items, what, count, False, mininterval=seconds, delay=seconds, dynamic_ncols=True)

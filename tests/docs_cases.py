@@ -14,6 +14,7 @@ have saved them.
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import re
@@ -28,6 +29,8 @@ from typing import NoReturn
 import pytest
 import yaml
 
+from eval.__main__ import command_function
+from eval.flags import read_arguments
 from tokenizer.toy import toy_stories
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,9 +228,18 @@ def parse_words(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
         parse(*arguments)
         raise Parsed
 
+    def accept_command(name: str) -> Callable[..., object]:
+        @functools.wraps(function := command_function(name))
+        def parsed(**options: object) -> NoReturn:
+            read_arguments(function, options)
+            raise Parsed
+
+        return parsed
+
     parse: Callable[..., object] = argparse.ArgumentParser.parse_args
     with monkeypatch.context() as patch, contextlib.suppress(Parsed):
         patch.setattr(argparse.ArgumentParser, "parse_args", accept)
+        patch.setattr("eval.__main__.command_function", accept_command)
         patch.setattr("sys.argv", [module, *words])
         code = main(words) if main.__code__.co_argcount else main()  # pyright: ignore
         assert code == 0, f"{words}: exit code {code}"

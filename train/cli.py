@@ -66,7 +66,7 @@ def read_command(command: str, words: list[str]) -> tuple[Recipe, dict[str, Any]
             default=True,
             help="whether a few steps are timed on this machine, for the estimate of the time",
         )
-    values = parser.parse_args([*_with_paths(words)])
+    values = parser.parse_args([*_with_paths(list(_full_names(words)))])
     settings = {field.name: values[field.name] for field in dataclasses.fields(RunSettings)}
     recipe = Recipe(
         run=RunSettings(**settings),
@@ -115,6 +115,18 @@ def settings() -> list[str]:
         *(prefix + field.name for prefix, s in sections.items() for field in dataclasses.fields(s)),
         "measure",
     ]
+
+
+def _full_names(words: list[str]) -> Iterator[str]:
+    """The words, with `--optimizer.lr` for `--lr`, and `--batch.size` for `--batch-size`."""
+    known = settings()
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if name not in known:
+            meant = [n for n in known if name in (n.rpartition(".")[2], n.replace(".", "_"))]
+            name = meant[0] if len(meant) == 1 else name
+        yield f"--{name}{equals}{value}" if word.startswith("--") else word
 
 
 def _with_paths(words: list[str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from eval.text import choose_corpus, common_corpus, text_prompts
 from eval.verdicts import AMBIGUOUS
 
 if TYPE_CHECKING:
-    from eval.commands import Result
+    from eval.result import Result
 
 LETTERS = 1000
 TOKENS = 64

@@ -16,7 +16,7 @@ from eval import RequestError
 from tokenizer import CorpusError
 
 if TYPE_CHECKING:
-    from eval.commands import Result
+    from eval.result import Result
 
 EVENTS = 4000
 """Of one job, at most; further intermediate tokens of solvers are left out."""

@@ -7,7 +7,7 @@
 It is called with a `Problem` and a source of chance for each of its rows, and gives an answer for
 each row. Keyword-only arguments are the settings, recorded in every row. What an answer claims is
 checked by `ask_solver`: no solver certifies itself. The modules of `eval.inversion.solvers` are
-read for solvers, and files of the user's own (`eval.commands`).
+read for solvers, and files of the user's own (`eval.result`).
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Commands as functions: what help needs, what a call takes, and what its result can do."""
 
-import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -14,20 +14,21 @@ import pytest
 
 import eval as evals
 from eval import RequestError, comparison_plot, drawing
-from eval.__main__ import COMMANDS, add_command, command_function, main
-from eval.commands import Result
-from eval.commands.tables import summary
+from eval.__main__ import COMMANDS, LINES, command_function, main
+from eval.flags import flag_name, read_arguments
 from eval.information.posterior import QUANTISERS
+from eval.result import Result
 from eval.text import SETS
 from eval.tracking import MODES
+from eval.views import summary
 
 KINDS = {"invert": "recovery"}
 HELP = """
 import contextlib, io, sys
-from eval.__main__ import COMMANDS, add_command, main
-for name in COMMANDS:
+from eval.__main__ import COMMANDS, main
+for words in ([], *([name] for name in COMMANDS)):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        main([*name.split(), "--help"])
+        main([*words, "--help"])
 print({"torch", "numpy", "pandas", "tokenizer"} & set(sys.modules))
 """
 
@@ -35,6 +36,18 @@ print({"torch", "numpy", "pandas", "tokenizer"} & set(sys.modules))
 def test_help_of_every_command_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_says_what_every_parameter_is(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    for parameter in signature(command_function(name)).parameters.values():
+        positional = parameter.default is parameter.empty or parameter.name == "runs"
+        assert positional or f"{flag_name(parameter.name)}" in said
+    assert name in LINES
 
 
 def test_choices_are_those_of_the_modules():
@@ -45,29 +58,41 @@ def test_choices_are_those_of_the_modules():
         ("report", "format", drawing.FORMATS),
         ("report", "wandb", MODES),
     ):
-        assert command_function(name).flags[parameter].choices == allowed
+        with pytest.raises(RequestError, match=f"is not one of {', '.join(allowed)}"):
+            read_arguments(command_function(name), {parameter: "zzz"})
 
 
-def test_every_list_flag_given_again_keeps_its_values():
-    flags: set[str] = set()
-    for name in COMMANDS:
-        parser, function = argparse.ArgumentParser(), command_function(name)
-        add_command(parser, function)
-        given = [word for action in parser._actions for word in (*action.option_strings[-1:], "1")
-                 if action.required]  # fmt: skip
-        for action in parser._actions:
-            parameter = signature(function).parameters.get(action.dest)
-            if not parameter or not action.option_strings or action.required:
-                continue
-            if not function.flags[action.dest].several:
-                continue
-            option, words = action.option_strings[-1], list(action.choices or ("1", "2"))[:2]
-            again = [word for value in words for word in (option, str(value))]
-            read = vars(parser.parse_args([*given, *again]))[action.dest]
-            assert read == [function.flags[action.dest].read(word) for word in words], option
-            assert vars(parser.parse_args(given))[action.dest] == parameter.default
-            flags.add(option)
-    assert {"--text", "--layers", "--methods", "--hidden", "--plugin"} <= flags
+READ = [
+    ("invert", "--layers 1 2 1+4", {"layers": ["1", "2", "1+4"]}),
+    ("invert", "--set adam.steps=5 adam.rate=1", {"set_": ["adam.steps=5", "adam.rate=1"]}),
+    ("invert", "--text=-x --pad_to 8", {"text": ["-x"], "pad_to": 8}),
+    ("invert", "--noise 0 1e-1 --no-resume", {"noise": [0.0, 0.1], "resume": False}),
+    ("invert", "--plugin a.py --plugin b.py", {"plugin": ("a.py", "b.py")}),
+    ("probe", "--offsets -3 0 --rate 0.5", {"offsets": [-3, 0], "rate": 0.5}),
+    ("bits", "--quantisers int8 fp8", {"quantisers": ["int8", "fp8"]}),
+    ("loss", "--corpus toy", {"corpus": "toy"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "read"), READ)
+def test_flags_are_read_as_arguments_are(name, words, read, monkeypatch):
+    """Of a command line and from Python; what is not given has its default."""
+    function, calls = command_function(name), []
+
+    @functools.wraps(function)
+    def call(**given):
+        calls.append(given)
+        return Result([], "")
+
+    monkeypatch.setattr("eval.__main__.command_function", lambda name: call)
+    assert main([name, "one", "two", *words.split()]) == 0
+    (given,) = calls
+    defaults = {p.name: p.default for p in signature(function).parameters.values()}
+    defaults["plugin"] = ()
+    assert given == {n: defaults[n] for n in given} | {"models": ["one", "two"]} | read
+    assert read_arguments(function, read) == {
+        n: [*v] if isinstance(v, tuple) else v for n, v in read.items()
+    }
 
 
 def test_functions_have_no_module_of_their_name():

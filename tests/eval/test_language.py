@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from arch import load_model
-from eval import RequestError
+from eval import RequestError, language
 from eval.__main__ import main
-from eval.commands import language
-from eval.commands.language import PARTS, measure_loss
+from eval.language import PARTS, measure_loss
 from eval.measurements import frame
 from eval.models import open_checkpoint
 from eval.rows import read_rows

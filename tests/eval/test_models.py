@@ -10,7 +10,13 @@ import transformers
 import eval as evals
 from arch import LanguageModel, ModelError
 from eval.inversion.controls import derive
-from eval.models import candidates_at_once, host_memory, open_checkpoint, rows_at_once
+from eval.models import (
+    candidates_at_once,
+    host_memory,
+    model_directory,
+    open_checkpoint,
+    rows_at_once,
+)
 from tests.arch.cases import byte_tokenizer
 from tests.arch.test_pretrained import their_model
 from tests.said import one_line
@@ -129,3 +135,23 @@ def test_a_container_s_limit_is_the_machine_s_memory(
 
 def test_without_control_groups_the_machine_s_memory_counts(tmp_path):
     assert host_memory(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("run", "run/models/step-000010"),
+        ("run/models", "run/models/step-000010"),
+        ("run@0", "run/models/step-000000"),
+        ("run@10", "run/models/step-000010"),
+        ("run/models/step-000000", "run/models/step-000000"),
+        ("nowhere", "nowhere"),
+    ],
+)
+def test_a_run_stands_for_its_models(given, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step in (0, 10):
+        path = tmp_path / "run" / "models" / f"step-{step:06d}"
+        path.mkdir(parents=True)
+        (path / "meta.json").write_text("{}")
+    assert str(model_directory(given)) == expected

@@ -13,8 +13,8 @@ import eval as evals
 import eval.__main__ as evaluation
 import tokenizer.__main__ as tokenizers
 from eval import RequestError
-from eval.commands.language import measure_loss
 from eval.explore.asking import OpenModels
+from eval.language import measure_loss
 from eval.models import open_checkpoint
 from eval.text import HeldOutText, Use, drawn_prompts, held_out_text
 from tests.said import one_line

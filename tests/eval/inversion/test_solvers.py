@@ -78,13 +78,3 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("place", ["model", "results"])
-def test_no_code_is_taken_from_models_or_results(model_directory, place, tmp_path, capsys):
-    places = {"model": model_directory(), "results": tmp_path / "rows"}
-    places[place].mkdir(exist_ok=True)
-    file = places[place] / "hill.py"
-    file.write_text("raise SystemExit")
-    assert invert(places["model"], places["results"], "--plugin", file, "--methods", "hill") == 2
-    assert "no code is taken from results or models" in capsys.readouterr().err

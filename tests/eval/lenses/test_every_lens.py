@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from eval.commands.language import measure_loss
+from eval.language import measure_loss
 from eval.lenses import stories as kept
 from eval.lenses.lens import lenses
 from eval.lenses.stories import StoryWindows, stories

@@ -5,10 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from eval import RequestError
-from eval.commands import Device, Flag, Model, Models, Positive, Result, Source, command, listed
+from eval.flags import Model, Models, Out, Positive, Shard, Words, listed
+from eval.result import Result, command
 from eval.rows import Results, Row, row_key
 
 if TYPE_CHECKING:
@@ -32,15 +33,16 @@ FIGURES = [
 """Columns of the table of losses."""
 
 
-@command()
+@command
 def loss(
     models: Models,
-    corpus: Source | None = None,
-    text: str | list[str] | None = None,
+    corpus: str | None = None,
+    text: Words = None,
     stories: Positive | None = None,
     batch_size: Positive | None = None,
-    out: Annotated[str | None, Flag(metavar="DIR")] = None,
-    device: Device = "auto",
+    out: Out = None,
+    device: str = "auto",
+    shard: Shard = None,
 ) -> Result:
     """Measures the loss on held-out stories: nats/token, bits/byte, perplexity, tokens/s.
 
@@ -56,7 +58,8 @@ def loss(
         batch_size: windows sent through the model together; default: as many as the device's
             memory bears
         out: results directory, for `python -m eval compare`
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.models import open_models
     from eval.statistics import bits_of_text
@@ -70,7 +73,7 @@ def loss(
     tasks = [
         Measurement(checkpoint, corpus, stories, batch_size, texts) for checkpoint in checkpoints
     ]
-    rows, note = answered(tasks, out, "predicting")
+    rows, note = answered(tasks, out, "predicting", shard)
     records = []
     for row in rows:
         interval = bits_of_text([row["parts"]], [0])
@@ -82,7 +85,7 @@ def loss(
     return Result(rows, terminal(table), note)
 
 
-@command()
+@command
 def generate(
     model: Model,
     prompt: str = "Once upon a time",
@@ -92,7 +95,7 @@ def generate(
     top_k: Positive | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    device: Device = "auto",
+    device: str = "auto",
 ) -> Result:
     """Continues prompts with a model.
 
@@ -105,7 +108,7 @@ def generate(
         top_k: draw among the k likeliest tokens
         top_p: draw among the likeliest with probability p
         seed: of the draws
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
     """
     import torch
 

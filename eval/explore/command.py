@@ -1,27 +1,24 @@
 """The command `explore`: a page in the browser that asks models about one's own sentence."""
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from eval import RequestError
-from eval.commands import Device, Flag, Natural, Result, Source, command, listed
+from eval.flags import AboveZero, Natural, Places, listed
+from eval.result import Result, command
 
 DEMO = "demo"
 """Where `make demo` puts its models."""
 
 
-@command()
+@command
 def explore(
-    runs: Annotated[
-        str | Sequence[str], Flag(metavar="RUNS", several=True, least=0, in_place=True)
-    ] = (),
+    runs: Places = (),
     port: Natural = 8765,
     host: str = "127.0.0.1",
-    corpus: Source | None = None,
-    device: Device = "auto",
-    seconds: Annotated[float, Flag(float)] = 600.0,
+    corpus: str | None = None,
+    device: str = "auto",
+    seconds: AboveZero = 600.0,
 ) -> Result:
     """Serves a page: type a sentence, hide tokens, watch solvers recover them.
 
@@ -32,10 +29,10 @@ def explore(
         runs: model directories, runs, or directories of those; `hf:` and the name of a pretrained
             model; default: those that `make demo` made in demo/
         port: of the page's address; 0: any that is free
-        host: the address to listen on; default: 127.0.0.1, which this machine alone can reach
+        host: the address to listen on; 127.0.0.1 is that which this machine alone can reach
         corpus: text that solvers guess from, bits are calibrated on and lenses are fitted on;
             default: the data that a model was trained on
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
         seconds: that one question may take
     """
     from eval.explore.asking import OpenModels
@@ -56,7 +53,7 @@ def explore(
             f"no models given, and no {DEMO}/ here: `make demo` makes two in minutes, or give "
             "model directories, as in: python -m eval explore runs"
         )
-    for place in places:
+    for place in map(str, places):
         if not place.startswith(PRETRAINED) and not Path(place).exists():
             raise RequestError(f"{place}: no such directory; give model directories or runs")
     library = OpenModels(places, corpus, device)

@@ -1,59 +1,36 @@
 """The command `bits`: how much outputs say of one token at a given precision."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from eval import RequestError
-from eval.commands import (
-    Device,
-    Flag,
-    Models,
-    Natural,
-    Positive,
-    Result,
-    Rows,
-    Source,
-    above_zero,
-    command,
-    listed,
-    natural,
-)
+from eval.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.result import Result, command
 
-QUANTISERS = ("bf16", "fp8", "int8", "int6", "int4", "int2")
+Quantiser: TypeAlias = Literal["bf16", "fp8", "int8", "int6", "int4", "int2"]
+QUANTISERS: tuple[Quantiser, ...] = get_args(Quantiser)
 
 
-@command(noise="precision")
+@command
 def bits(
     models: Models,
-    out: Rows = None,
-    corpus: Source | None = None,
-    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
+    out: Out = None,
+    corpus: str | None = None,
+    layers: int | Sequence[int] | None = None,
     count: Positive = 40,
     skip: Natural = 0,
     text: str | None = None,
     before: Natural = 12,
-    distances: Annotated[int | Sequence[int], Flag(natural, "D", several=True)] = (
-        0,
-        1,
-        2,
-        4,
-        8,
-        15,
-    ),
+    distances: Natural | Sequence[Natural] = (0, 1, 2, 4, 8, 15),
     candidates: Positive | None = None,
     tokens: Positive = 65_536,
     seed: Natural = 0,
-    device: Device = "auto",
-    noise: Annotated[float | Sequence[float], Flag(above_zero, "S", several=True)] = (
-        1 / 64,
-        1 / 16,
-        1 / 4,
-        1.0,
-        4.0,
-    ),
+    device: str = "auto",
+    noise: AboveZero | Sequence[AboveZero] = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0),
     draws: Positive = 16,
-    quantisers: Annotated[str | Sequence[str], Flag(choices=QUANTISERS, several=True)] = QUANTISERS,
+    quantisers: Quantiser | Sequence[Quantiser] = QUANTISERS,
     prior: Literal["uniform", "unigram", "model"] = "uniform",
+    shard: Shard = None,
 ) -> Result:
     """Measures, exactly, the bits that outputs carry about a token at a precision, by distance.
 
@@ -76,11 +53,12 @@ def bits(
         candidates: the commonest tokens, so many; default: the whole vocabulary
         tokens: of the text in which candidates are counted
         seed: of the noise
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
         noise: standard deviations, in units of the output's RMS and of the token's effect on it
         draws: of the noise
         quantisers: rounding to nearest, with a scale for each channel
         prior: that the tables show
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.information.measure import Question
     from eval.information.task import Design, plan_bits
@@ -104,7 +82,7 @@ def bits(
     design = Design(corpus, question, count, before, skip, candidates, tokens, text)
     wanted = None if layers is None else listed(layers)
     tasks = [task for checkpoint in checkpoints for task in plan_bits(checkpoint, wanted, design)]
-    rows, note = answered(tasks, out, "bits")
+    rows, note = answered(tasks, out, "bits", shard)
     return Result(rows, bits_tables(rows, prior), note)
 
 

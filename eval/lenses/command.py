@@ -1,23 +1,11 @@
 """The commands `lens` and `lenses`: what a model looks like inside, and by which lenses."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from eval import RequestError
-from eval.commands import (
-    Device,
-    Flag,
-    Models,
-    Natural,
-    Plugins,
-    Result,
-    Rows,
-    Source,
-    command,
-    listed,
-    positive,
-    run_plugins,
-)
+from eval.flags import Models, Natural, Out, Plugins, Positive, Shard, Words, listed
+from eval.result import Result, command, run_plugins
 
 ASKED = {"lens", "prompts", "prompt_kind", "length"}
 """Places that all figures of one look share."""
@@ -28,20 +16,21 @@ if TYPE_CHECKING:
     from eval.text import Prompt
 
 
-@command(text="what is looked at")
+@command
 def lens(
     models: Models,
-    out: Rows = None,
-    lens: Annotated[str | Sequence[str], Flag(metavar="NAME", several=True)] = "all",
-    plugin: Plugins = None,
-    corpus: Source | None = None,
-    tokens: Annotated[int, Flag(positive, "N")] = 8192,
+    out: Out = None,
+    lens: str | Sequence[str] = "all",
+    plugin: Plugins = (),
+    corpus: str | None = None,
+    tokens: Positive = 8192,
     seed: Natural = 0,
-    device: Device = "auto",
-    text: Annotated[str | Sequence[str] | None, Flag(metavar="T", several=True)] = None,
-    count: Annotated[int | None, Flag(positive, "N")] = None,
-    length: Annotated[int | None, Flag(positive, "L")] = None,
-    words: Annotated[str | Sequence[str], Flag(metavar="W", several=True)] = (),
+    device: str = "auto",
+    text: Words = None,
+    count: Positive | None = None,
+    length: Positive | None = None,
+    words: str | Sequence[str] = (),
+    shard: Shard = None,
 ) -> Result:
     """Looks inside a model through lenses (stream, logits by layer, mixers): documents and rows.
 
@@ -50,18 +39,19 @@ def lens(
     Args:
         models: model directories
         out: results directory
-        lens: default: all that can look at the model; `python -m eval lenses` lists them
+        lens: all: those that can look at the model; `python -m eval lenses` lists them
         plugin: a Python file of yours that registers more (docs/extending.md); may be given several
             times. It is run as your own code, with all your rights: give only files that you trust
         corpus: where stories come from, and the text that lenses are fitted on: a file, a
             directory, hub:NAME, or toy; default: the data that the models were trained on
         tokens: of text to fit on
         seed: of what lenses draw
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
         text: texts; default: stories
         count: of stories; default: 4
         length: tokens of a story's beginning; default: 64
         words: tokens that are followed, each one token, its space before it included: ' happy'
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.lenses.lens import ALL, FOLDER, Request, parse_lenses, word_tokens
     from eval.lenses.questions import LensTask
@@ -70,7 +60,7 @@ def lens(
     from eval.tasks import open_results, run_tasks
     from eval.text import choose_corpus
 
-    run_plugins(plugin, [*listed(models), out])
+    run_plugins(plugin)
     names, texts, followed = listed(lens), listed(text or ()), tuple(listed(words))
     lenses = parse_lenses(names)
     if texts and (count or length):
@@ -84,7 +74,7 @@ def lens(
         gather(checkpoint, prompts)
         request = Request(prompts, followed, corpus, tokens=tokens, seed=seed)
         looks += [LensTask(one, checkpoint, request, ALL not in names) for one in lenses]
-    with open_results(out) as results:
+    with open_results(out, shard=shard) as results:
         run_tasks(looks, results, "looking")
         answers = [answer for look in looks if (answer := look.read(results))[0]]
     documents = [document for document, _ in answers]
@@ -94,8 +84,8 @@ def lens(
     return Result(rows, "\n\n".join(part for part in shown if part), notes, documents)
 
 
-@command()
-def list_lenses(plugin: Plugins = None) -> Result:
+@command
+def list_lenses(plugin: Plugins = ()) -> Result:
     """Lists the lenses and what each does; `--plugin FILE` adds those of a file of yours.
 
     Args:

@@ -8,27 +8,25 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from textwrap import indent, wrap
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from eval import RequestError
-from eval.commands import (
-    Device,
-    Flag,
+from eval.flags import (
+    Layers,
     Models,
     Natural,
+    NotNegative,
+    Out,
     Plugins,
     Positive,
-    Result,
-    Rows,
-    Source,
-    check,
-    command,
+    Settings,
+    Shard,
+    Words,
     listed,
-    natural,
-    not_negative,
-    positive,
-    run_plugins,
+    nearest,
+    read_arguments,
 )
+from eval.result import Result, command, run_plugins
 
 if TYPE_CHECKING:
     from eval.inversion.ask import Question, Task
@@ -42,54 +40,52 @@ WIDTH = 100
 QUICK = "quick"
 NOT_OF_AN_ENTRY = {
     *("models", "out", "suite", "device", "plugin", "corpus"),
-    *("batch", "limit", "resume"),
+    *("batch", "limit", "resume", "shard"),
 }
 """Parameters of `invert` that are the same for all entries of a suite."""
 
-Words: TypeAlias = str | Sequence[str] | None
-Layers: TypeAlias = int | str | Sequence[int | str] | None
+PromptSet: TypeAlias = Literal["story", "inside", "random"]
 
 
-@command(layers="what is shown, and who is asked", text="prompts", batch="work")
+@command
 def invert(
     models: Models,
-    out: Rows = None,
-    suite: Annotated[str, Flag(metavar="NAME|FILE")] = QUICK,
-    device: Device = "auto",
-    layers: Annotated[Layers, Flag(metavar="L", several=True)] = None,
-    parts: Annotated[Words, Flag(metavar="PART", several=True)] = None,
-    without: Annotated[Words, Flag(metavar="PIECE", several=True)] = None,
-    slices: Annotated[Words, Flag(metavar="SLICE", several=True)] = None,
-    methods: Annotated[Words, Flag(metavar="NAME", several=True)] = None,
-    set_: Annotated[Words, Flag(metavar="METHOD.NAME=VALUE", several=True)] = None,
-    plugin: Plugins = None,
-    seeds: Annotated[int | Sequence[int] | None, Flag(natural, "N", several=True)] = None,
-    noise: Annotated[float | Sequence[float] | None, Flag(not_negative, several=True)] = None,
-    controls: Annotated[Words, Flag(metavar="NAME", several=True)] = None,
-    text: Annotated[Words, Flag(several=True)] = None,
-    prompts: Annotated[
-        Words, Flag(metavar="SET", choices=("story", "inside", "random"), several=True)
-    ] = None,
+    out: Out = None,
+    suite: str = QUICK,
+    device: str = "auto",
+    layers: Layers = None,
+    parts: Words = None,
+    without: Words = None,
+    slices: Words = None,
+    methods: Words = None,
+    set_: Settings = None,
+    plugin: Plugins = (),
+    seeds: Natural | Sequence[Natural] | None = None,
+    noise: NotNegative | Sequence[NotNegative] | None = None,
+    controls: Words = None,
+    text: Words = None,
+    prompts: PromptSet | Sequence[PromptSet] | None = None,
     count: Positive | None = None,
     skip: Natural = 0,
     length: Positive | None = None,
-    pad_to: Annotated[int | None, Flag(positive, "N")] = None,
-    allowed: Annotated[str | None, Flag(metavar="TEXT")] = None,
-    corpus: Source | None = None,
+    pad_to: Positive | None = None,
+    allowed: str | None = None,
+    corpus: str | None = None,
     batch: Positive | None = None,
-    limit: Annotated[int | None, Flag(positive, "N")] = None,
+    limit: Positive | None = None,
     resume: bool = True,
+    shard: Shard = None,
 ) -> Result:
-    """Recovers input tokens from a layer's outputs, by search or gradients: rows into --out.
+    """Recovers input tokens from a layer's outputs, by search or gradients.
 
     Everything is checked first; rows that are there already are not redone.
 
     Args:
         models: model directories
         out: results directory
-        suite: quick (default), standard, sources, or a YAML file of yours that names calls of this
+        suite: quick, standard, sources, or a YAML file of yours that names calls of this
             command; the flags below replace their arguments
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
         layers: all, last, or numbers; 0 is the embedding; 1+4 joins two
         parts: of a layer: block, mixer, stream
         without: ablations: residual, norms, channel, mask
@@ -113,14 +109,15 @@ def invert(
             aside; default: those of the data that the models were trained on
         batch: rows of a gradient batch; default: as many as the device's memory bears
         limit: stop after about N rows
-        resume: go on where DIR was left (default), or refuse a DIR that holds rows
+        resume: go on where --out was left, or refuse a directory that holds rows
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     arguments = dict(locals())
     from eval.models import open_models
     from eval.report.tables import answer_lines, terminal_table
     from eval.tasks import open_results, rows_of, run_tasks
 
-    run_plugins(plugin, [*listed(models), out])
+    run_plugins(plugin)
     entries = _complete(suite, read_suite(suite), arguments)
     opened = Opened(
         open_models(models, device), corpus, any(e["prompts"] for e in entries.values())
@@ -135,7 +132,7 @@ def invert(
                 raise
     for line in left_out:
         print(f"left out: {line}", file=sys.stderr)
-    with open_results(out, resume) as results:
+    with open_results(out, resume, shard) as results:
         run_tasks(tasks, results, "inverting", limit)
         rows = rows_of(tasks, results)
     if not rows:  # of a shard or a limit
@@ -199,10 +196,11 @@ def _complete(
     for name, entry in entries.items():
         where = f"--suite {suite}, {name}"
         if unknown := [key for key in entry if key not in defaults]:
-            allowed = ", ".join(defaults)
-            raise RequestError(f"{where}: unknown key {unknown[0]!r}; allowed: {allowed}")
+            raise RequestError(
+                f"{where}: unknown key {unknown[0]!r}; {nearest(unknown[0], defaults)}"
+            )
         try:
-            own = check(invert.flags, entry)  # pyright: ignore[reportFunctionMemberAccess]
+            own = read_arguments(invert, entry)
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
         asked = defaults | own | given
@@ -316,7 +314,7 @@ def _say_left_out(question: "Question", lengths: Iterable[int]) -> None:
         print(f"left out: {'; '.join(left)}", file=sys.stderr)
 
 
-def _layers(words: "int | str | Sequence[int | str]") -> Any:
+def _layers(words: Layers) -> Any:
     """Layers as a question has them: all, last, or numbers and tuples of numbers."""
     texts = [str(word) for word in listed(words)]
     if texts in (["all"], ["last"]):
@@ -383,10 +381,8 @@ def _tokens(text: str | None, checkpoint: "Checkpoint") -> tuple[int, ...] | Non
     return tokens
 
 
-@command()
-def list_solvers(
-    names: Annotated[Words, Flag(metavar="NAME", several=True)] = None, plugin: Plugins = None
-) -> Result:
+@command
+def list_solvers(names: Words = None, plugin: Plugins = ()) -> Result:
     """Lists the solvers, with their settings and defaults.
 
     Args:

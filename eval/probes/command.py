@@ -1,23 +1,11 @@
 """The commands `probe` and `geometry`: fits to outputs, and measures of them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from eval import RequestError
-from eval.commands import (
-    AboveZero,
-    Device,
-    Flag,
-    Models,
-    Natural,
-    Positive,
-    Result,
-    Rows,
-    Source,
-    command,
-    listed,
-    positive,
-)
+from eval.flags import AboveZero, Models, Natural, Out, Positive, Shard, listed
+from eval.result import Result, command
 
 if TYPE_CHECKING:
     from eval.models import Checkpoint
@@ -27,20 +15,21 @@ LINEAR = "Linear probes by offset: top-1 %, I_e = 1 - CE / ln V. Unigram: no out
 JACOBIAN = "Jacobian, hidden to visible: medians over prompts."
 
 
-@command()
+@command
 def probe(
     models: Models,
-    out: Rows = None,
-    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
-    corpus: Source | None = None,
+    out: Out = None,
+    layers: int | Sequence[int] | None = None,
+    corpus: str | None = None,
     length: Positive = 64,
     train_tokens: Positive = 64_000,
     valid_tokens: Positive = 8_000,
     seed: Natural = 0,
-    device: Device = "auto",
-    offsets: Annotated[int | Sequence[int], Flag(int, "O", several=True)] = range(-3, 4),
+    device: str = "auto",
+    offsets: int | Sequence[int] = range(-3, 4),
     steps: Natural = 200,
     rate: AboveZero = 3e-3,
+    shard: Shard = None,
 ) -> Result:
     """Trains linear probes on a layer's outputs, and measures how well they read tokens.
 
@@ -54,10 +43,11 @@ def probe(
         train_tokens: to fit on
         valid_tokens: to judge on
         seed: of the fits
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
         offsets: the token at t + O is read from the output at t; default: -3 ... 3
         steps: of softmax regression; 0: the closed form alone
         rate: its first rate
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.models import open_models
     from eval.probes.linear import ProbeTask, ProbeText, Training
@@ -81,7 +71,7 @@ def probe(
         chosen = _layers(checkpoint, layers)
         stories.load(checkpoint)  # bad text is refused before any work
         tasks += [ProbeTask(checkpoint, stories, layer, several, training) for layer in chosen]
-    rows, note = answered(tasks, out, "probing")
+    rows, note = answered(tasks, out, "probing", shard)
     return Result(rows, _read_out(rows), note)
 
 
@@ -122,16 +112,17 @@ def _windows(tokens: int, length: int, flag: str, least: int) -> int:
     return tokens // length
 
 
-@command()
+@command
 def geometry(
     models: Models,
-    out: Rows = None,
-    corpus: Source | None = None,
-    layers: Annotated[int | Sequence[int] | None, Flag(int, "L", several=True)] = None,
-    hidden: Annotated[int | Sequence[int], Flag(positive, "K", several=True)] = (1, 3),
+    out: Out = None,
+    corpus: str | None = None,
+    layers: int | Sequence[int] | None = None,
+    hidden: Positive | Sequence[Positive] = (1, 3),
     count: Positive = 4,
     length: Positive = 16,
-    device: Device = "auto",
+    device: str = "auto",
+    shard: Shard = None,
 ) -> Result:
     """Measures how visible outputs move with hidden tokens: the Jacobian's singular values.
 
@@ -145,7 +136,8 @@ def geometry(
         hidden: first K tokens
         count: story prompts
         length: tokens of each prompt
-        device: where to compute; auto (default) takes a GPU that is in reach
+        device: where to compute; auto takes a GPU that is in reach
+        shard: this process is the I-th of N that share the work, each with a rows file of its own
     """
     from eval.models import open_models
     from eval.probes.jacobian import plan_jacobians
@@ -166,6 +158,6 @@ def geometry(
             drawn_prompts("story", held_out_text(checkpoint, corpus), count, length),
         )
     ]
-    rows, note = answered(tasks, out, "measuring")
+    rows, note = answered(tasks, out, "measuring", shard)
     records = sum_up(rows, "geometry", every_seed=True)
     return Result(rows, terminal(lay_out(records, columns("geometry"), JACOBIAN)), note)

@@ -2,21 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eval import RequestError
-from eval.commands import (
-    AboveZero,
-    Directory,
-    File,
-    Flag,
-    Name,
-    Plugins,
-    Result,
-    command,
-    listed,
-    run_plugins,
-)
+from eval.flags import AboveZero, Places, Plugins, listed
+from eval.result import Result, command, run_plugins
 
 if TYPE_CHECKING:
     from eval.measurements import Frame, Quantity
@@ -28,12 +18,8 @@ BRIEF = ("self", "nonself", "exact", "set_recall", "margin_bits", "at_floor", "f
 """Figures of recoveries that a line of a terminal has room for."""
 
 
-@command()
-def summary(
-    results: Annotated[str | Path | Sequence[str | Path], Flag(metavar="RESULTS", several=True)],
-    csv: File | None = None,
-    markdown: File | None = None,
-) -> Result:
+@command
+def summary(results: Places, csv: str | None = None, markdown: str | None = None) -> Result:
     """Prints rows of every kind as tables with intervals; recoveries with proof, margins and cost.
 
     Args:
@@ -115,19 +101,19 @@ def _accepts_text(accepts: "Accepts") -> str:
     )
 
 
-@command(markdown="files")
+@command
 def compare(
-    places: Annotated[str | Path | Sequence[str | Path], Flag(metavar="DIR", several=True)],
-    paired: Annotated[Sequence[str] | None, Flag(metavar="MODEL[@STEP]", several=True)] = None,
+    places: Places,
+    paired: Sequence[str] | None = None,
     margin: AboveZero = 5.0,
-    method: Name | None = None,
-    prompts: Name = "story",
-    sort: Name | None = None,
+    method: str | None = None,
+    prompts: str = "story",
+    sort: str | None = None,
     last: bool = False,
     every_seed: bool = False,
-    markdown: File | None = None,
-    csv: File | None = None,
-    plot: File | None = None,
+    markdown: str | None = None,
+    csv: str | None = None,
+    plot: str | None = None,
     x: Literal["step", "tokens", "flops", "time"] = "step",
 ) -> Result:
     """Compares checkpoints: bits/byte, tokens recovered and bits, a line each; two of them paired.
@@ -192,16 +178,16 @@ def compare(
     return Result(shown, terminal(*tables), plot or "")
 
 
-@command()
+@command
 def report(
-    results: Annotated[str | Path | Sequence[str | Path], Flag(metavar="RESULTS", several=True)],
-    out: File = "report.html",
+    results: Places,
+    out: str = "report.html",
     title: str | None = None,
-    figures: Directory | None = None,
+    figures: str | None = None,
     format: Literal["svg", "png"] = "svg",
-    plugin: Plugins = None,
+    plugin: Plugins = (),
     wandb: Literal["offline", "online"] | None = None,
-    wandb_project: Name = "remnant",
+    wandb_project: str = "remnant",
 ) -> Result:
     """Writes one self-contained HTML page from results directories; sends it to W&B if asked.
 

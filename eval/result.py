@@ -1,0 +1,150 @@
+"""What a command gives: its rows, which print themselves, as a data frame, as JSON or as a page."""
+
+import builtins
+import contextlib
+import functools
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from eval import RequestError
+from eval.flags import listed, nearest, read_arguments
+
+if TYPE_CHECKING:
+    import pandas
+
+Parameters = ParamSpec("Parameters")
+
+
+@dataclass(repr=False)
+class Result:
+    """The result of a command.
+
+    Attributes:
+        rows: what was measured in this call, one dictionary each; for commands that print a table
+            of figures, its lines.
+        text: the tables, as a terminal shows them.
+        notes: lines that a terminal shows below them.
+        documents: the lenses' documents, for the page.
+    """
+
+    rows: list[dict[str, Any]]
+    text: str
+    notes: str = ""
+    documents: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __str__(self) -> str:
+        return "\n\n".join(part for part in (self.text, self.notes) if part)
+
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own, for a notebook; the tables where rows have no page."""
+        from html import escape
+
+        try:
+            if any("checkpoint" not in row for row in self.rows):
+                raise RequestError("lines of a table are no rows")
+            page = self.html()
+        except RequestError:
+            return f"<pre>{escape(self.text)}</pre>"
+        style = "width:100%;height:40rem;border:0"
+        return f'<iframe style="{style}" srcdoc="{escape(page)}"></iframe>'
+
+    def show(self) -> None:
+        """Shows it in a notebook; elsewhere prints the tables."""
+        getattr(builtins, "display", print)(self)  # IPython has `display` there
+
+    @property
+    def frame(self) -> "pandas.DataFrame":
+        """A line for each row and quantity, with its coordinates (`eval.measurements.frame`).
+
+        Of commands that print records, as `summary` and `compare` do, a line for each of those.
+        """
+        import pandas
+
+        from eval.measurements import frame
+
+        of_rows = all("key" in row for row in self.rows)
+        return frame(self.rows) if of_rows else pandas.DataFrame(self.rows)
+
+    def json(self) -> str:
+        """The rows, as a JSON array."""
+        return json.dumps(self.rows, indent=1)
+
+    def html(self, title: str | None = None) -> str:
+        """The rows as one HTML page; a `RequestError` where rows of these kinds have no page."""
+        from eval.report.page import render_page
+
+        return render_page(self.rows, title, self.documents)
+
+    def page(self, path: str, title: str | None = None) -> str:
+        """Writes the rows as one HTML page, as `python -m eval report` does; returns its path.
+
+        Raises:
+            RequestError: rows of these kinds have no page.
+            OSError: it cannot be written.
+        """
+        from arch.files import write_text
+
+        write_text(path, self.html(title))
+        return path
+
+
+def command(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Makes a function a command: its arguments are read as those of a command line.
+
+    Models run without autograd.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name in kwargs:
+            if name not in signature.parameters:
+                near = nearest(name, signature.parameters)
+                raise TypeError(f"{function.__name__}() has no parameter {name!r}; {near}")
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.update(read_arguments(function, bound.arguments))
+        with contextlib.ExitStack() as stack:
+            if {"models", "model"} & signature.parameters.keys():
+                import torch
+
+                stack.enter_context(torch.no_grad())
+            return function(*bound.args, **bound.kwargs)
+
+    return run
+
+
+def run_plugins(files: str | Sequence[str] | None) -> None:
+    """Runs a user's files of lenses or solvers as modules; running one registers what it defines.
+
+    Raises:
+        RequestError: there is no such file, or it raises; the file's line is named.
+    """
+    for file in listed(files or ()):
+        path = Path(file)
+        if path.suffix != ".py" or not path.is_file():
+            raise RequestError(f"--plugin {file}: no such file; give a Python file (NAME.py)")
+        spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except RequestError as error:
+            raise RequestError(f"--plugin {file}: {error}") from error
+        except Exception as error:
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
+                     if Path(f.filename).resolve() == path.resolve()]  # fmt: skip
+            line = getattr(error, "lineno", None) or (lines[-1] if lines else 0)
+            raise RequestError(
+                f"--plugin {file}: line {line}: {type(error).__name__}: {error}"
+            ) from error
