@@ -60,6 +60,7 @@ AboveZero: TypeAlias = Annotated[float, _number("a number above 0", lambda n: 0 
 Words: TypeAlias = str | Sequence[str] | None
 Out: TypeAlias = Annotated[str | None, arg(metavar="DIR")]
 Shard: TypeAlias = Annotated[str | None, arg(metavar="I/N")]
+File: TypeAlias = Annotated[str, Positional, arg(metavar="FILE")]
 Settings: TypeAlias = Annotated[Words, arg(name="set")]
 """Of a parameter `set_`, whose flag is `--set`."""
 

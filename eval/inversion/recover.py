@@ -49,6 +49,7 @@ class Recovered:
         tokens: `(B, T)`.
         texts: of each prompt.
         pieces: how each token reads on its own, by prompt.
+        positions: that are shown.
         residual: distance of the answer's outputs from those given, at each position shown,
             `(B, S)`.
         floor: distance that rounding makes there, `(B, S)`: the model's own on the answer's tokens,
@@ -56,7 +57,8 @@ class Recovered:
         certificates: of each prompt and position: "residual" (what is shown from there on is as the
             answer's, to rounding), "enumerated" (and no other token's is), or None.
         alike: of each prompt the positions where other tokens that were run fit as well, with
-            those tokens, the nearest first; a certain token has none.
+            those tokens, the likeliest first; a certain token has none.
+        alike_pieces: how these read.
         site: whose outputs they are, as `block.3`.
         matches: where no layer was given, the sites that were tried, the best first.
         format: in which they are stored.
@@ -67,10 +69,12 @@ class Recovered:
     tokens: Tensor
     texts: list[str]
     pieces: list[list[str]]
+    positions: list[int]
     residual: Tensor
     floor: Tensor
     certificates: list[list[str | None]]
     alike: list[dict[int, list[int]]]
+    alike_pieces: list[dict[int, list[str]]]
     site: str
     matches: list[Match]
     format: str
@@ -198,6 +202,7 @@ def recover(
         tokens=tokens,
         texts=[checkpoint.tokenizer.decode(some, skip_special_tokens=False) for some in ids],
         pieces=[checkpoint.pieces(some) for some in ids],
+        positions=positions,
         residual=residual,
         floor=floor + half_steps / 3**0.5,
         certificates=[
@@ -210,6 +215,7 @@ def recover(
             )
         ],
         alike=alike,
+        alike_pieces=[{t: checkpoint.pieces(a) for t, a in others.items()} for others in alike],
         site=f"{part}.{'+'.join(map(str, circuit.sites))}",
         matches=matches,
         format=stored.format,

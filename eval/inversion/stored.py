@@ -145,7 +145,7 @@ def read_tensors(path: str | Path) -> dict[str, tuple[Tensor, Tensor | None]]:
         raise RequestError(f"{path}: no such file; give {FILES}")
     if not path.stat().st_size:
         raise RequestError(f"{path}: the file is empty; give {FILES}")
-    tensors = _load(path)
+    tensors = load_tensors(path)
     scales = {
         name: template.format(name)
         for name in tensors
@@ -164,7 +164,8 @@ def read_tensors(path: str | Path) -> dict[str, tuple[Tensor, Tensor | None]]:
             for name, (outputs, scale) in wanted.items()}  # fmt: skip
 
 
-def _load(path: Path) -> Mapping[str, Tensor]:
+def load_tensors(path: Path) -> Mapping[str, Tensor]:
+    """All tensors of a file by name, scales among them; see `read_tensors`."""
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".npy" or start.startswith(b"\x93NUMPY"):

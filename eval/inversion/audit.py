@@ -1,0 +1,196 @@
+"""The command `recover`: the text behind tensors in a file, and how sure each token is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from eval import RequestError
+from eval.flags import File, Natural, Plugins, Words, listed
+from eval.result import Result, command, run_plugins
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from eval.inversion.recover import Recovered
+
+UNCERTAIN = 10  # positions that the terminal lists, at most
+
+
+@command
+def recover_file(
+    file: File,
+    *,
+    model: str,
+    tensor: Words = None,
+    layer: Natural | Sequence[Natural] | None = None,
+    part: Literal["block", "mixer", "stream", "key", "rotated_key", "value"] | None = None,
+    positions: Natural | Sequence[Natural] | None = None,
+    stored: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
+    scale: str | None = None,
+    solver: str | None = None,
+    plugin: Plugins = (),
+    truth: Words = None,
+    seed: Natural = 0,
+    corpus: str | None = None,
+    device: str = "auto",
+) -> Result:
+    """Recovers the text behind captured tensors: hidden states, or keys and values of a cache.
+
+    A token is certain where the outputs from it on are as the answer's, to the rounding of the
+    model and of the format, and no other token that was run fits as well.
+
+    Args:
+        file: safetensors or npy, of tensors (T, width) or (B, T, width); of keys and values also
+            (B, heads, T, width). Pickles are refused
+        model: the model directory or hf:NAME whose outputs they are
+        tensor: those to recover, by name; default: all of the file
+        layer: 0 is the embedding; several are joined; default: by the tensor's name, as block.3,
+            else found by trying the likeliest sites
+        part: of the layer; default: with the layer
+        positions: that are known, from 0; what stands at the others is not looked at; default: all
+        stored: the format that the numbers went through; default: found from the numbers
+        scale: of int8: a number, or the name of a tensor in the file; default: NAME.scale
+        solver: default: propose where all positions are known, else alternating
+        plugin: a Python file of yours that registers more solvers (docs/extending.md), which is
+            run as your own code: give only files that you trust
+        truth: the texts behind the tensors, to score the answer with, one for each prompt
+        seed: of solvers that draw at random
+        corpus: whose held-out text the search guesses from; default: that of the model's training
+        device: where to compute; auto (default) takes a GPU that is in reach
+    """
+    from eval.inversion.recover import recover
+    from eval.inversion.stored import read_tensors
+    from eval.models import open_model
+
+    run_plugins(plugin)
+    held = read_tensors(file)
+    names = list(held) if tensor is None else listed(tensor)
+    for name in names:
+        if name not in held:
+            raise RequestError(f"--tensor {name}: {file} has {', '.join(held)}")
+    checkpoint = open_model(model, device)
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for name in names:
+        outputs, own_scale = held[name]
+        asked_layer, asked_part = (layer, part) if layer is not None else _named(name, part)
+        found = recover(
+            checkpoint,
+            outputs,
+            layer=asked_layer,
+            part=asked_part,
+            shown=None if positions is None else listed(positions),
+            format=stored,
+            scale=own_scale if scale is None else _scale(scale, file),
+            solver=solver,
+            seed=seed,
+            corpus=corpus,
+        )
+        some = [_row(name, number, found) for number in range(len(found.tokens))]
+        if truth is not None:
+            _score(some, found, listed(truth), checkpoint.tokenizer)
+        lines.append(_text(name, found, some))
+        rows += some
+    return Result(rows, "\n\n".join(lines))
+
+
+def _named(name: str, part: str | None) -> tuple[int | None, str | None]:
+    """The site that a tensor's name says, as `block.3`; else none."""
+    from eval.circuit import PARTS
+
+    named, _, layer = name.rpartition(".")
+    if named in PARTS and layer.isdecimal() and part in (None, named):
+        return int(layer), named
+    return None, part
+
+
+def _scale(given: str, file: str) -> "Tensor | float":
+    from eval.inversion.stored import load_tensors
+
+    try:
+        return float(given)
+    except ValueError:
+        pass
+    tensors = load_tensors(Path(file))
+    if given not in tensors:
+        raise RequestError(f"--scale {given}: no number, and {file} has {', '.join(tensors)}")
+    return tensors[given]
+
+
+def _row(name: str, number: int, found: "Recovered") -> dict[str, Any]:
+    """What is said of one prompt."""
+    ratio = (found.residual[number] / found.floor[number]).tolist()
+    alike = found.alike[number]
+    return {
+        "tensor": name,
+        "prompt": number,
+        "site": found.site,
+        "sites_tried": [match._asdict() for match in found.matches],
+        "format": found.format,
+        "solver": found.solver,
+        "text": found.texts[number],
+        "tokens": found.tokens[number].tolist(),
+        "pieces": found.pieces[number],
+        "certificates": found.certificates[number],
+        "residual_over_floor": dict(zip(map(str, found.positions), ratio, strict=True)),
+        "alike": {str(t): tokens for t, tokens in alike.items()},
+        "alike_pieces": {str(t): read for t, read in found.alike_pieces[number].items()},
+        "evaluations": found.evaluations[number],
+    }
+
+
+def _score(
+    rows: list[dict[str, Any]], found: "Recovered", texts: list[str], tokenizer: "Tokenizer"
+) -> None:
+    """Puts the truth beside the answers: each token right, wrong but named, or wrong."""
+    if len(texts) != len(rows):
+        raise RequestError(
+            f"--truth: {len(texts)} texts for {len(rows)} prompts; give one for each"
+        )
+    for row, text in zip(rows, texts, strict=True):
+        true: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        answer = row["tokens"]
+        if len(true) < len(answer):
+            raise RequestError(
+                f"--truth {text!r}: {len(true)} tokens; the tensor has {len(answer)} positions"
+            )
+        true = true[: len(answer)]
+        right = [a == b for a, b in zip(answer, true, strict=True)]
+        named = [token in row["alike"].get(str(t), []) for t, token in enumerate(true)]
+        row["right"], row["named"] = sum(right), sum(named)
+        row["false_certain"] = sum(
+            proof is not None and not good
+            for proof, good in zip(row["certificates"], right, strict=True)
+        )
+
+
+def _text(name: str, found: "Recovered", rows: list[dict[str, Any]]) -> str:
+    """The answers of one tensor, as a terminal shows them."""
+    where = f"{name}: {found.site}, {found.format}, by {found.solver}"
+    if found.matches:
+        best, *others = found.matches
+        where += f"; found: {best.hits} of its first {best.tried} tokens fit"
+        if others:
+            where += f", at most {max(m.hits for m in others)} at {len(others)} other sites"
+    lines = [where]
+    for row in rows:
+        lines.append(f"  {row['text']!r}"[:10_000])
+        sure = sum(proof is not None for proof in row["certificates"])
+        worst = max(row["residual_over_floor"].values())
+        said = (
+            f"  {sure} of {len(row['tokens'])} tokens certain; residual at most {worst:.3g} floors"
+        )
+        if "right" in row:
+            said += (
+                f"; {row['right']} right, {row['named']} more named, {row['false_certain']} false"
+            )
+        lines.append(said)
+        unsure = [t for t, proof in enumerate(row["certificates"]) if proof is None]
+        for t in unsure[:UNCERTAIN]:
+            others = ", ".join(map(repr, row["alike_pieces"].get(str(t), [])))
+            fits = f"fits as well: {others}" if others else "nothing that was run fits from here on"
+            lines.append(f"    position {t}, {row['pieces'][t]!r}: {fits}")
+        if len(unsure) > UNCERTAIN:
+            lines.append(f"    and {len(unsure) - UNCERTAIN} more; --format json has all")
+    return "\n".join(lines)
