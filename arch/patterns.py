@@ -58,8 +58,9 @@ def _read_term(node: ast.expr, registry: Mapping[str, type], place: str, base: t
         ModelError: a name, an argument or a value that is not allowed.
         ValueError: it is no name and no call.
     """
-    call = isinstance(node, ast.Call) and not node.args
-    name, keywords = (node.func, node.keywords) if call else (node, [])
+    name, keywords = node, []
+    if isinstance(node, ast.Call) and not node.args:
+        name, keywords = node.func, node.keywords
     written = ast.unparse(name)
     if base is not None and isinstance(name, ast.Attribute):
         chosen = _imported(written, place, base)

@@ -25,7 +25,7 @@ ALL=("${USUAL[@]}" training)
 
 # A part is a function, with the seconds that it may take: the usual ones and the start within 600
 # in all. To add one, write it and name it in ALL.
-tests_seconds=180
+tests_seconds=270
 needs() { # what a file of tests imports beyond torch, triton, numpy and pytest
     case $1 in
         tests/arch/test_pretrained.py) echo tokenizers, safetensors, transformers ;;
