@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from arch import ModelConfig
-from scripts.pages import BenchmarkError
+from scripts.bench import BenchmarkError
 from scripts.turns import Turns
 from tokenizer import PackedData
 

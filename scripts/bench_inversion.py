@@ -12,15 +12,18 @@ All ways of a ratio run in turns in one process; of several turns the fastest co
 import argparse
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from arch import LanguageModel, ModelConfig
+from eval import RequestError
 from eval.circuit import Circuit
 from eval.inversion.guesses import ReadBack, fit_readbacks
 from eval.inversion.problem import Problem, capture, pose
@@ -31,7 +34,7 @@ from eval.inversion.solvers.sweep import sweep
 from eval.models import candidates_at_once, open_checkpoint
 from eval.recovery import Slice
 from eval.text import drawn_prompts, held_out_text
-from scripts import pages
+from scripts import bench
 from tokenizer import CorpusError
 
 STEPS = 20  # of descent; each costs the same
@@ -46,26 +49,23 @@ class Subject(NamedTuple):
     text: Tensor
 
 
-FLAGS = {
-    **pages.DEVICE,
-    **pages.THREADS,
-    "--models": ("model directories", []),
-    "--corpus": ("stories, where --models are given", "toy"),
-    "--d-model": ("width", 128),
-    "--layers": ("blocks", 4),
-    "--turns": ("of which the fastest counts", 3),
-    "--prompts": ("for the search of hidden tokens", 16),
-    "--memory": (argparse.SUPPRESS, False),
-}
-
-
 def main(words: list[str] | None = None) -> int:
     """Measures and prints the page, and saves it where asked; the exit code."""
+    parser = bench.parser(__doc__)
+    add = parser.add_argument
+    add("--models", nargs="+", default=[], help="model directories")
+    add("--corpus", default="toy", help="stories, where --models are given (%(default)s)")
+    add("--d-model", type=bench.natural, default=128, help="width (%(default)s)")
+    add("--layers", type=bench.natural, default=4, help="blocks (%(default)s)")
+    add("--turns", type=bench.natural, default=3, help="of which the fastest counts (%(default)s)")
+    add("--prompts", type=bench.natural, default=16, help="for the search of hidden tokens")
+    add("--memory", action="store_true", help=argparse.SUPPRESS)
+    options = bench.parse(parser, words)
     with torch.no_grad():
-        return pages.run("inversion", __doc__, FLAGS, measure, words, CorpusError)
+        return bench.run("inversion", options, measure, RequestError, CorpusError)
 
 
-def measure(options: argparse.Namespace) -> pages.Pages:
+def measure(options: argparse.Namespace) -> bench.Pages:
     """The page anew after each question, with what is not answered yet; at last the whole one."""
     subjects = _subjects(options)
     if options.memory:
@@ -73,18 +73,23 @@ def measure(options: argparse.Namespace) -> pages.Pages:
         return
     start = (
         f"# Inversion\n\n`{options.command}`\n\n"
-        f"{pages.hardware(options.device, options.threads)}, float32. Last layer; the fastest of "
+        f"{bench.hardware(options)}, float32. Last layer; the fastest of "
         f"{options.turns} turns; ratios of seconds.\n\n"
     )
     rows: list[list[str]] = []
     for name, question in QUESTIONS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append([name, *(question(subject, options) for subject in subjects)])
-        start_and_table = start + pages.table(["", *(subject.name for subject in subjects)], rows)
+        start_and_table = start + bench.table(["", *(subject.name for subject in subjects)], rows)
         remaining = "; ".join([*list(QUESTIONS)[len(rows) :], "memory"])
         yield f"{start_and_table}\nNot measured: {remaining}.\n", []
     print("memory ...", file=sys.stderr, flush=True)
-    peak = pages.elsewhere("inversion", options, "--memory", "--d-model", 512, "--layers", 8)
+    given = [f"--device={options.device}", f"--threads={options.threads}", "--memory"]
+    line = [sys.executable, "-m", "scripts.bench_inversion", *given, "--d-model=512", "--layers=8"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise bench.BenchmarkError(done.stderr.strip().removeprefix("error: "))
+    peak = done.stdout.strip()
     about = (
         "Peak memory of a process that recovers a prompt of 24 tokens at d = 512, n = 8, V = 4096, "
         "by sweep, by propose and verify, and with three hidden"
@@ -237,16 +242,17 @@ def _published(
 
 def _fastest(ways: list[Callable[[], object]], options: argparse.Namespace) -> list[float]:
     """Seconds of each way: the fastest of several turns, after one that does not count."""
-    best = [float("inf")] * len(ways)
-    for turn in range(options.turns + 1):
-        for i, way in enumerate(ways):
-            started = time.perf_counter()
-            way()
-            if options.device != "cpu":
-                torch.cuda.synchronize()
-            if turn:
-                best[i] = min(best[i], time.perf_counter() - started)
-    return best
+
+    def timer(way: Callable[[], object]) -> float:
+        started = time.perf_counter()
+        way()
+        if options.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    timers = {number: partial(timer, way) for number, way in enumerate(ways)}
+    readings = bench.in_turns(timers, options.turns + 1, shuffle=False)
+    return [min(taken[1:]) for taken in readings.values()]
 
 
 def _peak(subject: Subject, device: str) -> str:

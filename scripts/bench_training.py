@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,10 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from arch import ModelConfig, describe
-from eval.tables import group
-from scripts import pages
+from scripts import bench
 from scripts.baselines import Training, our_run, trainer_run
-from scripts.pages import BenchmarkError, By
+from scripts.bench import BenchmarkError
 from scripts.turns import Entrant, end, race
 from tokenizer import CorpusError, PackedData, open_corpus, pack, train_tokenizer
 from train.settings import RunError
@@ -49,20 +49,6 @@ LLAMA: dict[str, Any] = {
 }
 KERNELS = ((512, 512), (512, 2048), (256, 2048))  # width and length
 RACES = ("llama", "flat", "kernels", *list(MIXERS)[1:])
-FLAGS = {
-    **pages.DEVICE,
-    **pages.THREADS,
-    "--only": ("races", [*RACES], RACES),
-    "--eager": ("leave out the compiled contenders", False),
-    "--data": ("packed data, of 4096 tokens; default: toy stories", None),
-    "--seconds": ("in all", By(900.0, 400.0)),
-    "--widths": ("d_model", By([128, 256], [512])),
-    "--layers": ("blocks", By(4, 8)),
-    "--length": ("tokens in a window", By(128, 512)),
-    "--batch": ("windows a step", By(16, 128)),
-    "--turn": ("seconds of a turn", By(3.0, 1.0)),
-    "--rounds": ("at most", By(15, 20)),
-}
 
 
 class Contender(NamedTuple):
@@ -99,10 +85,36 @@ class Race(NamedTuple):
 def main(words: list[str] | None = None) -> int:
     """Measures and writes the page; the exit code, 1 where a contender failed."""
     rows: list[dict[str, Any]] = []
-    code = pages.run(
-        "training", __doc__, FLAGS, lambda o: measure(o, rows), words, RunError, CorpusError
-    )
+    options = read_flags(words)
+    code = bench.run("training", options, lambda o: measure(o, rows), RunError, CorpusError)
     return code or int(any(row["failed"] for row in rows))
+
+
+def read_flags(words: list[str] | None) -> argparse.Namespace:
+    """What a race is told."""
+    parser, natural = bench.parser(__doc__), bench.natural
+    add = parser.add_argument
+    add("--only", nargs="+", choices=RACES, default=RACES, help="races")
+    add("--eager", action="store_true", help="leave out the compiled contenders")
+    add("--data", help="packed data, of 4096 tokens; toy stories unless given")
+    add("--seconds", type=float, help="in all; 900, on CUDA 400")
+    add("--widths", type=natural, nargs="+", help="d_model; 128 and 256, on CUDA 512")
+    add("--layers", type=natural, help="blocks; 4, on CUDA 8")
+    add("--length", type=natural, help="tokens in a window; 128, on CUDA 512")
+    add("--batch", type=natural, help="windows a step; 16, on CUDA 128")
+    add("--turn", type=float, help="seconds of a turn; 3, on CUDA 1")
+    add("--rounds", type=natural, help="at most; 15, on CUDA 20")
+    return bench.parse(
+        parser,
+        words,
+        seconds=(900.0, 400.0),
+        widths=([128, 256], [512]),
+        layers=(4, 8),
+        length=(128, 512),
+        batch=(16, 128),
+        turn=(3.0, 1.0),
+        rounds=(15, 20),
+    )
 
 
 def races(options: argparse.Namespace, vocab_size: int) -> Iterator[Race]:
@@ -147,7 +159,7 @@ def _contenders(name: str, cuda: bool) -> dict[str, Contender]:
     return entered
 
 
-def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> pages.Pages:
+def measure(options: argparse.Namespace, rows: list[dict[str, Any]]) -> bench.Pages:
     """Runs the races, filling in the rows; yields the page after each group of them.
 
     Raises:
@@ -243,7 +255,7 @@ def training_page(
     lines = [
         f"# Training on {'a CPU' if cpu else 'a GPU'}: tokens per second beside other trainers\n",
         f"Measured by `{options.command}`",
-        f"on {pages.hardware(options.device, options.threads, *packages)}.\n",
+        f"on {bench.hardware(options, *packages)}.\n",
         f"- **{OURS}**: a run as `python -m train fit` makes it, Lightning, memory-mapped data,"
         f" progress lines and all, on the recipe that comes with the project; "
         + ("eager unless it says compiled." if cpu else "compiled, as the recipes are, in bf16."),
@@ -263,8 +275,8 @@ def training_page(
         " ones the lower half), three times for training. MFU is their share of"
         f" {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}.",
     ]
-    for title, some in group(rows, lambda row: f"{row['race']}: {row['size']}").items():
-        lines += [f"\n## {title}\n", _table(some, peak[0], cpu).rstrip()]
+    for title, some in groupby(rows, lambda row: f"{row['race']}: {row['size']}"):
+        lines += [f"\n## {title}\n", _table([*some], peak[0], cpu).rstrip()]
     if left_out:
         lines += ["\n## Not measured: no time left\n", *(f"- {name}" for name in left_out)]
     return "\n".join(lines) + "\n"
@@ -287,7 +299,7 @@ def _table(rows: Sequence[dict[str, Any]], peak: float, cpu: bool) -> str:
             elif row["contender"] != OURS:
                 cells.append("not measured")  # ours failed
         lines.append(cells + [""] * (len(titles) - len(cells)))
-    return pages.table(titles, lines)
+    return bench.table(titles, lines)
 
 
 def _toy(folder: Path) -> Path:

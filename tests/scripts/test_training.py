@@ -8,12 +8,11 @@ import torch
 
 from arch import ModelConfig, describe
 from arch.masked_conv import masked_convolution
-from scripts import bench_training, pages
+from scripts import bench_training
 from scripts.baselines import Training, our_run, plain_convolution, trainer_run
 from scripts.bench_training import (
     COMPILED,
     FIELDS,
-    FLAGS,
     OFF,
     OURS,
     REFERENCE,
@@ -22,6 +21,7 @@ from scripts.bench_training import (
     Race,
     figures,
     races,
+    read_flags,
     training_page,
 )
 from scripts.turns import UNCOUNTED, Entrant, Over, Turn, Turns, end, race
@@ -118,7 +118,7 @@ def test_the_page_names_what_failed_and_what_there_was_no_time_for():
 
 def test_races_of_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    planned = list(races(pages.read(None, FLAGS, ["--device", "cuda"]), 4096))
+    planned = list(races(read_flags(["--device", "cuda"]), 4096))
     assert [one.name for one in planned] == [
         *("llama", "flat", *["flat, kernels"] * 3, "expanded", "parallel", "headed")
     ]

@@ -1,9 +1,11 @@
 """What the benchmarks share: bad input, the page that is written, the words of a command."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from eval import RequestError
-from scripts import bench_inversion, bench_kernels, bench_training, pages
+from scripts import bench, bench_inversion, bench_kernels, bench_training
 
 SMALL = ["--device", "cpu", "--threads", "1", "--d-model", "16", "--layers", "1"]
 INVERSION, KERNELS, TRAINING = bench_inversion.main, bench_kernels.main, bench_training.main
@@ -43,7 +45,7 @@ def test_an_unwritable_place_is_known_before_anything_is_measured(tmp_path, caps
 def test_a_command_is_shown_without_where_files_lie():
     words = ["--out", "/a/b", "--data", "/a/b/toy", "runs/x", "/a/runs/flat/models/step-000010"]
     shown = "python -m scripts.x --data toy runs/x flat/models/step-000010"
-    assert pages.command("scripts.x", words) == shown
+    assert bench.command("scripts.x", words) == shown
 
 
 def test_the_page_of_inversion_keeps_what_was_measured(tmp_path, monkeypatch):
@@ -59,7 +61,8 @@ def test_the_page_of_inversion_keeps_what_was_measured(tmp_path, monkeypatch):
     assert "| first | 1.5 | 1.5 |" in text
     assert "Not measured: second; memory." in text
     monkeypatch.setattr(bench_inversion, "QUESTIONS", {"first": lambda *_: "1.5"})
-    monkeypatch.setattr(pages, "elsewhere", lambda *_: "little")
+    done = SimpleNamespace(returncode=0, stdout="little", stderr="")
+    monkeypatch.setattr(bench_inversion.subprocess, "run", lambda *_, **__: done)
     assert INVERSION([*SMALL, "--out", str(page.parent)]) == 0
     assert "| first | 1.5 | 1.5 |" in page.read_text(encoding="utf-8")
     assert list(page.parent.iterdir()) == [page]
